@@ -1,0 +1,38 @@
+# Every target sets up .venv by itself. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test lint bench clean
+.DEFAULT_GOAL := help
+
+help:  ## What can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# torch first and pinned: with it installed, nothing else can pull a build with CUDA packages in.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
+	@touch $@
+
+setup: $(STAMP)  ## Make .venv with everything in it
+
+demo: $(STAMP)  ## Every kind of scheduler side by side on a generated workload
+	$(BIN)/python scripts/demo.py
+
+test: $(STAMP)  ## The whole test suite
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+lint: $(STAMP)  ## Style, types and the import contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)  ## Fidelity, speed and decision-time benchmarks (needs ../shared/data)
+	$(BIN)/python -m benchmarks.all
+
+clean:  ## Remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

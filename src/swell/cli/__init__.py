@@ -1,0 +1,60 @@
+"""The commands people type. Each lives in a module of its own and is imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from swell import __version__
+
+# name -> (module:attribute, the line shown by `swell --help`)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "simulate": ("swell.cli.simulate:simulate", "Run traces under one or more policies and compare."),
+    "policies": ("swell.cli.policies:policies", "List the policies: paper, goal and options."),
+    "generate": ("swell.cli.generate:generate", "Write a synthetic workload."),
+    "run": ("swell.cli.run:run", "Run a training script elastically on this machine."),
+    "resize": ("swell.cli.run:resize", "Change the number of workers of a running job."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and imports one only when it is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            ctx.fail(f"No such command '{args[0]}'.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="swell")
+def main() -> None:
+    """swell: elastic deep-learning training, and the simulator that runs the very same policies.
+
+    \b
+    Example:
+      swell generate --jobs 100 --seed 1 -o jobs.csv
+      swell simulate jobs.csv --cluster 16x4 --policy afs-l --policy tiresias
+    """
