@@ -1,1 +1,34 @@
-"""."""
+"""The words of the house: jobs, nodes, clusters, placements, events. Imports nothing of ours."""
+
+from swell.domain.cluster import (
+    ANY_GPU,
+    Cluster,
+    FloatArray,
+    IntArray,
+    Node,
+    Placement,
+    overlapping,
+    packed_shape,
+)
+from swell.domain.errors import InputError, SwellError, nearest
+from swell.domain.events import Event, EventKind, read_events, write_events
+from swell.domain.job import JobSpec
+
+__all__ = [
+    "ANY_GPU",
+    "Cluster",
+    "Event",
+    "EventKind",
+    "FloatArray",
+    "InputError",
+    "IntArray",
+    "JobSpec",
+    "Node",
+    "Placement",
+    "SwellError",
+    "nearest",
+    "overlapping",
+    "packed_shape",
+    "read_events",
+    "write_events",
+]

@@ -1,1 +1,18 @@
-"""."""
+"""Who gets how many GPUs: one file per paper, one registry."""
+
+from swell.policies.base import ADMITTED, Admission, Decision, Policy
+from swell.policies.registry import make_policy, options_of, policy_class, policy_names
+from swell.policies.snapshot import JobTable, Snapshot
+
+__all__ = [
+    "ADMITTED",
+    "Admission",
+    "Decision",
+    "JobTable",
+    "Policy",
+    "Snapshot",
+    "make_policy",
+    "options_of",
+    "policy_class",
+    "policy_names",
+]

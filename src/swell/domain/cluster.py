@@ -1,0 +1,146 @@
+"""Nodes, the GPUs on them, and placements of jobs on those GPUs.
+
+GPUs are numbered across the cluster in node order, and a number never changes its meaning: a node that is
+lost keeps its numbers and is merely not *up*. A placement is the sorted tuple of the GPU numbers a job holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from swell.domain.errors import InputError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+Placement = tuple[int, ...]
+"""The GPU numbers a job holds, in ascending order; () while it holds none."""
+
+ANY_GPU = "gpu"
+"""The GPU type of clusters and profiles that name none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine with GPUs of one type."""
+
+    name: str
+    gpus: int
+    gpu_type: str = ANY_GPU
+    up: bool = True
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise InputError(f"node '{self.name}': gpus must be at least 1, got {self.gpus}", field="gpus")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The machines there are, lost ones included."""
+
+    nodes: tuple[Node, ...]
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise InputError("a cluster needs at least one node", field="cluster")
+
+    @classmethod
+    def parse(cls, text: str, gpu_type: str = ANY_GPU) -> Cluster:
+        """A cluster from '16x4' (16 nodes of 4 GPUs), '16x4:t4', or a list such as '16x4:t4,4x8:a100'."""
+        nodes: list[Node] = []
+        for part in text.split(","):
+            found = re.fullmatch(r"\s*(\d+)x(\d+)(?::([\w.-]+))?\s*", part)
+            if found is None or int(found[1]) < 1 or int(found[2]) < 1:
+                raise InputError(
+                    f"cluster '{text}': need NODESxGPUS, both at least 1, such as 16x4 or 8x4:t4,4x8:a100",
+                    field="cluster",
+                )
+            for _ in range(int(found[1])):
+                nodes.append(Node(f"n{len(nodes)}", int(found[2]), found[3] or gpu_type))
+        return cls(tuple(nodes))
+
+    def __str__(self) -> str:
+        groups = groupby(self.nodes, key=lambda node: (node.gpus, node.gpu_type))
+        return ",".join(
+            f"{sum(1 for _ in nodes)}x{gpus}" + ("" if gpu_type == ANY_GPU else f":{gpu_type}")
+            for (gpus, gpu_type), nodes in groups
+        )
+
+    @cached_property
+    def first_gpu(self) -> IntArray:
+        """For each node the number of its first GPU, and at the end the total."""
+        return np.concatenate([[0], np.cumsum([n.gpus for n in self.nodes])]).astype(np.int64)
+
+    @cached_property
+    def node_of_gpu(self) -> IntArray:
+        """For each GPU number the index of its node."""
+        return np.repeat(np.arange(len(self.nodes)), [n.gpus for n in self.nodes]).astype(np.int64)
+
+    @cached_property
+    def node_gpus(self) -> IntArray:
+        """GPUs in service on each node: zero where the node is down."""
+        return np.array([n.gpus if n.up else 0 for n in self.nodes], dtype=np.int64)
+
+    @cached_property
+    def capacity(self) -> int:
+        """How many GPUs are in service."""
+        return int(self.node_gpus.sum())
+
+    @cached_property
+    def gpus_per_node(self) -> int:
+        """GPUs of the largest node: what 'inside a node' means for packing."""
+        return max(n.gpus for n in self.nodes)
+
+    @cached_property
+    def gpu_types(self) -> tuple[str, ...]:
+        """The GPU types there are, in order of first appearance."""
+        return tuple(dict.fromkeys(n.gpu_type for n in self.nodes))
+
+    def with_node(self, index: int, *, up: bool) -> Cluster:
+        """The same cluster after a node was lost or came back."""
+        nodes = list(self.nodes)
+        nodes[index] = replace(nodes[index], up=up)
+        return Cluster(tuple(nodes))
+
+    def shape(self, placement: Placement) -> tuple[int, ...]:
+        """GPUs per node of a placement, over the nodes it touches, in node order."""
+        if len(placement) == 1:
+            return (1,)
+        counts: dict[int, int] = {}
+        node_of = self._node_of_gpu_list
+        for gpu in placement:
+            node = node_of[gpu]
+            counts[node] = counts.get(node, 0) + 1
+        return tuple(counts.values())
+
+    def nodes_of(self, placement: Placement) -> set[int]:
+        """The nodes a placement touches."""
+        return {self._node_of_gpu_list[gpu] for gpu in placement}
+
+    @cached_property
+    def _node_of_gpu_list(self) -> list[int]:
+        return [int(node) for node in self.node_of_gpu]
+
+
+def packed_shape(gpus: int, gpus_per_node: int) -> tuple[int, ...]:
+    """The shape of `gpus` GPUs on as few nodes as possible: full nodes first."""
+    full, rest = divmod(gpus, gpus_per_node)
+    return (gpus_per_node,) * full + ((rest,) if rest else ())
+
+
+def overlapping(placements: Iterable[Placement]) -> int | None:
+    """A GPU number that two placements both hold, or None: the invariant every allocator must keep."""
+    seen: set[int] = set()
+    for placement in placements:
+        for gpu in placement:
+            if gpu in seen:
+                return gpu
+            seen.add(gpu)
+    return None

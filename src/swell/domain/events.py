@@ -1,0 +1,107 @@
+"""The event log: everything that happens, in one form for live clusters and simulations alike.
+
+An event is a moment, a kind, the job or node it concerns, and a few plain values. It is written as one JSON
+object per line; readers ignore keys they do not know, so that later versions may add some.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from swell.domain.errors import InputError
+
+VERSION = 1
+"""Version of the line format, written into each line as 'v'."""
+
+
+class EventKind(StrEnum):
+    """What can happen."""
+
+    SUBMITTED = "submitted"
+    """A job was handed in; data: model, batch_size, gpus, work, deadline_s."""
+    ADMITTED = "admitted"
+    """The policy took the job; data: finish_s if it promised one."""
+    REJECTED = "rejected"
+    """The policy refused the job; data: reason, earliest_deadline_s if known."""
+    ALLOCATED = "allocated"
+    """A waiting job got its GPUs; data: gpus (their numbers)."""
+    RESIZED = "resized"
+    """A running job's GPUs changed; data: gpus, before, pause_s."""
+    PREEMPTED = "preempted"
+    """A running job lost all its GPUs; data: before, reason if not the policy's choice."""
+    PROGRESS = "progress"
+    """How far a job is; data: done, of, and what the job reported (batch_size, noise_scale ...)."""
+    FINISHED = "finished"
+    """A job reached its end; data: jct_s, met (its deadline; null without one)."""
+    FAILED = "failed"
+    """A job ended by its own fault; data: reason."""
+    CANCELLED = "cancelled"
+    """A person ended a job."""
+    NODE_JOINED = "node_joined"
+    """A node came (back) into service; data: gpus, gpu_type."""
+    NODE_LOST = "node_lost"
+    """A node went out of service; data: gpus."""
+
+
+_JOB_KINDS = frozenset(EventKind) - {EventKind.NODE_JOINED, EventKind.NODE_LOST}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened."""
+
+    time_s: float
+    kind: EventKind
+    job_id: str | None = None
+    node: str | None = None
+    data: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        subject = self.job_id if self.kind in _JOB_KINDS else self.node
+        if not subject:
+            raise InputError(f"event '{self.kind}' needs a {'job_id' if self.kind in _JOB_KINDS else 'node'}")
+
+    def to_json(self) -> str:
+        """The event as one line of JSON."""
+        out: dict[str, Any] = {"v": VERSION, "time_s": self.time_s, "kind": str(self.kind)}
+        if self.job_id is not None:
+            out["job_id"] = self.job_id
+        if self.node is not None:
+            out["node"] = self.node
+        return json.dumps(out | dict(self.data), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> Event:
+        """Read a line written by `to_json`."""
+        try:
+            raw = json.loads(line)
+            version = raw.pop("v")
+            if version != VERSION:
+                raise InputError(f"event line has version {version!r}, this swell reads {VERSION}", field="v")
+            return cls(
+                time_s=float(raw.pop("time_s")),
+                kind=EventKind(raw.pop("kind")),
+                job_id=raw.pop("job_id", None),
+                node=raw.pop("node", None),
+                data=MappingProxyType(raw),
+            )
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise InputError(f"not an event line ({error}): {line[:80]!r}") from error
+
+
+def write_events(events: Iterable[Event]) -> Iterator[str]:
+    """Lines for a log file, each ending in a newline."""
+    for event in events:
+        yield event.to_json() + "\n"
+
+
+def read_events(lines: Iterable[str]) -> Iterator[Event]:
+    """Events of a log file, empty lines left out."""
+    for line in lines:
+        if line.strip():
+            yield Event.from_json(line)

@@ -1,0 +1,7 @@
+"""What a scheduler believes of one job's performance."""
+
+from __future__ import annotations
+
+
+class JobBelief:
+    """Placeholder until the fitted model lands."""

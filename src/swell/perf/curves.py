@@ -1,0 +1,54 @@
+"""Curves: the rate of progress of a job as a function of its GPUs, as arrays.
+
+A policy never asks a model a question in a loop. It gets a `Curves` table, one row per distinct curve and
+one column per GPU count, computed once and shared by all the jobs that have that curve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from swell.domain import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Rates of progress: `rates[c, k]` is the work per second of curve `c` on `k` packed GPUs, 0 on none.
+
+    A job may be given at most `max_gpus` GPUs, the last column. A rate of 0 says that the job cannot run
+    on that many (it does not fit, or was never measured there).
+    """
+
+    rates: FloatArray
+
+    def __post_init__(self) -> None:
+        if self.rates.ndim != 2 or self.rates.shape[1] < 2 or np.any(self.rates[:, 0] != 0):
+            raise ValueError("rates must be a matrix with a zero first column and at least two columns")
+        self.rates.setflags(write=False)
+
+    @property
+    def max_gpus(self) -> int:
+        """The most GPUs a job can be given: the last column."""
+        return self.rates.shape[1] - 1
+
+    @cached_property
+    def best_gpus(self) -> IntArray:
+        """For each curve the smallest GPU count with the highest rate: more would not help."""
+        return np.argmax(self.rates, axis=1).astype(np.int64)
+
+    @cached_property
+    def least_gpus(self) -> IntArray:
+        """For each curve the smallest GPU count on which the job can run at all."""
+        return np.argmax(self.rates > 0, axis=1).astype(np.int64)
+
+    def on_levels(self, levels: IntArray) -> FloatArray:
+        """The columns of the given GPU counts (for example 0, 1, 2, 4, 8, ...)."""
+        return self.rates[:, levels]
+
+
+def powers_of_two(up_to: int) -> IntArray:
+    """1, 2, 4, ... not above `up_to`."""
+    return 2 ** np.arange(max(up_to, 1).bit_length(), dtype=np.int64)

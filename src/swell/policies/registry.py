@@ -1,0 +1,102 @@
+"""One registry: policies by the name people type, ours and those of other packages.
+
+A third-party policy plugs in by an entry point in the group `swell.policies`:
+
+    [project.entry-points."swell.policies"]
+    my-policy = "my_package:MyPolicy"
+
+Options are given behind the name: `pollux:p=-1,generations=50`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import MISSING, fields
+from importlib.metadata import entry_points
+from typing import Any, get_type_hints
+
+from swell.domain import InputError, nearest
+from swell.policies.base import Policy
+
+GROUP = "swell.policies"
+
+BUILT_IN: dict[str, str] = {
+    "fifo": "swell.policies.rigid:Fifo",
+    "srtf": "swell.policies.rigid:Srtf",
+    "edf": "swell.policies.deadlines:Edf",
+    "edf-admission": "swell.policies.deadlines:EdfAdmission",
+    "max-min": "swell.policies.fairness:MaxMin",
+    "tiresias": "swell.policies.tiresias:Tiresias",
+    "tiresias-gittins": "swell.policies.tiresias:TiresiasGittins",
+    "gandiva": "swell.policies.gandiva:Gandiva",
+    "themis": "swell.policies.themis:Themis",
+    "optimus": "swell.policies.optimus:Optimus",
+    "elastic-tiresias": "swell.policies.tiresias:ElasticTiresias",
+    "oasis": "swell.policies.oasis:Oasis",
+    "afs-l": "swell.policies.afs:AfsL",
+    "afs-p": "swell.policies.afs:AfsP",
+    "elasticflow": "swell.policies.elasticflow:ElasticFlow",
+    "pollux": "swell.policies.pollux:Pollux",
+}
+
+
+def policy_names() -> list[str]:
+    """Every name that can be given, ours first."""
+    return list(BUILT_IN) + sorted(e.name for e in entry_points(group=GROUP) if e.name not in BUILT_IN)
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class behind a name."""
+    if name in BUILT_IN:
+        module, attribute = BUILT_IN[name].split(":")
+        found = getattr(importlib.import_module(module), attribute)
+    else:
+        plugins = entry_points(group=GROUP, name=name)
+        if not plugins:
+            names = policy_names()
+            raise InputError(
+                f"unknown policy '{name}'.{nearest(name, names)} Known: {', '.join(names)}", field="policy"
+            )
+        found = next(iter(plugins)).load()
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise InputError(f"policy '{name}' is not a subclass of swell.policies.Policy", field="policy")
+    return found
+
+
+def options_of(cls: type[Policy]) -> dict[str, tuple[type, Any]]:
+    """The options of a policy: name -> (type, default)."""
+    hints = get_type_hints(cls)
+    return {f.name: (hints[f.name], f.default) for f in fields(cls) if f.init and f.default is not MISSING}
+
+
+def make_policy(text: str) -> Policy:
+    """A policy from what a person typed: a name, or a name with options such as `pollux:p=-1`."""
+    name, _, rest = text.partition(":")
+    cls = policy_class(name.strip())
+    options = options_of(cls)
+    given: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = item.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or key not in options:
+            allowed = ", ".join(options) or "none"
+            hint = nearest(key, list(options))
+            raise InputError(
+                f"policy '{name}' has no option '{key}'.{hint} Its options: {allowed}", field=key
+            )
+        kind = options[key][0]
+        try:
+            given[key] = _convert(kind, value.strip())
+        except ValueError as error:
+            raise InputError(
+                f"policy '{name}': option {key} must be {kind.__name__}, got '{value}'", field=key
+            ) from error
+    return cls(**given)
+
+
+def _convert(kind: type, value: str) -> Any:
+    if kind is bool:
+        if value.lower() not in ("true", "false", "1", "0", "yes", "no"):
+            raise ValueError(value)
+        return value.lower() in ("true", "1", "yes")
+    return kind(value)

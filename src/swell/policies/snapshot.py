@@ -1,0 +1,171 @@
+"""What a policy sees: a moment of the cluster, the same from the simulator and from a live control plane.
+
+`JobTable` is the ledger of all jobs, one numpy column per fact, and belongs to whoever runs the clock (the
+simulator or the control plane). `Snapshot` is a read-only view of the jobs that are active now. Its columns
+are computed when a policy asks for them, so that a decision costs no more than the facts it uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swell.domain import Cluster, FloatArray, IntArray, JobSpec, Placement
+from swell.perf.curves import Curves
+
+if TYPE_CHECKING:
+    from swell.perf.belief import JobBelief
+
+
+class JobTable:
+    """All jobs, one row each, in order of submission. Numbers that grow with time are kept as of `since_s`."""
+
+    def __init__(self, specs: Sequence[JobSpec]) -> None:
+        n = len(specs)
+        self.specs = list(specs)
+        self.submit_s: FloatArray = np.array([s.submit_s for s in specs], dtype=np.float64)
+        self.deadline_s: FloatArray = np.array(
+            [np.inf if s.deadline_s is None else s.deadline_s for s in specs], dtype=np.float64
+        )
+        self.requested: IntArray = np.array([s.gpus for s in specs], dtype=np.int64)
+        self.min_gpus: IntArray = np.array([s.min_gpus for s in specs], dtype=np.int64)
+        self.max_gpus: IntArray = np.array(
+            [np.iinfo(np.int64).max if s.max_gpus is None else s.max_gpus for s in specs], dtype=np.int64
+        )
+        self.curve: IntArray = np.zeros(n, dtype=np.int64)
+        """Which row of the curves is this job's."""
+        self.since_s: FloatArray = self.submit_s.copy()
+        """When the numbers below were last brought up to date."""
+        self.paused_until_s: FloatArray = np.zeros(n)
+        """The job makes no progress before this moment (it is resizing)."""
+        self.left: FloatArray = np.zeros(n)
+        """Work left, in the unit of the job's curve."""
+        self.rate: FloatArray = np.zeros(n)
+        """Work per second while running, 0 while waiting."""
+        self.gpus: IntArray = np.zeros(n, dtype=np.int64)
+        """GPUs held."""
+        self.attained_gpu_s: FloatArray = np.zeros(n)
+        self.run_s: FloatArray = np.zeros(n)
+        """Time spent holding GPUs."""
+        self.first_start_s: FloatArray = np.full(n, np.inf)
+        self.last_start_s: FloatArray = np.full(n, np.inf)
+        """When it last went from waiting to running."""
+        self.resizes: IntArray = np.zeros(n, dtype=np.int64)
+        """Changes of allocation after the first."""
+        self.placement: list[Placement] = [()] * n
+        self.belief: list[JobBelief | None] = [None] * n
+        """What is believed of each job's performance, where the policy learns it."""
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+
+class Snapshot:
+    """The active jobs at one moment. Every column is an array with one entry per active job, oldest first."""
+
+    def __init__(
+        self, now_s: float, cluster: Cluster, table: JobTable, rows: IntArray, curves: Curves
+    ) -> None:
+        self.now_s = now_s
+        self.cluster = cluster
+        self.table = table
+        self.rows = rows
+        """The table's rows of the active jobs, ascending: a stable identity of a job across snapshots."""
+        self.curves = curves
+        self.capacity = cluster.capacity
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def submit_s(self) -> FloatArray:
+        return self.table.submit_s[self.rows]
+
+    @cached_property
+    def deadline_s(self) -> FloatArray:
+        """Infinite for best-effort jobs."""
+        return self.table.deadline_s[self.rows]
+
+    @cached_property
+    def requested(self) -> IntArray:
+        """GPUs the user asked for: what a rigid policy gives."""
+        return self.table.requested[self.rows]
+
+    @cached_property
+    def min_gpus(self) -> IntArray:
+        return self.table.min_gpus[self.rows]
+
+    @cached_property
+    def max_gpus(self) -> IntArray:
+        """Most GPUs each job can be given: its own bound, its curve and the cluster."""
+        bound = min(self.capacity, self.curves.max_gpus)
+        return np.minimum(self.table.max_gpus[self.rows], bound)
+
+    @cached_property
+    def curve(self) -> IntArray:
+        """Which row of `curves.rates` belongs to each job."""
+        return self.table.curve[self.rows]
+
+    @cached_property
+    def gpus(self) -> IntArray:
+        """GPUs held now."""
+        return self.table.gpus[self.rows]
+
+    @cached_property
+    def remaining(self) -> FloatArray:
+        """Work left now, in the unit of the curves."""
+        t, rows = self.table, self.rows
+        ran_s = self.now_s - np.maximum(t.since_s[rows], t.paused_until_s[rows])
+        return np.maximum(t.left[rows] - t.rate[rows] * np.maximum(ran_s, 0.0), 0.0)
+
+    @cached_property
+    def attained_gpu_s(self) -> FloatArray:
+        """GPU-seconds received so far (Tiresias's two-dimensional service)."""
+        t, rows = self.table, self.rows
+        return t.attained_gpu_s[rows] + t.gpus[rows] * (self.now_s - t.since_s[rows])
+
+    @cached_property
+    def run_s(self) -> FloatArray:
+        """Seconds spent holding GPUs so far."""
+        t, rows = self.table, self.rows
+        return t.run_s[rows] + (t.gpus[rows] > 0) * (self.now_s - t.since_s[rows])
+
+    @cached_property
+    def first_start_s(self) -> FloatArray:
+        """When each job first ran; infinite if it never did."""
+        return self.table.first_start_s[self.rows]
+
+    @cached_property
+    def last_start_s(self) -> FloatArray:
+        """When each job last went from waiting to running; infinite if it never ran."""
+        return self.table.last_start_s[self.rows]
+
+    @cached_property
+    def age_s(self) -> FloatArray:
+        return self.now_s - self.submit_s
+
+    @cached_property
+    def resizes(self) -> IntArray:
+        return self.table.resizes[self.rows]
+
+    @property
+    def placements(self) -> list[Placement]:
+        """The GPUs each job holds."""
+        return [self.table.placement[row] for row in self.rows]
+
+    @property
+    def beliefs(self) -> list[JobBelief | None]:
+        """The performance model of each job, where the policy learns one."""
+        return [self.table.belief[row] for row in self.rows]
+
+    def rate_at(self, gpus: IntArray) -> FloatArray:
+        """Rate of each job if it had that many GPUs."""
+        rates: FloatArray = self.curves.rates[self.curve, gpus]
+        return rates
+
+    def with_rows(self, rows: IntArray) -> Snapshot:
+        """The same moment with another set of active jobs."""
+        return Snapshot(self.now_s, self.cluster, self.table, rows, self.curves)
