@@ -1,0 +1,287 @@
+"""Online gradient noise scale, after Pollux (OSDI'21, sections 3.1 and 4.1) and McCandlish et al. (2018).
+
+A gradient over a batch of b samples has E|g|^2 = |G|^2 + v/b. Two batch sizes seen in one step therefore give
+both unknowns: the small one is a *part* (the first micro-batch of a worker), the large one is the whole step.
+With n = whole / part, S the mean of the parts' squared norms and T the squared norm of the whole:
+
+    sqr = (n T - S) / (n - 1)            |G|^2, the signal
+    var = (S - T) scale / (n - 1)        v / M0, the noise at the tuned batch; scale = M / M0
+
+Both stay unbiased when parts differ in size, provided S is weighted by part size and n is whole / mean part:
+then E[S] = |G|^2 + v / (mean part) and E[T] = |G|^2 + v / whole. So an uneven last batch needs no special
+case, and n need not be an integer. Taking only the *first* micro-batch of an accumulation is deliberate: its
+norm is that of the gradient buffer at that moment, whereas a later one would need a copy of the buffer to
+subtract.
+
+One worker without accumulation has a single part. Two consecutive gradients then stand in for two parts (n =
+2, scale doubled). The weights moved between them, so the estimate is marked `biased` and thrown away once n >
+1 returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_CHUNK = 1 << 15  # 128 kB of floats: operand, preconditioner and scratch stay in the second-level cache
+_V_FLOOR = 1e-3  # of a tensor's mean second moment; see AdamPreconditioner
+
+
+class NoiseScale:
+    """Exponential averages of the gradient's squared norm and variance at the initial batch size."""
+
+    __slots__ = ("_decay", "_sqr", "_var", "_weight", "biased", "skipped", "updates")
+
+    def __init__(self, *, decay: float = 0.999) -> None:
+        if not 0.0 < decay < 1.0:
+            raise ValueError(f"decay: got {decay}, must lie strictly between 0 and 1")
+        self._decay = decay
+        self._sqr = self._var = self._weight = 0.0
+        self.biased = False
+        self.updates = 0
+        self.skipped = 0
+
+    def update(
+        self, parts_sqr: float, total_sqr: float, count: float, scale: float, *, biased: bool = False
+    ) -> bool:
+        """Take in one step; False when it was skipped because a norm was not finite.
+
+        Args:
+            parts_sqr: mean over the parts of their squared gradient norm, weighted by part size.
+            total_sqr: squared norm of the step's mean gradient.
+            count: whole batch / mean part size; must exceed 1.
+            scale: whole batch / initial batch.
+            biased: the parts are gradients at different weights (see `ConsecutiveGradients`).
+        """
+        if not count > 1.0 or not math.isfinite(count):
+            raise ValueError(
+                f"count: got {count}, needs at least two parts (more than 1) to tell noise from signal"
+            )
+        if not scale > 0.0 or not math.isfinite(scale):
+            raise ValueError(f"scale: got {scale}, must be positive and finite")
+        if not (math.isfinite(parts_sqr) and math.isfinite(total_sqr)):
+            self.skipped += 1
+            return False
+        if biased:
+            self.biased = True
+        elif self.biased:
+            self.restart()
+        keep = self._decay**scale
+        sqr = (count * total_sqr - parts_sqr) / (count - 1.0)
+        var = (parts_sqr - total_sqr) * scale / (count - 1.0)
+        self._sqr = keep * self._sqr + (1.0 - keep) * sqr
+        self._var = keep * self._var + (1.0 - keep) * var
+        self._weight = keep * self._weight + (1.0 - keep)
+        self.updates += 1
+        return True
+
+    def restart(self) -> None:
+        """Forget the averages, as when unbiased estimates become available again."""
+        self._sqr = self._var = self._weight = 0.0
+        self.biased = False
+        self.updates = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether anything has been averaged yet; before that `gain` is 1 for every scale."""
+        return self._weight > 0.0
+
+    @property
+    def sqr(self) -> float:
+        """Squared norm of the true gradient; single estimates may be negative, the answer is not."""
+        return max(self._sqr / self._weight, 0.0) if self.ready else 0.0
+
+    @property
+    def var(self) -> float:
+        """Variance of a gradient at the initial batch size, summed over parameters."""
+        return max(self._var / self._weight, 0.0) if self.ready else 0.0
+
+    def gain(self, scale: float) -> float:
+        """How many steps at the initial batch one step at `scale` times that batch is worth (1 to scale)."""
+        return gain(self.sqr, self.var, scale)
+
+    def efficiency(self, scale: float) -> float:
+        """Progress per sample at `scale`, relative to the initial batch."""
+        return self.gain(scale) / scale
+
+    def noise_scale(self, initial_batch: float) -> float:
+        """The batch size (in samples) at which noise and signal are equally strong; inf without signal."""
+        sqr, var = self.sqr, self.var
+        if sqr > 0.0:
+            return var / sqr * initial_batch
+        return math.inf if var > 0.0 else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers that `load_state_dict` takes."""
+        return {
+            "decay": self._decay,
+            "sqr": self._sqr,
+            "var": self._var,
+            "weight": self._weight,
+            "biased": self.biased,
+            "updates": self.updates,
+            "skipped": self.skipped,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state written by `state_dict`."""
+        self._decay = float(state["decay"])
+        self._sqr = float(state["sqr"])
+        self._var = float(state["var"])
+        self._weight = float(state["weight"])
+        self.biased = bool(state["biased"])
+        self.updates = int(state["updates"])
+        self.skipped = int(state["skipped"])
+
+
+def gain(sqr: float, var: float, scale: float) -> float:
+    """(var + sqr) / (var / scale + sqr), and 1 where neither is known."""
+    if not scale > 0.0:
+        raise ValueError(f"scale: got {scale}, must be positive")
+    below = var / scale + sqr
+    return (var + sqr) / below if below > 0.0 else 1.0
+
+
+def squared_norm(flat: Tensor, preconditioner: Tensor | None = None) -> Tensor:
+    """Squared 2-norm of a flat contiguous buffer as a float32 scalar on its device, optionally after an
+    element-wise product with `preconditioner`; no temporary larger than a cache-sized chunk on the CPU."""
+    if flat.dim() != 1:
+        raise ValueError(f"flat: got {flat.dim()} dimensions, needs a one-dimensional buffer")
+    if preconditioner is None:
+        if flat.dtype in (torch.float32, torch.float64):
+            return torch.dot(flat, flat).float()
+        return torch.linalg.vector_norm(flat, dtype=torch.float32).square()
+    if preconditioner.shape != flat.shape:
+        raise ValueError(f"preconditioner: got {preconditioner.numel()} elements, needs {flat.numel()}")
+    if flat.device.type != "cpu":
+        return torch.linalg.vector_norm(flat * preconditioner, dtype=torch.float32).square()
+    scratch = torch.empty(min(_CHUNK, flat.numel()), dtype=torch.float32)
+    sums = torch.empty(-(-flat.numel() // _CHUNK), dtype=torch.float32)
+    for i, (part, factor) in enumerate(zip(torch.split(flat, _CHUNK), torch.split(preconditioner, _CHUNK))):
+        product = torch.mul(part, factor, out=scratch[: part.numel()])
+        torch.dot(product, product, out=sums[i])
+    return sums.sum()
+
+
+@dataclass(frozen=True, slots=True)
+class PairNorms:
+    """Squared norms of a consecutive pair of gradients, ready for `NoiseScale.update`."""
+
+    parts_sqr: float
+    total_sqr: float
+
+
+class ConsecutiveGradients:
+    """Two gradients in a row as two parts, for one worker without accumulation; keeps one copy of them."""
+
+    __slots__ = ("_filled", "_previous", "_previous_sqr")
+
+    def __init__(self) -> None:
+        self._previous: Tensor | None = None
+        self._previous_sqr = 0.0
+        self._filled = False
+
+    def push(self, flat: Tensor, preconditioner: Tensor | None = None) -> PairNorms | None:
+        """The norms of the pair (previous, `flat`), or None where there is no finite previous gradient."""
+        vector = flat if preconditioner is None else flat * preconditioner
+        sqr = float(squared_norm(vector))
+        if not math.isfinite(sqr):
+            self.forget()  # a NaN must not poison the next pair as well
+            return None
+        pair = None
+        if self._filled and self._previous is not None and self._previous.shape == vector.shape:
+            cross = float(torch.dot(self._previous, vector.to(self._previous.dtype)))
+            parts = 0.5 * (self._previous_sqr + sqr)
+            # |(a+b)/2|^2 by expansion: one dot product instead of a temporary the size of the model.
+            pair = PairNorms(parts, 0.5 * parts + 0.5 * cross)
+        if self._previous is None or self._previous.shape != vector.shape:
+            self._previous = torch.empty_like(vector, dtype=torch.float32)
+        self._previous.copy_(vector)
+        self._previous_sqr, self._filled = sqr, True
+        return pair
+
+    def forget(self) -> None:
+        """Drop the previous gradient (not its buffer), as after a resize or a skipped step."""
+        self._filled = False
+
+
+class AdamPreconditioner:
+    """1 / (sqrt(v_hat) + eps) of Adam-like optimizers as one flat buffer in the order of the gradient buffer.
+
+    Adam moves along the preconditioned gradient, so noise is measured there. The second moment changes over
+    about 1 / (1 - beta2) steps; `refresh` every few steps is enough, at steps that all workers agree on.
+    Adam's own v already holds the gradient it divides, ours does not: a row of an embedding met for the first
+    time would weigh 1 / eps. Therefore v is floored at a thousandth of its tensor's mean, about the bound
+    that beta2 = 0.999 gives Adam itself.
+    """
+
+    __slots__ = ("_optimizer", "_params", "_pinv")
+
+    def __init__(self, optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) -> None:
+        self._optimizer = optimizer
+        self._params = list(params)
+        self._pinv: Tensor | None = None
+
+    @staticmethod
+    def applies_to(optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer keeps Adam's second moment (Adam, AdamW, NAdam, RAdam and look-alikes)."""
+        return all("betas" in group and "eps" in group for group in optimizer.param_groups)
+
+    @torch.no_grad()
+    def refresh(self) -> Tensor | None:
+        """Recompute the buffer from the optimizer's state; None until every parameter has a second moment."""
+        eps_of, beta2_of = {}, {}
+        for group in self._optimizer.param_groups:
+            for param in group["params"]:
+                eps_of[param], beta2_of[param] = float(group["eps"]), float(group["betas"][1])
+        if not all("exp_avg_sq" in self._optimizer.state.get(p, {}) for p in self._params):
+            return None
+        if self._pinv is None:
+            size = sum(p.numel() for p in self._params)
+            self._pinv = torch.empty(size, dtype=torch.float32, device=self._params[0].device)
+        at = 0
+        for param in self._params:
+            state = self._optimizer.state[param]
+            step = float(state["step"])
+            correction = 1.0 - beta2_of[param] ** max(step, 1.0)
+            view = self._pinv[at : at + param.numel()]
+            view.copy_(state["exp_avg_sq"].reshape(-1)).div_(correction)
+            mean = view.mean()
+            view.clamp_(min=_V_FLOOR * mean).sqrt_().add_(eps_of[param]).reciprocal_()
+            view.mul_(mean > 0.0)  # no gradient ever reached this tensor: leave it out
+            at += param.numel()
+        return self._pinv
+
+    @property
+    def value(self) -> Tensor | None:
+        """The buffer as of the last `refresh`."""
+        return self._pinv
+
+
+def direct_noise_scale(gradients: Iterable[Tensor], batch: int) -> float:
+    """Noise scale in samples from many independent gradients of `batch` samples at fixed weights.
+
+    The reference that the online estimate is held against: sample mean and sample variance, unbiased.
+    """
+    mean: Tensor | None = None
+    spread = 0.0
+    n = 0
+    for gradient in gradients:
+        g = gradient.detach().to(torch.float64).reshape(-1)
+        n += 1
+        if mean is None:
+            mean = g.clone()
+            continue
+        delta = g - mean
+        mean += delta / n
+        spread += float(torch.dot(delta, g - mean))
+    if mean is None or n < 2:
+        raise ValueError(f"gradients: got {n}, needs at least 2 to measure a variance")
+    variance = spread / (n - 1)  # of one gradient of `batch` samples
+    signal = float(torch.dot(mean, mean)) - variance / n
+    return variance / signal * batch if signal > 0.0 else math.inf
