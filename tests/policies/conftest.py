@@ -40,9 +40,9 @@ def make(
     """A snapshot of `jobs` active jobs. A column is one value for all or one value per job.
 
     `rates` are the curves, linear up to the whole cluster unless given; `curve` says which one is whose.
-    Every other keyword is a column of `JobTable` (gpus, attained_gpu_s, run_s, first_start_s, ...), true as of
-    `now_s`. Jobs that hold GPUs hold the first free ones and progress at the rate of their curve. `rows` names
-    the active ones where the table holds more jobs than that.
+    Every other keyword is a column of `JobTable` (gpus, attained_gpu_s, run_s, ...), true as of `now_s`. Jobs
+    that hold GPUs hold the first free ones and progress at the rate of their curve. `rows` names the active
+    jobs where the table holds more than those.
     """
     cluster = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
 
@@ -62,7 +62,7 @@ def make(
             max_gpus=most,
         )
         for i, (submit, gpus, deadline, least, most) in enumerate(
-            zip(column(submit_s), column(requested), column(deadline_s), column(min_gpus), bounds, strict=True)
+            zip(column(submit_s), column(requested), column(deadline_s), column(min_gpus), bounds)
         )
     ]
     table = JobTable(specs)
