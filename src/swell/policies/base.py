@@ -39,6 +39,8 @@ class Decision:
     gpus: IntArray
     per_node: IntArray | None = None
     """Jobs x nodes, where the policy itself says on which nodes (Pollux); its row sums are `gpus`."""
+    order: IntArray | None = None
+    """Indices of jobs in the order in which they are to be placed; None for oldest first."""
 
 
 PlacerName = Literal["packed", "buddy", "most-free", "first-fit"]
@@ -65,6 +67,10 @@ class Policy:
     """How its shares are put on GPUs."""
     interval_s: ClassVar[float | None] = None
     """Length of its rounds; None for a policy that decides whenever a job comes or goes."""
+
+    changes_with_time: ClassVar[bool] = True
+    """Whether its decision may change though no job came or went. If not, rounds in which nothing happened
+    are skipped; what it does want to see it names by `next_wakeup_s`."""
 
     def admit(self, snapshot: Snapshot, index: int) -> Admission:
         """May the job at `index` of the snapshot come in? The others are those admitted before it."""

@@ -7,7 +7,7 @@ are computed when a policy asks for them, so that a decision costs no more than 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class JobTable:
-    """All jobs, one row each, in order of submission. Numbers that grow with time are kept as of `since_s`."""
+    """All jobs, one row each, in order of submission. What grows with time is kept as of `since_s`."""
 
     def __init__(self, specs: Sequence[JobSpec]) -> None:
         n = len(specs)
@@ -67,18 +67,31 @@ class Snapshot:
     """The active jobs at one moment. Every column is an array with one entry per active job, oldest first."""
 
     def __init__(
-        self, now_s: float, cluster: Cluster, table: JobTable, rows: IntArray, curves: Curves
+        self,
+        now_s: float,
+        cluster: Cluster,
+        table: JobTable,
+        rows: IntArray,
+        curves: Curves | Callable[[], Curves],
+        resize_cost_s: float = 0.0,
     ) -> None:
         self.now_s = now_s
         self.cluster = cluster
         self.table = table
         self.rows = rows
         """The table's rows of the active jobs, ascending: a stable identity of a job across snapshots."""
-        self.curves = curves
+        self._curves = curves
         self.capacity = cluster.capacity
+        self.resize_cost_s = resize_cost_s
+        """What a change of allocation is expected to cost a job, for policies that plan with it."""
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @cached_property
+    def curves(self) -> Curves:
+        """What is believed of the jobs' speed; fitted curves are only computed if a policy looks."""
+        return self._curves() if callable(self._curves) else self._curves
 
     @cached_property
     def submit_s(self) -> FloatArray:
@@ -168,4 +181,4 @@ class Snapshot:
 
     def with_rows(self, rows: IntArray) -> Snapshot:
         """The same moment with another set of active jobs."""
-        return Snapshot(self.now_s, self.cluster, self.table, rows, self.curves)
+        return Snapshot(self.now_s, self.cluster, self.table, rows, self._curves, self.resize_cost_s)

@@ -1,1 +1,15 @@
-"""."""
+"""Virtual clock, traces in, events out, metrics."""
+
+from swell.sim.costs import ConstantCost, ModelledCost, ResizeCost, parse_cost
+from swell.sim.engine import NodeFailure, simulate
+from swell.sim.metrics import Result
+
+__all__ = [
+    "ConstantCost",
+    "ModelledCost",
+    "NodeFailure",
+    "ResizeCost",
+    "Result",
+    "parse_cost",
+    "simulate",
+]

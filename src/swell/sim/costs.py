@@ -1,0 +1,59 @@
+"""What a change of allocation costs a job: a pause in which it makes no progress.
+
+constant    the same for every job and every change (the Pollux authors' simulator: 30 s)
+modelled    a fixed part for processes and connections, plus the job's state over the network
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from swell.domain import InputError
+
+
+class ResizeCost(Protocol):
+    """Seconds of pause for a job that goes from `before` to `after` GPUs (0 before: it starts)."""
+
+    def seconds(self, state_bytes: float, before: int, after: int) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantCost:
+    """Every change costs the same."""
+
+    pause_s: float
+
+    def seconds(self, state_bytes: float, before: int, after: int) -> float:
+        return self.pause_s
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledCost:
+    """A fixed part, plus sending the job's state once if anybody joins; shrinking sends nothing."""
+
+    fixed_s: float = 0.5
+    bytes_per_s: float = 1.25e9
+    """10 Gbit/s."""
+    start_s: float = 10.0
+    """Starting from nothing also pays process start and imports."""
+
+    def seconds(self, state_bytes: float, before: int, after: int) -> float:
+        if before == 0:
+            return self.start_s + state_bytes / self.bytes_per_s
+        return self.fixed_s + (state_bytes / self.bytes_per_s if after > before else 0.0)
+
+
+def parse_cost(text: str) -> ResizeCost:
+    """A cost from what a person typed: seconds, or 'model'."""
+    if text == "model":
+        return ModelledCost()
+    try:
+        pause_s = float(text)
+    except ValueError:
+        pause_s = -1.0
+    if not 0 <= pause_s < float("inf"):
+        raise InputError(
+            f"resize cost must be seconds of at least 0, or 'model', got '{text}'", field="resize-cost"
+        )
+    return ConstantCost(pause_s)

@@ -1,0 +1,117 @@
+"""The truth of a simulated job: how fast it really trains on the GPUs it has.
+
+Two kinds of job. A *steady* one runs a number of iterations at its batch size, and its rate depends only on
+where it is placed. A *training* one goes through the epochs of its profile: what an iteration is worth changes
+with the gradient noise of the epoch and with its batch size, which either stays the user's or is chosen for
+the present GPUs by the job's own agent from what it believes (Pollux). Its progress is counted in iterations
+at the initial batch size.
+
+The engine only sees segments: a constant speed, until so much more progress.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from swell.domain import JobSpec
+from swell.perf.belief import JobBelief
+from swell.perf.efficiency import gain
+from swell.perf.goodput import BatchPlan, fixed_plan
+from swell.perf.profiles import Profile
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Constant true speed until `togo` more progress; in believed units, `left` work at `rate`."""
+
+    speed: float
+    togo: float
+    rate: float
+    left: float
+
+
+class TrainingJob:
+    """One job that trains through its profile's epochs."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        profile: Profile,
+        gpu_type: str,
+        belief: JobBelief | None,
+        scale: float = 1.0,
+        keeps_batch: bool = True,
+    ) -> None:
+        assert profile.epochs is not None
+        self.keeps_batch = keeps_batch
+        self.profile = profile
+        self.gpu_type = gpu_type
+        self.belief = belief
+        """Its agent's model, where it has an agent: chooses the batch size unless the job keeps its own."""
+        self.batch_size = spec.batch_size
+        self.epoch = 0
+        self.progress = 0.0
+        self.thresholds = profile.epochs.progress * scale
+        self.plan: BatchPlan | None = None
+        self._plan_version = -1
+        self._iterations = [
+            scale * profile.iterations(spec.batch_size, epoch) for epoch in range(len(self.thresholds))
+        ]
+
+    @property
+    def finished(self) -> bool:
+        return self.epoch >= len(self.thresholds)
+
+    def advance(self, progress: float) -> None:
+        """Move on by that much progress, within the present epoch."""
+        self.progress += progress
+
+    def end_epoch(self) -> None:
+        """The present epoch is over."""
+        self.progress = float(self.thresholds[self.epoch])
+        self.epoch += 1
+
+    def wants_new_plan(self) -> bool:
+        """Whether its agent has learnt something since it last chose the batch size."""
+        return not self.keeps_batch and self.belief is not None and self.belief.version != self._plan_version
+
+    def choose_plan(self, shape: Shape) -> None:
+        """Choose batch size and accumulation for the GPUs it has."""
+        gpus = sum(shape)
+        if self.belief is None or self.keeps_batch:
+            self.plan = fixed_plan(self.profile.limits, self.batch_size, gpus)
+        else:
+            self.plan = self.belief.plan(len(shape), gpus)
+            self._plan_version = self.belief.version
+
+    def segment(self, shape: Shape) -> Segment:
+        """The stretch ahead with the present plan; the job's agent observes it."""
+        assert self.plan is not None
+        plan, limits = self.plan, self.profile.limits
+        batch = plan.total(sum(shape))
+        step_s, sync_s = self.profile.step_time(shape, plan.local_batch, self.gpu_type)
+        sqr, var = self.profile.grad_stats(batch, self.epoch)
+        iteration_s = step_s + plan.accumulation * (step_s - sync_s)
+        speed = float(gain(sqr, var, batch / limits.init_batch)) / iteration_s
+        if self.belief is not None:
+            self.belief.observe(len(shape), sum(shape), plan.local_batch, step_s, sync_s)
+            self.belief.observe_gradients(sqr, var)
+        togo = float(self.thresholds[self.epoch]) - self.progress
+        left, rate = self.believed(speed, iteration_s)
+        return Segment(speed, togo, rate, left)
+
+    def believed(self, speed: float = 0.0, iteration_s: float = np.inf) -> tuple[float, float]:
+        """Work left and its rate in the unit of the job's curve: progress, or iterations at a fixed batch."""
+        if not self.keeps_batch:
+            return float(self.thresholds[-1]) - self.progress, speed
+        return self._iterations[-1] - self._iterations_done(), 1.0 / iteration_s
+
+    def _iterations_done(self) -> float:
+        start = float(self.thresholds[self.epoch - 1]) if self.epoch else 0.0
+        before = self._iterations[self.epoch - 1] if self.epoch else 0.0
+        share = (self.progress - start) / (float(self.thresholds[self.epoch]) - start)
+        return before + share * (self._iterations[self.epoch] - before)

@@ -1,0 +1,243 @@
+"""Truth and belief of all jobs of a simulation.
+
+The engine keeps the clock; the world knows what is true of each job (its profile, how far it is) and what is
+believed of it (exact curves where the policy is given profiles, fitted models where it learns). Nothing of the
+truth reaches a policy except through the table and the curves that this module fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from swell.domain import ANY_GPU, Cluster, FloatArray, InputError, IntArray, JobSpec
+from swell.perf.belief import JobBelief
+from swell.perf.curves import Curves
+from swell.perf.profiles import Profile, ProfileSet
+from swell.policies import JobTable, Policy
+from swell.sim.truth import Shape, TrainingJob
+
+_WIDEST_CURVE = 512
+"""Curves are not computed beyond this many GPUs unless somebody asked for more: they fall long before."""
+
+
+class World:
+    """The jobs of one simulation: their table, their truth and what is believed of them."""
+
+    def __init__(
+        self,
+        jobs: Sequence[JobSpec],
+        profiles: ProfileSet,
+        cluster: Cluster,
+        policy: Policy,
+        belief: str | None,
+    ) -> None:
+        if belief not in (None, "profiles", "fitted"):
+            raise InputError(f"belief must be 'profiles' or 'fitted', got '{belief}'", field="belief")
+        self.table = JobTable(jobs)
+        self.cluster = cluster
+        self._profile = [profiles.get(job.model) for job in jobs]
+        self._main_type = max(cluster.gpu_types, key=lambda kind: _gpus_of_type(cluster, kind))
+        self._total = np.zeros(len(jobs))
+        """Iterations in all at the tuned batch size, for finish-time fairness."""
+        self._exact = self._exact_curves(jobs)
+        self._togo = np.zeros(len(jobs))
+        self._speed = np.zeros(len(jobs))
+        self._rates: dict[tuple[int, Shape, tuple[str, ...]], float] = {}
+        self._node_counts: dict[int, IntArray] = {}
+        self._training: list[TrainingJob | None] = [None] * len(jobs)
+
+        self.learns = (belief or policy.knows) == "fitted" and any(p.trains for p in self._profile)
+        self.belief_shown = _shown(policy, belief, self.learns)
+        self._curve_version = np.full(len(jobs), -1)
+        self._fitted_rates = np.zeros((0, 0))
+        for row, job in enumerate(jobs):
+            self._add(row, job, adaptive=policy.adaptive_batch)
+        if self.learns:
+            self._fitted_rates = np.zeros((len(jobs), self._exact.max_gpus + 1))
+            self.table.curve = np.arange(len(jobs))
+        self.typical_state_bytes = float(np.median([p.model_bytes for p in self._profile])) * 3
+        """Weights, gradients' momentum and the like: three times the weights is usual."""
+
+    def _add(self, row: int, job: JobSpec, adaptive: bool) -> None:
+        profile, table = self._profile[row], self.table
+        table.requested[row] = min(table.requested[row], self.cluster.capacity)
+        if profile.max_gpus is not None:
+            table.max_gpus[row] = min(table.max_gpus[row], profile.max_gpus)
+        gpu_type = self._type(profile, self._main_type)
+        trains = profile.epochs is not None
+        if job.work is None and not trains:
+            raise InputError(
+                f"job '{job.job_id}': work is missing, and profile '{profile.name}' has no epochs to run",
+                field="work",
+            )
+        full = profile.iterations(job.batch_size, -1) if trains else 0.0
+        self._total[row] = full if job.work is None else job.work
+        believed: JobBelief | None = None
+        if self.learns and profile.trains:
+            pinned = profile.pinned_batch if adaptive else job.batch_size
+            believed = JobBelief(profile.limits, fixed_batch=pinned)
+            table.belief[row] = believed
+        if job.work is None or (adaptive and trains):
+            scale = 1.0 if job.work is None else job.work / full
+            training = TrainingJob(job, profile, gpu_type, believed, scale, keeps_batch=not adaptive)
+            self._training[row] = training
+            table.left[row] = training.believed()[0]
+        else:
+            table.left[row] = job.work
+            self._togo[row] = job.work
+
+    def _exact_curves(self, jobs: Sequence[JobSpec]) -> Curves:
+        widest = max(_WIDEST_CURVE, int(self.table.requested.max()))
+        columns = min(self.cluster.capacity, widest)
+        known: dict[tuple[str, int], int] = {}
+        rates: list[FloatArray] = []
+        for row, job in enumerate(jobs):
+            key = (job.model, job.batch_size)
+            if key not in known:
+                profile = self._profile[row]
+                kind = self._type(profile, self._main_type)
+                curve = profile.curve(job.batch_size, columns, self.cluster.gpus_per_node, kind)
+                if not np.any(curve > 0):
+                    raise InputError(
+                        f"job '{job.job_id}': profile '{job.model}' cannot run at batch_size {job.batch_size}"
+                        f" on any number of GPUs up to {columns}",
+                        field="batch_size",
+                    )
+                known[key] = len(rates)
+                rates.append(curve)
+            self.table.curve[row] = known[key]
+        self._exact_row = self.table.curve.copy()
+        return Curves(np.array(rates))
+
+    def _type(self, profile: Profile, kind: str) -> str:
+        if kind in profile.gpu_types:
+            return kind
+        if kind == ANY_GPU:
+            return profile.gpu_types[0]
+        raise InputError(
+            f"profile '{profile.name}' was not measured on GPU type '{kind}'; it has: "
+            f"{', '.join(profile.gpu_types)}",
+            field="gpu-type",
+        )
+
+    # -- belief ------------------------------------------------------------------------------------------
+
+    def curves(self) -> Curves:
+        """What the policy is told of the jobs' speed right now."""
+        if not self.learns:
+            return self._exact
+        for row, belief in enumerate(self.table.belief):
+            if belief is not None and belief.version != self._curve_version[row]:
+                self._curve_version[row] = belief.version
+                self._fitted_rates[row] = belief.curve(self._exact.max_gpus, self.cluster.gpus_per_node)
+            elif belief is None:
+                self._fitted_rates[row] = self._exact.rates[self._exact_row[row]]
+        return Curves(self._fitted_rates.copy())
+
+    def wants_new_plan(self, row: int) -> bool:
+        """Whether the job's agent has learnt something since it chose its batch size."""
+        training = self._training[row]
+        return training is not None and training.wants_new_plan()
+
+    # -- truth -------------------------------------------------------------------------------------------
+
+    def state_bytes(self, row: int) -> float:
+        """What a joining worker of the job must be sent."""
+        return self._profile[row].model_bytes * 3
+
+    def start_segment(self, row: int, cluster: Cluster, new_plan: bool) -> tuple[float, float]:
+        """True speed from here on, and how much progress until it changes or the job is done."""
+        table, training = self.table, self._training[row]
+        placement = table.placement[row]
+        shape = cluster.shape(placement)
+        if training is None:
+            rate = self._steady_rate(row, shape, cluster)
+            table.rate[row] = rate
+            self._speed[row] = rate
+            belief = table.belief[row]
+            if belief is not None:
+                self._observe_steady(row, belief, shape)
+            return rate, float(self._togo[row])
+        if new_plan:
+            training.choose_plan(shape)
+        ahead = training.segment(shape)
+        table.left[row], table.rate[row] = ahead.left, ahead.rate
+        self._speed[row], self._togo[row] = ahead.speed, ahead.togo
+        return ahead.speed, ahead.togo
+
+    def _steady_rate(self, row: int, shape: Shape, cluster: Cluster) -> float:
+        kinds: tuple[str, ...] = (self._main_type,)
+        if len(cluster.gpu_types) > 1:
+            touched = cluster.nodes_of(self.table.placement[row])
+            kinds = tuple(sorted({cluster.nodes[n].gpu_type for n in touched}))
+        key = (int(self._exact_row[row]), shape, kinds)
+        rate = self._rates.get(key)
+        if rate is None:
+            profile, batch = self._profile[row], self.table.specs[row].batch_size
+            # Data-parallel workers wait for the slowest of them.
+            rate = min(profile.rate(shape, batch, self._type(profile, kind)) for kind in kinds)
+            self._rates[key] = rate
+        return rate
+
+    def _observe_steady(self, row: int, belief: JobBelief, shape: Shape) -> None:
+        profile = self._profile[row]
+        plan = belief.plan(len(shape), sum(shape))
+        step_s, sync_s = profile.step_time(shape, plan.local_batch, self._type(profile, self._main_type))
+        belief.observe(len(shape), sum(shape), plan.local_batch, step_s, sync_s)
+
+    def advance(self, row: int, ran_s: float) -> None:
+        """The job ran for that long at its present speed."""
+        progress = self._speed[row] * ran_s
+        self._togo[row] -= progress
+        training = self._training[row]
+        if training is not None:
+            training.advance(progress)
+
+    def segment_over(self, row: int) -> bool:
+        """The job's present segment is over. Is the job?"""
+        training = self._training[row]
+        if training is None:
+            return True
+        training.end_epoch()
+        return training.finished
+
+    def node_counts_differ(self, row: int, counts: IntArray | None) -> bool:
+        """Whether a policy that names nodes wants others than it last got (None: the job holds none)."""
+        last = self._node_counts.get(row)
+        if counts is None or not counts.any():
+            self._node_counts.pop(row, None)
+            return last is not None
+        if last is not None and np.array_equal(last, counts):
+            return False
+        self._node_counts[row] = counts.copy()
+        return True
+
+    # -- figures -----------------------------------------------------------------------------------------
+
+    def fairness(self, jct_s: FloatArray, mean_active: FloatArray) -> FloatArray:
+        """Finish-time fairness: JCT over the time alone on 1/N of the cluster, N the jobs active meanwhile."""
+        useful = np.maximum.accumulate(self._exact.rates, axis=1)
+        rho = np.full(len(jct_s), np.nan)
+        axis = np.arange(useful.shape[1])
+        for row in np.flatnonzero(~np.isnan(jct_s) & ~np.isnan(mean_active)):
+            curve = useful[self._exact_row[row]]
+            least = int(np.argmax(curve > 0))
+            share = min(self.cluster.capacity / max(mean_active[row], 1.0), self.table.max_gpus[row])
+            # Below the least it can run on, a share means its turn in time slices.
+            rate = np.interp(share, axis, curve) if share >= least else curve[least] * share / least
+            rho[row] = jct_s[row] / (self._total[row] / rate)
+        return rho
+
+
+def _gpus_of_type(cluster: Cluster, kind: str) -> int:
+    return sum(node.gpus for node in cluster.nodes if node.gpu_type == kind)
+
+
+def _shown(policy: Policy, belief: str | None, learns: bool) -> str:
+    if learns:
+        return "fitted"
+    asked: Any = belief or policy.knows
+    return "none" if asked == "nothing" else "oracle"
