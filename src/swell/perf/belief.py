@@ -1,7 +1,226 @@
-"""What a scheduler believes of one job's performance."""
+"""What a scheduler believes of one job's performance, learned from what the job reports.
+
+A belief starts with a prior: speed proportional to GPUs, which makes a scheduler explore, or a model carried
+over from similar jobs. Each new configuration the job runs in is one more observation of the throughput
+model, which is fitted again when it is next needed. Beliefs carry their own error, for those who plan with
+a margin.
+"""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from swell.domain import FloatArray, IntArray
+from swell.perf.goodput import (
+    BatchLimits,
+    BatchPlan,
+    Candidates,
+    candidate_times,
+    candidates,
+    fixed_plan,
+    goodput_table,
+)
+from swell.perf.throughput import SMALLEST, ThroughputParams, fit_throughput, step_times
+
+REFIT_CHANGE = 0.02
+"""A known configuration is fitted again once its mean times have moved by this share since the last fit."""
+
+UNSEEN_ERROR = 0.10
+"""Relative error added per doubling of the GPUs beyond those seen, and for a first run across nodes."""
+
+PRIOR_ERROR = 0.25
+"""Relative error of a model carried over from other jobs, before anything of this one was seen."""
+
+
+class _Observed:
+    """Mean times of one configuration, and those the last fit used."""
+
+    __slots__ = ("count", "grad_s", "step_s", "used_grad_s", "used_step_s")
+
+    def __init__(self, grad_s: float, step_s: float) -> None:
+        self.count = 1
+        self.grad_s = self.used_grad_s = grad_s
+        self.step_s = self.used_step_s = step_s
+
+    def add(self, grad_s: float, step_s: float) -> bool:
+        """Take one more measurement into the mean; True if a new fit is due."""
+        self.count += 1
+        self.grad_s += (grad_s - self.grad_s) / self.count
+        self.step_s += (step_s - self.step_s) / self.count
+        return (
+            abs(self.step_s - self.used_step_s) > REFIT_CHANGE * self.used_step_s
+            or abs(self.grad_s - self.used_grad_s) > REFIT_CHANGE * self.used_grad_s
+        )
+
 
 class JobBelief:
-    """Placeholder until the fitted model lands."""
+    """A job's goodput as far as it is known. Its answers change only when `version` does."""
+
+    def __init__(
+        self, limits: BatchLimits, fixed_batch: int | None = None, prior: ThroughputParams | None = None
+    ) -> None:
+        """`fixed_batch` for a job that keeps its batch size; `prior` is a model of similar jobs."""
+        self.limits = limits
+        self.fixed_batch = fixed_batch
+        self.prior = prior
+        self.version = 0
+        """Grows whenever an answer may have changed."""
+        self.most_gpus = 0
+        """The most GPUs the job was ever seen on."""
+        self.sqr, self.var = 1.0, 0.0
+        self._observed: dict[tuple[int, int, int], _Observed] = {}
+        self._params: ThroughputParams | None = prior
+        self._stale = False
+        self._candidates: Candidates | None = None
+        self._times_s: FloatArray | None = None
+        self._table: tuple[FloatArray, IntArray] | None = None
+        self._plans: dict[tuple[bool, int], BatchPlan] = {}
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a model, and not only the wish to explore."""
+        return self._params is not None or self._stale
+
+    @property
+    def params(self) -> ThroughputParams | None:
+        """The fitted throughput model, None before the first observation if there is no prior."""
+        if self._stale:
+            self._fit()
+        return self._params
+
+    @property
+    def observations(self) -> int:
+        """In how many different configurations the job was seen."""
+        return len(self._observed)
+
+    def observe(self, nodes: int, gpus: int, local_batch: int, step_s: float, sync_s: float) -> None:
+        """Take in a measured step: its whole time, and the part of it not hidden behind computing."""
+        grad_s = max(step_s - sync_s, SMALLEST)
+        key = (nodes, gpus, local_batch)
+        seen = self._observed.get(key)
+        if seen is None:
+            self._observed[key] = _Observed(grad_s, step_s)
+            self.most_gpus = max(self.most_gpus, gpus)
+        elif not seen.add(grad_s, step_s):
+            return
+        self._stale = True
+        self._forget(times=True)
+
+    def observe_gradients(self, sqr: float, var: float) -> None:
+        """Take in new gradient statistics, as measured at the tuned batch size."""
+        if (sqr, var) != (self.sqr, self.var):
+            self.sqr, self.var = sqr, var
+            self._forget(times=False)
+
+    def max_gpus(self, bound: int) -> int:
+        """The most GPUs to try: twice what was ever seen, unless a prior knows what to expect."""
+        bound = min(bound, self.limits.max_gpus)
+        if self.prior is not None:
+            return bound
+        return min(max(2 * self.most_gpus, 1), bound)
+
+    def goodput(self, nodes: npt.ArrayLike, gpus: npt.ArrayLike) -> FloatArray:
+        """Progress per second on the best batch for each placement; proportional to GPUs before any fit."""
+        nodes, gpus = np.asarray(nodes), np.asarray(gpus)
+        rates: FloatArray = self.table(int(gpus.max(initial=1)))[(nodes > 1).astype(np.int64), gpus]
+        return rates
+
+    def table(self, max_gpus: int) -> FloatArray:
+        """All goodputs at once: row 0 on one node, row 1 on several, column k on k GPUs (read only).
+
+        It may have more columns than asked for.
+        """
+        if not self.known:
+            return _proportional(max_gpus)
+        return self._tables(max_gpus)[0]
+
+    def plan(self, nodes: int, gpus: int) -> BatchPlan:
+        """The batch plan the job should use on a placement."""
+        if self.fixed_batch is not None:
+            return fixed_plan(self.limits, self.fixed_batch, gpus)
+        if not self.known:
+            batch_size = max(self.limits.init_batch, self.limits.min_local * gpus)
+            return fixed_plan(self.limits, batch_size, gpus)
+        key = (nodes > 1, gpus)
+        plan = self._plans.get(key)
+        if plan is None:
+            chosen = int(self._tables(gpus)[1][int(nodes > 1), gpus])
+            if chosen < 0:  # more GPUs than the largest batch can feed: as near to it as possible
+                plan = fixed_plan(self.limits, self.limits.max_batch, gpus)
+            else:
+                assert self._candidates is not None
+                plan = BatchPlan(
+                    int(self._candidates.local_batch[chosen]), int(self._candidates.accumulation[chosen])
+                )
+            self._plans[key] = plan
+        return plan
+
+    def curve(self, max_gpus: int, gpus_per_node: int) -> FloatArray:
+        """Goodput on 0 to `max_gpus` GPUs, packed on as few nodes as possible."""
+        gpus = np.arange(max_gpus + 1)
+        return self.goodput(-(-gpus // gpus_per_node), gpus)
+
+    def relative_error(self, nodes: npt.ArrayLike, gpus: npt.ArrayLike) -> FloatArray:
+        """One standard deviation of the predicted step time, relative to it, for each placement.
+
+        What the fit leaves unexplained (with a prior for few observations), and more the further a
+        placement is from those seen.
+        """
+        nodes, gpus = np.broadcast_arrays(np.asarray(nodes), np.asarray(gpus))
+        residual = self.residual
+        if not self._observed:
+            return np.full(gpus.shape, residual)
+        doublings = np.log2(np.maximum(gpus / self.most_gpus, 1.0))
+        first_across = (nodes > 1) & (not any(n > 1 for n, _, _ in self._observed))
+        return np.hypot(residual, UNSEEN_ERROR * (doublings + first_across))
+
+    @property
+    def residual(self) -> float:
+        """Relative error of the model where it was observed, shrunk towards a prior of 10% on few samples."""
+        params = self.params
+        if not self._observed:
+            return PRIOR_ERROR if params is not None else math.inf
+        assert params is not None
+        nodes, gpus, local = np.array(list(self._observed)).T
+        step_s = np.array([o.step_s for o in self._observed.values()])
+        errors = np.log(step_times(params, nodes, gpus, local)[1] / step_s)
+        return math.sqrt((UNSEEN_ERROR**2 + float(errors @ errors)) / (1 + len(errors)))
+
+    def _fit(self) -> None:
+        nodes, gpus, local = np.array(list(self._observed), dtype=np.float64).T
+        for seen in self._observed.values():
+            seen.used_grad_s, seen.used_step_s = seen.grad_s, seen.step_s
+        grad_s = np.array([o.grad_s for o in self._observed.values()])
+        step_s = np.array([o.step_s for o in self._observed.values()])
+        self._params = fit_throughput(nodes, gpus, local, grad_s, step_s, self.prior)
+        self._stale = False
+
+    def _forget(self, *, times: bool) -> None:
+        self.version += 1
+        self._table = None
+        self._plans = {}
+        if times:
+            self._times_s = None
+
+    def _tables(self, max_gpus: int) -> tuple[FloatArray, IntArray]:
+        if self._candidates is None or self._candidates.max_gpus < max_gpus:
+            # Powers of two, so that a job that grows does not pay for each step.
+            size = 1 << max(max_gpus - 1, 7).bit_length()
+            self._candidates = candidates(self.limits, size, self.fixed_batch)
+            self._times_s = self._table = None
+        if self._table is None:
+            params = self.params
+            assert params is not None
+            if self._times_s is None:
+                self._times_s = candidate_times(params, self._candidates)
+            self._table = goodput_table(self._candidates, self._times_s, self.sqr, self.var)
+            self._table[0].setflags(write=False)
+        return self._table
+
+
+def _proportional(max_gpus: int) -> FloatArray:
+    """The exploration prior: as many GPUs, as fast."""
+    return np.tile(np.arange(max_gpus + 1, dtype=np.float64), (2, 1))

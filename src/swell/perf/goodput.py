@@ -1,0 +1,124 @@
+"""Goodput: throughput times statistical efficiency, and the batch that makes the most of a placement.
+
+Measured in iterations at the tuned batch size per second (gain / iteration time), so that the work of a job
+is its number of iterations whatever batch it uses (Pollux, sections 3 and 4.1).
+
+The throughput model knows nodes only as 'one' or 'several'. So all there is to know of a job is a table of
+two rows and one column per GPU count, and the legal (local batch, accumulation) pairs behind it depend on
+the limits alone: they are listed once and shared by all jobs with the same limits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from swell.domain import FloatArray, IntArray
+from swell.perf.batch import EPSILON, BatchLimits, BatchPlan, fixed_plan
+from swell.perf.throughput import ThroughputParams
+
+__all__ = ["BatchLimits", "BatchPlan", "Candidates", "best_goodput", "candidates", "fixed_plan"]
+
+SAMPLES = 50
+"""Global batch sizes tried, evenly spaced in the logarithm."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Batch plans to choose from: those for k GPUs are at `first[k]` up to `first[k + 1]`."""
+
+    first: IntArray
+    gpus: IntArray
+    local_batch: IntArray
+    accumulation: IntArray
+    inverse_scale: FloatArray
+    """Tuned batch over total batch."""
+
+    @property
+    def max_gpus(self) -> int:
+        """The largest GPU count covered."""
+        return len(self.first) - 2
+
+
+@lru_cache(maxsize=1024)
+def candidates(limits: BatchLimits, max_gpus: int, fixed_batch: int | None = None) -> Candidates:
+    """The legal batch plans for 0 to `max_gpus` GPUs; only the one for `fixed_batch` if that is given."""
+    first = [0]
+    rows: list[tuple[int, int, int]] = []
+    for gpus in range(max_gpus + 1):
+        if gpus:
+            if fixed_batch is None:
+                plans = _sampled_plans(limits, gpus)
+            else:
+                plans = [fixed_plan(limits, fixed_batch, gpus)]
+            rows += [
+                (gpus, p.local_batch, p.accumulation)
+                for p in plans
+                if limits.min_local <= p.local_batch <= limits.max_local
+            ]
+        first.append(len(rows))
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    gpu_column, local, accumulation = (np.ascontiguousarray(c) for c in table.T)
+    totals = gpu_column * local * (accumulation + 1)
+    return Candidates(
+        np.array(first, dtype=np.int64), gpu_column, local, accumulation, limits.init_batch / totals
+    )
+
+
+def _sampled_plans(limits: BatchLimits, gpus: int) -> list[BatchPlan]:
+    """About 50 total batches from the smallest useful to the largest allowed, split over the GPUs."""
+    smallest = max(limits.init_batch, limits.min_local * gpus)
+    if smallest > limits.max_batch:
+        return []
+    local = np.geomspace(smallest, limits.max_batch, SAMPLES) / gpus
+    accumulation = np.ceil(local / limits.max_local - EPSILON) - 1
+    if gpus == 1:
+        above = local > limits.init_batch + EPSILON
+        accumulation = np.where(above, np.maximum(accumulation, 1), accumulation)
+    local_batch = np.ceil(local / (accumulation + 1) - EPSILON)
+    local_batch = np.minimum(local_batch, limits.max_batch // (gpus * (accumulation + 1)))
+    pairs = zip(local_batch.astype(int).tolist(), accumulation.astype(int).tolist(), strict=True)
+    return [BatchPlan(m, s) for m, s in dict.fromkeys(pairs)]
+
+
+def best_goodput(
+    params: ThroughputParams,
+    sqr: float,
+    var: float,
+    limits: BatchLimits,
+    nodes: npt.ArrayLike,
+    gpus: npt.ArrayLike,
+) -> tuple[FloatArray, IntArray, IntArray]:
+    """The highest goodput on each placement, and the local batch and accumulation that reach it.
+
+    All three are 0 where no legal batch exists (more GPUs than the largest batch can feed, or none at all).
+    """
+    nodes, gpus = np.broadcast_arrays(np.asarray(nodes), np.asarray(gpus))
+    table = candidates(limits, int(gpus.max(initial=1)))
+    goodput, choice = goodput_table(table, candidate_times(params, table), sqr, var)
+    across = (nodes > 1).astype(np.int64)
+    chosen = choice[across, gpus]
+    if len(table.local_batch) == 0:
+        return goodput[across, gpus], np.zeros_like(chosen), np.zeros_like(chosen)
+    local_batch = np.where(chosen >= 0, table.local_batch[chosen], 0)
+    accumulation = np.where(chosen >= 0, table.accumulation[chosen], 0)
+    return goodput[across, gpus], local_batch, accumulation
+
+
+def candidate_times(params: ThroughputParams, table: Candidates) -> FloatArray:
+    """Seconds per iteration of every candidate: row 0 on one node, row 1 on several."""
+    from swell.perf._goodput import times
+
+    return times(params.as_array(), table.gpus, table.local_batch, table.accumulation)
+
+
+def goodput_table(
+    table: Candidates, times_s: FloatArray, sqr: float, var: float
+) -> tuple[FloatArray, IntArray]:
+    """The best goodput and the index of its candidate (-1 for none), each [several nodes?, GPUs]."""
+    from swell.perf._goodput import best
+
+    return best(table.first, table.inverse_scale, times_s, float(sqr), float(var))
