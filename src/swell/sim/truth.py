@@ -1,10 +1,10 @@
 """The truth of a simulated job: how fast it really trains on the GPUs it has.
 
-Two kinds of job. A *steady* one runs a number of iterations at its batch size, and its rate depends only on
-where it is placed. A *training* one goes through the epochs of its profile: what an iteration is worth changes
-with the gradient noise of the epoch and with its batch size, which either stays the user's or is chosen for
-the present GPUs by the job's own agent from what it believes (Pollux). Its progress is counted in iterations
-at the initial batch size.
+Two kinds of job. A *steady* one runs a number of iterations at its batch size, and its rate depends only
+on where it is placed. A *training* one goes through the epochs of its profile: what an iteration is worth
+changes with the gradient noise of the epoch and with its batch size, which either stays the user's or is
+chosen for the present GPUs by the job's own agent from what it believes (Pollux). Its progress is counted in
+iterations at the initial batch size.
 
 The engine only sees segments: a constant speed, until so much more progress.
 """

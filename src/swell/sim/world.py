@@ -1,8 +1,8 @@
 """Truth and belief of all jobs of a simulation.
 
-The engine keeps the clock; the world knows what is true of each job (its profile, how far it is) and what is
-believed of it (exact curves where the policy is given profiles, fitted models where it learns). Nothing of the
-truth reaches a policy except through the table and the curves that this module fills.
+The engine keeps the clock; the world knows what is true of each job (its profile, how far it is) and what
+is believed of it (exact curves where the policy is given profiles, fitted models where it learns). Nothing of
+the truth reaches a policy except through the table and the curves that this module fills.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class World:
     # -- figures -----------------------------------------------------------------------------------------
 
     def fairness(self, jct_s: FloatArray, mean_active: FloatArray) -> FloatArray:
-        """Finish-time fairness: JCT over the time alone on 1/N of the cluster, N the jobs active meanwhile."""
+        """Finish-time fairness: JCT over the time alone on 1/N of the cluster, N jobs active meanwhile."""
         useful = np.maximum.accumulate(self._exact.rates, axis=1)
         rho = np.full(len(jct_s), np.nan)
         axis = np.arange(useful.shape[1])
