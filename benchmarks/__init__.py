@@ -1,0 +1,1 @@
+"""Every figure in the README and the docs is printed by a script here."""
