@@ -1,0 +1,134 @@
+"""A greedy answer to Pollux's allocation problem, to seed the genetic search with.
+
+GPUs go one step at a time to the job whose loss falls most per GPU. A step may take several GPUs at
+once, since the loss of a job is not convex: it jumps where the job leaves its node, and dips at what the
+job holds now, which costs no restart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from swell.domain import IntArray
+from swell.perf._compiled import compiled
+from swell.policies._genetic import MAX_NODES, Cells, Problem
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@compiled
+def greedy_counts(problem: Problem) -> IntArray:
+    """How many GPUs each job should have if jobs could be packed perfectly."""
+    jobs = problem.present.shape[0]
+    per_node = problem.capacity.max()
+    free = problem.capacity.sum()
+    held = np.zeros(jobs, np.int64)
+    for j in range(jobs):
+        for m in range(problem.present.shape[1]):
+            held[j] += problem.present[j, m]
+    counts = np.zeros(jobs, np.int64)
+    rate = np.zeros(jobs, np.float64)
+    step = np.zeros(jobs, np.int64)
+    for j in range(jobs):
+        rate[j], step[j] = _best_step(problem, j, 0, held[j], per_node, free)
+    while free > 0:
+        j = int(np.argmax(rate))
+        if rate[j] <= 0.0:
+            break
+        if step[j] <= free:
+            counts[j] += step[j]
+            free -= step[j]
+        rate[j], step[j] = _best_step(problem, j, counts[j], held[j], per_node, free)
+    return counts
+
+
+@compiled
+def _best_step(
+    problem: Problem, job: int, count: int, held: int, per_node: int, free: int
+) -> tuple[float, int]:
+    """The step up from `count` with the largest fall of the loss per GPU, and that fall."""
+    now = _packed_loss(problem, job, count, held, per_node)
+    best = 0.0
+    step = 0
+    for gpus in range(max(count + 1, problem.min_gpus[job]), min(problem.max_gpus[job], count + free) + 1):
+        fall = (now - _packed_loss(problem, job, gpus, held, per_node)) / (gpus - count)
+        if fall > best:
+            best = fall
+            step = gpus - count
+    return best, step
+
+
+@compiled
+def _packed_loss(problem: Problem, job: int, gpus: int, held: int, per_node: int) -> float:
+    if gpus == held:
+        return problem.loss_kept[job]
+    return problem.loss[job, 1 if gpus > per_node else 0, gpus]
+
+
+@compiled
+def place_counts(problem: Problem, counts: IntArray) -> Cells:
+    """Put counts on nodes: who keeps its count stays, then the largest first on as few nodes as possible."""
+    jobs, nodes = problem.present.shape
+    cells = np.zeros((jobs, nodes), np.int16)
+    free = problem.capacity.copy()
+    crossed = np.zeros(nodes, np.bool_)
+    moving = np.zeros(jobs, np.int64)
+    for j in range(jobs):
+        held = 0
+        span = 0
+        fits = True
+        for m in range(nodes):
+            held += problem.present[j, m]
+            span += problem.present[j, m] > 0
+            fits &= problem.present[j, m] <= free[m]
+        if held == counts[j] and fits:
+            for m in range(nodes):
+                cells[j, m] = problem.present[j, m]
+                free[m] -= cells[j, m]
+                crossed[m] |= span > 1 and cells[j, m] > 0
+        else:
+            moving[j] = counts[j]
+    for j in np.argsort(-moving, kind="mergesort"):
+        if moving[j] == 0:
+            break
+        _place(cells[j], moving[j], free, crossed, problem.one_distributed)
+    return cells
+
+
+@compiled
+def _place(row: Cells, gpus: int, free: IntArray, crossed: BoolArray, one_distributed: bool) -> None:
+    """The tightest node that holds it all, or else the emptiest nodes that no other job crosses."""
+    tightest = -1
+    emptiest = 0
+    for m in range(free.size):
+        if free[m] >= gpus and (tightest < 0 or free[m] < free[tightest]):
+            tightest = m
+        if free[m] > free[emptiest]:
+            emptiest = m
+    if tightest >= 0:
+        row[tightest] = gpus
+        free[tightest] -= gpus
+        return
+    left = gpus
+    span = 0
+    for m in np.argsort(-free, kind="mergesort"):
+        if left == 0 or free[m] == 0 or span == MAX_NODES:
+            break
+        if not (one_distributed and crossed[m]):
+            row[m] = min(left, free[m])
+            left -= row[m]
+            span += 1
+    if gpus - left <= free[emptiest]:
+        row[:] = 0
+        row[emptiest] = free[emptiest]
+        span = 1
+    for m in range(free.size):
+        free[m] -= row[m]
+        crossed[m] |= span > 1 and row[m] > 0
+
+
+def greedy(problem: Problem) -> Cells:
+    """An allocation by marginal gain; nearly legal, for the search's repair to finish."""
+    cells: Cells = place_counts(problem, greedy_counts(problem))
+    return cells
