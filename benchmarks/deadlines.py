@@ -47,18 +47,7 @@ def main() -> None:
             rows.append(
                 (policy, name, cluster, theirs[i], record["deadline_ratio"], goal, *pick(record, SHOWN))
             )
-    header = (
-        "policy",
-        "trace",
-        "cluster",
-        "authors",
-        "ours",
-        "goal",
-        "avg JCT s",
-        "refused",
-        "broken",
-        "cpu s",
-    )
+    header = ("policy", "trace", "cluster", "authors", "ours", "goal", *SHOWN)
     table("Deadline ratio (strict), 5 s per resize", header, rows)
     write_json("fidelity-deadlines", records)
 

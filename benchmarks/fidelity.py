@@ -56,17 +56,7 @@ def main() -> None:
         off = mean / theirs_mean - 1
         verdict = "ok" if abs(off) <= TOLERANCE[policy] else f"beyond {TOLERANCE[policy]:.0%}"
         rows.append((policy, "mean", theirs_mean, mean, f"{off:+.1%} {verdict}", None, None, None, None))
-    header = (
-        "policy",
-        "trace",
-        "authors' JCT s",
-        "ours",
-        "difference",
-        "p99 s",
-        "makespan s",
-        "resizes",
-        "cpu s",
-    )
+    header = ("policy", "trace", "authors' JCT s", "ours", "difference", *SHOWN)
     table("Average JCT, 16x4, rounds of 60 s, 30 s per resize", header, rows)
     write_json("fidelity-jct", records)
 

@@ -28,10 +28,10 @@ def cases(data: Path) -> list[tuple[str, Path, str, str, dict[str, Any], float |
         ("tiresias workload-1", workload, "tiresias", "16x4", pollux, 20.0, 20.0 / 20),
         ("optimus workload-1", workload, "optimus", "16x4", pollux, 80.0, 80.0 / 20),
         ("pollux workload-1", workload, "pollux", "16x4", pollux, 1647.0, 1647.0 / 25),
-        ("elasticflow 195job", data / "elasticflow/195job.csv", "elasticflow", "16x8", a100, 8.0, 8.0 / 10),
+        ("elasticflow 195job", flow / "195job.csv", "elasticflow", "16x8", a100, 8.0, 8.0 / 10),
         (
             "elasticflow cluster01",
-            data / "elasticflow/cluster01.csv",
+            flow / "cluster01.csv",
             "elasticflow",
             "64x8",
             a100,
