@@ -1,0 +1,99 @@
+"""Placers that move nobody: most-free, network packing and first-fit.
+
+- most-free is what the Pollux authors' simulator does for Optimus and Tiresias.
+- packed follows the network packing of AFS (NSDI'21): keep a job inside a node if any node has room, and
+  let at most one job per node talk across it where that is possible.
+- first-fit is the plain rule for rigid jobs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from swell.domain import IntArray
+from swell.placement.base import Placer, Share
+
+
+def fill(nodes: IntArray, free: IntArray, gpus: int) -> list[tuple[int, int]]:
+    """Take what each node has free, in the order given, until there are `gpus`."""
+    taken: list[tuple[int, int]] = []
+    for node, room in zip(nodes.tolist(), free[nodes].tolist()):
+        if gpus <= room:
+            taken.append((node, gpus))
+            break
+        taken.append((node, room))
+        gpus -= room
+    return taken
+
+
+class MostFree(Placer):
+    """From the node with the most free GPUs, all it has, then the next; ties go to the lowest index."""
+
+    name = "most-free"
+
+    def _choose(self, share: Share, free: IntArray) -> list[tuple[int, int]]:
+        node = int(free.argmax())
+        if free[node] >= share.gpus:
+            return [(node, share.gpus)]
+        return fill(np.argsort(-free, kind="stable"), free, share.gpus)
+
+
+class FirstFit(Placer):
+    """On the first node that can hold the job; if none can, the lowest numbered free GPUs, node by node."""
+
+    name = "first-fit"
+
+    def _choose(self, share: Share, free: IntArray) -> list[tuple[int, int]]:
+        node = int((free >= share.gpus).argmax())
+        if free[node] >= share.gpus:
+            return [(node, share.gpus)]
+        return fill(free.nonzero()[0], free, share.gpus)
+
+
+class Packed(Placer):
+    """Inside the fullest node that has room; else on the fewest nodes, and on the fewest shared ones.
+
+    A node is shared if a job that spans nodes is on it already: two such jobs compete for its network. Of the
+    choices with the fewest nodes and then the fewest shared ones, the fullest node that can hold the rest
+    takes it, so that emptier nodes stay whole. Ties go to nodes the job is on, then to the lowest index.
+    The changes of one call are placed largest first.
+    """
+
+    name = "packed"
+    largest_first = True
+
+    def _choose(self, share: Share, free: IntArray) -> list[tuple[int, int]]:
+        gpus = share.gpus
+        if free.max() >= gpus:
+            return [(self._fullest(free, gpus, share), gpus)]
+        shared = self.occupancy.crossing > 0
+        order = np.argsort(-free, kind="stable")
+        apart, beside = order[~shared[order]], order[shared[order]]
+        room_apart = np.concatenate([[0], np.cumsum(free[apart])])
+        room_beside = np.concatenate([[0], np.cumsum(free[beside])])
+        fewest = int(np.searchsorted(np.cumsum(free[order]), gpus)) + 1
+        on_shared = next(
+            m
+            for m in range(max(0, fewest - len(apart)), min(fewest, len(beside)) + 1)
+            if room_apart[fewest - m] + room_beside[m] >= gpus
+        )
+        chosen = np.concatenate([apart[: fewest - on_shared], beside[:on_shared]])
+        chosen = chosen[np.argsort(-free[chosen], kind="stable")]
+        picks = fill(chosen, free, gpus)
+        last, rest = picks[-1]
+        # The rest goes on the fullest node of its kind that can hold it, and leaves the emptier ones whole.
+        others = np.where(shared == shared[last], free, 0)
+        others[chosen[:-1]] = 0
+        picks[-1] = (self._fullest(others, rest, share), rest)
+        return picks
+
+    def _fullest(self, free: IntArray, gpus: int, share: Share) -> int:
+        """The node with the least room that suffices."""
+        room = np.where(free >= gpus, free, np.iinfo(np.int64).max)
+        node = int(room.argmin())
+        if share.before:
+            first = room[node]
+            for mine in sorted(self.cluster.nodes_of(share.before)):
+                if room[mine] == first:
+                    return mine
+        return node
