@@ -21,6 +21,12 @@ def gain(sqr: npt.ArrayLike, var: npt.ArrayLike, scale: npt.ArrayLike) -> FloatA
     return np.where(known, (var + sqr) / np.where(known, below, 1.0), 1.0)
 
 
+def gain_at(sqr: float, var: float, scale: float) -> float:
+    """The gain for one job at one batch size: the same as `gain`, without the cost of arrays."""
+    below = var / scale + sqr
+    return (var + sqr) / below if below > 0 else 1.0
+
+
 def efficiency(sqr: npt.ArrayLike, var: npt.ArrayLike, scale: npt.ArrayLike) -> FloatArray:
     """Progress per sample, relative to the tuned batch size."""
     return gain(sqr, var, scale) / np.asarray(scale, dtype=np.float64)

@@ -49,7 +49,7 @@ class MeasuredPlacements(Profile):
         max_gpus: int | None = None,
         pinned_batch: int | None = None,
     ) -> None:
-        """`placements`: rows of (local batch, step, sync); `scalability`: (nodes, GPUs, local, step, sync)."""
+        """Rows of (local batch, step, sync) and of (nodes, GPUs, local batch, step, sync); times in s."""
         super().__init__(
             name, (gpu_type,), limits, epochs, model_bytes, max_gpus=max_gpus, pinned_batch=pinned_batch
         )
@@ -77,7 +77,7 @@ class MeasuredPlacements(Profile):
 
     @cached_property
     def table(self) -> FloatArray:
-        """Everything measured: (nodes, GPUs, local batch, step, sync), placements of equal counts averaged."""
+        """All of it: (nodes, GPUs, local batch, step, sync), placements of equal counts averaged."""
         groups: dict[tuple[float, ...], list[FloatArray]] = {}
         for shape, rows in self._placements.items():
             for row in rows:
@@ -106,7 +106,7 @@ class MeasuredCounts(Profile):
     def __init__(
         self, name: str, tables: Mapping[str, tuple[FloatArray, Mapping[int, FloatArray]]], model_bytes: float
     ) -> None:
-        """For each GPU type the measured GPU counts and, per global batch, the rates there (0: cannot run)."""
+        """For each GPU type the GPU counts and, per global batch, the rates there (0: cannot run)."""
         batches = sorted({batch for _, rows in tables.values() for batch in rows})
         limits = BatchLimits(batches[0], batches[-1], 1, batches[-1])
         super().__init__(name, tuple(tables), limits, None, model_bytes)

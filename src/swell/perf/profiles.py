@@ -96,8 +96,8 @@ class ProfileSet:
         found = tables.find(path)
         if found is None:
             raise InputError(
-                f"profiles '{path}': found neither directories with placements.csv, nor throughputs_<GPU type>/, "
-                "nor CSV files that start with global_batch_size",
+                f"profiles '{path}': no directories with placements.csv, no throughputs_<GPU type>/,"
+                " no CSV files that start with global_batch_size",
                 field="profiles",
             )
         return cls(found, str(path))

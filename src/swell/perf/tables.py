@@ -140,7 +140,7 @@ def _placements(path: Path) -> dict[Shape, FloatArray]:
     for line, texts in _select(path, columns):
         if not texts[0].isdigit() or "0" in texts[0]:
             raise InputError(
-                f"{path}:{line}: placement must be the GPUs on each node as digits, such as 12, got '{texts[0]}'",
+                f"{path}:{line}: placement must be a digit per node, its GPUs, such as 12, got '{texts[0]}'",
                 field="placement",
             )
         numbers = tuple(_number(path, line, name, text) for name, text in zip(columns[1:], texts[1:]))
