@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from typing import Any
 
 import click
 
@@ -31,6 +33,20 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. What is refused becomes one line on stderr; Ctrl-C leaves no traceback."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(130)
+        except Exception as error:
+            # Not imported at the top: only a command that has already imported it can raise one of ours.
+            errors = sys.modules.get("swell.domain.errors")
+            if errors is None or not isinstance(error, errors.SwellError):
+                raise
+            click.echo(f"swell: {error}", err=True)
+            ctx.exit(2 if isinstance(error, errors.InputError) else 1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -48,10 +48,10 @@ class Table:
 
     def refuse_where(self, bad: npt.NDArray[np.bool_], name: str, allowed: str) -> None:
         """Note all the rows of a mask as bad because of what they have in one field."""
-        for row in np.flatnonzero(bad):
+        for row in np.flatnonzero(bad).tolist():
             value = self.columns[name][row]
             got = "nothing" if value == "" else shown(value)
-            self.refuse(int(row), name, f"must be {allowed}, got {got}")
+            self.refuse(row, name, f"must be {allowed}, got {got}")
 
     def message(self, row: int) -> str:
         """What is wrong with a row, in one line."""

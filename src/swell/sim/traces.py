@@ -66,8 +66,7 @@ class Models:
 
     def rate(self, profile: Profile, batch_size: int, gpus: int) -> float:
         """Iterations per second on packed GPUs; 0 if it cannot run there."""
-        kind = profile.gpu_types[0] if self.gpu_type == ANY_GPU else self.gpu_type
-        return profile.rate(packed_shape(gpus, self.gpus_per_node), batch_size, kind)
+        return profile.rate(packed_shape(gpus, self.gpus_per_node), batch_size, self.gpu_type)
 
     def runs(self, profile: Profile, batch_size: int) -> bool:
         """Whether it can run at that batch size on any number of GPUs up to 1,024."""
@@ -79,7 +78,7 @@ class Models:
         batch_size = limits.init_batch
         while batch_size <= limits.max_batch:
             rate = self.rate(profile, batch_size, gpus)
-            if rate > 0 and batch_size >= gpus * limits.min_local:
+            if rate > 0:
                 found.append((batch_size, rate))
             batch_size *= 2
         return found
@@ -152,9 +151,8 @@ def load_trace(
 
 def fitting_gpu_type(path: Path, profiles: ProfileSet) -> str:
     """The first GPU type of the profiles on which every job of a file can run, for people who name none."""
-    names = [kind for name in profiles.names for kind in profiles.get(name).gpu_types]
-    types = list(dict.fromkeys(names))
-    if len(types) > 1:
+    types = profiles.gpu_types
+    if len(types) > 1 and trace_format(path) != "philly":  # which names no models: any type will do
         skipped = {}
         for kind in types:
             try:
@@ -408,10 +406,10 @@ def _check_deadlines(table: Table, name: str, submit: FloatArray, deadline: Floa
     with np.errstate(invalid="ignore"):
         late = deadline <= submit
     if late.any():
-        for row in np.flatnonzero(late):
+        for row in np.flatnonzero(late).tolist():
             given = shown(table.columns[name][row])
             what = f"the deadline must be after the submission at {submit[row]:.12g} s, got {given}"
-            table.refuse(int(row), name, what)
+            table.refuse(row, name, what)
 
 
 def _check_models(

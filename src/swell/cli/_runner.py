@@ -1,0 +1,236 @@
+"""Several simulations at once: worker processes that report how far they are, and die with their parent.
+
+One run is done in this process. For more, workers are forked before anything else starts (no thread is alive
+then), each with a pipe of its own: a number goes in, progress and in the end a record come out. A worker that
+is killed closes its pipe, so nothing is ever waited for in vain.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NoReturn
+
+from swell.domain import Cluster, Event, InputError, SwellError
+from swell.perf.profiles import ProfileSet
+from swell.sim import ResizeCost, simulate
+from swell.sim.traces import Trace
+
+Progress = Callable[[int, float, int, int], None]
+"""Called with the number of the run, simulated seconds, jobs ended and jobs in all."""
+
+_REPORT_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A trace with what it runs on."""
+
+    trace: Trace
+    profiles: ProfileSet
+    profiles_from: str
+    cluster: Cluster
+    gpu_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One trace under one policy."""
+
+    source: Source
+    policy: str
+    cluster_text: str
+    interval_s: float | None
+    resize_cost: ResizeCost
+    seed: int
+    belief: str | None
+    events: Path | None = None
+
+    @property
+    def title(self) -> str:
+        """How people tell it from the others."""
+        return f"{self.source.trace.name} {self.policy}"
+
+    def execute(self, on_progress: Callable[[float, int, int], None] | None = None) -> dict[str, Any]:
+        """Simulate, and give the record of figures."""
+        with _event_file(self.events) as on_event:
+            result = simulate(
+                self.source.trace.jobs,
+                self.source.profiles,
+                self.source.cluster,
+                self.policy,
+                interval_s=self.interval_s,
+                resize_cost=self.resize_cost,
+                seed=self.seed,
+                belief=self.belief,
+                on_event=on_event,
+                on_progress=on_progress,
+            )
+        figures = {key: _plain(value) for key, value in result.record().items()}
+        named = {"trace": self.source.trace.name, "policy": self.policy, "cluster": self.cluster_text}
+        settings = {
+            "seed": self.seed,
+            "interval_s": self.interval_s,
+            "profiles": self.source.profiles_from,
+            "gpu_type": self.source.gpu_type,
+            "skipped_rows": self.source.trace.skipped,
+        }
+        return {**named, **{k: v for k, v in figures.items() if k not in named}, **settings}
+
+
+def run_all(
+    runs: Sequence[Run], *, processes: int, on_start: Callable[[], None], on_progress: Progress
+) -> list[dict[str, Any]]:
+    """Do all the runs, at most so many at a time, and give their records in the same order.
+
+    `on_start` is called once the workers are there: from then on threads may be started.
+    """
+    try:
+        if min(processes, len(runs)) == 1:
+            on_start()
+            return [_one(run, index, on_progress) for index, run in enumerate(runs)]
+        return _in_workers(runs, min(processes, len(runs)), on_start, on_progress)
+    finally:
+        for run in runs:
+            if run.events is not None:
+                _unfinished(run.events).unlink(missing_ok=True)
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _one(run: Run, index: int, on_progress: Progress) -> dict[str, Any]:
+    return run.execute(_seldom(partial(on_progress, index)))
+
+
+def _in_workers(
+    runs: Sequence[Run], count: int, on_start: Callable[[], None], on_progress: Progress
+) -> list[dict[str, Any]]:
+    context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    records: dict[int, dict[str, Any]] = {}
+    waiting = iter(range(len(runs)))
+    busy: dict[Connection, int] = {}
+    workers: dict[Connection, BaseProcess] = {}
+    try:
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            worker = context.Process(target=_work, args=(theirs, runs), daemon=True)
+            worker.start()
+            theirs.close()
+            workers[ours] = worker
+        on_start()
+        for pipe in workers:
+            _hand_out(pipe, waiting, busy)
+        while busy:
+            ready: list[Any] = wait(list(busy))
+            for pipe in ready:
+                try:
+                    kind, content = pipe.recv()
+                except (EOFError, OSError):
+                    workers[pipe].join(timeout=5)
+                    _died(runs[busy[pipe]], workers[pipe].exitcode)
+                if kind == "progress":
+                    on_progress(busy[pipe], *content)
+                elif kind == "record":
+                    records[busy.pop(pipe)] = content
+                    _hand_out(pipe, waiting, busy)
+                elif kind == "refused":
+                    raise content
+                else:
+                    raise RuntimeError(f"{runs[busy[pipe]].title} failed:\n{content}")
+    finally:
+        for worker in workers.values():
+            worker.terminate()
+        for pipe, worker in workers.items():
+            worker.join(timeout=5)
+            pipe.close()
+    return [records[index] for index in range(len(runs))]
+
+
+def _hand_out(pipe: Connection, waiting: Iterator[int], busy: dict[Connection, int]) -> None:
+    index = next(waiting, None)
+    if index is not None:
+        pipe.send(index)
+        busy[pipe] = index
+
+
+def _died(run: Run, exitcode: int | None) -> NoReturn:
+    how = f"was killed by signal {-exitcode}" if exitcode is not None and exitcode < 0 else "ended early"
+    raise SwellError(
+        f"the process simulating {run.title} {how}; out of memory? Try fewer at once with --jobs 1"
+    )
+
+
+def _work(pipe: Connection, runs: Sequence[Run]) -> None:
+    """What a worker process does until nobody is at the other end of the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def report(now_s: float, ended: int, jobs: int) -> None:
+        pipe.send(("progress", (now_s, ended, jobs)))
+
+    while True:
+        try:
+            index = pipe.recv()
+            try:
+                answer: tuple[str, Any] = ("record", runs[index].execute(_seldom(report)))
+            except InputError as error:
+                answer = ("refused", InputError(str(error), field=error.field))
+            except BrokenPipeError:
+                raise
+            except Exception:
+                answer = ("failed", traceback.format_exc())
+            pipe.send(answer)
+        except (EOFError, OSError):
+            return
+
+
+def _seldom(report: Callable[[float, int, int], None]) -> Callable[[float, int, int], None]:
+    """The same, but not more often than a person can see."""
+    due = 0.0
+
+    def maybe(now_s: float, ended: int, jobs: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + _REPORT_EVERY_S
+            report(float(now_s), int(ended), int(jobs))
+
+    return maybe
+
+
+@contextmanager
+def _event_file(path: Path | None) -> Iterator[Callable[[Event], None] | None]:
+    """Where events go: a file that gets its name only when it is complete."""
+    if path is None:
+        yield None
+        return
+    with _unfinished(path).open("w", encoding="utf-8") as file:
+
+        def write(event: Event) -> None:
+            file.write(event.to_json() + "\n")
+
+        yield write
+    _unfinished(path).replace(path)
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say: null for what is not a number."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

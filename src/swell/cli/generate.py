@@ -1,0 +1,85 @@
+"""`swell generate`: a synthetic workload in our own format."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+EPILOG = """\b
+Example:
+  swell generate --jobs 160 --hours 8 --seed 1 --deadlines 0.5 -o jobs.csv
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option("--jobs", default=160, show_default=True, metavar="N", type=int, help="How many jobs.")
+@click.option(
+    "--hours", default=8.0, show_default=True, metavar="H", help="Time over which they are submitted."
+)
+@click.option("--seed", default=0, show_default=True, metavar="N", help="The same seed gives the same file.")
+@click.option(
+    "--deadlines", default=0.0, show_default=True, metavar="SHARE", help="Share of the jobs with a deadline."
+)
+@click.option(
+    "--max-gpus",
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Most GPUs that a job asks for: the cluster's.",
+)
+@click.option(
+    "--start-hour", default=3.0, show_default=True, metavar="H", help="Hour of the day at which they begin."
+)
+@click.option(
+    "--profiles",
+    "profiles_path",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Models to draw from.  [default: those that come with swell]",
+)
+@click.option("--gpu-type", metavar="NAME", help="Type of the GPUs that run times refer to.")
+@click.option(
+    "-o", "--output", default="-", metavar="FILE", help="Where to write.  [default: standard output]"
+)
+def generate(
+    jobs: int,
+    hours: float,
+    seed: int,
+    deadlines: float,
+    max_gpus: int,
+    start_hour: float,
+    profiles_path: Path | None,
+    gpu_type: str | None,
+    output: str,
+) -> None:
+    """Write a synthetic workload with the statistics of real clusters.
+
+    Sizes, GPU counts and arrivals by hour of day follow the Philly trace, deadlines follow ElasticFlow.
+    """
+    from swell.domain import ANY_GPU, InputError
+    from swell.perf.profiles import ProfileSet
+    from swell.sim.generate import generate_jobs
+    from swell.sim.traces import write_jobs
+
+    specs = generate_jobs(
+        ProfileSet.load(profiles_path),
+        jobs=jobs,
+        hours=hours,
+        seed=seed,
+        deadlines=deadlines,
+        max_gpus=max_gpus,
+        start_hour=start_hour,
+        gpu_type=gpu_type or ANY_GPU,
+    )
+    if output == "-":
+        write_jobs(specs, sys.stdout)
+        return
+    try:
+        with Path(output).open("w", encoding="utf-8", newline="") as file:
+            write_jobs(specs, file)
+    except OSError as error:
+        raise InputError(f"{output}: cannot be written: {error.strerror}", field="output") from error
+    hurried = sum(spec.deadline_s is not None for spec in specs)
+    click.echo(f"{output}: {len(specs):,} jobs over {hours:g} h, {hurried:,} with a deadline", err=True)

@@ -1,0 +1,286 @@
+"""`swell simulate`: traces under policies, side by side."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from swell.cli._runner import Run, Source
+    from swell.domain import Cluster
+    from swell.perf.profiles import ProfileSet
+
+EPILOG = """\b
+Example:
+  swell generate --jobs 100 --seed 1 --deadlines 0.5 -o jobs.csv
+  swell simulate jobs.csv --cluster 8x4 --policy elasticflow --policy tiresias
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...", type=click.Path(path_type=Path))
+@click.option(
+    "--cluster", required=True, metavar="NxG", help="N nodes of G GPUs: 16x4, 16x4:t4, or a list with commas."
+)
+@click.option(
+    "--policy",
+    "policies",
+    required=True,
+    multiple=True,
+    metavar="NAME",
+    help="Name of a policy, with options behind a colon (pollux:p=-1). Give it again to compare.",
+)
+@click.option(
+    "--interval",
+    type=float,
+    metavar="S",
+    help="Seconds between decisions; 0 decides at every event.  [default: the policy's own]",
+)
+@click.option(
+    "--resize-cost",
+    default="30",
+    show_default=True,
+    metavar="S",
+    help="Seconds a job stands still when its GPUs change, or 'model' for a cost by the job's size.",
+)
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="For every random choice."
+)
+@click.option(
+    "--profiles",
+    "profiles_path",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="How fast models train.  [default: what lies beside the trace, else those that come with swell]",
+)
+@click.option("--gpu-type", metavar="NAME", help="Type of the GPUs, as the profiles name it (A100, T4).")
+@click.option(
+    "--belief",
+    type=click.Choice(["profiles", "fitted"]),
+    help="What policies are told of the jobs' speed: the truth, or a model fitted on what was seen."
+    "  [default: the policy's own]",
+)
+@click.option("--cluster-id", metavar="ID", help="Only the jobs of this virtual cluster (Philly traces).")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Only the first N jobs of each trace.")
+@click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that make no sense, and count them.")
+@click.option(
+    "-j",
+    "--jobs",
+    "processes",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Simulations to run at once, as with make.  [default: one per processor]",
+)
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    help="Also write the figures as a JSON list; - for standard output.",
+)
+@click.option(
+    "--events",
+    "events_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Also write what happened, one event a line. Several runs get FILE.TRACE.POLICY each.",
+)
+def simulate(
+    traces: tuple[Path, ...],
+    cluster: str,
+    policies: tuple[str, ...],
+    interval: float | None,
+    resize_cost: str,
+    seed: int,
+    profiles_path: Path | None,
+    gpu_type: str | None,
+    belief: str | None,
+    cluster_id: str | None,
+    limit: int | None,
+    skip_bad_rows: bool,
+    processes: int | None,
+    json_path: str | None,
+    events_path: Path | None,
+) -> None:
+    """Run traces under one or more policies and compare.
+
+    A TRACE is a CSV file in our own format or that of the Pollux, ElasticFlow or Philly traces; the header
+    tells which. Every trace runs under every policy.
+    """
+    from rich.console import Console
+
+    from swell.cli._report import Display, print_table, results_table
+    from swell.cli._runner import Run, processors, run_all
+    from swell.domain import Cluster, InputError
+    from swell.policies import make_policy
+    from swell.sim import parse_cost
+
+    if interval is not None and not 0 <= interval < float("inf"):
+        raise InputError(f"interval must be seconds of at least 0, got {interval}", field="interval")
+    cost = parse_cost(resize_cost)
+    Cluster.parse(cluster)
+    policies = tuple(dict.fromkeys(policies))
+    for policy in policies:
+        make_policy(policy)
+    for path in (None if json_path == "-" else json_path, events_path):
+        if path is not None:
+            _check_writable(Path(path))
+
+    sources = [
+        _load(path, cluster, profiles_path, gpu_type, seed, cluster_id, skip_bad_rows, limit)
+        for path in dict.fromkeys(traces)
+    ]
+    if len({source.trace.name for source in sources}) < len(sources):
+        sources = [
+            replace(source, trace=replace(source.trace, name=str(path)))
+            for source, path in zip(sources, dict.fromkeys(traces))
+        ]
+    pairs = [(source, policy) for source in sources for policy in policies]
+    runs = [
+        Run(
+            source=source,
+            policy=policy,
+            cluster_text=cluster,
+            interval_s=interval,
+            resize_cost=cost,
+            seed=seed,
+            belief=belief,
+            events=_events_path(events_path, source, policy, several=len(pairs) > 1),
+        )
+        for source, policy in pairs
+    ]
+
+    err = Console(stderr=True, highlight=False)
+    _announce(sources, err)
+    display = Display([run.title for run in runs], [len(run.source.trace.jobs) for run in runs], err)
+    try:
+        records = run_all(
+            runs, processes=processes or processors(), on_start=display.start, on_progress=display.update
+        )
+    finally:
+        display.stop()
+
+    out = err if json_path == "-" else Console(highlight=False)
+    print_table(results_table(records), out)
+    _warn(runs, records, err)
+    if json_path is not None:
+        text = json.dumps(records, indent=2, allow_nan=False) + "\n"
+        if json_path == "-":
+            click.echo(text, nl=False)
+        else:
+            Path(json_path).write_text(text, encoding="utf-8")
+
+
+def _load(
+    path: Path,
+    cluster_text: str,
+    profiles_path: Path | None,
+    gpu_type: str | None,
+    seed: int,
+    cluster_id: str | None,
+    skip_bad_rows: bool,
+    limit: int | None,
+) -> Source:
+    """Read a trace with the profiles that go with it."""
+    from swell.cli._runner import Source
+    from swell.domain import ANY_GPU, Cluster
+    from swell.perf.profiles import ProfileSet
+    from swell.sim.traces import fitting_gpu_type, load_trace, sibling_profiles
+
+    found = profiles_path or sibling_profiles(path)
+    profiles = ProfileSet.load(found)
+    cluster = Cluster.parse(cluster_text, gpu_type or ANY_GPU)
+    if cluster.gpu_types == (ANY_GPU,):
+        cluster = Cluster.parse(cluster_text, fitting_gpu_type(path, profiles))
+    cluster = _with_known_types(cluster, profiles)
+    trace = load_trace(
+        path,
+        profiles,
+        seed=seed,
+        cluster_id=cluster_id,
+        gpu_type=cluster.gpu_types[0],
+        gpus_per_node=cluster.gpus_per_node,
+        skip_bad_rows=skip_bad_rows,
+        limit=limit,
+    )
+    return Source(
+        trace=trace,
+        profiles=profiles,
+        profiles_from="built-in" if found is None else str(found),
+        cluster=cluster,
+        gpu_type=",".join(cluster.gpu_types),
+    )
+
+
+def _with_known_types(cluster: Cluster, profiles: ProfileSet) -> Cluster:
+    """The cluster with its GPU types as the profiles spell them."""
+    from swell.domain import ANY_GPU, InputError, nearest
+
+    known = {kind.lower(): kind for kind in profiles.gpu_types}
+    for kind in cluster.gpu_types:
+        if kind != ANY_GPU and kind.lower() not in known:
+            hint = nearest(kind, list(profiles.gpu_types))
+            raise InputError(
+                f"GPU type '{kind}' is not in the profiles ({profiles.source}).{hint}"
+                f" Known: {', '.join(profiles.gpu_types)}",
+                field="gpu-type",
+            )
+    nodes = (
+        replace(node, gpu_type=known.get(node.gpu_type.lower(), node.gpu_type)) for node in cluster.nodes
+    )
+    return replace(cluster, nodes=tuple(nodes))
+
+
+def _announce(sources: list[Source], err: Any) -> None:
+    """Say what was read and whose profiles are used."""
+    for source in sources:
+        trace = source.trace
+        skipped = ""
+        if trace.skipped:
+            rows = "row" if trace.skipped == 1 else "rows"
+            skipped = f"; skipped {trace.skipped:,} bad {rows}, the first: {trace.first_skipped}"
+        err.print(
+            f"{trace.name}: {len(trace.jobs):,} jobs ({trace.format}), profiles: {source.profiles_from}"
+            f" ({source.gpu_type}){skipped}",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _warn(runs: list[Run], records: list[dict[str, Any]], err: Any) -> None:
+    """Say where jobs were left behind."""
+    for run, record in zip(runs, records):
+        left = record["jobs"] - record["finished"] - record["rejected"]
+        if left:
+            err.print(
+                f"{run.title}: {left:,} jobs never finished: the policy gave them no GPUs they can run on",
+                markup=False,
+                soft_wrap=True,
+            )
+
+
+def _events_path(path: Path | None, source: Source, policy: str, *, several: bool) -> Path | None:
+    """Where the events of one run go."""
+    if path is None or not several:
+        return path
+    words = re.sub(r"[^\w.=-]+", "-", f"{source.trace.name}.{policy}")
+    return path.with_name(f"{path.stem}.{words}{path.suffix}")
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse an output that cannot be written now rather than after an hour."""
+    import os
+
+    from swell.domain import InputError
+
+    folder = path.parent
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; give the name of a file to write")
+    if not folder.is_dir():
+        raise InputError(f"{path}: there is no directory '{folder}'")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise InputError(f"{path}: cannot be written: permission denied")

@@ -1,0 +1,166 @@
+"""Synthetic workloads with the statistics of real clusters, for when no trace is at hand.
+
+Where the figures come from:
+
+- sizes and GPU counts: the public Philly trace (Jeon et al., ATC'19), in the four classes by GPU-hours of
+  Pollux (OSDI'21, section 5.1). For each class its share of the jobs, the spread of its GPU-hours and of its
+  GPU counts, counted over the 82,247 jobs of the cut that the Pollux authors published. The 0.2% of the jobs
+  beyond 1,000 GPU-hours are left out, as they did.
+- arrivals: submissions of the same trace by hour of day (geometric mean over its days, so that one user's
+  burst of a thousand jobs does not make an hour busy). Within an hour arrivals are Poisson.
+- deadlines: ElasticFlow (ASPLOS'23, section 6.1): submission plus lambda times the run time on the GPUs asked
+  for, lambda uniform between 0.5 and 1.5. Where lambda is below 1, only an elastic job can make it.
+- models and batch sizes: drawn evenly among those that run on that many GPUs, as Philly names none.
+
+Each of these has a random stream of its own: asking for more deadlines changes no size and no arrival.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swell.domain import ANY_GPU, FloatArray, InputError, JobSpec
+from swell.sim.traces import Models
+
+if TYPE_CHECKING:
+    from swell.perf.profiles import ProfileSet
+
+
+@dataclass(frozen=True, slots=True)
+class SizeClass:
+    """Jobs of about one size."""
+
+    share: float
+    """Of all jobs."""
+    gpu_hours: tuple[float, ...]
+    """At `QUANTILES`."""
+    gpus: tuple[float, ...]
+    """Weights of `GPU_COUNTS`."""
+
+
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+GPU_COUNTS = (1, 2, 4, 8, 16, 32)
+SIZES = (
+    SizeClass(
+        0.7695,
+        (0.0003, 0.0158, 0.0206, 0.158, 0.455, 0.704, 1.0),
+        (0.9638, 0.0238, 0.0078, 0.0039, 0.0006, 0),
+    ),
+    SizeClass(
+        0.1682, (1.0, 1.12, 1.39, 1.70, 3.12, 5.44, 10.0), (0.9542, 0.0021, 0.0204, 0.0197, 0.0019, 0.0009)
+    ),
+    SizeClass(
+        0.0436, (10.0, 12.4, 15.5, 24.7, 44.0, 73.0, 100.0), (0.6456, 0.0517, 0.1771, 0.1124, 0.0073, 0.0048)
+    ),
+    SizeClass(
+        0.0187,
+        (100.0, 112.0, 144.0, 237.0, 442.0, 635.0, 1000.0),
+        (0.1749, 0.0644, 0.2867, 0.4018, 0.0488, 0.0215),
+    ),
+)
+"""Small, medium, large and very large: below 1, 10, 100 and 1,000 GPU-hours."""
+
+ARRIVALS_BY_HOUR = (
+    1.17, 0.95, 1.09, 1.02, 0.89, 1.15, 1.45, 1.55, 1.12, 1.07, 1.00, 0.84,
+    0.77, 0.77, 0.71, 0.74, 0.86, 0.91, 0.95, 0.91, 0.93, 0.99, 1.06, 1.09,
+)  # fmt: skip
+"""Submissions in each hour of the day, relative to the mean, by the trace's clock."""
+
+TIGHTNESS = (0.5, 1.5)
+"""Range of lambda."""
+
+BUSY_WINDOW_STARTS = 3.0
+"""Hour of day from which eight hours have the peak in their middle, as in Pollux's workloads."""
+
+
+def generate_jobs(
+    profiles: ProfileSet,
+    *,
+    jobs: int,
+    hours: float,
+    seed: int = 0,
+    deadlines: float = 0.0,
+    max_gpus: int = GPU_COUNTS[-1],
+    start_hour: float = BUSY_WINDOW_STARTS,
+    gpu_type: str = ANY_GPU,
+    gpus_per_node: int = 4,
+) -> list[JobSpec]:
+    """Draw `jobs` jobs submitted within `hours`; a share `deadlines` of them gets a deadline."""
+    _check("jobs", jobs, "at least 1", jobs >= 1)
+    _check("hours", hours, "more than 0", 0 < hours < np.inf)
+    _check("deadlines", deadlines, "a share between 0 and 1", 0 <= deadlines <= 1)
+    _check("max-gpus", max_gpus, "at least 1", max_gpus >= 1)
+    _check("start-hour", start_hour, "an hour of the day, from 0 to 24", 0 <= start_hour <= 24)
+    _check("seed", seed, "at least 0", seed >= 0)
+
+    def stream(which: int) -> np.random.Generator:
+        return np.random.default_rng([seed, which])
+
+    submit_s = np.round(arrivals(jobs, hours, start_hour, stream(0)), 1)
+    gpu_hours, gpus = sizes(jobs, stream(1))
+    gpus = np.minimum(gpus, max_gpus)
+    drawn = stream(2).random((jobs, 2)).tolist()
+    hurried = stream(3).permutation(jobs) < round(deadlines * jobs)
+    lambdas = stream(4).uniform(*TIGHTNESS, jobs)
+
+    models = Models(profiles, gpu_type, gpus_per_node)
+    menus = {int(count): models.menu(int(count)) for count in np.unique(gpus)}
+    specs = []
+    for i in range(jobs):
+        count = int(gpus[i])
+        menu = menus[count]
+        if not menu:
+            raise InputError(
+                f"none of the profiles runs on {count} GPUs of type '{gpu_type}'", field="profiles"
+            )
+        model, batches = menu[int(drawn[i][0] * len(menu))]
+        batch_size, rate = batches[int(drawn[i][1] * len(batches))]
+        duration_s = float(gpu_hours[i]) * 3600 / count
+        at_s = float(submit_s[i])
+        specs.append(
+            JobSpec(
+                job_id=f"{model}-{i}",
+                submit_s=at_s,
+                model=model,
+                batch_size=batch_size,
+                gpus=count,
+                work=float(max(round(duration_s * rate), 1)),
+                # At least a tenth of a second, so that rounding cannot put it on the submission itself.
+                deadline_s=round(at_s + max(lambdas[i] * duration_s, 0.1), 1) if hurried[i] else None,
+            )
+        )
+    return specs
+
+
+def arrivals(jobs: int, hours: float, start_hour: float, rng: np.random.Generator) -> FloatArray:
+    """Moments of submission in ascending order, in seconds since the window's start."""
+    edges = np.concatenate(
+        [[0.0], np.arange(np.floor(start_hour) + 1, start_hour + hours) - start_hour, [hours]]
+    )
+    hour_of_day = np.floor(start_hour + edges[:-1] + 1e-9).astype(int) % 24
+    mass = np.array(ARRIVALS_BY_HOUR)[hour_of_day] * np.diff(edges)
+    reached = np.concatenate([[0.0], np.cumsum(mass)])
+    moments: FloatArray = np.interp(np.sort(rng.random(jobs)) * reached[-1], reached, edges)
+    return moments * 3600
+
+
+def sizes(jobs: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+    """GPU-hours and GPU counts of so many jobs."""
+    shares = np.array([size.share for size in SIZES])
+    which = rng.choice(len(SIZES), size=jobs, p=shares / shares.sum())
+    at, count_at = rng.random((2, jobs))
+    gpu_hours, gpus = np.zeros(jobs), np.zeros(jobs)
+    for index, size in enumerate(SIZES):
+        mine = which == index
+        gpu_hours[mine] = np.exp(np.interp(at[mine], QUANTILES, np.log(size.gpu_hours)))
+        reached = np.cumsum(size.gpus) / np.sum(size.gpus)
+        gpus[mine] = np.array(GPU_COUNTS)[np.searchsorted(reached, count_at[mine], side="right")]
+    return gpu_hours, gpus
+
+
+def _check(field: str, given: float, allowed: str, fine: bool) -> None:
+    if not fine:
+        raise InputError(f"{field} must be {allowed}, got {given:g}", field=field)
