@@ -27,22 +27,19 @@ def run(
     cluster: str,
     *,
     profiles: Path | None = None,
-    gpu_type: str | None = None,
     interval_s: float | None = None,
     resize_cost: float = 0.0,
     cluster_id: str | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Simulate one trace under one policy; its record with the trace's name."""
-    from swell.perf.profiles import ProfileSet
-
     from swell.domain import Cluster
+    from swell.perf.profiles import ProfileSet
     from swell.sim import simulate
     from swell.sim.traces import load_trace
 
-    kinds = {} if gpu_type is None else {"gpu_type": gpu_type}
-    known = ProfileSet.load(profiles, **kinds)
-    loaded = load_trace(trace, known, seed=seed, cluster_id=cluster_id, **kinds)
+    known = ProfileSet.load(profiles)
+    loaded = load_trace(trace, known, seed=seed, cluster_id=cluster_id)
     result = simulate(
         loaded.jobs,
         known,

@@ -39,7 +39,6 @@ def main() -> None:
                 policy,
                 cluster,
                 profiles=data / f"throughputs_{kind}",
-                gpu_type=kind,
                 resize_cost=5.0,
             )
             records.append(record)

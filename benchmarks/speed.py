@@ -19,7 +19,6 @@ def cases(data: Path) -> list[tuple[str, Path, str, str, dict[str, Any], float |
     pollux: dict[str, Any] = {"profiles": data / "pollux/profiles", "interval_s": 60.0, "resize_cost": 30.0}
     a100: dict[str, Any] = {
         "profiles": flow / "throughputs_A100",
-        "gpu_type": "A100",
         "resize_cost": 5.0,
     }
     workload = data / "pollux/workloads/workload-1.csv"
@@ -63,9 +62,8 @@ def main() -> None:
 
 def warm_up(policy: str) -> None:
     """Compile what this policy needs on a small generated workload."""
-    from swell.perf.profiles import ProfileSet
-
     from swell.domain import Cluster
+    from swell.perf.profiles import ProfileSet
     from swell.sim import simulate
     from swell.sim.generate import generate_jobs
 

@@ -243,8 +243,9 @@ class _Engine:
             kind = EventKind.NODE_JOINED if up else EventKind.NODE_LOST
             if self.on_event is not None:
                 self.on_event(Event(self.now_s, kind, node=node.name, data={"gpus": node.gpus}))
-            for row in self.placer.set_cluster(self.cluster):
-                self._move(row, (), reason=f"node {node.name} was lost")
+            for row, survivors in self.placer.node_lost(self.cluster).items():
+                self.world.node_counts_differ(row, None)
+                self._move(row, survivors, reason=f"node {node.name} was lost")
             self.decide_at_s = self.now_s  # a loss is not kept waiting for the next round
 
     # -- decisions ---------------------------------------------------------------------------------------
@@ -317,14 +318,13 @@ class _Engine:
         if placement == before:
             return
         self._settle(row)
+        why = {} if reason is None else {"reason": reason}
         table.placement[row] = placement
         table.gpus[row] = len(placement)
         if not placement:
             table.rate[row] = 0.0
             self.stamp[row] += 1
-            if self.on_event is not None:
-                why = {} if reason is None else {"reason": reason}
-                self._emit(EventKind.PREEMPTED, row, before=before, **why)
+            self._emit(EventKind.PREEMPTED, row, before=before, **why)
             return
         pause_s = self.cost.seconds(self.world.state_bytes(row), len(before), len(placement))
         table.paused_until_s[row] = self.now_s + pause_s
@@ -337,7 +337,7 @@ class _Engine:
         self._start_segment(row, new_plan=True)
         if self.on_event is not None:
             if before:
-                self._emit(EventKind.RESIZED, row, gpus=placement, before=before, pause_s=pause_s)
+                self._emit(EventKind.RESIZED, row, gpus=placement, before=before, pause_s=pause_s, **why)
             else:
                 self._emit(EventKind.ALLOCATED, row, gpus=placement, pause_s=pause_s)
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from swell.domain import ANY_GPU, Cluster, FloatArray, InputError, IntArray, JobSpec
+from swell.domain import Cluster, FloatArray, InputError, IntArray, JobSpec
 from swell.perf.belief import JobBelief
 from swell.perf.curves import Curves
-from swell.perf.profiles import Profile, ProfileSet
+from swell.perf.profiles import ProfileSet
 from swell.policies import JobTable, Policy
 from swell.sim.truth import Shape, TrainingJob
 
@@ -66,7 +66,7 @@ class World:
         table.requested[row] = min(table.requested[row], self.cluster.capacity)
         if profile.max_gpus is not None:
             table.max_gpus[row] = min(table.max_gpus[row], profile.max_gpus)
-        gpu_type = self._type(profile, self._main_type)
+        gpu_type = profile.resolve(self._main_type)
         trains = profile.epochs is not None
         if job.work is None and not trains:
             raise InputError(
@@ -98,7 +98,7 @@ class World:
             key = (job.model, job.batch_size)
             if key not in known:
                 profile = self._profile[row]
-                kind = self._type(profile, self._main_type)
+                kind = profile.resolve(self._main_type)
                 curve = profile.curve(job.batch_size, columns, self.cluster.gpus_per_node, kind)
                 if not np.any(curve > 0):
                     raise InputError(
@@ -111,17 +111,6 @@ class World:
             self.table.curve[row] = known[key]
         self._exact_row = self.table.curve.copy()
         return Curves(np.array(rates))
-
-    def _type(self, profile: Profile, kind: str) -> str:
-        if kind in profile.gpu_types:
-            return kind
-        if kind == ANY_GPU:
-            return profile.gpu_types[0]
-        raise InputError(
-            f"profile '{profile.name}' was not measured on GPU type '{kind}'; it has: "
-            f"{', '.join(profile.gpu_types)}",
-            field="gpu-type",
-        )
 
     # -- belief ------------------------------------------------------------------------------------------
 
@@ -178,14 +167,14 @@ class World:
         if rate is None:
             profile, batch = self._profile[row], self.table.specs[row].batch_size
             # Data-parallel workers wait for the slowest of them.
-            rate = min(profile.rate(shape, batch, self._type(profile, kind)) for kind in kinds)
+            rate = min(profile.rate(shape, batch, profile.resolve(kind)) for kind in kinds)
             self._rates[key] = rate
         return rate
 
     def _observe_steady(self, row: int, belief: JobBelief, shape: Shape) -> None:
         profile = self._profile[row]
         plan = belief.plan(len(shape), sum(shape))
-        step_s, sync_s = profile.step_time(shape, plan.local_batch, self._type(profile, self._main_type))
+        step_s, sync_s = profile.step_time(shape, plan.local_batch, profile.resolve(self._main_type))
         belief.observe(len(shape), sum(shape), plan.local_batch, step_s, sync_s)
 
     def advance(self, row: int, ran_s: float) -> None:

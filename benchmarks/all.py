@@ -1,0 +1,23 @@
+"""Everything behind the figures of the scheduling core, one after the other: `make bench`."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import time
+
+SCRIPTS = ("fidelity", "deadlines", "afs", "speed", "decision_time", "pollux_fitness")
+
+
+def main() -> None:
+    """Run them all."""
+    for name in SCRIPTS:
+        sys.argv = [name] + (["--plot"] if name == "decision_time" else [])
+        started = time.monotonic()
+        print(f"\n== benchmarks/{name}.py")
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+        print(f"\n({time.monotonic() - started:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()
