@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
 from swell.policies.base import Decision, Knowledge, Policy
-from swell.policies.snapshot import Snapshot
+from swell.policies.snapshot import JobTable, Snapshot
 
 if TYPE_CHECKING:
-    from swell.perf.belief import JobBelief
     from swell.policies._genetic import Cells, Population, Problem
 
 FLOOR = 1e-3
@@ -33,25 +32,14 @@ MOST_GPUS = 64
 """No job is given more: beyond, the authors' measurements end."""
 
 
-class _Goodput(NamedTuple):
-    """A job's goodput, row 0 on one node and row 1 on several, by GPU count; and at the fair share."""
-
-    version: int
-    max_gpus: int
-    fair_gpus: int
-    table: FloatArray
-    fair: float
-
-
 @dataclass
 class _Memory:
-    """What is kept from one decision to the next."""
+    """What is kept from one decision to the next on the same jobs."""
 
+    table: JobTable
     rng: np.random.Generator
-    goodput: dict[int, _Goodput] = field(default_factory=dict)
-    """By the job's row in the table."""
     rows: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """Which jobs the population is about."""
+    """Which jobs the population is about, as rows of the table."""
     population: Population | None = None
 
 
@@ -85,24 +73,26 @@ class Pollux(Policy):
                 )
         if not math.isfinite(self.p):
             raise InputError(f"policy 'pollux': p must be a finite number, got {self.p}", field="p")
-        self._memory = _Memory(np.random.default_rng(self.seed))
+        self._memory: _Memory | None = None
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """The best allocation found, no worse in fitness than keeping the present one where that is legal."""
         nodes = len(snapshot.cluster.nodes)
         per_node = np.zeros((len(snapshot), nodes), dtype=np.int64)
         if len(snapshot) and snapshot.capacity:
-            # Imported late: they bring numba, which takes a while and only this policy needs.
+            # Imported late: they bring numba, which takes a while and which other policies do without.
             from swell.policies._genetic import evolve
             from swell.policies._greedy import greedy
 
-            order = np.lexsort((snapshot.submit_s, snapshot.attained_gpu_s))
-            problem = self.problem(snapshot, order)
+            if self._memory is None or self._memory.table is not snapshot.table:
+                self._memory = _Memory(snapshot.table, np.random.default_rng(self.seed))
+            order = precedence(snapshot)
             rows = snapshot.rows[order]
-            start = [problem.present[None], greedy(problem)[None], self._last_population(rows, nodes)]
+            problem = self.problem(snapshot, order)
+            last = _last_population(self._memory, rows, nodes)
             found = evolve(
                 problem,
-                np.concatenate(start),
+                np.concatenate([problem.present[None], greedy(problem)[None], last]),
                 size=self.population,
                 generations=self.generations,
                 patience=self.patience,
@@ -122,43 +112,20 @@ class Pollux(Policy):
         """What the search needs to know, with the jobs in the given order of precedence."""
         from swell.policies._genetic import Problem
 
-        cluster = snapshot.cluster
-        fair_gpus = math.ceil(snapshot.capacity / len(snapshot))
-        beliefs, goodput = snapshot.beliefs, self._memory.goodput
-        max_gpus = np.minimum(snapshot.max_gpus, MOST_GPUS)
-        current: dict[int, _Goodput] = {}
-        for i, row in enumerate(snapshot.rows.tolist()):
-            belief = beliefs[i]
-            if belief is None:
-                curve = snapshot.curves.rates[snapshot.curve[i]]
-                current[row] = _from_curve(curve, int(max_gpus[i]), fair_gpus)
-            else:
-                most = _most_gpus(belief, int(max_gpus[i]), int(snapshot.min_gpus[i]))
-                current[row] = _from_belief(belief, most, fair_gpus, goodput.get(row))
-        self._memory.goodput = current
-
-        tables = [current[row] for row in snapshot.rows[order].tolist()]
-        limits = np.array([t.max_gpus for t in tables], dtype=np.int64)
-        speedup = np.zeros((len(tables), 2, int(limits.max()) + 1))
-        for j, (_, most, _, table, fair) in enumerate(tables):
-            if fair > 0:
-                speedup[j, :, : most + 1] = table / fair
-        speedup *= np.count_nonzero(cluster.node_gpus) / cluster.capacity
-
+        speedup, max_gpus = _speedups(snapshot, order)
+        speedup *= np.count_nonzero(snapshot.cluster.node_gpus) / snapshot.capacity
         present = _present(snapshot, order)
-        held, span = present.sum(axis=1), np.count_nonzero(present, axis=1)
-        inside = np.minimum(held, limits)  # a bound that fell below what the job holds: repaired anyway
-        kept = speedup[np.arange(len(tables)), (span > 1).astype(np.int64), inside]
-        age_s, resizes = snapshot.age_s[order], snapshot.resizes[order]
-        worth = np.maximum(age_s - resizes * self.restart_cost_s, 0.0)
-        lasting = np.divide(
-            worth, age_s + self.restart_cost_s, out=np.ones_like(age_s), where=age_s + self.restart_cost_s > 0
-        )
+        held, across = present.sum(axis=1), np.count_nonzero(present, axis=1) > 1
+        # Should a bound fall below what a job holds, the search takes the rest away.
+        kept = speedup[np.arange(len(order)), across.astype(np.int64), np.minimum(held, max_gpus)]
+        age_s, cost_s = snapshot.age_s[order], self.restart_cost_s
+        ahead_s = np.maximum(age_s - snapshot.resizes[order] * cost_s, 0.0)
+        lasting = np.divide(ahead_s, age_s + cost_s, out=np.ones_like(age_s), where=age_s + cost_s > 0)
         return Problem(
             present=present,
-            capacity=cluster.node_gpus,
+            capacity=snapshot.cluster.node_gpus,
             min_gpus=snapshot.min_gpus[order],
-            max_gpus=limits,
+            max_gpus=max_gpus,
             loss=self._loss(speedup * lasting[:, None, None]),
             loss_kept=self._loss(kept),
             one_distributed=self.avoid_interference,
@@ -170,47 +137,45 @@ class Pollux(Policy):
             return -np.log(np.maximum(speedup, FLOOR))
         return -np.sign(self.p) * (speedup + FLOOR) ** self.p
 
-    def _last_population(self, rows: IntArray, nodes: int) -> Population:
-        """The last population with the jobs of today: newcomers hold nothing, the finished are gone."""
-        last = self._memory.population
-        if last is None or last.shape[2] != nodes:
-            return np.zeros((0, len(rows), nodes), dtype=np.int16)
-        out = np.zeros((len(last), len(rows), nodes), dtype=np.int16)
-        _, now, before = np.intersect1d(rows, self._memory.rows, assume_unique=True, return_indices=True)
+
+def precedence(snapshot: Snapshot) -> IntArray:
+    """Who wins where jobs collide: the one that has received least, then the one submitted first."""
+    return np.lexsort((snapshot.submit_s, snapshot.attained_gpu_s))
+
+
+def _speedups(snapshot: Snapshot, order: IntArray) -> tuple[FloatArray, IntArray]:
+    """Speed-up of each job over its fair share, on one node and on several, by GPUs; and its most GPUs."""
+    fair_gpus = math.ceil(snapshot.capacity / len(snapshot))
+    beliefs, least = snapshot.beliefs, snapshot.min_gpus
+    bounds = np.minimum(snapshot.table.max_gpus[snapshot.rows], min(snapshot.capacity, MOST_GPUS))
+    max_gpus = np.empty(len(order), dtype=np.int64)
+    speedup = np.zeros((len(order), 2, int(bounds.max()) + 1))
+    for j, i in enumerate(order.tolist()):
+        belief, most = beliefs[i], int(bounds[i])
+        if belief is None:
+            most = min(most, snapshot.curves.max_gpus)
+            rates = snapshot.curves.rates[snapshot.curve[i]]
+            goodput = np.stack([rates, rates])
+            fair = rates[min(fair_gpus, len(rates) - 1)] or rates.max()
+        else:
+            most = max(belief.max_gpus(most), min(int(least[i]), most))
+            share = min(fair_gpus, belief.limits.max_gpus)
+            goodput = belief.table(max(most, share))
+            fair = goodput[0, share]
+        max_gpus[j] = most
+        if fair > 0:
+            np.divide(goodput[:, : most + 1], fair, out=speedup[j, :, : most + 1])
+    return speedup[:, :, : int(max_gpus.max()) + 1], max_gpus
+
+
+def _last_population(memory: _Memory, rows: IntArray, nodes: int) -> Population:
+    """The last population with the jobs of today: newcomers hold nothing, the finished are gone."""
+    last = memory.population
+    out = np.zeros((0 if last is None else len(last), len(rows), nodes), dtype=np.int16)
+    if last is not None:
+        _, now, before = np.intersect1d(rows, memory.rows, assume_unique=True, return_indices=True)
         out[:, now] = last[:, before]
-        return out
-
-
-def _most_gpus(belief: JobBelief, bound: int, least: int) -> int:
-    """Exploration: not far beyond what was profiled, nor more replicas than the largest batch can feed."""
-    limits = belief.limits
-    bound = max(min(bound, limits.max_batch // limits.min_local), 1)
-    return max(belief.max_gpus(bound), min(least, bound))
-
-
-def _from_belief(belief: JobBelief, max_gpus: int, fair_gpus: int, last: _Goodput | None) -> _Goodput:
-    """The goodput table of a job, taken over from the last decision where nothing has changed."""
-    fresh = last is not None and last.version == belief.version
-    if last is not None and fresh and last.max_gpus == max_gpus and last.fair_gpus == fair_gpus:
-        return last
-    if last is not None and fresh and last.max_gpus == max_gpus:
-        table = last.table
-    else:
-        gpus = np.arange(1, max_gpus + 1)
-        table = np.zeros((2, max_gpus + 1))
-        # The throughput model knows one node and several, so two stand for any number above.
-        table[0, 1:] = belief.goodput(np.ones_like(gpus), gpus)
-        table[1, 2:] = belief.goodput(np.full(max_gpus - 1, 2), gpus[1:])
-    share = min(fair_gpus, belief.limits.max_batch // belief.limits.min_local)
-    fair = float(belief.goodput(np.array([1]), np.array([max(share, 1)]))[0])
-    return _Goodput(belief.version, max_gpus, fair_gpus, table, fair)
-
-
-def _from_curve(rates: FloatArray, max_gpus: int, fair_gpus: int) -> _Goodput:
-    """The same from a curve on packed GPUs, where no model of the job is kept."""
-    curve = rates[: max_gpus + 1]
-    fair = float(rates[min(fair_gpus, len(rates) - 1)]) or float(rates.max())
-    return _Goodput(0, max_gpus, fair_gpus, np.stack([curve, curve]), fair)
+    return out
 
 
 def _present(snapshot: Snapshot, order: IntArray) -> Cells:
