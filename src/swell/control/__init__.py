@@ -1,0 +1,1 @@
+"""The control plane: store, scheduling loop, reconciler, promises."""
