@@ -82,7 +82,7 @@ class Engine(Protocol):
     name: str
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Come up and find the jobs that already run. Calls `wake`, from any thread, when something changed."""
+        """Come up and find the jobs that already run; call `wake`, from any thread, when anything changed."""
 
     def close(self) -> None:
         """Stop watching. Jobs go on."""
@@ -91,7 +91,7 @@ class Engine(Protocol):
         """The nodes and slots there are now; a node that left is not up."""
 
     def apply(self, launch: Launch, placement: Placement) -> None:
-        """Make the job's workers be on exactly these slots: start, resize, or (none) stop it in good order."""
+        """Have the job's workers on exactly these slots: start, resize, or (none) stop it in good order."""
 
     def end(self, job_id: str) -> None:
         """End a job for good and clean up its processes. Its directory stays."""
