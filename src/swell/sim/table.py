@@ -136,8 +136,6 @@ def read_table(path: Path) -> Table:
                     lines.append(reader.line_num)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         _unreadable(path, error)
-    if not rows:
-        raise InputError(f"{path}: has a header but no rows: there is nothing to simulate")
     wrong = {i: len(row) for i, row in enumerate(rows) if len(row) != len(header)}
     for i in wrong:
         rows[i] = (rows[i] + [""] * len(header))[: len(header)]

@@ -127,6 +127,8 @@ def load_trace(
     path = Path(path)
     table = read_table(path)
     kind = _detect(path, table.header)
+    if not len(table):
+        raise InputError(f"{path}: has a header but no rows: there is nothing to simulate")
     if cluster_id is not None and kind.name != "philly":
         raise InputError(
             f"{path}: a cluster id was given, but only philly traces have one; this is {kind.name}",
@@ -141,7 +143,7 @@ def load_trace(
         raise InputError(f"{path}: no job is left; all {len(table.problems)} rows are bad: {_first(table)}")
     jobs.sort(key=_by_submission)
     return Trace(
-        name=path.stem if cluster_id is None else f"{path.stem}:{cluster_id}",
+        name=path.stem if cluster_id is None else f"{path.stem}/{cluster_id}",
         jobs=jobs[:limit],
         format=kind.name,
         skipped=len(table.problems),
