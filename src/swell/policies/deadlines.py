@@ -1,0 +1,158 @@
+"""Earliest deadline first, the baseline of ElasticFlow (ASPLOS'23, section 6), with and without admission.
+
+As in the authors' simulator, a job is scaled out as far as its curve was measured (at most `widest` GPUs),
+even where that is slower than a smaller share, and takes the largest power of two that is left where there
+are fewer. Without admission nobody is refused, and a job that is already late keeps its place at the head:
+that is why plain EDF collapses under load. With admission a newcomer comes in iff playing the schedule
+forward ends it, and everybody promised before, in time.
+
+Unlike theirs, ours plays forward with the resize cost, and a job that is late all the same does not make
+every newcomer refused. Best-effort jobs come last, oldest first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from swell.domain import FloatArray, IntArray
+from swell.perf._compiled import compiled
+from swell.perf.curves import powers_of_two
+from swell.policies._reservations import Steps, level_of, take
+from swell.policies.base import ADMITTED, Admission, Decision, Knowledge, PlacerName, Policy
+from swell.policies.snapshot import Snapshot
+
+
+@dataclass(kw_only=True)
+class Edf(Policy):
+    """The most urgent job first, on as many GPUs as it can use at all."""
+
+    name: ClassVar[str] = "edf"
+    paper: ClassVar[str] = "Earliest deadline first, as in ElasticFlow (ASPLOS'23)"
+    goal: ClassVar[str] = "the baseline for deadlines: optimal on one machine, and only without overload"
+    knows: ClassVar[Knowledge] = "profiles"
+    placer: ClassVar[PlacerName] = "buddy"
+
+    widest: int = 64
+    """Most GPUs to scale a job out to."""
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        """In order of deadline the widest share that is left for each."""
+        _, gpus = self._tables(snapshot)
+        return Decision(_give(gpus, _urgency(snapshot), snapshot.capacity))
+
+    def _tables(self, snapshot: Snapshot) -> tuple[FloatArray, IntArray]:
+        """By job and level (0, 1, 2, 4, ... GPUs): the rate on that much, and the share taken of it."""
+        most = min(snapshot.capacity, snapshot.curves.max_gpus, self.widest)
+        counts = np.append(0, powers_of_two(most))
+        rates = snapshot.curves.rates[snapshot.curve[:, None], counts]
+        # A curve is flat beyond its last measured point: going there is not scaling out.
+        scales = (rates > 0) & (np.diff(rates, axis=1, prepend=0) != 0)
+        scales &= (counts >= snapshot.min_gpus[:, None]) & (counts <= snapshot.max_gpus[:, None])
+        level = np.maximum.accumulate(np.where(scales, np.arange(len(counts)), 0), axis=1)
+        return np.take_along_axis(rates, level, axis=1), counts[level]
+
+
+@dataclass(kw_only=True)
+class EdfAdmission(Edf):
+    """Earliest deadline first behind a gate: only what will be in time comes in."""
+
+    name: ClassVar[str] = "edf-admission"
+    paper: ClassVar[str] = "Earliest deadline first with admission control, as in ElasticFlow (ASPLOS'23)"
+    goal: ClassVar[str] = "what admission control alone is worth: EDF that refuses what it would be late with"
+
+    def admit(self, snapshot: Snapshot, index: int) -> Admission:
+        """Admit iff, played forward, the job and all that were in time without it are in time."""
+        deadline_s = float(snapshot.deadline_s[index])
+        if math.isinf(deadline_s):
+            return ADMITTED
+        rates, gpus = self._tables(snapshot)
+        order = _urgency(snapshot)
+        lag_s = np.maximum(snapshot.table.paused_until_s[snapshot.rows] - snapshot.now_s, 0.0)
+
+        def play(order: IntArray) -> FloatArray:
+            return _play_forward(
+                snapshot.now_s,
+                snapshot.capacity,
+                order,
+                snapshot.remaining,
+                rates,
+                gpus,
+                snapshot.gpus,
+                lag_s,
+                snapshot.resize_cost_s,
+            )
+
+        in_time = play(order) <= snapshot.deadline_s
+        if not in_time[index]:
+            return Admission(False, reason="behind the more urgent jobs it would end after its deadline")
+        if not in_time.all():
+            others = order[order != index]
+            broken = (play(others) <= snapshot.deadline_s) & ~in_time
+            broken[index] = False
+            if broken.any():
+                job = snapshot.table.specs[snapshot.rows[int(np.argmax(broken))]].job_id
+                return Admission(False, reason=f"it would make job '{job}' miss its deadline")
+        return Admission(True, finish_s=deadline_s)
+
+
+def _urgency(snapshot: Snapshot) -> IntArray:
+    """Job indices by deadline, then by age; best effort last."""
+    return np.argsort(snapshot.deadline_s, kind="stable")
+
+
+@compiled
+def _give(gpus: IntArray, order: IntArray, capacity: int) -> IntArray:
+    """One job after the other the largest share that is left for it."""
+    given = np.zeros(len(order), np.int64)
+    free = capacity
+    for i in order:
+        if free == 0:
+            break
+        given[i] = gpus[i, min(level_of(free), gpus.shape[1] - 1)]
+        free -= given[i]
+    return given
+
+
+@compiled
+def _play_forward(
+    now_s: float,
+    capacity: int,
+    order: IntArray,
+    work: FloatArray,
+    rates: FloatArray,
+    gpus: IntArray,
+    held: IntArray,
+    lag_s: FloatArray,
+    pause_s: float,
+) -> FloatArray:
+    """When each job ends if nobody else comes: in strict order everyone takes what the more urgent leave."""
+    n = len(order)
+    times = np.empty(n + 2)
+    free = np.empty(n + 2, np.int64)
+    times[0], free[0] = now_s, capacity
+    size = 1
+    ends = np.full(len(work), np.inf)
+    step_s = np.empty(n + 2)
+    step_gpus = np.empty(n + 2, np.int64)
+    for i in order:
+        left, share, lag = work[i], held[i], lag_s[i]
+        for b in range(size):
+            level = min(level_of(free[b]), gpus.shape[1] - 1)
+            if gpus[i, level] != share:
+                share = gpus[i, level]
+                lag = pause_s
+            step_s[b], step_gpus[b] = times[b], share
+            span = times[b + 1] - times[b] if b + 1 < size else np.inf
+            run = span - lag
+            if share > 0 and run > 0.0 and rates[i, level] * run >= left:
+                ends[i] = times[b] + lag + left / rates[i, level]
+                size = take(times, free, size, Steps(step_s[: b + 1], step_gpus[: b + 1], ends[i]), 1)
+                break
+            if share > 0:
+                left -= rates[i, level] * max(run, 0.0)
+                lag = max(-run, 0.0)
+    return ends
