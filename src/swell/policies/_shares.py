@@ -1,0 +1,104 @@
+"""What several policies do with shares: fill a cluster in some order, find the least share, grow by gain.
+
+The loops are compiled; they work on the arrays of a snapshot and know nothing of policies.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numba import njit
+
+from swell.domain import FloatArray, IntArray
+from swell.policies.snapshot import Snapshot
+
+
+@njit(cache=True)
+def fill(order: IntArray, want: IntArray, most: IntArray, free: int, strict: bool) -> IntArray:
+    """Give each job in turn all that it wants or nothing.
+
+    A job that does not fit is passed over, or ends the walk if `strict`. One that wants more than it can ever
+    be given (`most`), or nothing, is always passed over.
+    """
+    gpus = np.zeros(len(want), dtype=np.int64)
+    for i in order:
+        if want[i] <= free and want[i] <= most[i]:
+            gpus[i] = want[i]
+            free -= want[i]
+            if free == 0:
+                break
+        elif strict and want[i] <= most[i]:
+            break
+    return gpus
+
+
+@njit(cache=True)
+def _least(rates: FloatArray, curve: IntArray, low: IntArray, high: IntArray) -> IntArray:
+    found = np.zeros(len(curve), dtype=np.int64)
+    for i in range(len(curve)):
+        for k in range(max(low[i], 1), high[i] + 1):
+            if rates[curve[i], k] > 0.0:
+                found[i] = k
+                break
+    return found
+
+
+def least_share(snapshot: Snapshot) -> IntArray:
+    """The smallest share on which each job makes progress, at least its own minimum; 0 if there is none."""
+    return _least(snapshot.curves.rates, snapshot.curve, snapshot.min_gpus, snapshot.max_gpus)
+
+
+@njit(cache=True)
+def _gain(now: float, more: float, weight: float, time: bool) -> float:
+    if more <= now:
+        return 0.0
+    return weight * (1.0 / now - 1.0 / more) if time else weight * (more - now)
+
+
+@njit(cache=True)
+def grow(
+    rates: FloatArray,
+    curve: IntArray,
+    gpus: IntArray,
+    most: IntArray,
+    weight: FloatArray,
+    free: int,
+    time: bool,
+) -> IntArray:
+    """Give `free` GPUs one at a time to the running job with the largest gain, while one gains at all.
+
+    The gain of a job is `weight` times the rate that one more GPU adds or, if `time`, times the seconds
+    that it takes off a unit of work. Ties go to the older job.
+    """
+    gpus = gpus.copy()
+    heap = [(0.0, -1)]
+    heap.pop()
+    for i in range(len(gpus)):
+        if 0 < gpus[i] < most[i]:
+            gain = _gain(rates[curve[i], gpus[i]], rates[curve[i], gpus[i] + 1], weight[i], time)
+            if gain > 0.0:
+                heap.append((-gain, i))
+    heapq.heapify(heap)
+    while free > 0 and len(heap) > 0:
+        i = heap[0][1]
+        gpus[i] += 1
+        free -= 1
+        gain = 0.0
+        if gpus[i] < most[i]:
+            gain = _gain(rates[curve[i], gpus[i]], rates[curve[i], gpus[i] + 1], weight[i], time)
+        if gain > 0.0:
+            heapq.heapreplace(heap, (-gain, i))
+        else:
+            heapq.heappop(heap)
+    return gpus
+
+
+def per_row(memory: FloatArray, rows: IntArray, default: float) -> FloatArray:
+    """A policy's memory of jobs, indexed by row of the table, made long enough for all of `rows`."""
+    need = int(rows[-1]) + 1 if len(rows) else 0
+    if need <= len(memory):
+        return memory
+    longer = np.full(max(need, 2 * len(memory), 256), default)
+    longer[: len(memory)] = memory
+    return longer

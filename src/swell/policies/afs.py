@@ -1,0 +1,222 @@
+"""AFS (NSDI'21, section 4): weigh how short a job is against how well it uses one more GPU.
+
+Uncontended, every job has its least share and the rest is won in tournaments, a step at a time. Of two jobs
+let a be the one that ends sooner at the present shares, p its rate and p' its rate one step up. The step goes
+to a iff (p_a' - p_a) / p_a > (p_b' - p_b) / p_b': what b is given now it will have anyway once a is gone. The
+relation is transitive, so a winner tree serves, and a step costs log(jobs) matches.
+
+A step is one GPU, as in the paper, where that raises the rate. Measured curves dip where a job first crosses
+a node, so a step leads to the next share with a higher rate, and gains are counted per GPU of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numba import njit
+
+from swell.domain import FloatArray, InputError, IntArray
+from swell.policies._shares import fill, least_share
+from swell.policies.base import Decision, Knowledge, Policy
+from swell.policies.snapshot import Snapshot
+
+
+@njit(cache=True)
+def _a_wins(a: int, b: int, rate: FloatArray, up: FloatArray, step: IntArray) -> bool:
+    """The test of the paper, for a job a that ends sooner than b."""
+    return (up[a] - rate[a]) / (rate[a] * step[a]) > (up[b] - rate[b]) / (up[b] * step[b])
+
+
+@njit(cache=True)
+def _match(
+    i: int, j: int, rate: FloatArray, up: FloatArray, step: IntArray, left: FloatArray, luck: IntArray
+) -> int:
+    """Who of two jobs takes the next step; without `luck` the work left is known."""
+    if i < 0 or j < 0:
+        return max(i, j)
+    if up[i] <= rate[i] or up[j] <= rate[j]:
+        return i if up[i] > rate[i] else j
+    if len(luck) == 0:
+        if left[j] * rate[i] < left[i] * rate[j]:
+            i, j = j, i
+        return i if _a_wins(i, j, rate, up, step) else j
+    if_i_is_short = _a_wins(i, j, rate, up, step)
+    if_j_is_short = not _a_wins(j, i, rate, up, step)
+    if if_i_is_short == if_j_is_short:
+        return i if if_i_is_short else j
+    return i if luck[i] >= luck[j] else j
+
+
+@njit(cache=True)
+def _step_up(row: FloatArray, share: int, most: int, legal: IntArray) -> int:
+    """The next legal share with a higher rate, or 0."""
+    for k in range(share + 1, most + 1):
+        if legal[k] and row[k] > row[share]:
+            return k
+    return 0
+
+
+@njit(cache=True)
+def tournaments(
+    rates: FloatArray,
+    curve: IntArray,
+    gpus: IntArray,
+    most: IntArray,
+    left: FloatArray,
+    luck: IntArray,
+    legal: IntArray,
+    free: int,
+) -> IntArray:
+    """Give `free` GPUs to the running jobs, each step to the winner of a tournament among them all."""
+    players = np.flatnonzero(gpus)
+    n = len(players)
+    gpus = gpus.copy()
+    rate = np.zeros(len(gpus))
+    up = np.zeros(len(gpus))
+    step = np.ones(len(gpus), dtype=np.int64)
+    size = 1
+    while size < n:
+        size *= 2
+    tree = np.full(2 * size, -1, dtype=np.int64)
+    for t in range(n):
+        i = players[t]
+        row = rates[curve[i]]
+        rate[i] = row[gpus[i]]
+        k = _step_up(row, gpus[i], most[i], legal)
+        if k > 0:
+            up[i] = row[k]
+            step[i] = k - gpus[i]
+        tree[size + t] = i
+    for node in range(size - 1, 0, -1):
+        tree[node] = _match(tree[2 * node], tree[2 * node + 1], rate, up, step, left, luck)
+    place = np.zeros(len(gpus), dtype=np.int64)
+    for t in range(n):
+        place[players[t]] = size + t
+    while free > 0 and n > 0:
+        i = tree[1]
+        if up[i] <= rate[i]:
+            break
+        k = 0
+        if step[i] <= free:
+            row = rates[curve[i]]
+            gpus[i] += step[i]
+            free -= step[i]
+            rate[i] = up[i]
+            k = _step_up(row, gpus[i], most[i], legal)
+        # Else the step is too long for what is left, now and from now on: out of the game.
+        up[i] = rates[curve[i], k] if k > 0 else 0.0
+        step[i] = k - gpus[i] if k > 0 else 1
+        node = place[i] // 2
+        while node > 0:
+            tree[node] = _match(tree[2 * node], tree[2 * node + 1], rate, up, step, left, luck)
+            node //= 2
+    return gpus
+
+
+def legal_shares(shares: str, gpus_per_node: int, most: int) -> IntArray:
+    """For each GPU count from 0 to `most`, whether it may be a share."""
+    k = np.arange(most + 1)
+    if shares == "any":
+        return np.ones(most + 1, dtype=np.int64)
+    inside = (k > 0) & (k <= gpus_per_node) & (gpus_per_node % np.maximum(k, 1) == 0)
+    return (inside | (k % gpus_per_node == 0)).astype(np.int64)
+
+
+@dataclass(kw_only=True)
+class _Afs(Policy):
+    """What both kinds have in common."""
+
+    paper: ClassVar[str] = "AFS and CoDDL, NSDI'21"
+    knows: ClassVar[Knowledge] = "profiles"
+    changes_with_time: ClassVar[bool] = False
+
+    shares: str = "any"
+    """Legal shares: 'any', or 'coddl' for factors and multiples of a node (1, 2, 4, 8, 12 ... on 4-GPU
+    nodes).
+    """
+
+    def __post_init__(self) -> None:
+        if self.shares not in ("any", "coddl"):
+            raise InputError(f"shares must be 'any' or 'coddl', got '{self.shares}'", field="shares")
+
+    def _compete(self, snapshot: Snapshot, gpus: IntArray, left: FloatArray, luck: IntArray) -> IntArray:
+        free = snapshot.capacity - int(gpus.sum())
+        if free <= 0:
+            return gpus
+        curves = snapshot.curves
+        legal = legal_shares(self.shares, snapshot.cluster.gpus_per_node, curves.max_gpus)
+        return tournaments(curves.rates, snapshot.curve, gpus, snapshot.max_gpus, left, luck, legal, free)
+
+
+_NO_LUCK = np.empty(0, dtype=np.int64)
+
+
+@dataclass(kw_only=True)
+class AfsL(_Afs):
+    """AFS-L: the length of jobs is known. Contended, the shortest have their least share each."""
+
+    name: ClassVar[str] = "afs-l"
+    goal: ClassVar[str] = "low average JCT for elastic jobs whose length is known"
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        """Least shares to the shortest, then tournaments for the rest."""
+        least, left, capacity = least_share(snapshot), snapshot.remaining, snapshot.capacity
+        rate = snapshot.rate_at(least)
+        left_s = np.divide(left, rate, out=np.full(len(left), np.inf), where=rate > 0)
+        if len(left) > 2 * capacity and least.max() == 1:  # then nobody beyond the capacity-th can matter
+            order = np.argpartition(left_s, capacity)[:capacity]
+        else:
+            order = np.argsort(left_s, kind="stable")
+        gpus = fill(order, least, snapshot.max_gpus, capacity, False)
+        return Decision(self._compete(snapshot, gpus, left, _NO_LUCK))
+
+
+@dataclass(kw_only=True)
+class AfsP(_Afs):
+    """AFS-P: the length of jobs is not known.
+
+    A tournament's match is decided under both assumptions of who is shorter; if they disagree a coin is
+    tossed. It falls the same way for the same jobs and `seed`, so that shares do not flap from one decision
+    to the next. Contended, jobs take leases: fewest used leases first, then who ran first, then arrival.
+    """
+
+    name: ClassVar[str] = "afs-p"
+    goal: ClassVar[str] = "low average JCT for elastic jobs of unknown length"
+
+    lease_s: float = 7200.0
+    """Run time of a lease, after which others who wait come first."""
+    seed: int = 0
+    """Of the coins."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.lease_s > 0:
+            raise InputError(f"lease_s must be above 0, got {self.lease_s}", field="lease_s")
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        """Least shares by leases, then tournaments for the rest."""
+        least = least_share(snapshot)
+        order = np.lexsort((snapshot.first_start_s, self._used_leases(snapshot)))
+        gpus = fill(order, least, snapshot.max_gpus, snapshot.capacity, False)
+        luck = self._coins(snapshot.rows)
+        return Decision(self._compete(snapshot, gpus, np.empty(0), luck))
+
+    def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
+        """When the next lease runs out, if somebody waits for it."""
+        runs = decision.gpus > 0
+        if runs.all():
+            return np.inf
+        end_s = (self._used_leases(snapshot)[runs] + 1) * self.lease_s - snapshot.run_s[runs]
+        return snapshot.now_s + float(end_s.min(initial=np.inf))
+
+    def _used_leases(self, snapshot: Snapshot) -> FloatArray:
+        return np.floor((snapshot.run_s + 1e-3) / self.lease_s)
+
+    def _coins(self, rows: IntArray) -> IntArray:
+        """A number that is as good as random for each job, always the same."""
+        x = (rows.astype(np.uint64) + np.uint64(self.seed)) * np.uint64(0x9E3779B97F4A7C15)
+        x ^= x >> np.uint64(31)
+        x *= np.uint64(0xBF58476D1CE4E5B9)
+        return (x >> np.uint64(1)).astype(np.int64)

@@ -1,0 +1,63 @@
+"""Max-min fairness on GPUs: equal shares, except for those who cannot use as many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from swell.domain import IntArray
+from swell.policies._shares import fill, least_share
+from swell.policies.base import Decision, Knowledge, Policy
+from swell.policies.snapshot import Snapshot
+
+
+def water_fill(low: IntArray, high: IntArray, capacity: int) -> tuple[IntArray, int]:
+    """Shares clip(level, low, high) for the highest level that fits in `capacity`, and that level."""
+    below, above = 0, capacity + 1
+    while above - below > 1:
+        level = (below + above) // 2
+        if int(np.clip(level, low, high).sum()) <= capacity:
+            below = level
+        else:
+            above = level
+    return np.clip(below, low, high), below
+
+
+@dataclass(kw_only=True)
+class MaxMin(Policy):
+    """Every job the same share, by water-filling; no more than makes it faster.
+
+    GPUs that are left when shares cannot be equal go one each to jobs that hold more already (so that they
+    stay put), then to the oldest. With more jobs than GPUs the oldest have one each: shares are equal over
+    jobs, not over time.
+    """
+
+    name: ClassVar[str] = "max-min"
+    paper: ClassVar[str] = "-"
+    goal: ClassVar[str] = "equal shares"
+    knows: ClassVar[Knowledge] = "profiles"
+    changes_with_time: ClassVar[bool] = False
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        """Raise all shares together until the GPUs are spent."""
+        least, capacity = least_share(snapshot), snapshot.capacity
+        low = fill(np.arange(len(least)), least, snapshot.max_gpus, capacity, False)
+        high = np.minimum(snapshot.curves.best_gpus[snapshot.curve], snapshot.max_gpus)
+        high = np.where(low > 0, np.maximum(high, low), 0)
+        gpus, level = water_fill(low, high, capacity)
+        more = np.flatnonzero((gpus == level) & (gpus < high))
+        more = more[np.argsort(snapshot.gpus[more] <= level, kind="stable")]
+        gpus[more[: capacity - int(gpus.sum())]] += 1
+        return Decision(_without_waste(snapshot, gpus, low))
+
+
+def _without_waste(snapshot: Snapshot, gpus: IntArray, low: IntArray) -> IntArray:
+    """Take back the last GPUs of jobs that are no slower without them (curves may dip, or have holes)."""
+    while True:
+        fewer = np.maximum(gpus - 1, 0)
+        wasted = (gpus > low) & (snapshot.rate_at(fewer) >= snapshot.rate_at(gpus))
+        if not wasted.any():
+            return gpus
+        gpus = np.where(wasted, fewer, gpus)

@@ -1,0 +1,103 @@
+"""Gandiva (OSDI'18, sections 3 and 4): time slicing when jobs outnumber GPUs, lending when GPUs are idle.
+
+Rigid jobs get what they asked for. While some wait, all GPUs are dealt anew at every turn of a common clock,
+to those who have gone without for longest; between turns running jobs stay. While nobody waits, idle GPUs are
+lent to running jobs, doubling a job's share, and taken back when the next job needs them. Whether a loan
+helps is found out by trial: if the measured rate did not rise, the job is not grown that far again.
+
+Left out: packing two jobs on one GPU, and migration for locality (the placer packs; suspend and resume is
+what a resize costs in the simulation, and with 60 s turns it should be cheap, as it is in the paper).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from swell.domain import FloatArray, InputError, IntArray
+from swell.policies._shares import fill, per_row
+from swell.policies.base import Decision, Policy
+from swell.policies.snapshot import Snapshot
+
+
+@dataclass(kw_only=True)
+class Gandiva(Policy):
+    """Round-robin time slices for all; idle GPUs on loan."""
+
+    name: ClassVar[str] = "gandiva"
+    paper: ClassVar[str] = "Gandiva, OSDI'18"
+    goal: ClassVar[str] = "every job makes early progress, no GPU idles"
+    changes_with_time: ClassVar[bool] = False
+
+    quantum_s: float = 60.0
+    """Length of a time slice."""
+    lend: bool = True
+    """Lend idle GPUs to running jobs."""
+
+    _turn: float = field(init=False, repr=False, default=-1.0)
+    _had_gpus_s: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
+    """When each job last held GPUs; negative for never."""
+    _before: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
+    """The share that each job was last grown from, and its rate there."""
+    _rate_before: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
+    _enough: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
+    """The share beyond which each job was seen to gain nothing."""
+
+    def __post_init__(self) -> None:
+        if not self.quantum_s > 0:
+            raise InputError(f"quantum_s must be above 0, got {self.quantum_s}", field="quantum_s")
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        """Slice time if somebody must wait, else lend what is idle."""
+        rows, held, now_s = snapshot.rows, snapshot.gpus, snapshot.now_s
+        self._had_gpus_s = per_row(self._had_gpus_s, rows, -1.0)
+        self._had_gpus_s[rows[held > 0]] = now_s
+        idle_since_s = np.maximum(self._had_gpus_s[rows], snapshot.submit_s)
+        turn = math.floor(now_s / self.quantum_s + 1e-9)
+        stays = (held > 0) & (turn == self._turn)
+        self._turn = turn
+        order = np.lexsort((snapshot.run_s, idle_since_s, ~stays))
+        gpus = fill(order, snapshot.requested, snapshot.max_gpus, snapshot.capacity, False)
+        if self.lend and not self._waiting(snapshot, gpus):
+            gpus = self._lend(snapshot, gpus)
+        return Decision(gpus)
+
+    def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
+        """The next turn, if somebody waits or a job that has just grown may be grown further."""
+        grew = np.any(decision.gpus > np.maximum(snapshot.gpus, snapshot.requested))
+        if not grew and not self._waiting(snapshot, decision.gpus):
+            return np.inf
+        return (self._turn + 1) * self.quantum_s
+
+    @staticmethod
+    def _waiting(snapshot: Snapshot, gpus: IntArray) -> bool:
+        """Whether somebody waits whom the cluster could hold."""
+        return bool(np.any((gpus == 0) & (snapshot.requested <= snapshot.max_gpus)))
+
+    def _lend(self, snapshot: Snapshot, gpus: IntArray) -> IntArray:
+        """Leave the loans that help, and double the smallest shares while there is something idle."""
+        rows, held, free = snapshot.rows, snapshot.gpus, snapshot.capacity - int(gpus.sum())
+        most = np.minimum(snapshot.max_gpus, self._learn(snapshot)).astype(np.int64)
+        loan = np.clip(np.minimum(held, most) - gpus, 0, None) * (gpus > 0)
+        gpus = gpus + fill(np.argsort(gpus, kind="stable"), loan, loan, free, False)
+        free = snapshot.capacity - int(gpus.sum())
+        # Only a share whose rate has been seen is grown: a trial needs something to compare with.
+        more = np.where((gpus == held) & (gpus > 0) & (2 * gpus <= most), gpus, 0)
+        more = fill(np.argsort(gpus, kind="stable"), more, more, free, False)
+        self._before[rows[more > 0]] = gpus[more > 0]
+        self._rate_before[rows[more > 0]] = snapshot.table.rate[rows[more > 0]]
+        return gpus + more
+
+    def _learn(self, snapshot: Snapshot) -> FloatArray:
+        """Compare what grown jobs do now with what they did before; the share that is enough for each."""
+        rows = snapshot.rows
+        self._before = per_row(self._before, rows, np.inf)
+        self._rate_before = per_row(self._rate_before, rows, 0.0)
+        self._enough = per_row(self._enough, rows, np.inf)
+        grown = snapshot.gpus > self._before[rows]
+        useless = rows[grown & (snapshot.table.rate[rows] <= self._rate_before[rows])]
+        self._enough[useless] = np.minimum(self._enough[useless], self._before[useless])
+        return self._enough[rows]

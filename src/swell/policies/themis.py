@@ -1,0 +1,115 @@
+"""Themis (NSDI'20, sections 3 and 4): max-min fairness of finish times, with leases.
+
+rho is a job's time from submission to finish over what it would take alone on its 1/N of the cluster, N being
+the jobs that are active now. In the paper the worst-off 1 - f of the jobs bid for free GPUs and a partial
+allocation mechanism picks winners. Here, as is usual in simulation, nobody bids: GPUs that are free or whose
+lease has run out go, step by step, to whoever has the largest rho at that moment, which makes the largest rho
+as small as one step at a time can. The order replaces the filter f; truthfulness of bids, which is what the
+auction buys, is no matter for a scheduler that knows the curves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from numba import njit
+
+from swell.domain import FloatArray, InputError, IntArray
+from swell.policies._shares import least_share, per_row
+from swell.policies.base import Decision, Knowledge, Policy
+from swell.policies.snapshot import Snapshot
+
+
+@njit(cache=True)
+def lift_the_worst(
+    rates: FloatArray,
+    curve: IntArray,
+    gpus: IntArray,
+    least: IntArray,
+    most: IntArray,
+    age_s: FloatArray,
+    left: FloatArray,
+    wait_s: FloatArray,
+    ideal_s: FloatArray,
+    free: int,
+) -> IntArray:
+    """Give `free` GPUs to the job with the largest rho, again and again; pass over whom they cannot help.
+
+    A step is the least share for a job without GPUs, else up to the next share with a higher rate. `wait_s`
+    is the time that a job needs from now on if it gets nothing.
+    """
+    gpus = gpus.copy()
+    n = len(gpus)
+    rho = np.empty(n)
+    for i in range(n):
+        rate = rates[curve[i], gpus[i]]
+        rho[i] = (age_s[i] + (left[i] / rate if rate > 0.0 else wait_s[i])) / ideal_s[i]
+        if least[i] == 0:
+            rho[i] = -1.0
+    while free > 0:
+        worst = np.argmax(rho)
+        if rho[worst] < 0.0:
+            break
+        share = gpus[worst]
+        row = rates[curve[worst]]
+        target = least[worst] if share == 0 else share + 1
+        while share > 0 and target <= most[worst] and row[target] <= row[share]:
+            target += 1
+        if target > most[worst] or target - share > free:
+            rho[worst] = -1.0
+            continue
+        free -= target - share
+        gpus[worst] = target
+        rho[worst] = (age_s[worst] + left[worst] / row[target]) / ideal_s[worst]
+    return gpus
+
+
+@dataclass(kw_only=True)
+class Themis(Policy):
+    """Keep the worst finish-time fairness low."""
+
+    name: ClassVar[str] = "themis"
+    paper: ClassVar[str] = "Themis, NSDI'20"
+    goal: ClassVar[str] = "finish-time fairness"
+    knows: ClassVar[Knowledge] = "profiles"
+    changes_with_time: ClassVar[bool] = False
+
+    lease_s: float = 1200.0
+    """How long GPUs are granted before they are offered anew."""
+
+    _total: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
+    """All work of each job: what was left when it was first seen."""
+    _lease_end_s: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
+
+    def __post_init__(self) -> None:
+        if not self.lease_s > 0:
+            raise InputError(f"lease_s must be above 0, got {self.lease_s}", field="lease_s")
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        """Offer what is free or out of lease to the worst off."""
+        rows, now_s, left = snapshot.rows, snapshot.now_s, snapshot.remaining
+        self._total = per_row(self._total, rows, -1.0)
+        self._lease_end_s = per_row(self._lease_end_s, rows, -1.0)
+        self._total[rows] = np.maximum(self._total[rows], left)
+        least, most = least_share(snapshot), snapshot.max_gpus
+        fair = np.clip(max(snapshot.capacity // len(rows), 1), least, np.maximum(most, least))
+        fair_rate = np.maximum(snapshot.rate_at(fair), snapshot.rate_at(least))
+        able = (least > 0) & (self._total[rows] > 0)
+        ideal_s = np.divide(self._total[rows], fair_rate, out=np.ones(len(rows)), where=able)
+        wait_s = self.lease_s + np.divide(left, fair_rate, out=np.zeros(len(rows)), where=able)
+        holds = (self._lease_end_s[rows] > now_s + 1e-6) & (snapshot.gpus <= most)
+        kept = np.where(holds, snapshot.gpus, 0)
+        gpus = lift_the_worst(
+            snapshot.curves.rates, snapshot.curve, kept, least, most, snapshot.age_s, left, wait_s, ideal_s,
+            snapshot.capacity - int(kept.sum()),
+        )  # fmt: skip
+        self._lease_end_s[rows[gpus == 0]] = -1.0
+        self._lease_end_s[rows[(gpus > 0) & ~holds]] = now_s + self.lease_s
+        return Decision(gpus)
+
+    def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
+        """When the next lease runs out."""
+        ends_s = self._lease_end_s[snapshot.rows[decision.gpus > 0]]
+        return float(ends_s.min(initial=np.inf))
