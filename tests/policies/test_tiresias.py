@@ -113,7 +113,7 @@ def test_elastic_tiresias_shrinks_running_jobs_to_let_a_waiting_one_in(make_snap
     snapshot = make_snapshot(2, cluster="1x4", requested=[4, 2], gpus=[4, 0])
     assert make_policy("tiresias").allocate(snapshot).gpus.tolist() == [4, 0]
     gpus = make_policy("elastic-tiresias").allocate(snapshot).gpus
-    # Least shares are 2 and 1; the spare GPU adds 1/4 of the rate at request for the first, 1/2 for the second.
+    # Least shares are 2 and 1; relative to the rate at request the spare GPU adds 1/4 here and 1/2 there.
     assert gpus.tolist() == [2, 2]
 
 

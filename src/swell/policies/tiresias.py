@@ -84,7 +84,7 @@ class Tiresias(Policy):
         return Decision(gpus)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
-        """When the next running job reaches its threshold, or the next waiting one has starved long enough."""
+        """When the next running job reaches its threshold, or the next waiting one has starved enough."""
         runs = decision.gpus > 0
         limit = self._limits[self._queue[snapshot.rows].astype(np.int64)]
         togo_s = (limit[runs] - self._service(snapshot)[runs]) / decision.gpus[runs]
@@ -144,7 +144,7 @@ def gittins_index(
 ) -> FloatArray:
     """P(S <= a + d | S > a) / E[min(S, a + d) - a | S > a] for service a, quantum d and past services S.
 
-    `history` holds the S ascending, and `sums` the sums of its first 0, 1, 2 ... entries. Beyond everything that
+    `history` holds the S ascending, `sums` the sums of its first 0, 1, 2 ... entries. Beyond everything that
     was ever seen the index is 0.
     """
     n = len(history)
