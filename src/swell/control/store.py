@@ -1,0 +1,260 @@
+"""The store: an append-only event log, and the current state it led to.
+
+One transaction per change: the events of a change and the job's new record are written together or not at
+all. What is returned to a user is on disk. Jobs that are over stay here and leave memory.
+
+Migrations are a list of steps that only ever grows; a store remembers how many it has seen.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from swell.control.database import Database
+from swell.control.errors import StoreUnavailable
+from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
+from swell.domain import Event, SwellError
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE jobs (
+            job_id TEXT PRIMARY KEY,
+            owner TEXT NOT NULL,
+            phase TEXT NOT NULL,
+            submitted_s DOUBLE PRECISION NOT NULL,
+            idempotency_key TEXT,
+            record TEXT NOT NULL
+        )""",
+        "CREATE UNIQUE INDEX jobs_key ON jobs (owner, idempotency_key)",
+        "CREATE INDEX jobs_phase ON jobs (phase, submitted_s)",
+        """CREATE TABLE events (
+            seq {auto_key},
+            time_s DOUBLE PRECISION NOT NULL,
+            kind TEXT NOT NULL,
+            job_id TEXT,
+            node TEXT,
+            line TEXT NOT NULL
+        )""",
+        "CREATE INDEX events_job ON events (job_id, seq)",
+        """CREATE TABLE history (
+            fingerprint TEXT PRIMARY KEY,
+            updated_s DOUBLE PRECISION NOT NULL,
+            content TEXT NOT NULL
+        )""",
+        """CREATE TABLE tokens (
+            digest TEXT PRIMARY KEY,
+            user_name TEXT NOT NULL,
+            role TEXT NOT NULL,
+            expires_s DOUBLE PRECISION
+        )""",
+        "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    ),
+)
+"""Never change a step that has been released: add one."""
+
+OVER = tuple(phase.value for phase in Phase if phase.over)
+
+
+class Store:
+    """Everything the control plane must not forget."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._migrate()
+
+    def _migrate(self) -> None:
+        db = self._database
+        with db.transaction():
+            db.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)")
+            rows = db.query("SELECT version FROM schema_version")
+            version = int(rows[0][0]) if rows else 0
+            if version > len(MIGRATIONS):
+                raise StoreUnavailable(
+                    f"the store was written by a newer swell (schema {version}, known here: {len(MIGRATIONS)});"
+                    " upgrade swell, or give another --store"
+                )
+            for step in MIGRATIONS[version:]:
+                for statement in step:
+                    db.execute(statement.format(auto_key=db.auto_key))
+            if not rows:
+                db.execute("INSERT INTO schema_version VALUES (?)", (len(MIGRATIONS),))
+            elif version < len(MIGRATIONS):
+                db.execute("UPDATE schema_version SET version = ?", (len(MIGRATIONS),))
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    # -- jobs and events ---------------------------------------------------------------------------------
+
+    def accept(self, record: JobRecord, key: str | None, events: Iterable[Event]) -> JobRecord:
+        """Write a new job; if its owner has used the key before, write nothing and return that first job."""
+        db = self._database
+        try:
+            with db.transaction():
+                if key is not None:
+                    rows = db.query(
+                        "SELECT record FROM jobs WHERE owner = ? AND idempotency_key = ?", (record.owner, key)
+                    )
+                    if rows:
+                        return record_from_json(rows[0][0])
+                db.execute(
+                    "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?)",
+                    (
+                        record.job_id,
+                        record.owner,
+                        record.phase.value,
+                        record.submitted_s,
+                        key,
+                        record_to_json(record),
+                    ),
+                )
+                self._append(events)
+        except sqlite3.IntegrityError as error:
+            raise SwellError(f"job '{record.job_id}' is there already") from error
+        return record
+
+    def save(self, records: Iterable[JobRecord], events: Iterable[Event] = ()) -> None:
+        """Write changed jobs and what happened, together."""
+        db = self._database
+        with db.transaction():
+            for record in records:
+                db.execute(
+                    "UPDATE jobs SET phase = ?, record = ? WHERE job_id = ?",
+                    (record.phase.value, record_to_json(record), record.job_id),
+                )
+            self._append(events)
+
+    def _append(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._database.execute(
+                "INSERT INTO events (time_s, kind, job_id, node, line) VALUES (?, ?, ?, ?, ?)",
+                (event.time_s, event.kind.value, event.job_id, event.node, event.to_json()),
+            )
+
+    def job(self, job_id: str) -> JobRecord | None:
+        """A job by its id."""
+        rows = self._database.query("SELECT record FROM jobs WHERE job_id = ?", (job_id,))
+        return record_from_json(rows[0][0]) if rows else None
+
+    def jobs(
+        self, *, owner: str | None = None, over: bool | None = None, limit: int = 1000
+    ) -> list[JobRecord]:
+        """Jobs, newest first; `over` to see only those that are, or are not."""
+        where, parameters = [], list[Any]()
+        if owner is not None:
+            where.append("owner = ?")
+            parameters.append(owner)
+        if over is not None:
+            marks = ", ".join("?" * len(OVER))
+            where.append(f"phase {'IN' if over else 'NOT IN'} ({marks})")
+            parameters.extend(OVER)
+        clause = f"WHERE {' AND '.join(where)}" if where else ""
+        rows = self._database.query(
+            f"SELECT record FROM jobs {clause} ORDER BY submitted_s DESC, job_id DESC LIMIT ?",
+            (*parameters, limit),
+        )
+        return [record_from_json(row[0]) for row in rows]
+
+    def events(
+        self, since_seq: int = 0, *, job_id: str | None = None, limit: int = 1000
+    ) -> list[tuple[int, Event]]:
+        """Events after a number, oldest first."""
+        clause, parameters = "", list[Any]([since_seq])
+        if job_id is not None:
+            clause = "AND job_id = ?"
+            parameters.append(job_id)
+        rows = self._database.query(
+            f"SELECT seq, line FROM events WHERE seq > ? {clause} ORDER BY seq LIMIT ?", (*parameters, limit)
+        )
+        return [(int(seq), Event.from_json(line)) for seq, line in rows]
+
+    def last_seq(self) -> int:
+        """The number of the newest event; 0 if there is none."""
+        return int(self._database.query("SELECT COALESCE(MAX(seq), 0) FROM events")[0][0])
+
+    # -- history, tokens, settings -----------------------------------------------------------------------
+
+    def remember(self, fingerprint: str, now_s: float, content: dict[str, Any]) -> None:
+        """Keep what was learnt of a kind of job, in place of what was known before."""
+        self._put(
+            "history", ("fingerprint", "updated_s", "content"), (fingerprint, now_s, json.dumps(content))
+        )
+
+    def recall(self, fingerprint: str) -> dict[str, Any] | None:
+        """What is known of a kind of job."""
+        rows = self._database.query("SELECT content FROM history WHERE fingerprint = ?", (fingerprint,))
+        return dict(json.loads(rows[0][0])) if rows else None
+
+    def add_token(self, digest: str, user: str, role: str, expires_s: float | None) -> None:
+        """Let the holder of a token in. Only its digest is kept."""
+        columns = ("digest", "user_name", "role", "expires_s")
+        self._put("tokens", columns, (digest, user, role, expires_s))
+
+    def token(self, digest: str) -> tuple[str, str, float | None] | None:
+        """User, role and expiry of a token."""
+        rows = self._database.query(
+            "SELECT user_name, role, expires_s FROM tokens WHERE digest = ?", (digest,)
+        )
+        return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
+
+    def tokens(self) -> list[tuple[str, str, str, float | None]]:
+        """All tokens: digest, user, role, expiry."""
+        rows = self._database.query(
+            "SELECT digest, user_name, role, expires_s FROM tokens ORDER BY user_name"
+        )
+        return [(row[0], row[1], row[2], row[3]) for row in rows]
+
+    def drop_token(self, digest: str) -> None:
+        """Shut a token out."""
+        with self._database.transaction():
+            self._database.execute("DELETE FROM tokens WHERE digest = ?", (digest,))
+
+    def setting(self, name: str) -> str | None:
+        """A setting that outlives restarts: the policy, drained nodes."""
+        rows = self._database.query("SELECT value FROM settings WHERE name = ?", (name,))
+        return str(rows[0][0]) if rows else None
+
+    def set_setting(self, name: str, value: str) -> None:
+        """Keep a setting."""
+        self._put("settings", ("name", "value"), (name, value))
+
+    def _put(self, table: str, columns: Sequence[str], values: Sequence[Any]) -> None:
+        updates = ", ".join(f"{column} = excluded.{column}" for column in columns[1:])
+        with self._database.transaction():
+            self._database.execute(
+                f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+                f" ON CONFLICT ({columns[0]}) DO UPDATE SET {updates}",
+                values,
+            )
+
+
+def record_to_json(record: JobRecord) -> str:
+    """A record as JSON text."""
+    return json.dumps(asdict(record), separators=(",", ":"))
+
+
+def record_from_json(text: str) -> JobRecord:
+    """A record from the text written by `record_to_json`; fields of newer versions are ignored."""
+    raw = json.loads(text)
+    promise = raw.pop("promise")
+    request = raw.pop("request")
+    return JobRecord(
+        **_known(JobRecord, raw)
+        | {
+            "phase": Phase(raw["phase"]),
+            "wanted": tuple(raw["wanted"]),
+            "request": JobRequest(**_known(JobRequest, request) | {"args": tuple(request["args"])}),
+            "promise": Promise(
+                **_known(Promise, promise) | {"estimate": Estimate(**_known(Estimate, promise["estimate"]))}
+            ),
+        }
+    )
+
+
+def _known(cls: type, raw: dict[str, Any]) -> dict[str, Any]:
+    return {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}  # type: ignore[attr-defined]
