@@ -74,7 +74,7 @@ class Store:
             version = int(rows[0][0]) if rows else 0
             if version > len(MIGRATIONS):
                 raise StoreUnavailable(
-                    f"the store was written by a newer swell (schema {version}, known here: {len(MIGRATIONS)});"
+                    f"the store was written by a newer swell (schema {version}, here {len(MIGRATIONS)});"
                     " upgrade swell, or give another --store"
                 )
             for step in MIGRATIONS[version:]:
