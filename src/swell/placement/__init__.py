@@ -7,10 +7,12 @@ placer.place({7: 0, 8: 4})      # job 7 ends, job 8 grows
 
 from swell.domain import Cluster, InputError, nearest
 from swell.placement.base import Placer
+from swell.placement.buddy import Buddy
+from swell.placement.migration import Move, Plan, plan
 from swell.placement.occupancy import DOWN, FREE, NoRoom, Occupancy
 from swell.placement.simple import FirstFit, MostFree, Packed
 
-PLACERS: dict[str, type[Placer]] = {cls.name: cls for cls in (Packed, MostFree, FirstFit)}
+PLACERS: dict[str, type[Placer]] = {cls.name: cls for cls in (Packed, Buddy, MostFree, FirstFit)}
 
 
 def make_placer(name: str, cluster: Cluster) -> Placer:
@@ -27,11 +29,15 @@ __all__ = [
     "DOWN",
     "FREE",
     "PLACERS",
+    "Buddy",
     "FirstFit",
     "MostFree",
+    "Move",
     "NoRoom",
     "Occupancy",
     "Packed",
     "Placer",
+    "Plan",
     "make_placer",
+    "plan",
 ]

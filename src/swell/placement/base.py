@@ -2,7 +2,7 @@
 
 All placers share the bookkeeping here: shares that shrink or end give their GPUs back before anybody takes
 some, a change is carried out whole or refused whole, and GPU types are kept apart where that is possible.
-A placer itself is one function that says on which nodes a share goes.
+What is left to a placer is to say where shares go.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ class Placer(ABC):
     """Puts jobs on GPUs. `occupancy` is its ledger: read it freely, change it only through the placer."""
 
     name: ClassVar[str]
-    largest_first: ClassVar[bool] = False
-    """Whether the changes of one call are placed by size; otherwise in the caller's order."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.occupancy = Occupancy(cluster)
@@ -80,9 +78,7 @@ class Placer(ABC):
                 f"{grow} more GPUs are asked for than are given back, but only {occupancy.free_gpus} are free"
             )
         shares = self._shares(changes, before, gpu_types or {})
-        for job, held in before.items():
-            if held:
-                occupancy.release(job)
+        self._release([job for job, held in before.items() if held])
         placed = self._place(shares)
         for job in before:
             placed.setdefault(job, ())
@@ -129,30 +125,14 @@ class Placer(ABC):
         self._set_pools()
         return {job: self.occupancy.held(job) for job in hurt}
 
-    def _place(self, shares: list[Share]) -> dict[int, Placement]:
-        """Carry out the shares; what their jobs held before is free by now."""
-        occupancy, pools = self.occupancy, self._pools
-        if self.largest_first and len(shares) > 1:
-            shares = sorted(shares, key=lambda share: -share.gpus)
-        counts: dict[int, list[tuple[int, int]]] = {}
-        out: dict[int, Placement] = {}
-        several = len({share.job for share in shares}) < len(shares)
-        for share in shares:
-            free = occupancy.free if len(pools) == 1 else occupancy.free * pools[share.pool].nodes
-            where = self._choose(share, free)
-            if not several:
-                out[share.job] = occupancy.take_on(share.job, where, share.before)
-                continue
-            # A job with shares of several types: its parts lie on different nodes, so they simply add up.
-            where = counts.setdefault(share.job, []) + where
-            counts[share.job] = where
-            occupancy.release(share.job)
-            out[share.job] = occupancy.take_on(share.job, where, share.before)
-        return out
+    def _release(self, jobs: list[int]) -> None:
+        """Take all GPUs from these jobs, which hold some."""
+        for job in jobs:
+            self.occupancy.release(job)
 
     @abstractmethod
-    def _choose(self, share: Share, free: IntArray) -> list[tuple[int, int]]:
-        """Nodes for a share and how many GPUs on each, given the free GPUs per node (enough in all)."""
+    def _place(self, shares: list[Share]) -> dict[int, Placement]:
+        """Carry out the shares, enough being free; what their jobs held before is free by now."""
 
     def _set_pools(self) -> None:
         nodes = self.cluster.nodes

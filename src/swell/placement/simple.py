@@ -8,9 +8,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import ClassVar
+
 import numpy as np
 
-from swell.domain import IntArray
+from swell.domain import IntArray, Placement
 from swell.placement.base import Placer, Share
 
 
@@ -26,7 +29,38 @@ def fill(nodes: IntArray, free: IntArray, gpus: int) -> list[tuple[int, int]]:
     return taken
 
 
-class MostFree(Placer):
+class NodePlacer(Placer):
+    """Places one share after the other by choosing nodes; nobody else moves."""
+
+    largest_first: ClassVar[bool] = False
+    """Whether the changes of one call are placed by size; otherwise in the caller's order."""
+
+    def _place(self, shares: list[Share]) -> dict[int, Placement]:
+        occupancy, pools = self.occupancy, self._pools
+        if self.largest_first and len(shares) > 1:
+            shares = sorted(shares, key=lambda share: -share.gpus)
+        counts: dict[int, list[tuple[int, int]]] = {}
+        out: dict[int, Placement] = {}
+        several = len({share.job for share in shares}) < len(shares)
+        for share in shares:
+            free = occupancy.free if len(pools) == 1 else occupancy.free * pools[share.pool].nodes
+            where = self._choose(share, free)
+            if not several:
+                out[share.job] = occupancy.take_on(share.job, where, share.before)
+                continue
+            # A job with shares of several types: its parts lie on different nodes, so they simply add up.
+            where = counts.setdefault(share.job, []) + where
+            counts[share.job] = where
+            occupancy.release(share.job)
+            out[share.job] = occupancy.take_on(share.job, where, share.before)
+        return out
+
+    @abstractmethod
+    def _choose(self, share: Share, free: IntArray) -> list[tuple[int, int]]:
+        """Nodes for a share and how many GPUs on each, given the free GPUs per node (enough in all)."""
+
+
+class MostFree(NodePlacer):
     """From the node with the most free GPUs, all it has, then the next; ties go to the lowest index."""
 
     name = "most-free"
@@ -38,7 +72,7 @@ class MostFree(Placer):
         return fill(np.argsort(-free, kind="stable"), free, share.gpus)
 
 
-class FirstFit(Placer):
+class FirstFit(NodePlacer):
     """On the first node that can hold the job; if none can, the lowest numbered free GPUs, node by node."""
 
     name = "first-fit"
@@ -50,7 +84,7 @@ class FirstFit(Placer):
         return fill(free.nonzero()[0], free, share.gpus)
 
 
-class Packed(Placer):
+class Packed(NodePlacer):
     """Inside the fullest node that has room; else on the fewest nodes, and on the fewest shared ones.
 
     A node is shared if a job that spans nodes is on it already: two such jobs compete for its network. Of the
