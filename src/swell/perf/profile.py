@@ -75,7 +75,8 @@ class Profile(ABC):
 
     def _rate(self, shape: Shape, batch_size: int, gpu_type: str) -> float:
         gpus, limits = sum(shape), self.limits
-        if not gpus or batch_size > limits.max_batch:
+        # Rounding up would hide that there is not the smallest local batch for each, as the curve knows.
+        if not gpus or batch_size > limits.max_batch or gpus * limits.min_local > batch_size:
             return 0.0
         plan = fixed_plan(limits, batch_size, gpus)
         if plan.local_batch < limits.min_local:

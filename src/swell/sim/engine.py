@@ -243,7 +243,8 @@ class _Engine:
             kind = EventKind.NODE_JOINED if up else EventKind.NODE_LOST
             if self.on_event is not None:
                 self.on_event(Event(self.now_s, kind, node=node.name, data={"gpus": node.gpus}))
-            for row, survivors in self.placer.node_lost(self.cluster).items():
+            hurt = self.placer.set_cluster(self.cluster, keep_survivors=True)
+            for row, survivors in hurt.items():
                 self.world.node_counts_differ(row, None)
                 self._move(row, survivors, reason=f"node {node.name} was lost")
             self.decide_at_s = self.now_s  # a loss is not kept waiting for the next round
