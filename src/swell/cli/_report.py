@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
@@ -66,7 +68,7 @@ def _count(value: Any) -> str:
     return f"{value:,}"
 
 
-# (heading, field, how it is written)
+# (heading, field, how it is written), in the order shown
 _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("finished", "finished", _count),
     ("refused", "rejected", _count),
@@ -77,21 +79,34 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("deadlines met", "deadline_ratio", _ratio),
     ("avg rho", "avg_rho", _two),
     ("max rho", "max_rho", _two),
-    ("GPUs used", "gpu_utilisation", _ratio),
+    ("GPUs held", "gpu_utilisation", _ratio),
     ("resizes", "resizes", _count),
     ("decision ms", "decision_ms_mean", _two),
     ("CPU s", "cpu_s", _two),
 )
 _ONLY_IF_SOME = {"rejected", "deadline_ratio"}
+_FIRST_TO_GO = ("avg_rho", "p50_jct_s", "decision_ms_mean", "max_rho", "cpu_s", "resizes", "gpu_utilisation")
+"""Left out in this order where the terminal is too narrow."""
 
 
-def results_table(records: Sequence[dict[str, Any]]) -> Table:
-    """A row per trace and policy. Columns that would say nothing are left out."""
-    columns = [c for c in _COLUMNS if c[1] not in _ONLY_IF_SOME or any(r.get(c[1]) for r in records)]
-    table = Table(header_style="bold", pad_edge=False)
-    table.add_column("trace", no_wrap=True)
-    table.add_column("policy", no_wrap=True)
-    table.add_column("knows", no_wrap=True)
+def results_table(records: Sequence[dict[str, Any]], console: Console) -> Table:
+    """A row per trace and policy, with as many columns as the console has room for."""
+    hidden = {name for name in _ONLY_IF_SOME if not any(r.get(name) for r in records)}
+    table = _results_table(records, hidden)
+    for name in _FIRST_TO_GO:
+        if not console.is_terminal or _natural_width(table, console) <= console.width:
+            break
+        hidden.add(name)
+        table = _results_table(records, hidden)
+        table.caption = "Some figures do not fit on this terminal; --json has them all."
+    return table
+
+
+def _results_table(records: Sequence[dict[str, Any]], hidden: set[str]) -> Table:
+    columns = [column for column in _COLUMNS if column[1] not in hidden]
+    table = Table(header_style="bold")
+    for heading in ("trace", "policy", "knows"):
+        table.add_column(heading, no_wrap=True)
     for heading, _, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     last = None
@@ -99,17 +114,17 @@ def results_table(records: Sequence[dict[str, Any]]) -> Table:
         if last is not None and record["trace"] != last:
             table.add_section()
         last = record["trace"]
-        table.add_row(
-            record["trace"],
-            record["policy"],
-            record.get("belief", ""),
-            *(write(record.get(name)) for _, name, write in columns),
-        )
+        figures = (write(record.get(name)) for _, name, write in columns)
+        table.add_row(*map(escape, (record["trace"], record["policy"], record["belief"])), *figures)
     return table
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table at its full width where the output is not a terminal, so that nothing is cut off."""
+    """Print a table; where the output is not a terminal at its full width, so that nothing is cut off."""
     if not console.is_terminal:
-        console.width = max(console.width, console.measure(table).maximum)
+        console.width = max(console.width, _natural_width(table, console))
     console.print(table)
+
+
+def _natural_width(table: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum

@@ -30,6 +30,13 @@ Example:
     help="Most GPUs that a job asks for: the cluster's.",
 )
 @click.option(
+    "--max-gpu-hours",
+    default=1000.0,
+    show_default=True,
+    metavar="H",
+    help="Largest size of a job, in GPU-hours.",
+)
+@click.option(
     "--start-hour", default=3.0, show_default=True, metavar="H", help="Hour of the day at which they begin."
 )
 @click.option(
@@ -49,6 +56,7 @@ def generate(
     seed: int,
     deadlines: float,
     max_gpus: int,
+    max_gpu_hours: float,
     start_hour: float,
     profiles_path: Path | None,
     gpu_type: str | None,
@@ -70,6 +78,7 @@ def generate(
         seed=seed,
         deadlines=deadlines,
         max_gpus=max_gpus,
+        max_gpu_hours=max_gpu_hours,
         start_hour=start_hour,
         gpu_type=gpu_type or ANY_GPU,
     )

@@ -28,23 +28,30 @@ def policies(as_json: bool) -> None:
         return
 
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from swell.cli._report import print_table
 
-    table = Table(header_style="bold", pad_edge=False)
+    table = Table(header_style="bold")
     for heading in ("policy", "goal", "paper", "knows", "options"):
         table.add_column(heading, no_wrap=heading in ("policy", "knows"))
     for row in rows:
+        if "error" in row:
+            table.add_row(row["name"], escape(row["error"]))
+            continue
         options = ", ".join(f"{o['name']}={o['default']}" for o in row["options"])
-        table.add_row(row["name"], row["goal"], row["paper"], row["knows"], options)
+        table.add_row(*map(escape, (row["name"], row["goal"], row["paper"], row["knows"], options)))
     print_table(table, Console(highlight=False))
 
 
 def _describe(name: str) -> dict[str, Any]:
     from swell.policies import options_of, policy_class
 
-    cls = policy_class(name)
+    try:
+        cls = policy_class(name)
+    except Exception as error:  # a plug-in of somebody else's must not take the list down
+        return {"name": name, "error": f"cannot be loaded: {error}"}
     return {
         "name": name,
         "paper": cls.paper,

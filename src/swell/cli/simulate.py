@@ -165,7 +165,7 @@ def simulate(
         display.stop()
 
     out = err if json_path == "-" else Console(highlight=False)
-    print_table(results_table(records), out)
+    print_table(results_table(records, out), out)
     _warn(runs, records, err)
     if json_path is not None:
         text = json.dumps(records, indent=2, allow_nan=False) + "\n"

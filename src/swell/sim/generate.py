@@ -84,6 +84,7 @@ def generate_jobs(
     seed: int = 0,
     deadlines: float = 0.0,
     max_gpus: int = GPU_COUNTS[-1],
+    max_gpu_hours: float = 1000.0,
     start_hour: float = BUSY_WINDOW_STARTS,
     gpu_type: str = ANY_GPU,
     gpus_per_node: int = 4,
@@ -93,6 +94,7 @@ def generate_jobs(
     _check("hours", hours, "more than 0", 0 < hours < np.inf)
     _check("deadlines", deadlines, "a share between 0 and 1", 0 <= deadlines <= 1)
     _check("max-gpus", max_gpus, "at least 1", max_gpus >= 1)
+    _check("max-gpu-hours", max_gpu_hours, "more than 0", max_gpu_hours > 0)
     _check("start-hour", start_hour, "an hour of the day, from 0 to 24", 0 <= start_hour <= 24)
     _check("seed", seed, "at least 0", seed >= 0)
 
@@ -100,7 +102,7 @@ def generate_jobs(
         return np.random.default_rng([seed, which])
 
     submit_s = np.round(arrivals(jobs, hours, start_hour, stream(0)), 1)
-    gpu_hours, gpus = sizes(jobs, stream(1))
+    gpu_hours, gpus = sizes(jobs, max_gpu_hours, stream(1))
     gpus = np.minimum(gpus, max_gpus)
     drawn = stream(2).random((jobs, 2)).tolist()
     hurried = stream(3).permutation(jobs) < round(deadlines * jobs)
@@ -147,9 +149,10 @@ def arrivals(jobs: int, hours: float, start_hour: float, rng: np.random.Generato
     return moments * 3600
 
 
-def sizes(jobs: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-    """GPU-hours and GPU counts of so many jobs."""
-    shares = np.array([size.share for size in SIZES])
+def sizes(jobs: int, max_gpu_hours: float, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+    """GPU-hours and GPU counts of so many jobs, none of them larger than allowed."""
+    shares = np.array([size.share * (size.gpu_hours[0] < max_gpu_hours) for size in SIZES])
+    shares[0] = SIZES[0].share
     which = rng.choice(len(SIZES), size=jobs, p=shares / shares.sum())
     at, count_at = rng.random((2, jobs))
     gpu_hours, gpus = np.zeros(jobs), np.zeros(jobs)
@@ -158,7 +161,7 @@ def sizes(jobs: int, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
         gpu_hours[mine] = np.exp(np.interp(at[mine], QUANTILES, np.log(size.gpu_hours)))
         reached = np.cumsum(size.gpus) / np.sum(size.gpus)
         gpus[mine] = np.array(GPU_COUNTS)[np.searchsorted(reached, count_at[mine], side="right")]
-    return gpu_hours, gpus
+    return np.minimum(gpu_hours, max_gpu_hours), gpus
 
 
 def _check(field: str, given: float, allowed: str, fine: bool) -> None:

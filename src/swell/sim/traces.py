@@ -13,7 +13,9 @@ anything runs. What each column means is in docs/simulator.md.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -125,6 +127,20 @@ def load_trace(
     model by the seed, and as much work as its duration on its GPUs means.
     """
     path = Path(path)
+    with _uncollected():
+        return _load(path, profiles, seed, cluster_id, gpu_type, gpus_per_node, skip_bad_rows, limit)
+
+
+def _load(
+    path: Path,
+    profiles: ProfileSet,
+    seed: int,
+    cluster_id: str | None,
+    gpu_type: str,
+    gpus_per_node: int,
+    skip_bad_rows: bool,
+    limit: int | None,
+) -> Trace:
     table = read_table(path)
     kind = _detect(path, table.header)
     if not len(table):
@@ -149,6 +165,18 @@ def load_trace(
         skipped=len(table.problems),
         first_skipped=_first(table),
     )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile: it would look at every row again and again, and find nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def fitting_gpu_type(path: Path, profiles: ProfileSet) -> str:

@@ -1,0 +1,106 @@
+"""The commands together: help, names, lists, and that they come up fast."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swell.policies.registry import BUILT_IN
+
+Swell = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_help_comes_up_in_less_than_three_tenths_of_a_second(swell: Swell) -> None:
+    took_s = []
+    for _ in range(5):
+        started = time.perf_counter()
+        assert swell("--help").returncode == 0
+        took_s.append(time.perf_counter() - started)
+    assert min(took_s) < 0.3
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, swell.cli; from click.testing import CliRunner;"
+        "assert CliRunner().invoke(swell.cli.main, ['simulate', '--help']).exit_code == 0;"
+        "print([m for m in ('numpy', 'numba', 'scipy', 'torch', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["simulate", "generate", "policies"])
+def test_help_ends_with_an_example_that_runs(swell: Swell, command: str) -> None:
+    text = swell(command, "--help").stdout
+    _, _, example = text.partition("Example:\n")
+    lines = [line.strip() for line in example.strip().splitlines()]
+    assert lines[-1].startswith(f"swell {command}")
+    for line in lines:
+        program, *words = shlex.split(line)
+        assert program == "swell"
+        done = swell(*words)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest(swell: Swell) -> None:
+    done = swell("simulat")
+    assert done.returncode == 2
+    assert "No such command 'simulat'. Did you mean 'simulate'?" in done.stderr
+
+
+def test_policies_are_listed_with_paper_goal_and_options(swell: Swell) -> None:
+    done = swell("policies")
+    assert done.returncode == 0, done.stderr
+    for name in BUILT_IN:
+        assert f"│ {name} " in done.stdout
+    assert "cannot be loaded" not in done.stdout
+    assert "NSDI'21" in done.stdout
+
+
+def test_policies_as_json_say_what_each_knows(swell: Swell) -> None:
+    rows = {row["name"]: row for row in json.loads(swell("policies", "--json").stdout)}
+    assert list(rows) == list(BUILT_IN)
+    for row in rows.values():
+        assert row["goal"] and row["paper"]
+        assert row["knows"] in ("nothing", "profiles", "fitted")
+    assert {"name": "p", "type": "float", "default": -1.0} in rows["pollux"]["options"]
+    assert rows["pollux"]["knows"] == "fitted"
+
+
+def test_generate_writes_the_same_file_for_the_same_seed(swell: Swell, tmp_path: Path) -> None:
+    words = ("generate", "--jobs", 50, "--seed", 5, "--deadlines", 1)
+    assert swell(*words, "-o", "jobs.csv").returncode == 0
+    text = (tmp_path / "jobs.csv").read_text()
+    assert swell(*words).stdout == text
+    assert text.count("\n") == 51
+    assert swell("generate", "--jobs", 50, "--seed", 6, "--deadlines", 1).stdout != text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--jobs", "0"), "jobs must be at least 1, got 0"),
+        (("--hours", "0"), "hours must be more than 0, got 0"),
+        (("--hours", "inf"), "hours must be more than 0, got inf"),
+        (("--deadlines", "1.5"), "deadlines must be a share between 0 and 1, got 1.5"),
+        (("--seed", "-1"), "seed must be at least 0, got -1"),
+        (("--start-hour", "25"), "start-hour must be an hour of the day"),
+        (("--gpu-type", "T40"), "T40"),
+        (("-o", "no/where.csv"), "no/where.csv: cannot be written"),
+        (("--profiles", "nowhere"), "'nowhere' do not exist"),
+    ],
+)
+def test_generate_refuses_nonsense_in_one_line(swell: Swell, words: tuple[str, ...], expected: str) -> None:
+    done = swell("generate", *words)
+    assert done.returncode == 2, done.stderr
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
