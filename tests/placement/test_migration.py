@@ -181,6 +181,14 @@ def test_a_lone_tenant_moves_rather_than_a_crowd():
     assert sorted(move.job for move in made.moves) == [4, 5, 6]
 
 
+def test_three_small_moves_beat_a_chain_of_larger_ones():
+    blocks = [Block(4, 2), Block(8, 0), Block(11, 0), Block(12, 1)]
+    held = {i: (block,) for i, block in enumerate(blocks)}
+    made = plan(make_space(4, ()), make_free(4, (), blocks), held, {9: 8})
+    # Lifting job 0 looks cheapest, but then 3 must make way for it, and 1 or 2 for that: also three moves.
+    assert sorted(move.job for move in made.moves) == [1, 2, 3]
+
+
 def test_a_resized_job_keeps_its_place_where_it_can():
     free = FreeBlocks(4, range(8))  # job 1 held 4 to 7 and gave it up to grow or shrink
     held = {2: (Block(8, 3),)}

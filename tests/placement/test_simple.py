@@ -84,9 +84,12 @@ def test_too_many_gpus_are_refused_whole(name):
     assert len(placer.occupancy.held(1)) == 4
 
 
-def test_a_negative_share_is_refused():
-    with pytest.raises(InputError, match="job 1: GPUs must be at least 0, got -1"):
-        make_placer("packed", Cluster.parse("2x4")).place({1: -1})
+@pytest.mark.parametrize("changes", [{1: -1}, {-2: 1}])
+def test_negative_shares_and_jobs_are_refused(changes):
+    placer = make_placer("packed", Cluster.parse("2x4"))
+    with pytest.raises(InputError, match="GPUs and job must be at least 0"):
+        placer.place({5: 1} | changes)
+    assert placer.occupancy.free_gpus == 8
 
 
 def test_an_unknown_placer_is_refused_with_the_nearest_name():

@@ -67,8 +67,8 @@ class Placer(ABC):
         before: dict[int, Placement] = {}
         grow = 0
         for job, gpus in changes.items():
-            if gpus < 0:
-                raise InputError(f"job {job}: GPUs must be at least 0, got {gpus}", field="gpus")
+            if gpus < 0 or job < 0:
+                raise InputError(f"job {job}: GPUs and job must be at least 0, got {gpus} GPUs", field="gpus")
             held = occupancy.held(job)
             if gpus != len(held) or (gpu_types and not self._is_on(held, gpu_types.get(job))):
                 before[job] = held
@@ -91,9 +91,10 @@ class Placer(ABC):
         room = occupancy.free.copy()
         for job, row in changes.items():
             counts = np.asarray(row, dtype=np.int64)
-            if counts.shape != room.shape or counts.min() < 0:
+            if job < 0 or counts.shape != room.shape or counts.min() < 0:
                 raise InputError(
-                    f"job {job}: need one count of at least 0 for each of {len(room)} nodes", field="per_node"
+                    f"job {job}: need a job of at least 0 and such a count for each of {len(room)} nodes",
+                    field="per_node",
                 )
             nodes = counts.nonzero()[0]
             want = dict(zip(nodes.tolist(), counts[nodes].tolist()))

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import numpy as np
 
@@ -28,8 +27,11 @@ from swell.placement.blocks import Block
 _FREE, _COVERED, _UNUSABLE, _MIXED = 0, 1, 2, 3
 """Pictures of a slot: all free; all inside one block; partly out of service; the first of the mixed ones."""
 
-SEARCH_STEPS = 3000
+SEARCH_STEPS = 1000
 """Bound on the branches looked at. Beyond it the best found so far stands, which then may not be optimal."""
+
+SEARCH_DEPTH = 300
+"""Most slots missing for which a search is tried: when more changes at once, the first answer stands."""
 
 
 @dataclass(slots=True)
@@ -132,10 +134,16 @@ class _Search:
         self.left = dict(pictures.count)
         self.missing = missing
         self.steps = 0
+        costs = [np.array([self.classes[c].cost for c in own], dtype=np.int64) for own in self.by_level]
+        self.costs = costs
+        self.clears = [
+            np.array([self.classes[c].clears for c in own], dtype=np.int64).reshape(-1, len(missing))
+            for own in self.by_level
+        ]
         # For each level the least cost of clearing 0, 1, 2 ... of its slots, were there nothing else to do.
-        self.least: list[list[int]] = [
-            [0, *accumulate(cost for c in of_level for cost in [self.classes[c].cost] * self.left[c])]
-            for of_level in self.by_level
+        self.least = [
+            np.concatenate([[0], np.repeat(cost, [self.left[c] for c in own]).cumsum()]).astype(np.int64)
+            for cost, own in zip(costs, self.by_level)
         ]
         self.chosen: Counter[int] = Counter()
         self.found: Counter[int] = Counter()
@@ -144,37 +152,42 @@ class _Search:
     def best(self) -> Counter[int]:
         """How many slots of each class to clear."""
         self._greedy()
-        self.left_cost(self.missing, len(self.missing) - 1, 0, 0)
+        if np.maximum(self.missing, 0).sum() <= SEARCH_DEPTH:
+            self._descend(self.missing, len(self.missing) - 1, 0, 0)
         return self.found
 
-    def bound(self, missing: IntArray) -> int:
-        """A cost that no way of clearing what is missing can undercut."""
-        return max(
-            (self.least[level][gap] for level, gap in enumerate(missing.tolist()) if gap > 0), default=0
-        )
+    def _options(self, missing: IntArray, level: int, first: int) -> tuple[IntArray, IntArray]:
+        """Classes of a level from `first` on, most promising first, and what clearing one costs in the end.
 
-    def left_cost(self, missing: IntArray, level: int, position: int, cost: int) -> None:
-        """Try the ways of clearing what is missing from `level` down, the classes before `position` done."""
-        self.steps += 1
+        The cost is a lower bound: its own, and the most that any single level would still need after it.
+        """
+        rest = np.maximum(missing - self.clears[level][first:], 0)
+        after = np.zeros(len(rest), dtype=np.int64)
+        for below in range(1, level + 1):
+            np.maximum(after, self.least[below][rest[:, below]], out=after)
+        bound = self.costs[level][first:] + after
+        order = np.argsort(bound, kind="stable")
+        return order + first, bound[order]
+
+    def _descend(self, missing: IntArray, level: int, first: int, cost: int) -> None:
+        """Try the ways of clearing what is missing from `level` down, the classes before `first` done."""
         while level > 0 and missing[level] <= 0:
-            level, position = level - 1, 0
+            level, first = level - 1, 0
         if level == 0:
             if cost < self.found_cost:
                 self.found, self.found_cost = Counter(self.chosen), cost
             return
-        options = []
-        for at in range(position, len(self.by_level[level])):
+        self.steps += 1
+        order, bounds = self._options(missing, level, first)
+        for at, bound in zip(order.tolist(), bounds.tolist()):
+            if cost + bound >= self.found_cost or self.steps > SEARCH_STEPS:
+                return
             name = self.by_level[level][at]
             if self.left[name] > 0:
-                rest = missing - self.classes[name].clears
-                options.append((cost + self.classes[name].cost + self.bound(rest), at, name, rest))
-        options.sort(key=lambda option: option[:2])
-        for low, at, name, rest in options:
-            if low >= self.found_cost or self.steps > SEARCH_STEPS:
-                return
-            self._clear(name, 1)
-            self.left_cost(rest, level, at, cost + self.classes[name].cost)
-            self._clear(name, -1)
+                made = self.classes[name]
+                self._clear(name, 1)
+                self._descend(missing - made.clears, level, at, cost + made.cost)
+                self._clear(name, -1)
 
     def _greedy(self) -> None:
         """A first answer: always the class that promises the least in the end."""
@@ -183,10 +196,9 @@ class _Search:
             if missing[level] <= 0:
                 level -= 1
                 continue
-            name = min(
-                (c for c in self.by_level[level] if self.left[c] > 0),
-                key=lambda c: self.classes[c].cost + self.bound(missing - self.classes[c].clears),
-            )
+            order, _ = self._options(missing, level, 0)
+            names = (self.by_level[level][at] for at in order.tolist())
+            name = next(name for name in names if self.left[name] > 0)
             self._clear(name, 1)
             missing = missing - self.classes[name].clears
         self.found = Counter(self.chosen)
