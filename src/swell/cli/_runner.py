@@ -114,7 +114,13 @@ def processors() -> int:
 
 
 def _one(run: Run, index: int, on_progress: Progress) -> dict[str, Any]:
-    return run.execute(_seldom(partial(on_progress, index)))
+    record = run.execute(_seldom(partial(on_progress, index)))
+    _over(index, record, on_progress)
+    return record
+
+
+def _over(index: int, record: dict[str, Any], on_progress: Progress) -> None:
+    on_progress(index, record["makespan_s"] or 0.0, record["jobs"], record["jobs"])
 
 
 def _in_workers(
@@ -146,7 +152,9 @@ def _in_workers(
                 if kind == "progress":
                     on_progress(busy[pipe], *content)
                 elif kind == "record":
-                    records[busy.pop(pipe)] = content
+                    index = busy.pop(pipe)
+                    records[index] = content
+                    _over(index, content, on_progress)
                     _hand_out(pipe, waiting, busy)
                 elif kind == "refused":
                     raise content
