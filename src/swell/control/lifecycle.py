@@ -1,0 +1,291 @@
+"""The life of a job as a pure state machine: happenings in, a new record and instructions out.
+
+    queued --granted--> running --granted nothing--> queued
+      |  ^                | |  |
+      |  +--resume-- paused<+  +--seen finished/failed--> finished | failed
+      +------cancel, refuse--> cancelled | refused
+
+No clock, no I/O: the plane feeds it, writes what comes out and carries out the instructions. Feeding the same
+happening twice changes nothing the second time, because after a crash some are fed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from swell.control.errors import Conflict
+from swell.control.model import JobRecord, Phase, Promise
+from swell.domain import Event, EventKind, InputError, Placement
+from swell.engines import Observed, RunState
+
+# -- happenings ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The scheduler wants the job to have these slots; none to take them all away."""
+
+    placement: Placement
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The engine found the job like this."""
+
+    observed: Observed
+
+
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """The job should run, but the engine knows nothing of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The job said how far it is."""
+
+    done: float
+    of: float | None = None
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """The job's workers changed over to another set, with this pause."""
+
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Admission was decided, or the estimate changed."""
+
+    promise: Promise
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """Somebody wants it ended."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAsked:
+    """Somebody wants it to give its slots back for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """Somebody wants it to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundsAsked:
+    """Somebody wants it to have at least and at most so many workers."""
+
+    min_workers: int
+    max_workers: int | None
+
+
+Happening = (
+    Granted
+    | Seen
+    | Vanished
+    | Progressed
+    | Switched
+    | Answered
+    | CancelAsked
+    | PauseAsked
+    | ResumeAsked
+    | BoundsAsked
+)
+
+# -- instructions ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Append an event."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Have the engine put the job on its wanted slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Have the engine end the job and clean up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reschedule:
+    """Let the policy decide again: capacity or demand changed."""
+
+
+Instruction = Log | Apply | End | Reschedule
+Step = tuple[JobRecord, list[Instruction]]
+
+
+def step(record: JobRecord, happening: Happening, now_s: float) -> Step:
+    """What becomes of a job when that happens."""
+    match happening:
+        case Granted(placement, reason):
+            return _granted(record, placement, reason, now_s)
+        case Seen(observed):
+            return _seen(record, observed, now_s)
+        case Vanished():
+            return _vanished(record, now_s)
+        case Progressed(done, of, batch_size):
+            changed = replace(
+                record,
+                done=done,
+                of=record.of if of is None else of,
+                batch_size=record.batch_size if batch_size is None else batch_size,
+            )
+            return changed, ([Reschedule()] if record.of != changed.of else [])
+        case Switched(pause_s):
+            return replace(record, pause_s=record.pause_s + pause_s), []
+        case Answered(promise):
+            return _answered(record, promise, now_s)
+        case CancelAsked(by):
+            return _cancelled(record, by, now_s)
+        case PauseAsked():
+            return _paused(record, now_s)
+        case ResumeAsked():
+            return _resumed(record)
+        case BoundsAsked(least, most):
+            return _bounded(record, least, most)
+
+
+def _granted(record: JobRecord, placement: Placement, reason: str, now_s: float) -> Step:
+    if record.phase not in (Phase.QUEUED, Phase.RUNNING) or placement == record.wanted:
+        return record, []
+    before = record.wanted
+    if not placement:
+        changed = replace(record, phase=Phase.QUEUED, wanted=(), reason=reason or "others come first now")
+        return changed, [_log(record, EventKind.PREEMPTED, now_s, before=before), Apply()]
+    changed = replace(record, phase=Phase.RUNNING, wanted=placement, reason=reason)
+    if not before:
+        changed = replace(changed, started_s=record.started_s or now_s)
+        return changed, [_log(record, EventKind.ALLOCATED, now_s, gpus=placement), Apply()]
+    changed = replace(changed, resizes=record.resizes + 1)
+    return changed, [_log(record, EventKind.RESIZED, now_s, gpus=placement, before=before), Apply()]
+
+
+def _seen(record: JobRecord, observed: Observed, now_s: float) -> Step:
+    if record.phase.over:
+        return record, ([] if observed.state in (RunState.FINISHED, RunState.FAILED) else [End()])
+    if observed.state is RunState.FINISHED:
+        deadline_s = record.request.deadline_s
+        met = None if deadline_s is None else now_s <= deadline_s
+        changed = replace(
+            record,
+            phase=Phase.FINISHED,
+            wanted=(),
+            ended_s=now_s,
+            exit_code=0,
+            done=record.of or record.done,
+            reason="",
+        )
+        log = _log(record, EventKind.FINISHED, now_s, jct_s=now_s - record.submitted_s, met=met)
+        return changed, [log, End(), Reschedule()]
+    if observed.state is RunState.FAILED:
+        reason = observed.reason or f"the script ended with exit code {observed.exit_code}"
+        changed = replace(
+            record,
+            phase=Phase.FAILED,
+            wanted=(),
+            ended_s=now_s,
+            exit_code=observed.exit_code,
+            reason=reason,
+        )
+        log = _log(record, EventKind.FAILED, now_s, reason=reason, exit_code=observed.exit_code)
+        return changed, [log, End(), Reschedule()]
+    if observed.placement != record.wanted and observed.state is not RunState.STOPPING:
+        return record, [Apply()]
+    return record, []
+
+
+def _vanished(record: JobRecord, now_s: float) -> Step:
+    """All its workers are gone without a word: start again from its checkpoint, but not for ever."""
+    if record.phase is not Phase.RUNNING:
+        return record, []
+    if record.restarts >= record.request.max_restarts:
+        reason = f"all its workers died {record.restarts + 1} times; see its logs"
+        changed = replace(record, phase=Phase.FAILED, wanted=(), ended_s=now_s, reason=reason)
+        return changed, [_log(record, EventKind.FAILED, now_s, reason=reason), End(), Reschedule()]
+    return replace(record, restarts=record.restarts + 1), [Apply()]
+
+
+def _answered(record: JobRecord, promise: Promise, now_s: float) -> Step:
+    if record.phase.over:
+        return record, []
+    if promise.admitted:
+        if record.promise.admitted and record.promise.guaranteed_s == promise.guaranteed_s:
+            return replace(record, promise=promise), []
+        log = _log(record, EventKind.ADMITTED, now_s, finish_s=promise.guaranteed_s)
+        return replace(record, promise=promise), [log]
+    changed = replace(
+        record, promise=promise, phase=Phase.REFUSED, wanted=(), ended_s=now_s, reason=promise.reason
+    )
+    log = _log(
+        record,
+        EventKind.REJECTED,
+        now_s,
+        reason=promise.reason,
+        earliest_deadline_s=promise.earliest_deadline_s,
+    )
+    instructions: list[Instruction] = [log]
+    if record.wanted:
+        instructions += [End(), Reschedule()]
+    return changed, instructions
+
+
+def _cancelled(record: JobRecord, by: str, now_s: float) -> Step:
+    if record.phase is Phase.CANCELLED:
+        return record, []
+    if record.phase.over:
+        raise Conflict(f"job '{record.job_id}' is {record.phase.value} already")
+    changed = replace(record, phase=Phase.CANCELLED, wanted=(), ended_s=now_s, reason=f"cancelled by {by}")
+    return changed, [_log(record, EventKind.CANCELLED, now_s, by=by), End(), Reschedule()]
+
+
+def _paused(record: JobRecord, now_s: float) -> Step:
+    if record.phase is Phase.PAUSED:
+        return record, []
+    if record.phase.over:
+        raise Conflict(f"job '{record.job_id}' is {record.phase.value}: there is nothing to pause")
+    changed = replace(record, phase=Phase.PAUSED, wanted=(), reason="paused by its owner")
+    instructions: list[Instruction] = [Reschedule()]
+    if record.wanted:
+        log = _log(record, EventKind.PREEMPTED, now_s, before=record.wanted, reason="paused")
+        instructions = [log, Apply(), Reschedule()]
+    return changed, instructions
+
+
+def _resumed(record: JobRecord) -> Step:
+    if record.phase in (Phase.QUEUED, Phase.RUNNING):
+        return record, []
+    if record.phase is not Phase.PAUSED:
+        raise Conflict(f"job '{record.job_id}' is {record.phase.value}: there is nothing to resume")
+    return replace(record, phase=Phase.QUEUED, reason="waits for slots"), [Reschedule()]
+
+
+def _bounded(record: JobRecord, least: int, most: int | None) -> Step:
+    if record.phase.over:
+        raise Conflict(f"job '{record.job_id}' is {record.phase.value}: it cannot be scaled any more")
+    if record.promise.guaranteed_s is not None and most is not None and most < record.request.min_workers:
+        raise InputError("a job with a guaranteed finish cannot be held below its least", field="max_workers")
+    request = replace(record.request, min_workers=least, max_workers=most)
+    if request == record.request:
+        return record, []
+    return replace(record, request=request), [Reschedule()]
+
+
+def _log(record: JobRecord, kind: EventKind, now_s: float, **data: object) -> Log:
+    return Log(Event(now_s, kind, job_id=record.job_id, data=data))
