@@ -51,8 +51,10 @@ class ElasticFlow(Policy):
 
     overhead_s: float = -1.0
     """Planned cost of a resize; negative for what the cluster says it costs."""
-    margin: float = 2.0
+    margin: float = 1.0
     """Unplanned pauses (migrations) to keep in reserve before each deadline, in resize costs."""
+    rounds: int = 8
+    """How often to plan again, with the unsatisfied in front, before giving up."""
 
     _plan: Plan | None = field(default=None, init=False, repr=False)
     _rows: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64), init=False, repr=False)
@@ -64,24 +66,27 @@ class ElasticFlow(Policy):
         if math.isinf(deadline_s):
             return ADMITTED
         jobs, pause_s = self._jobs(snapshot)
-        jobs.last_s[index] = jobs.due_s[index]  # the reserve is for later mishaps, not for coming in
-        order = _by_deadline(jobs)
-        with_it, missed = reserve_in_order(_empty(snapshot), jobs, order, pause_s)
-        if missed:
+        jobs.last_s[index] -= SLACK_S  # what comes in must not hang on rounding later
+        order = _by_deadline(jobs, snapshot.now_s)
+        with_it, missed = self._search(snapshot, jobs, order, pause_s)
+        if missed or index not in order:
             base = self._promises(snapshot, jobs, order[order != index], pause_s)
             promised = np.isfinite(base.end_s)
             promised[index] = True
-            if not np.isfinite(with_it.end_s[promised]).all():
+            missed = 1
+            if index in order and promised.sum() < len(order):
+                with_it, missed = self._search(snapshot, jobs, order[promised[order]], pause_s)
+            if missed:
                 with_it, missed = reserve_in_order(base, jobs, np.array([index]), pause_s)
-                if missed:
-                    return self._refuse(snapshot, index, jobs, base, pause_s)
+            if missed:
+                return self._refuse(snapshot, index, jobs, base, pause_s)
         self._plan, self._rows = with_it, snapshot.rows
         return Admission(True, finish_s=deadline_s)
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Everybody's minimum satisfactory share of this moment, then the spare GPUs."""
         jobs, pause_s = self._jobs(snapshot)
-        plan = self._promises(snapshot, jobs, _by_deadline(jobs), pause_s)
+        plan = self._promises(snapshot, jobs, _by_deadline(jobs, snapshot.now_s), pause_s)
         plan, gpus = spend_spare(jobs, plan, pause_s)
         self._plan, self._rows = plan, snapshot.rows
         return Decision(gpus)
@@ -115,9 +120,24 @@ class ElasticFlow(Policy):
             gpus=gpus,
         ), pause_s
 
+    def _search(self, snapshot: Snapshot, jobs: Jobs, order: IntArray, pause_s: float) -> tuple[Plan, int]:
+        """Reserve in this order; while that leaves some unsatisfied, try again with those in front."""
+        empty = nothing_reserved(snapshot.now_s, snapshot.capacity, len(snapshot))
+        best, fewest = reserve_in_order(empty, jobs, order, pause_s)
+        plan = best
+        for _ in range(self.rounds if fewest else 0):
+            unsatisfied = np.isinf(plan.end_s[order])
+            order = np.concatenate([order[unsatisfied], order[~unsatisfied]])
+            plan, missed = reserve_in_order(empty, jobs, order, pause_s)
+            if missed < fewest:
+                best, fewest = plan, missed
+            if not missed:
+                break
+        return best, fewest
+
     def _promises(self, snapshot: Snapshot, jobs: Jobs, order: IntArray, pause_s: float) -> Plan:
         """Reservations of the jobs in `order`: planned anew, or as before if that keeps more promises."""
-        plan, missed = reserve_in_order(_empty(snapshot), jobs, order, pause_s)
+        plan, missed = self._search(snapshot, jobs, order, pause_s)
         if missed and self._plan is not None:
             at = np.searchsorted(self._rows, snapshot.rows)
             at[at == len(self._rows)] = 0
@@ -129,28 +149,42 @@ class ElasticFlow(Policy):
         return plan
 
     def _refuse(self, snapshot: Snapshot, index: int, jobs: Jobs, base: Plan, pause_s: float) -> Admission:
-        alone_s = earliest_end(_empty(snapshot), jobs, index, pause_s)
+        empty = nothing_reserved(snapshot.now_s, snapshot.capacity, len(snapshot))
+        alone_s = earliest_end(empty, jobs, index, pause_s)
         if math.isinf(alone_s):
             return Admission(False, reason=f"it cannot run on any share of {snapshot.capacity} GPUs")
-        reserve_s = float(snapshot.deadline_s[index] - jobs.due_s[index])
-        end_s = earliest_end(base, jobs, index, pause_s)
-        if alone_s > jobs.due_s[index]:
-            left_s = snapshot.deadline_s[index] - snapshot.now_s
+        if alone_s > jobs.last_s[index]:
             reason = (
-                f"alone on the cluster it needs {alone_s - snapshot.now_s + reserve_s:.0f} s, "
-                f"its deadline leaves {left_s:.0f} s"
+                f"even alone on the cluster it needs {alone_s - snapshot.now_s:.0f} s, "
+                f"and its deadline is in {snapshot.deadline_s[index] - snapshot.now_s:.0f} s"
             )
         else:
             promised = int(np.isfinite(base.end_s).sum())
             reason = f"{promised} deadlines promised before leave too few GPUs until its own"
-        return Admission(False, earliest_deadline_s=end_s + reserve_s + SLACK_S, reason=reason)
+        last_s = self._earliest_last_s(index, jobs, base, empty, pause_s)
+        return Admission(False, earliest_deadline_s=last_s + 3 * SLACK_S, reason=reason)
+
+    def _earliest_last_s(self, index: int, jobs: Jobs, base: Plan, empty: Plan, pause_s: float) -> float:
+        """About the earliest end it could be promised: behind everybody, or by rank if that is sooner."""
+        end_s = earliest_end(base, jobs, index, pause_s)
+        promised = np.isfinite(base.end_s)
+        promised[index] = True
+        too_early_s = max(float(jobs.last_s[index]), float(empty.times[0]))
+        for _ in range(self.rounds):
+            between_s = (too_early_s + end_s) / 2
+            jobs.last_s[index] = jobs.due_s[index] = between_s
+            order = np.argsort(jobs.last_s, kind="stable")
+            _, missed = reserve_in_order(empty, jobs, order[promised[order]], pause_s)
+            if missed:
+                too_early_s = between_s
+            else:
+                end_s = between_s
+        return end_s
 
 
-def _empty(snapshot: Snapshot) -> Plan:
-    return nothing_reserved(snapshot.now_s, snapshot.capacity, len(snapshot))
-
-
-def _by_deadline(jobs: Jobs) -> IntArray:
-    """The jobs with deadlines, earliest first."""
-    order = np.argsort(jobs.last_s, kind="stable")
-    return order[np.isfinite(jobs.last_s[order])]
+def _by_deadline(jobs: Jobs, now_s: float) -> IntArray:
+    """The jobs with deadlines that are not lost anyway, earliest first."""
+    promised = np.flatnonzero(np.isfinite(jobs.last_s))
+    reachable = jobs.rates[promised, -1] * (jobs.last_s[promised] - now_s)
+    alive = promised[(jobs.work[promised] <= reachable) & (reachable > 0)]
+    return alive[np.argsort(jobs.last_s[alive], kind="stable")]
