@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from swell.domain import InputError
 from swell.policies import Decision, Policy, Snapshot, make_policy
+from swell.policies.afs import legal_shares
 
 RIGID = ["fifo", "fifo:backfill=true", "srtf", "tiresias", "tiresias-gittins:learn=0"]
 RIGID += ["tiresias:thresholds=3250/7200,fifo=start,promote=2"]
 ELASTIC = ["max-min", "gandiva", "themis", "optimus", "elastic-tiresias"]
-ELASTIC += ["afs-l", "afs-l:shares=coddl", "afs-p"]
+ELASTIC += ["afs-l", "afs-l:shares=any", "afs-p"]
 
 
 def check(name: str, policy: Policy, snapshot: Snapshot) -> Decision:
@@ -93,6 +94,8 @@ def test_elastic_policies_leave_no_gpu_idle_that_a_waiting_job_could_use(
     free = snapshot.capacity - gpus.sum()
     for i in np.flatnonzero(gpus == 0):
         usable = snapshot.curves.rates[snapshot.curve[i], 1 : snapshot.max_gpus[i] + 1] > 0
+        if name in ("afs-l", "afs-p"):
+            usable &= legal_shares("coddl", snapshot.cluster.gpus_per_node, len(usable))[1:] > 0
         if usable.any():
             assert free < 1 + int(np.argmax(usable))
 

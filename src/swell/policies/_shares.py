@@ -33,20 +33,24 @@ def fill(order: IntArray, want: IntArray, most: IntArray, free: int, strict: boo
     return gpus
 
 
+ANY_SHARE: IntArray = np.empty(0, dtype=np.int64)
+"""In place of a table of legal shares: all are."""
+
+
 @njit(cache=True)
-def _least(rates: FloatArray, curve: IntArray, low: IntArray, high: IntArray) -> IntArray:
+def _least(rates: FloatArray, curve: IntArray, low: IntArray, high: IntArray, legal: IntArray) -> IntArray:
     found = np.zeros(len(curve), dtype=np.int64)
     for i in range(len(curve)):
         for k in range(max(low[i], 1), high[i] + 1):
-            if rates[curve[i], k] > 0.0:
+            if rates[curve[i], k] > 0.0 and (len(legal) == 0 or legal[k]):
                 found[i] = k
                 break
     return found
 
 
-def least_share(snapshot: Snapshot) -> IntArray:
-    """The smallest share on which each job makes progress, at least its own minimum; 0 if there is none."""
-    return _least(snapshot.curves.rates, snapshot.curve, snapshot.min_gpus, snapshot.max_gpus)
+def least_share(snapshot: Snapshot, legal: IntArray = ANY_SHARE) -> IntArray:
+    """The smallest legal share on which each job progresses, at least its own minimum; 0 if there is none."""
+    return _least(snapshot.curves.rates, snapshot.curve, snapshot.min_gpus, snapshot.max_gpus, legal)
 
 
 @njit(cache=True)

@@ -3,22 +3,27 @@
 Uncontended, every job has its least share and the rest is won in tournaments, a step at a time. Of two jobs
 let a be the one that ends sooner at the present shares, p its rate and p' its rate one step up. The step goes
 to a iff (p_a' - p_a) / p_a > (p_b' - p_b) / p_b': what b is given now it will have anyway once a is gone. The
-relation is transitive, so a winner tree serves, and a step costs log(jobs) matches.
+matches form a winner tree, so a step costs log(jobs) of them. (The paper calls the relation transitive; on
+curves of different bends three jobs can beat each other in a circle, and then the order of arrival seeds the
+tree. Whoever beats all others wins in any case.)
 
-A step is one GPU, as in the paper, where that raises the rate. Measured curves dip where a job first crosses
-a node, so a step leads to the next share with a higher rate, and gains are counted per GPU of the step.
+A step leads to the next legal share with a higher rate, and gains are counted per GPU of the step: with any
+share legal and concave curves that is one GPU, as in the paper. By default legal shares are CoDDL's, so that
+jobs pack on nodes and measured curves, which dip where a job first crosses a node, do not end growth there;
+on the Philly trace that gave 2 to 4% less average JCT than any share, and up to a fifth fewer resizes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 from numba import njit
 
 from swell.domain import FloatArray, InputError, IntArray
-from swell.policies._shares import fill, least_share
+from swell.policies._shares import ANY_SHARE, fill, least_share
 from swell.policies.base import Decision, Knowledge, Policy
 from swell.policies.snapshot import Snapshot
 
@@ -53,7 +58,7 @@ def _match(
 def _step_up(row: FloatArray, share: int, most: int, legal: IntArray) -> int:
     """The next legal share with a higher rate, or 0."""
     for k in range(share + 1, most + 1):
-        if legal[k] and row[k] > row[share]:
+        if row[k] > row[share] and (len(legal) == 0 or legal[k]):
             return k
     return 0
 
@@ -115,11 +120,12 @@ def tournaments(
     return gpus
 
 
+@lru_cache
 def legal_shares(shares: str, gpus_per_node: int, most: int) -> IntArray:
-    """For each GPU count from 0 to `most`, whether it may be a share."""
-    k = np.arange(most + 1)
+    """For each GPU count from 0 to `most`, whether it may be a share; an empty table if all may."""
     if shares == "any":
-        return np.ones(most + 1, dtype=np.int64)
+        return ANY_SHARE
+    k = np.arange(most + 1)
     inside = (k > 0) & (k <= gpus_per_node) & (gpus_per_node % np.maximum(k, 1) == 0)
     return (inside | (k % gpus_per_node == 0)).astype(np.int64)
 
@@ -132,22 +138,24 @@ class _Afs(Policy):
     knows: ClassVar[Knowledge] = "profiles"
     changes_with_time: ClassVar[bool] = False
 
-    shares: str = "any"
-    """Legal shares: 'any', or 'coddl' for factors and multiples of a node (1, 2, 4, 8, 12 ... on 4-GPU
-    nodes).
+    shares: str = "coddl"
+    """Legal shares: 'coddl' for factors and multiples of a node (1, 2, 4, 8, 12 ... on 4-GPU nodes), or
+    'any'.
     """
 
     def __post_init__(self) -> None:
         if self.shares not in ("any", "coddl"):
             raise InputError(f"shares must be 'any' or 'coddl', got '{self.shares}'", field="shares")
 
+    def _legal(self, snapshot: Snapshot) -> IntArray:
+        return legal_shares(self.shares, snapshot.cluster.gpus_per_node, snapshot.curves.max_gpus)
+
     def _compete(self, snapshot: Snapshot, gpus: IntArray, left: FloatArray, luck: IntArray) -> IntArray:
         free = snapshot.capacity - int(gpus.sum())
         if free <= 0:
             return gpus
-        curves = snapshot.curves
-        legal = legal_shares(self.shares, snapshot.cluster.gpus_per_node, curves.max_gpus)
-        return tournaments(curves.rates, snapshot.curve, gpus, snapshot.max_gpus, left, luck, legal, free)
+        rates, legal = snapshot.curves.rates, self._legal(snapshot)
+        return tournaments(rates, snapshot.curve, gpus, snapshot.max_gpus, left, luck, legal, free)
 
 
 _NO_LUCK = np.empty(0, dtype=np.int64)
@@ -162,7 +170,8 @@ class AfsL(_Afs):
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Least shares to the shortest, then tournaments for the rest."""
-        least, left, capacity = least_share(snapshot), snapshot.remaining, snapshot.capacity
+        left, capacity = snapshot.remaining, snapshot.capacity
+        least = least_share(snapshot, self._legal(snapshot))
         rate = snapshot.rate_at(least)
         left_s = np.divide(left, rate, out=np.full(len(left), np.inf), where=rate > 0)
         if len(left) > 2 * capacity and least.max() == 1:  # then nobody beyond the capacity-th can matter
@@ -197,7 +206,7 @@ class AfsP(_Afs):
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Least shares by leases, then tournaments for the rest."""
-        least = least_share(snapshot)
+        least = least_share(snapshot, self._legal(snapshot))
         order = np.lexsort((snapshot.first_start_s, self._used_leases(snapshot)))
         gpus = fill(order, least, snapshot.max_gpus, snapshot.capacity, False)
         luck = self._coins(snapshot.rows)
