@@ -1,0 +1,298 @@
+"""From records and knowledge to wanted placements, with the same policies and placers as the simulator.
+
+The scheduler owns the live table and the placer's ledger. It is asked with the records of the active jobs and
+answers with what each should have; it starts nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from swell.control.knowledge import Knowledge
+from swell.control.ledger import Ledger
+from swell.control.model import JobRecord, Phase
+from swell.domain import Cluster, InputError, IntArray, JobSpec, Node, Placement
+from swell.perf.curves import Curves
+from swell.placement import Placer, make_placer
+from swell.policies import Admission, Policy, Snapshot, make_policy
+
+UNKNOWN_WORK = 1e9
+"""Iterations of a job that has not said how long it is: long, so that nobody waits for it."""
+
+
+@dataclass(slots=True)
+class Probe:
+    """A short profiling run: over-allocate, then shrink, a few steps at each size (CoDDL)."""
+
+    sizes: list[int]
+    """Sizes still to be measured, the present one first."""
+    since_s: float
+
+
+class Scheduler:
+    """Decides who gets which slots."""
+
+    def __init__(self, policy: str, cluster: Cluster) -> None:
+        self.policy_text = policy
+        self.policy: Policy = make_policy(policy)
+        self.cluster = cluster
+        self.ledger = Ledger()
+        self.placer: Placer = make_placer(self.policy.placer, cluster)
+        self.probes: dict[str, Probe] = {}
+
+    # -- what is there -----------------------------------------------------------------------------------
+
+    def set_policy(self, text: str, records: Iterable[JobRecord]) -> None:
+        """Switch to another policy; what runs stays where it is until that policy decides otherwise."""
+        policy = make_policy(text)
+        placer = make_placer(policy.placer, self.cluster)
+        self.policy, self.policy_text, self.placer = policy, text, placer
+        for record in records:
+            if record.wanted:
+                self._adopt(record)
+
+    def set_cluster(self, cluster: Cluster) -> dict[str, Placement]:
+        """Follow the nodes; returns what is left to the jobs that lost slots."""
+        if cluster == self.cluster:
+            return {}
+        self.cluster = cluster
+        names = {row: job_id for job_id, row in self.ledger.rows.items()}
+        hurt = self.placer.set_cluster(cluster, keep_survivors=True)
+        return {names[row]: placement for row, placement in hurt.items() if row in names}
+
+    def add(self, record: JobRecord) -> None:
+        """A job is active."""
+        request = record.request
+        self.ledger.add(
+            JobSpec(
+                job_id=record.job_id,
+                submit_s=record.submitted_s,
+                model=record.job_id,
+                batch_size=1,
+                gpus=request.workers,
+                deadline_s=self._deadline(record),
+                min_gpus=request.min_workers,
+                max_gpus=request.max_workers,
+            )
+        )
+        if record.wanted:
+            self._adopt(record)
+
+    def remove(self, job_id: str) -> None:
+        """A job is active no more."""
+        if job_id in self.ledger.rows:
+            self.placer.place({self.ledger.rows[job_id]: 0})
+            self.ledger.remove(job_id)
+        self.probes.pop(job_id, None)
+
+    def _adopt(self, record: JobRecord) -> None:
+        """Put a job back into the books after a restart, on the slots it has."""
+        row = self.ledger.rows.get(record.job_id)
+        if row is None:
+            return
+        self.placer.occupancy.take(row, record.wanted)
+        table = self.ledger.table
+        table.gpus[row] = len(record.wanted)
+        table.placement[row] = record.wanted
+        table.first_start_s[row] = table.last_start_s[row] = record.started_s or record.submitted_s
+
+    # -- decisions ---------------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        record: JobRecord,
+        records: Mapping[str, JobRecord],
+        known: Mapping[str, Knowledge],
+        now_s: float,
+    ) -> Admission:
+        """May this job come in? It must have been added."""
+        snapshot = self._snapshot(records, known, now_s, cautious=True)
+        index = int(np.flatnonzero(snapshot.rows == self.ledger.rows[record.job_id])[0])
+        order = np.concatenate([np.delete(snapshot.rows, index), snapshot.rows[index : index + 1]])
+        return self.policy.admit(snapshot.with_rows(order), len(order) - 1)
+
+    def decide(
+        self, records: Mapping[str, JobRecord], known: Mapping[str, Knowledge], now_s: float
+    ) -> tuple[dict[str, Placement], float]:
+        """Placements that should change, and when the policy wants to be asked again if nothing happens."""
+        wanted: dict[int, int] = {}
+        for job_id in list(self.probes):
+            if job_id in self.ledger.rows:
+                wanted[self.ledger.rows[job_id]] = self.probes[job_id].sizes[0]
+        snapshot = self._snapshot(records, known, now_s)
+        wake_s = np.inf
+        table = self.ledger.table
+        per_node: dict[int, IntArray] = {}
+        if len(snapshot):
+            decision = self.policy.allocate(snapshot)
+            wake_s = self.policy.next_wakeup_s(snapshot, decision)
+            for i, row in enumerate(snapshot.rows.tolist()):
+                if decision.per_node is not None:
+                    per_node[row] = decision.per_node[i]
+                elif decision.gpus[i] != table.gpus[row]:
+                    wanted[row] = int(decision.gpus[i])
+        for row in self._waiting_rows(records):
+            if table.gpus[row]:
+                wanted[row] = 0
+        self.ledger.decided()
+        moved = self._place(wanted, per_node)
+        names = {row: job_id for job_id, row in self.ledger.rows.items()}
+        for row, placement in moved.items():
+            self._book(row, placement, now_s)
+        return {names[row]: p for row, p in moved.items() if row in names}, wake_s
+
+    def _place(self, wanted: dict[int, int], per_node: dict[int, IntArray]) -> dict[int, Placement]:
+        table = self.ledger.table
+        changes = {row: gpus for row, gpus in wanted.items() if gpus != table.gpus[row]}
+        # Shrink first: what is given back is there for whoever grows.
+        shrink = {row: gpus for row, gpus in changes.items() if gpus < table.gpus[row]}
+        moved = self.placer.place(shrink) if shrink else {}
+        if per_node:
+            moved |= self.placer.place_per_node(per_node)
+        grow = {row: gpus for row, gpus in changes.items() if row not in shrink}
+        if grow:
+            moved |= self.placer.place(grow)
+        return {row: p for row, p in moved.items() if p != table.placement[row]}
+
+    def _book(self, row: int, placement: Placement, now_s: float) -> None:
+        table = self.ledger.table
+        held_s = now_s - table.since_s[row]
+        table.attained_gpu_s[row] += table.gpus[row] * held_s
+        table.run_s[row] += held_s if table.gpus[row] else 0.0
+        table.since_s[row] = now_s
+        if placement and not table.placement[row]:
+            table.last_start_s[row] = now_s
+            table.first_start_s[row] = min(table.first_start_s[row], now_s)
+        elif placement:
+            table.resizes[row] += 1
+        table.placement[row], table.gpus[row] = placement, len(placement)
+
+    # -- the snapshot ------------------------------------------------------------------------------------
+
+    def _snapshot(
+        self,
+        records: Mapping[str, JobRecord],
+        known: Mapping[str, Knowledge],
+        now_s: float,
+        *,
+        cautious: bool = False,
+    ) -> Snapshot:
+        """The jobs the policy decides on: not those that are paused or on a profiling run."""
+        ledger, table = self.ledger, self.ledger.table
+        cluster = _without(self.cluster, self._probed_per_node())
+        widest = max(cluster.capacity, 1)
+        rows = [
+            row
+            for row in ledger.active().tolist()
+            if table.specs[row].job_id not in self.probes
+            and records[table.specs[row].job_id].phase in (Phase.QUEUED, Phase.RUNNING)
+        ]
+        rates = np.zeros((max(len(rows), 1), widest + 1))
+        pauses = [0.0]
+        for i, row in enumerate(rows):
+            job_id = table.specs[row].job_id
+            record, knowledge = records[job_id], known[job_id]
+            rates[i] = knowledge.curve(widest, cluster.gpus_per_node, cautious=cautious)
+            table.curve[row] = i
+            of = record.of if record.of is not None else knowledge.of
+            table.left[row] = UNKNOWN_WORK if of is None else max(of - record.done, 0.0)
+            table.rate[row] = 0.0
+            held_s = now_s - table.since_s[row]
+            table.attained_gpu_s[row] += table.gpus[row] * held_s
+            table.run_s[row] += held_s if table.gpus[row] else 0.0
+            table.since_s[row] = now_s
+            table.deadline_s[row] = self._deadline(record) or np.inf
+            table.min_gpus[row] = record.request.min_workers
+            most = record.request.max_workers
+            table.max_gpus[row] = _most(knowledge, widest if most is None else most)
+            table.belief[row] = knowledge.belief
+            pauses.append(knowledge.pause_s if record.started_s else knowledge.startup_s)
+        return Snapshot(
+            now_s, cluster, table, np.array(rows, dtype=np.int64), Curves(rates), float(np.max(pauses))
+        )
+
+    def _deadline(self, record: JobRecord) -> float | None:
+        """The deadline the policy must keep: only once it has been promised."""
+        deadline_s = record.request.deadline_s
+        if deadline_s is None or deadline_s <= record.submitted_s or not record.promise.admitted:
+            return None
+        return deadline_s
+
+    def _waiting_rows(self, records: Mapping[str, JobRecord]) -> list[int]:
+        return [row for job_id, row in self.ledger.rows.items() if records[job_id].phase is Phase.PAUSED]
+
+    # -- profiling runs ----------------------------------------------------------------------------------
+
+    def probe(self, job_id: str, now_s: float, most: int | None) -> None:
+        """Start a profiling run on the free slots, or on half the cluster if there are fewer."""
+        free = int(self.placer.occupancy.free_gpus)
+        first = max(free, self.cluster.capacity // 2, 1)
+        if most is not None:
+            first = min(first, most)
+        sizes = [1 << i for i in range(first.bit_length() - 1, -1, -1)]
+        self.probes[job_id] = Probe(sizes, now_s)
+
+    def probe_step_over(self, job_id: str, now_s: float) -> bool:
+        """The present size has been measured. True if that was the last."""
+        probe = self.probes[job_id]
+        probe.sizes.pop(0)
+        probe.since_s = now_s
+        if probe.sizes:
+            return False
+        del self.probes[job_id]
+        return True
+
+    def _probed_per_node(self) -> dict[int, int]:
+        """Slots on each node that profiling runs hold or are to get: not the policy's to give."""
+        taken: dict[int, int] = {}
+        missing = 0
+        for job_id, probe in self.probes.items():
+            row = self.ledger.rows.get(job_id)
+            if row is None:
+                continue
+            held = self.ledger.table.placement[row][: probe.sizes[0]]
+            for gpu in held:
+                node = int(self.cluster.node_of_gpu[gpu])
+                taken[node] = taken.get(node, 0) + 1
+            missing += probe.sizes[0] - len(held)
+        free = self.placer.occupancy.free
+        order = sorted(range(len(free)), key=lambda n: (-int(free[n]), n))
+        for node in order + order:
+            room = int(self.cluster.node_gpus[node]) - taken.get(node, 0)
+            part = min(missing, max(room, 0))
+            if part > 0:
+                taken[node] = taken.get(node, 0) + part
+                missing -= part
+        return taken
+
+
+def _without(cluster: Cluster, taken: Mapping[int, int]) -> Cluster:
+    """The cluster as a policy may see it while some slots are in use for profiling."""
+    if not taken:
+        return cluster
+
+    def shrunk(index: int, node: Node) -> Node:
+        left = node.gpus - taken.get(index, 0)
+        return replace(node, gpus=left) if left > 0 else replace(node, gpus=1, up=False)
+
+    return Cluster(tuple(shrunk(i, node) for i, node in enumerate(cluster.nodes)))
+
+
+def _most(knowledge: Knowledge, bound: int) -> int:
+    """The exploration bound: twice the workers ever seen, unless history knows better."""
+    if knowledge.belief is None or not knowledge.belief.known:
+        return 1
+    return max(knowledge.belief.max_gpus(bound), 1)
+
+
+def check_fits(cluster: Cluster, min_workers: int) -> None:
+    """Refuse a job that could never run here."""
+    total = sum(node.gpus for node in cluster.nodes)
+    if min_workers > total:
+        raise InputError(
+            f"min_workers must be at most {total}, the slots of this cluster, got {min_workers}",
+            field="min_workers",
+        )
