@@ -81,6 +81,15 @@ def test_a_window_may_start_within_an_hour_and_run_past_midnight() -> None:
     assert rates / rates[0] == pytest.approx(expected / expected[0], rel=0.05)
 
 
+@pytest.mark.skipif(not DATA.is_dir(), reason=f"no public traces at {DATA}")
+def test_all_jobs_of_a_workload_are_for_one_gpu_type() -> None:
+    mixed = ProfileSet.load(DATA / "elasticflow")  # some models were measured on one type only
+    for job in generate_jobs(mixed, jobs=100, hours=8):
+        assert "A100" in mixed.get(job.model).gpu_types
+    for job in generate_jobs(mixed, jobs=100, hours=8, gpu_type="t4"):
+        assert "T4" in mixed.get(job.model).gpu_types
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     jobs=st.integers(1, 40),

@@ -218,21 +218,10 @@ def _load(
 
 def _with_known_types(cluster: Cluster, profiles: ProfileSet) -> Cluster:
     """The cluster with its GPU types as the profiles spell them."""
-    from swell.domain import ANY_GPU, InputError, nearest
+    from swell.sim.models import known_gpu_type
 
-    known = {kind.lower(): kind for kind in profiles.gpu_types}
-    for kind in cluster.gpu_types:
-        if kind != ANY_GPU and kind.lower() not in known:
-            hint = nearest(kind, list(profiles.gpu_types))
-            raise InputError(
-                f"GPU type '{kind}' is not in the profiles ({profiles.source}).{hint}"
-                f" Known: {', '.join(profiles.gpu_types)}",
-                field="gpu-type",
-            )
-    nodes = (
-        replace(node, gpu_type=known.get(node.gpu_type.lower(), node.gpu_type)) for node in cluster.nodes
-    )
-    return replace(cluster, nodes=tuple(nodes))
+    kinds = {kind: known_gpu_type(profiles, kind) for kind in cluster.gpu_types}
+    return replace(cluster, nodes=tuple(replace(n, gpu_type=kinds[n.gpu_type]) for n in cluster.nodes))
 
 
 def _announce(sources: list[Source], err: Any) -> None:

@@ -18,15 +18,12 @@ Each of these has a random stream of its own: asking for more deadlines changes 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from swell.domain import ANY_GPU, FloatArray, InputError, JobSpec
-from swell.sim.traces import Models
-
-if TYPE_CHECKING:
-    from swell.perf.profiles import ProfileSet
+from swell.perf.profiles import ProfileSet
+from swell.sim.models import Models, known_gpu_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +105,10 @@ def generate_jobs(
     hurried = stream(3).permutation(jobs) < round(deadlines * jobs)
     lambdas = stream(4).uniform(*TIGHTNESS, jobs)
 
-    models = Models(profiles, gpu_type, gpus_per_node)
+    if gpu_type == ANY_GPU:  # one for all, so that they can run on one cluster: the one most profiles know
+        kinds = [kind for profile in profiles for kind in profile.gpu_types]
+        gpu_type = max(profiles.gpu_types, key=kinds.count)
+    models = Models(profiles, known_gpu_type(profiles, gpu_type), gpus_per_node)
     menus = {int(count): models.menu(int(count)) for count in np.unique(gpus)}
     specs = []
     for i in range(jobs):
