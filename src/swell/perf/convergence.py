@@ -24,6 +24,9 @@ FEWEST_POINTS = 5
 _WINDOW = 5
 """Neighbours on each side that say whether a loss is an outlier."""
 
+_FAR = 6.0
+"""A loss this many times the median distance from the curve is left out of the next fit."""
+
 _FLOORS = 48
 """Values of b2 tried in each round of the search."""
 
@@ -72,8 +75,8 @@ class Convergence:
 def without_outliers(losses: FloatArray) -> FloatArray:
     """The losses with spikes replaced by the median of their neighbours.
 
-    A loss is a spike if it is above everything just before it, or below everything just after it, by more
-    than its neighbourhood varies: a falling curve does neither.
+    A loss is a spike if it is far above what came just before it, or far below what came just after it,
+    compared with how much its neighbourhood varies: a falling curve does neither.
     """
     padded = np.pad(losses, _WINDOW, mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * _WINDOW + 1)
@@ -81,7 +84,8 @@ def without_outliers(losses: FloatArray) -> FloatArray:
     around = np.concatenate([before, after], axis=1)
     middle = np.median(around, axis=1)
     spread = np.median(np.abs(around - middle[:, None]), axis=1)
-    spike = (losses > before.max(axis=1) + spread) | (losses < after.min(axis=1) - spread)
+    far = 4.0 * spread
+    spike = (losses > np.median(before, axis=1) + far) | (losses < np.median(after, axis=1) - far)
     spike[[0, -1]] = False  # nothing to compare with on one side
     return np.where(spike, middle, losses)
 
@@ -98,12 +102,27 @@ def fit_convergence(steps: npt.ArrayLike, losses: npt.ArrayLike) -> Convergence 
         return None
     order = np.argsort(at, kind="stable")
     at, raw = at[order], without_outliers(raw[order])
+    fit = _fit(at, raw)
+    # Spikes close together hide each other from their neighbourhood, but not from the curve.
+    for _ in range(2):
+        if fit is None:
+            return None
+        off = np.abs(fit.loss(at) - raw)
+        kept = off <= _FAR * np.median(off) + 1e-9 * fit.largest
+        if kept.all() or np.count_nonzero(kept) < FEWEST_POINTS:
+            return fit
+        at, raw = at[kept], raw[kept]
+        fit = _fit(at, raw)
+    return fit
+
+
+def _fit(at: FloatArray, raw: FloatArray) -> Convergence | None:
+    """The least-squares curve through cleaned losses in order of steps."""
     largest, longest = float(raw.max()), max(float(at[-1]), 1.0)
     y, x = raw / largest, at / longest
-
     # The floor lies below every loss, but noise puts some losses below the curve: leave out the lowest few.
-    highest = float(np.quantile(y, 0.1))
-    low, high = 0.0, highest * (1.0 - 1e-6)
+    highest = float(np.quantile(y, 0.1)) * (1.0 - 1e-6)
+    low, high = 0.0, highest
     best: tuple[float, float, float, float] | None = None
     for _ in range(3):
         floors = np.linspace(low, high, _FLOORS)
@@ -112,7 +131,7 @@ def fit_convergence(steps: npt.ArrayLike, losses: npt.ArrayLike) -> Convergence 
         if np.isfinite(error[i]) and (best is None or error[i] < best[0]):
             best = float(error[i]), float(b0[i]), float(b1[i]), float(floors[i])
         width = (high - low) / (_FLOORS - 1)
-        low, high = max(floors[i] - width, 0.0), min(floors[i] + width, highest * (1.0 - 1e-6))
+        low, high = max(floors[i] - width, 0.0), min(floors[i] + width, highest)
     if best is None:
         return None
     error_, slope, offset, floor = best

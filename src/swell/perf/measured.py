@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from swell.domain import FloatArray, InputError
+from swell.perf._linear import Linear3D
 from swell.perf.batch import BatchLimits
 from swell.perf.epochs import Epochs
 from swell.perf.profile import Profile, Shape
@@ -68,11 +68,11 @@ class MeasuredPlacements(Profile):
         key = (nodes, gpus, local_batch)
         times = self._between.get(key)
         if times is None:
-            step_s, sync_s = self._interpolator(np.array([key], dtype=np.float64))[0]
-            if np.isnan(step_s):
-                grad_s, whole_s = step_times(self._model, nodes, gpus, local_batch)
-                step_s, sync_s = float(whole_s), float(whole_s - grad_s)
-            times = self._between[key] = float(step_s), float(sync_s)
+            found = self._interpolator(*key)
+            if found is None:
+                grad_s, step_s = step_times(self._model, nodes, gpus, local_batch)
+                found = np.array([step_s, step_s - grad_s])
+            times = self._between[key] = float(found[0]), float(found[1])
         return times
 
     @cached_property
@@ -86,10 +86,8 @@ class MeasuredPlacements(Profile):
         return np.concatenate([np.array(means), self._scalability])
 
     @cached_property
-    def _interpolator(self) -> Any:
-        from scipy.interpolate import LinearNDInterpolator
-
-        return LinearNDInterpolator(self.table[:, :3], self.table[:, 3:])
+    def _interpolator(self) -> Linear3D:
+        return Linear3D(self.table[:, :3], self.table[:, 3:])
 
     @cached_property
     def _model(self) -> ThroughputParams:
