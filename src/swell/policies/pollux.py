@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 FLOOR = 1e-3
 """Added to every speed-up: what a job without GPUs counts as."""
-MOST_GPUS = 64
-"""No job is given more: beyond, the authors' measurements end."""
 
 
 @dataclass
@@ -71,8 +69,8 @@ class Pollux(Policy):
                 raise InputError(
                     f"policy 'pollux': {name} must be at least {least}, got {getattr(self, name)}", field=name
                 )
-        if not math.isfinite(self.p):
-            raise InputError(f"policy 'pollux': p must be a finite number, got {self.p}", field="p")
+        if not -50 <= self.p <= 50:  # beyond, the sum of powers is more than a float can hold
+            raise InputError(f"policy 'pollux': p must be between -50 and 50, got {self.p}", field="p")
         self._memory: _Memory | None = None
 
     def allocate(self, snapshot: Snapshot) -> Decision:
@@ -112,7 +110,7 @@ class Pollux(Policy):
         """What the search needs to know, with the jobs in the given order of precedence."""
         from swell.policies._genetic import Problem
 
-        speedup, max_gpus = _speedups(snapshot, order)
+        speedup, max_gpus = speedups(snapshot, order)
         speedup *= np.count_nonzero(snapshot.cluster.node_gpus) / snapshot.capacity
         present = _present(snapshot, order)
         held, across = present.sum(axis=1), np.count_nonzero(present, axis=1) > 1
@@ -143,11 +141,14 @@ def precedence(snapshot: Snapshot) -> IntArray:
     return np.lexsort((snapshot.submit_s, snapshot.attained_gpu_s))
 
 
-def _speedups(snapshot: Snapshot, order: IntArray) -> tuple[FloatArray, IntArray]:
+def speedups(snapshot: Snapshot, order: IntArray) -> tuple[FloatArray, IntArray]:
     """Speed-up of each job over its fair share, on one node and on several, by GPUs; and its most GPUs."""
+    from swell.policies._genetic import MAX_NODES
+
     fair_gpus = math.ceil(snapshot.capacity / len(snapshot))
+    widest = min(snapshot.capacity, MAX_NODES * snapshot.cluster.gpus_per_node)
     beliefs, least = snapshot.beliefs, snapshot.min_gpus
-    bounds = np.minimum(snapshot.table.max_gpus[snapshot.rows], min(snapshot.capacity, MOST_GPUS))
+    bounds = np.minimum(snapshot.table.max_gpus[snapshot.rows], widest)
     max_gpus = np.empty(len(order), dtype=np.int64)
     speedup = np.zeros((len(order), 2, int(bounds.max()) + 1))
     for j, i in enumerate(order.tolist()):
