@@ -1,7 +1,7 @@
 """Traces in: files of jobs in the formats of the Pollux and ElasticFlow artifacts, Philly, and our own.
 
-The format is told from the header (see `formats`). What cannot be simulated is refused with file, line and field
-before anything runs.
+The format is told from the header (see `formats`). What cannot be simulated is refused, with file, line and
+field, before anything runs.
 """
 
 from __future__ import annotations
