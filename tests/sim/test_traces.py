@@ -393,3 +393,11 @@ def test_all_of_philly_is_read_within_a_second() -> None:
     assert trace.jobs == sorted(trace.jobs, key=lambda job: job.submit_s)
     assert took_s < 1.0
     assert len(load_trace(path, PROFILES, cluster_id="b436b2").jobs) == 7_423
+
+
+def test_the_example_in_the_documentation_is_a_trace(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    block = page[page.index("    job_id,submit_s,") :].split("\n\n")[0]
+    path = tmp_path / "example.csv"
+    path.write_text("\n".join(line.strip() for line in block.splitlines()))
+    assert [job.job_id for job in load_trace(path, ProfileSet.load(None)).jobs] == ["nightly-bert", "try-17"]
