@@ -100,6 +100,8 @@ class Promise:
     """The answer to a submission or a quote."""
 
     admitted: bool
+    pending: bool = False
+    """The answer on its deadline comes after a short profiling run; `reason` says when at the latest."""
     guaranteed_s: float | None = None
     """The finish that is guaranteed, for a deadline job."""
     estimate: Estimate

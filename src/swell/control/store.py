@@ -91,17 +91,11 @@ class Store:
 
     # -- jobs and events ---------------------------------------------------------------------------------
 
-    def accept(self, record: JobRecord, key: str | None, events: Iterable[Event]) -> JobRecord:
-        """Write a new job; if its owner has used the key before, write nothing and return that first job."""
+    def accept(self, record: JobRecord, key: str | None, events: Iterable[Event]) -> list[int]:
+        """Write a new job and what happened; returns the numbers of the events."""
         db = self._database
         try:
             with db.transaction():
-                if key is not None:
-                    rows = db.query(
-                        "SELECT record FROM jobs WHERE owner = ? AND idempotency_key = ?", (record.owner, key)
-                    )
-                    if rows:
-                        return record_from_json(rows[0][0])
                 db.execute(
                     "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?)",
                     (
@@ -113,13 +107,19 @@ class Store:
                         record_to_json(record),
                     ),
                 )
-                self._append(events)
+                return self._append(events)
         except sqlite3.IntegrityError as error:
             raise SwellError(f"job '{record.job_id}' is there already") from error
-        return record
 
-    def save(self, records: Iterable[JobRecord], events: Iterable[Event] = ()) -> None:
-        """Write changed jobs and what happened, together."""
+    def by_key(self, owner: str, key: str) -> JobRecord | None:
+        """The job that an owner submitted with that idempotency key."""
+        rows = self._database.query(
+            "SELECT record FROM jobs WHERE owner = ? AND idempotency_key = ?", (owner, key)
+        )
+        return record_from_json(rows[0][0]) if rows else None
+
+    def save(self, records: Iterable[JobRecord], events: Iterable[Event] = ()) -> list[int]:
+        """Write changed jobs and what happened, together; returns the numbers of the events."""
         db = self._database
         with db.transaction():
             for record in records:
@@ -127,14 +127,14 @@ class Store:
                     "UPDATE jobs SET phase = ?, record = ? WHERE job_id = ?",
                     (record.phase.value, record_to_json(record), record.job_id),
                 )
-            self._append(events)
+            return self._append(events)
 
-    def _append(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._database.execute(
-                "INSERT INTO events (time_s, kind, job_id, node, line) VALUES (?, ?, ?, ?, ?)",
-                (event.time_s, event.kind.value, event.job_id, event.node, event.to_json()),
-            )
+    def _append(self, events: Iterable[Event]) -> list[int]:
+        sql = "INSERT INTO events (time_s, kind, job_id, node, line) VALUES (?, ?, ?, ?, ?) RETURNING seq"
+        return [
+            int(self._database.query(sql, (e.time_s, e.kind.value, e.job_id, e.node, e.to_json()))[0][0])
+            for e in events
+        ]
 
     def job(self, job_id: str) -> JobRecord | None:
         """A job by its id."""

@@ -1,0 +1,117 @@
+"""When will a job be done? Ask the simulator: the present jobs, the present policy, no new arrivals.
+
+The same policies run in the simulator, so a look ahead is one call of it, on curves as they are believed now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from swell.control.knowledge import Knowledge
+from swell.control.model import Estimate, JobRecord
+from swell.domain import ANY_GPU, Cluster, JobSpec
+from swell.perf.profiles import MeasuredCounts, ProfileSet
+from swell.policies import make_policy
+from swell.sim import simulate
+
+MOST_JOBS = 60
+"""With more active jobs a look ahead would keep people waiting; then the fair share must do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """A start pays start-up, a resize the pause last seen."""
+
+    startup_s: float
+    pause_s: float
+
+    def seconds(self, state_bytes: float, before: int, after: int) -> float:
+        return self.pause_s if before else self.startup_s
+
+
+def finishes(
+    records: Sequence[JobRecord],
+    known: Mapping[str, Knowledge],
+    cluster: Cluster,
+    policy: str,
+    now_s: float,
+) -> dict[str, float]:
+    """The finish of each job whose length and speed are known, if nobody else comes."""
+    ready = [r for r in records if known[r.job_id].known and not r.phase.over]
+    if not ready or cluster.capacity == 0:
+        return {}
+    capacity, width = cluster.capacity, cluster.gpus_per_node
+    startup_s = float(np.mean([known[r.job_id].startup_s for r in ready]))
+    pause_s = float(np.mean([known[r.job_id].pause_s for r in ready]))
+    jobs, profiles = [], []
+    counts = np.arange(1.0, capacity + 1)
+    for i, record in enumerate(ready):
+        knowledge, request = known[record.job_id], record.request
+        curve = knowledge.curve(capacity, width)
+        of = record.of if record.of is not None else knowledge.of
+        assert of is not None
+        work = of - record.done
+        if record.wanted:  # it runs already: what the simulated start costs it is given back as progress
+            work -= startup_s * curve[len(record.wanted)]
+        deadline_s = request.deadline_s
+        jobs.append(
+            JobSpec(
+                job_id=record.job_id,
+                submit_s=i * 1e-6,
+                model=record.job_id,
+                batch_size=1,
+                gpus=request.workers,
+                work=max(work, 1e-6),
+                deadline_s=None if deadline_s is None or deadline_s <= now_s + 1 else deadline_s - now_s,
+                min_gpus=request.min_workers,
+                max_gpus=request.max_workers,
+            )
+        )
+        profiles.append(MeasuredCounts(record.job_id, {ANY_GPU: (counts, {1: curve[1:]})}, 1e6))
+    chosen = make_policy(policy)
+    result = simulate(
+        jobs,
+        ProfileSet(profiles),
+        Cluster(tuple(node for node in cluster.nodes if node.up)),
+        chosen,
+        resize_cost=_Cost(startup_s, pause_s),
+    )
+    return {
+        job_id: now_s + float(finish_s)
+        for job_id, finish_s in zip(result.job_ids, result.finish_s, strict=True)
+        if not np.isnan(finish_s)
+    }
+
+
+def estimate(
+    record: JobRecord,
+    records: Sequence[JobRecord],
+    known: Mapping[str, Knowledge],
+    cluster: Cluster,
+    policy: str,
+    now_s: float,
+) -> Estimate:
+    """The likely finish of one job, with a range of two standard deviations of the model's own error."""
+    knowledge = known[record.job_id]
+    of = record.of if record.of is not None else knowledge.of
+    if not knowledge.known or of is None or cluster.capacity == 0:
+        return Estimate(finish_s=None, source=knowledge.source)
+    if len(records) <= MOST_JOBS:
+        finish_s = finishes(records, known, cluster, policy, now_s).get(record.job_id)
+    else:
+        share = max(cluster.capacity // len(records), 1)
+        rate = float(knowledge.curve(share, cluster.gpus_per_node)[share])
+        wait = max(len(records) / cluster.capacity, 1.0)
+        finish_s = now_s + knowledge.startup_s + wait * (of - record.done) / rate if rate > 0 else None
+    if finish_s is None:
+        return Estimate(finish_s=None, source=knowledge.source)
+    spread_s = 2 * knowledge.error(len(record.wanted)) * (finish_s - now_s)
+    return Estimate(
+        finish_s=finish_s,
+        earliest_s=max(now_s, finish_s - spread_s),
+        latest_s=finish_s + spread_s,
+        source=knowledge.source,
+    )

@@ -1,0 +1,658 @@
+"""The control plane: one loop that listens, decides, and makes the engine follow.
+
+Everything that changes a job goes through one lock and one state machine (`lifecycle`), is written to the
+store with its events in one transaction, and only then carried out. So the plane can be killed at any moment:
+on restart it reads the store, asks the engine what runs, and goes on where it was. Jobs do not notice.
+
+The loop wakes when something happened (a submission, a report, a process that ended, a node that left) and at
+an interval. All that happened meanwhile becomes one decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swell.control import lifecycle
+from swell.control.errors import NotFound
+from swell.control.knowledge import Knowledge, fingerprint
+from swell.control.lookahead import MOST_JOBS, estimate
+from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
+from swell.control.scheduler import Scheduler, check_fits
+from swell.control.store import Store
+from swell.domain import Cluster, Event, EventKind, InputError, Placement, SwellError
+from swell.engines import Engine, Launch, Observed, Report, RunState
+from swell.policies import Admission, Policy, make_policy
+
+Subscriber = Callable[[int, Event], None]
+
+GATHER_S = 0.02
+"""A burst is given this long to arrive before it becomes one decision."""
+PROGRESS_EVERY_S = 5.0
+"""How often a job's progress is written down."""
+PROBE_STEPS = 3
+PROBE_LIMIT_S = 30.0
+"""Longest that a profiling run stays at one size once it trains."""
+LOST_AFTER_S = 3.0
+"""A job that should run and that the engine does not know for this long has vanished."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as people see it."""
+
+    name: str
+    gpus: int
+    gpu_type: str
+    up: bool
+    draining: bool
+    used: int
+
+
+class ControlPlane:
+    """Admits jobs, decides who gets which slots, and keeps the engine in step. Methods are thread-safe."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        *,
+        home: Path,
+        policy: str = "elasticflow",
+        interval_s: float = 5.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.engine = engine
+        self.home = home
+        self.interval_s = interval_s
+        self.clock = clock
+        self._default_policy = policy
+        self._lock = threading.RLock()
+        self._awake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._subscribers: dict[int, Subscriber] = {}
+        self._records: dict[str, JobRecord] = {}
+        self._known: dict[str, Knowledge] = {}
+        self._observed: dict[str, Observed] = {}
+        self._missing_since: dict[str, float] = {}
+        self._granted_at: dict[str, float] = {}
+        self._saved_at: dict[str, float] = {}
+        self._decide = True
+        self._decide_at_s = np.inf
+        self._drained: set[str] = set()
+        self.decisions = 0
+        self.decision_s = 0.0
+        self.trouble = ""
+        """What keeps the plane from working, if anything does (the store is full, say)."""
+
+    # -- starting and stopping ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Read the store, find the jobs that run, and begin to listen."""
+        self.engine.start(self.wake)
+        with self._lock:
+            self._drained = set(json.loads(self.store.setting("drained") or "[]"))
+            policy = self.store.setting("policy") or self._default_policy
+            self._scheduler = Scheduler(policy, self._cluster())
+            for record in sorted(self.store.jobs(over=False, limit=1_000_000), key=lambda r: r.submitted_s):
+                self._add(record)
+        self._thread = threading.Thread(target=self._loop, name="swell-control", daemon=True)
+        self._thread.start()
+        self.wake()
+
+    def stop(self) -> None:
+        """Stop listening and deciding. Jobs go on."""
+        self._stopping.set()
+        self.wake()
+        if self._thread is not None:
+            self._thread.join(timeout=30.0)
+        self.engine.close()
+
+    def wake(self) -> None:
+        """Something happened."""
+        self._awake.set()
+
+    def _loop(self) -> None:
+        while not self._stopping.is_set():
+            wait_s = min(self.interval_s, max(self._decide_at_s - self.clock(), 0.0))
+            if self._awake.wait(timeout=wait_s):
+                self._stopping.wait(GATHER_S)
+            self._awake.clear()
+            if self._stopping.is_set():
+                return
+            try:
+                self.turn()
+                self.trouble = ""
+            except SwellError as error:
+                # The store may be full or the database away: nothing was changed, so try again.
+                self.trouble = str(error)
+                self._decide = True
+                self._stopping.wait(1.0)
+
+    def turn(self) -> None:
+        """One turn of the loop: listen, follow the nodes, reconcile, decide if anything calls for it."""
+        with self._lock:
+            now_s = self.clock()
+            for report in self.engine.reports():
+                self._report(report, now_s)
+            self._follow_nodes(now_s)
+            self._reconcile(now_s)
+            self._advance_probes(now_s)
+            if self._decide or now_s >= self._decide_at_s:
+                self._decide = False
+                self._allocate(now_s)
+
+    # -- what people ask ---------------------------------------------------------------------------------
+
+    def submit(self, request: JobRequest, owner: str, idempotency_key: str | None = None) -> JobRecord:
+        """Take a job in, or refuse its deadline. What is returned is on disk."""
+        self._check(request)
+        with self._lock:
+            if idempotency_key is not None:
+                earlier = self.store.by_key(owner, idempotency_key)
+                if earlier is not None:
+                    return self._records.get(earlier.job_id, earlier)
+            record = self._new_record(request, owner)
+            self._add(record)
+            try:
+                record = replace(record, promise=self._promise(record))
+                if not record.promise.admitted:
+                    record = replace(
+                        record,
+                        phase=Phase.REFUSED,
+                        ended_s=record.submitted_s,
+                        reason=record.promise.reason,
+                    )
+                seqs = self.store.accept(record, idempotency_key, events := _submission(record))
+            except BaseException:
+                self._forget(record.job_id)
+                raise
+            self._records[record.job_id] = record
+            self._publish(seqs, events)
+            if record.phase.over:
+                self._forget(record.job_id)
+            else:
+                self._decide = True
+                if record.promise.pending:
+                    self._scheduler.probe(record.job_id, record.submitted_s, request.max_workers)
+                self.wake()
+            return record
+
+    def quote(self, request: JobRequest, owner: str) -> Promise:
+        """What submitting would answer, without submitting."""
+        self._check(request)
+        with self._lock:
+            record = self._new_record(request, owner)
+            self._add(record)
+            try:
+                return self._promise(record)
+            finally:
+                self._forget(record.job_id)
+
+    def jobs(
+        self, owner: str | None = None, phase: Phase | None = None, limit: int = 1000
+    ) -> list[JobRecord]:
+        """Jobs, newest first."""
+        with self._lock:
+            live = [r for r in self._records.values() if owner is None or r.owner == owner]
+        live.sort(key=lambda r: (-r.submitted_s, r.job_id))
+        ended = self.store.jobs(owner=owner, over=True, limit=limit)
+        everything = sorted([*live, *ended], key=lambda r: -r.submitted_s)
+        return [r for r in everything if phase is None or r.phase is phase][:limit]
+
+    def job(self, job_id: str) -> JobRecord:
+        """One job."""
+        with self._lock:
+            record = self._records.get(job_id) or self.store.job(job_id)
+        if record is None:
+            raise NotFound(f"there is no job '{job_id}'")
+        return record
+
+    def cancel(self, job_id: str, by: str = "its owner") -> JobRecord:
+        """End a job."""
+        return self._ask(job_id, lifecycle.CancelAsked(by))
+
+    def pause(self, job_id: str) -> JobRecord:
+        """Have a job give its slots back until it is resumed; its state is saved first."""
+        return self._ask(job_id, lifecycle.PauseAsked())
+
+    def resume(self, job_id: str) -> JobRecord:
+        """Let a paused job go on."""
+        return self._ask(job_id, lifecycle.ResumeAsked())
+
+    def scale(self, job_id: str, min_workers: int, max_workers: int | None) -> JobRecord:
+        """Bound a job's workers by hand."""
+        with self._lock:
+            check_fits(self._scheduler.cluster, min_workers)
+            return self._ask(job_id, lifecycle.BoundsAsked(min_workers, max_workers))
+
+    def _ask(self, job_id: str, happening: lifecycle.Happening) -> JobRecord:
+        with self._lock:
+            record = self._records.get(job_id)
+            if record is None:
+                # It is over, or was never there: the state machine says which requests still make sense.
+                return lifecycle.step(self.job(job_id), happening, self.clock())[0]
+            self._happen(record, happening, self.clock())
+            self.wake()
+            return self._records.get(job_id) or self.job(job_id)
+
+    def nodes(self) -> list[NodeView]:
+        """The nodes and how many of their slots are in use."""
+        with self._lock:
+            cluster = self.engine.cluster()
+            used = dict.fromkeys(range(len(cluster.nodes)), 0)
+            for record in self._records.values():
+                for slot in record.wanted:
+                    used[int(cluster.node_of_gpu[slot])] += 1
+            return [
+                NodeView(n.name, n.gpus, n.gpu_type, n.up, n.name in self._drained, used[i])
+                for i, n in enumerate(cluster.nodes)
+            ]
+
+    def drain(self, node: str) -> None:
+        """Move everything off a node and put nothing on it."""
+        self._set_drained(node, True)
+
+    def undrain(self, node: str) -> None:
+        """Use a drained node again."""
+        self._set_drained(node, False)
+
+    def _set_drained(self, node: str, drained: bool) -> None:
+        with self._lock:
+            names = [n.name for n in self.engine.cluster().nodes]
+            if node not in names:
+                raise NotFound(f"there is no node '{node}'; nodes: {', '.join(names)}")
+            changed = self._drained | {node} if drained else self._drained - {node}
+            self.store.set_setting("drained", json.dumps(sorted(changed)))
+            self._drained = changed
+            self._decide = True
+            self.wake()
+
+    def policy(self) -> str:
+        """The policy that decides now, as it was given."""
+        with self._lock:
+            return self._scheduler.policy_text
+
+    def set_policy(self, text: str) -> None:
+        """Decide by another policy from now on; kept across restarts."""
+        make_policy(text)
+        with self._lock:
+            self.store.set_setting("policy", text)
+            self._scheduler.set_policy(text, self._records.values())
+            self._decide = True
+            self.wake()
+
+    def events(
+        self, since_seq: int = 0, job_id: str | None = None, limit: int = 1000
+    ) -> list[tuple[int, Event]]:
+        """What happened after a number, oldest first."""
+        return self.store.events(since_seq, job_id=job_id, limit=limit)
+
+    def subscribe(self, callback: Subscriber) -> Callable[[], None]:
+        """Be told of every event once it is on disk; call the result to stop. Callbacks must not block."""
+        key = secrets.randbits(62)
+        with self._lock:
+            self._subscribers[key] = callback
+
+        def stop() -> None:
+            with self._lock:
+                self._subscribers.pop(key, None)
+
+        return stop
+
+    def logs(self, job_id: str, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
+        """A job's output from an offset, and where to go on."""
+        self.job(job_id)
+        return self.engine.logs(job_id, self._job_dir(job_id), offset=offset, limit=limit)
+
+    def explain(self, job_id: str) -> dict[str, Any]:
+        """Why a job is where it is, when it will be done, and what it went through."""
+        with self._lock:
+            record = self.job(job_id)
+            knowledge = self._known.get(job_id)
+            cluster = self._scheduler.cluster
+            answer: dict[str, Any] = {
+                "job_id": job_id,
+                "phase": record.phase.value,
+                "why": self._why(record),
+                "wanted": list(record.wanted),
+                "nodes": sorted({cluster.nodes[n].name for n in cluster.nodes_of(record.wanted)}),
+                "policy": self._scheduler.policy_text,
+                "resizes": record.resizes,
+                "pause_s": record.pause_s,
+                "profiling": job_id in self._scheduler.probes,
+                "estimate": None,
+                "curve": None,
+            }
+            if knowledge is not None and not record.phase.over:
+                guess = self._estimate(record)
+                answer["estimate"] = {
+                    "finish_s": guess.finish_s,
+                    "earliest_s": guess.earliest_s,
+                    "latest_s": guess.latest_s,
+                    "source": guess.source,
+                }
+                if knowledge.belief is not None and knowledge.belief.known:
+                    curve = knowledge.curve(cluster.capacity or 1, cluster.gpus_per_node)
+                    answer["curve"] = [round(float(rate), 6) for rate in curve]
+        kinds = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
+        answer["allocations"] = [
+            {"time_s": e.time_s, "kind": e.kind.value, "gpus": list(e.data.get("gpus", []))}
+            for _, e in self.store.events(job_id=job_id, limit=10_000)
+            if e.kind in kinds
+        ]
+        return answer
+
+    def stats(self) -> dict[str, float]:
+        """Figures for monitoring."""
+        with self._lock:
+            cluster = self._scheduler.cluster
+            phases = {f"jobs_{phase.value}": 0.0 for phase in Phase if not phase.over}
+            for record in self._records.values():
+                phases[f"jobs_{record.phase.value}"] += 1
+            return phases | {
+                "slots": float(cluster.capacity),
+                "slots_used": float(sum(len(r.wanted) for r in self._records.values())),
+                "decisions": float(self.decisions),
+                "decision_seconds": self.decision_s,
+                "subscribers": float(len(self._subscribers)),
+                "trouble": float(bool(self.trouble)),
+            }
+
+    # -- promises ----------------------------------------------------------------------------------------
+
+    def _check(self, request: JobRequest) -> None:
+        script = Path(request.workdir, request.script)
+        if not script.is_file():
+            raise InputError(f"script: there is no file '{script}'", field="script")
+        if request.deadline_s is not None and request.deadline_s <= self.clock():
+            raise InputError("deadline must be in the future", field="deadline")
+        with self._lock:
+            check_fits(self._scheduler.cluster, request.min_workers)
+
+    def _promise(self, record: JobRecord) -> Promise:
+        """The answer to a submission, from what is known of jobs of its kind."""
+        request, knowledge = record.request, self._known[record.job_id]
+        if request.deadline_s is None:
+            return Promise(admitted=True, estimate=self._estimate(record))
+        if type(self._scheduler.policy).admit is Policy.admit:
+            return Promise(
+                admitted=True,
+                estimate=self._estimate(record),
+                reason=f"policy '{self._scheduler.policy.name}' gives no guarantees; see 'swell policy'",
+            )
+        if not knowledge.known:
+            return Promise(
+                admitted=True,
+                pending=True,
+                estimate=Estimate(finish_s=None),
+                reason="first run of this script: it is profiled for a minute, then the deadline is decided",
+            )
+        asked = replace(record, promise=replace(record.promise, admitted=True, pending=False))
+        self._records[record.job_id] = asked
+        answer = self._scheduler.admit(asked, self._records, self._known, self.clock())
+        return self._to_promise(asked, answer)
+
+    def _to_promise(self, record: JobRecord, answer: Admission) -> Promise:
+        margin_s = self._known[record.job_id].startup_s
+        if not answer.admitted:
+            earliest_s = answer.earliest_deadline_s
+            return Promise(
+                admitted=False,
+                estimate=Estimate(finish_s=None, source=self._known[record.job_id].source),
+                earliest_deadline_s=None if earliest_s is None else earliest_s + margin_s,
+                reason=answer.reason or "the deadline cannot be kept beside what was promised to others",
+            )
+        return Promise(admitted=True, guaranteed_s=record.request.deadline_s, estimate=self._estimate(record))
+
+    def _estimate(self, record: JobRecord) -> Estimate:
+        cluster = self._scheduler.cluster
+        records = [r for r in self._records.values() if r.phase in (Phase.QUEUED, Phase.RUNNING)]
+        return estimate(record, records, self._known, cluster, self._scheduler.policy_text, self.clock())
+
+    def _why(self, record: JobRecord) -> str:
+        if record.phase is not Phase.QUEUED or record.reason:
+            return record.reason or record.phase.value
+        others = [r for r in self._records.values() if r.wanted]
+        used, slots = sum(len(r.wanted) for r in others), self._scheduler.cluster.capacity
+        if self.trouble:
+            return f"the control plane is in trouble: {self.trouble}"
+        holders = ", ".join(sorted(r.request.name for r in others)[:5])
+        return f"{used} of {slots} slots are in use ({holders or 'nobody'}); policy decides in a moment"
+
+    # -- the loop's parts --------------------------------------------------------------------------------
+
+    def _report(self, report: Report, now_s: float) -> None:
+        record, knowledge = self._records.get(report.job_id), self._known.get(report.job_id)
+        if record is None or knowledge is None:
+            return
+        data = dict(report.data)
+        if report.kind == "progress":
+            of = None if data.get("of") is None else float(data["of"])
+            happening = lifecycle.Progressed(float(data["done"]), of, data.get("batch_size"))
+            if of is not None:
+                knowledge.of = of
+            started_s = self._granted_at.pop(report.job_id, None)
+            if started_s is not None:
+                knowledge.startup_s = max(report.time_s - started_s, 0.1)
+            due = now_s - self._saved_at.get(report.job_id, 0.0) >= PROGRESS_EVERY_S
+            self._happen(record, happening, now_s, save=due or record.of != of)
+            if due:
+                self._saved_at[report.job_id] = now_s
+        elif report.kind == "timing":
+            if knowledge.timing(data):
+                self._decide = True
+        elif report.kind == "noise" and knowledge.belief is not None:
+            knowledge.belief.observe_gradients(float(data["sqr"]), float(data["var"]))
+        elif report.kind == "resized":
+            pause_s = float(data.get("pause_s", 0.0))
+            knowledge.pause_s = max(pause_s, 0.05)
+            self._happen(record, lifecycle.Switched(pause_s), now_s)
+
+    def _follow_nodes(self, now_s: float) -> None:
+        before = self._scheduler.cluster
+        cluster = self._cluster()
+        if cluster == before:
+            return
+        events = []
+        for i, node in enumerate(cluster.nodes):
+            was = before.nodes[i].up if i < len(before.nodes) else False
+            if node.up != was:
+                kind = EventKind.NODE_JOINED if node.up else EventKind.NODE_LOST
+                why = {"reason": "drained"} if node.name in self._drained else {}
+                data = {"gpus": node.gpus, "gpu_type": node.gpu_type} | why
+                events.append(Event(now_s, kind, node=node.name, data=data))
+        hurt = self._scheduler.set_cluster(cluster)
+        if events:
+            self._publish(self.store.save([], events), events)
+        for job_id, survivors in hurt.items():
+            if job_id in self._records:
+                granted = lifecycle.Granted(survivors, "a node it was on is gone")
+                self._happen(self._records[job_id], granted, now_s)
+        self._decide = True
+
+    def _reconcile(self, now_s: float) -> None:
+        """Compare what should run with what does, and set right what differs."""
+        self._observed = self.engine.observe()
+        for job_id, observed in self._observed.items():
+            record = self._records.get(job_id)
+            if record is not None:
+                self._happen(record, lifecycle.Seen(observed), now_s)
+            elif observed.state not in (RunState.FINISHED, RunState.FAILED):
+                self.engine.end(job_id)
+        for job_id, record in list(self._records.items()):
+            if record.phase is not Phase.RUNNING or job_id in self._observed:
+                self._missing_since.pop(job_id, None)
+                continue
+            since_s = self._missing_since.setdefault(job_id, now_s)
+            if now_s - since_s >= LOST_AFTER_S:
+                del self._missing_since[job_id]
+                self._happen(record, lifecycle.Vanished(), now_s)
+
+    def _advance_probes(self, now_s: float) -> None:
+        for job_id, probe in list(self._scheduler.probes.items()):
+            knowledge, record = self._known[job_id], self._records[job_id]
+            seen = sum(n for (_, workers, _), n in knowledge.seen.items() if workers == probe.sizes[0])
+            trains = bool(knowledge.seen)
+            if not trains:
+                probe.since_s = now_s
+            if seen < PROBE_STEPS and now_s - probe.since_s < PROBE_LIMIT_S:
+                continue
+            self._decide = True
+            if self._scheduler.probe_step_over(job_id, now_s):
+                self._answer_after_probe(record, now_s)
+
+    def _answer_after_probe(self, record: JobRecord, now_s: float) -> None:
+        knowledge = self._known[record.job_id]
+        if record.request.deadline_s is None or not record.promise.pending:
+            return
+        if not knowledge.known:
+            promise = Promise(
+                admitted=False,
+                estimate=Estimate(finish_s=None),
+                reason="the job did not say how long it trains, so no finish can be promised",
+            )
+        else:
+            promise = self._promise(replace(record, promise=replace(record.promise, pending=False)))
+        self._happen(record, lifecycle.Answered(promise), now_s)
+
+    def _allocate(self, now_s: float) -> None:
+        started = time.perf_counter()
+        changed, wake_s = self._scheduler.decide(self._records, self._known, now_s)
+        self.decision_s += time.perf_counter() - started
+        self.decisions += 1
+        interval_s = self._scheduler.policy.interval_s
+        self._decide_at_s = min(wake_s, now_s + interval_s if interval_s else np.inf)
+        # Whoever shrinks goes first, so that slots are free before somebody is told to use them.
+        order = sorted(changed.items(), key=lambda item: len(item[1]) - len(self._records[item[0]].wanted))
+        for job_id, placement in order:
+            self._grant(self._records[job_id], placement, now_s)
+
+    def _grant(self, record: JobRecord, placement: Placement, now_s: float) -> None:
+        if placement and not record.wanted:
+            self._granted_at[record.job_id] = now_s
+        self._happen(record, lifecycle.Granted(placement), now_s)
+
+    # -- keeping the books -------------------------------------------------------------------------------
+
+    def _happen(
+        self, record: JobRecord, happening: lifecycle.Happening, now_s: float, *, save: bool = True
+    ) -> None:
+        """Feed the state machine, write what came out, then carry it out."""
+        changed, instructions = lifecycle.step(record, happening, now_s)
+        events = [one.event for one in instructions if isinstance(one, lifecycle.Log)]
+        if (changed != record and save) or events:
+            self._publish(self.store.save([changed], events), events)
+        self._records[record.job_id] = changed
+        for one in instructions:
+            if isinstance(one, lifecycle.Apply):
+                self.engine.apply(self._launch(changed), changed.wanted)
+            elif isinstance(one, lifecycle.End):
+                self.engine.end(changed.job_id)
+            elif isinstance(one, lifecycle.Reschedule):
+                self._decide = True
+        if changed.phase.over:
+            self._remember(changed)
+            self._forget(changed.job_id)
+
+    def _publish(self, seqs: Sequence[int], events: Sequence[Event]) -> None:
+        for seq, event in zip(seqs, events, strict=True):
+            for callback in list(self._subscribers.values()):
+                # A subscriber that fails is its own trouble, not the job's.
+                with contextlib.suppress(Exception):
+                    callback(seq, event)
+
+    def _remember(self, record: JobRecord) -> None:
+        knowledge = self._known.get(record.job_id)
+        if knowledge is not None and knowledge.belief is not None and knowledge.belief.known:
+            self.store.remember(knowledge.fingerprint, self.clock(), knowledge.to_json())
+
+    def _new_record(self, request: JobRequest, owner: str) -> JobRecord:
+        return JobRecord(
+            job_id=f"{request.name}-{secrets.token_hex(3)}",
+            owner=owner,
+            request=request,
+            submitted_s=self.clock(),
+            phase=Phase.QUEUED,
+            promise=Promise(admitted=True, pending=True, estimate=Estimate(finish_s=None)),
+        )
+
+    def _add(self, record: JobRecord) -> None:
+        mark = fingerprint(record.request)
+        knowledge = Knowledge.from_history(mark, self.store.recall(mark))
+        if record.of is not None:
+            knowledge.of = record.of
+        self._records[record.job_id] = record
+        self._known[record.job_id] = knowledge
+        self._scheduler.add(record)
+
+    def _forget(self, job_id: str) -> None:
+        """The job is over: it stays in the store and leaves memory."""
+        self._scheduler.remove(job_id)
+        for book in (self._records, self._known, self._missing_since, self._granted_at, self._saved_at):
+            book.pop(job_id, None)
+
+    def _cluster(self) -> Cluster:
+        """The engine's nodes, less the drained ones."""
+        cluster = self.engine.cluster()
+        nodes = tuple(replace(n, up=n.up and n.name not in self._drained) for n in cluster.nodes)
+        return Cluster(nodes)
+
+    def _job_dir(self, job_id: str) -> Path:
+        return self.home / "jobs" / job_id
+
+    def _launch(self, record: JobRecord) -> Launch:
+        request = record.request
+        most = request.max_workers or max(sum(n.gpus for n in self._scheduler.cluster.nodes), 1)
+        return Launch(
+            job_id=record.job_id,
+            command=(request.script, *request.args),
+            workdir=Path(request.workdir),
+            env=request.env,
+            job_dir=self._job_dir(record.job_id),
+            auto=request.auto,
+            max_workers=most,
+            memory_bytes=request.memory_bytes,
+            checkpoint_s=request.checkpoint_s,
+        )
+
+
+def _submission(record: JobRecord) -> list[Event]:
+    """The events of a submission, with all that a replay needs."""
+    request, promise = record.request, record.promise
+    data = {
+        "name": request.name,
+        "owner": record.owner,
+        "model": request.script,
+        "gpus": request.workers,
+        "min_gpus": request.min_workers,
+        "max_gpus": request.max_workers,
+        "deadline_s": request.deadline_s,
+    }
+    events = [Event(record.submitted_s, EventKind.SUBMITTED, job_id=record.job_id, data=data)]
+    if not promise.admitted:
+        refusal = {"reason": promise.reason, "earliest_deadline_s": promise.earliest_deadline_s}
+        events.append(Event(record.submitted_s, EventKind.REJECTED, job_id=record.job_id, data=refusal))
+    elif not promise.pending:
+        given = {"finish_s": promise.guaranteed_s, "estimate_s": promise.estimate.finish_s}
+        events.append(Event(record.submitted_s, EventKind.ADMITTED, job_id=record.job_id, data=given))
+    return events
+
+
+def active(plane: ControlPlane) -> Iterator[JobRecord]:
+    """Jobs that are not over."""
+    yield from (r for r in plane.jobs(limit=1_000_000) if not r.phase.over)
+
+
+__all__ = ["MOST_JOBS", "ControlPlane", "NodeView", "active"]
