@@ -1,0 +1,113 @@
+"""`swell run` and `swell resize`: an elastic job on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+def _workers(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    try:
+        minimum = int(low)
+        maximum = int(high) if high else minimum
+    except ValueError:
+        raise click.BadParameter(f"got {text!r}, must be a number or MIN:MAX, for example 1:4") from None
+    if not 1 <= minimum <= maximum:
+        raise click.BadParameter(f"got {text!r}, must be MIN:MAX with 1 <= MIN <= MAX")
+    return minimum, maximum
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--workers", default="1", metavar="MIN:MAX", help="How many workers the job may have.")
+@click.option("--start", type=int, default=None, help="Workers to begin with [default: MAX].")
+@click.option("--name", default=None, help="Name of the job [default: made from the script's].")
+@click.option("--spares", type=click.IntRange(0), default=0, help="Prepared workers to keep waiting.")
+@click.option("--threads", type=click.IntRange(1), default=None, help="CPU threads for each worker.")
+@click.option(
+    "--silent-after",
+    type=float,
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give a worker up after this long without a sign of life.",
+)
+@click.option("--cold", is_flag=True, help="Start workers from nothing, not by forking a prepared process.")
+@click.option("--quiet", is_flag=True, help="Do not show the workers' output.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def run(
+    ctx: click.Context,
+    workers: str,
+    start: int | None,
+    name: str | None,
+    spares: int,
+    threads: int | None,
+    silent_after: float,
+    cold: bool,
+    quiet: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run SCRIPT elastically on this machine.
+
+    \b
+    Example:
+      swell run --workers 1:4 --start 2 --name digits train.py --epochs 10
+      swell resize digits 3        (from a second terminal)
+    """
+    from swell.train.launcher import Launcher, RunConfig
+
+    minimum, maximum = _workers(workers)
+    try:
+        config = RunConfig(
+            script=script,
+            arguments=list(arguments),
+            minimum=minimum,
+            maximum=maximum,
+            workers=start,
+            spares=spares,
+            name=name,
+            silent_after_s=silent_after,
+            threads=threads,
+            cold=cold,
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+    def say(line: str) -> None:
+        if not quiet or not line.startswith("w"):
+            click.echo(line)
+
+    launcher = Launcher(config, say)
+    click.echo(
+        f"job {launcher.name}: {config.workers or maximum} workers, resize with `swell resize "
+        f"{launcher.name} N`"
+    )
+    ctx.exit(launcher.run())
+
+
+@click.command()
+@click.argument("job")
+@click.argument("workers", type=int)
+def resize(job: str, workers: int) -> None:
+    """Give the running JOB another number of WORKERS."""
+    from swell.train.errors import TrainError
+    from swell.train.jobdir import JobDirectory
+    from swell.train.wire import Connection
+
+    try:
+        directory = JobDirectory.find(job)
+        connection = Connection.open(directory.address(), directory.config()["secret"])
+        try:
+            connection.request({"type": "hello", "role": "tool"})
+            connection.request({"type": "resize", "workers": workers})
+        finally:
+            connection.close()
+    except OSError as error:
+        raise click.ClickException(f"job {job!r} does not answer ({error}); is it still running?") from None
+    except TrainError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"job {Path(directory.path).name}: {workers} workers wanted")

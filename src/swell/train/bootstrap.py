@@ -1,0 +1,77 @@
+"""Run the user's script as one worker: arguments, output, the traceback of a failure, the exit code.
+
+python -m swell.train.bootstrap script.py arguments...      (a cold start; the zygote calls `run` after a
+fork)
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+
+def watch_lifeline() -> None:
+    """End this worker (and whatever it started) when the launcher is gone, however it went."""
+    descriptor = int(os.environ.get("SWELL_LIFELINE", "-1"))
+    if descriptor < 0:
+        return
+
+    def wait() -> None:
+        while os.read(descriptor, 64):
+            pass
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="swell-lifeline", daemon=True).start()
+
+
+def run(script: str, arguments: list[str]) -> int:
+    """Run `script` as `__main__`; return its exit code. A traceback goes to stderr and SWELL_ERROR_FILE."""
+    watch_lifeline()
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)  # noqa: T201 - what python itself does
+            return 1
+        return stop.code or 0
+    except BaseException as error:
+        text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
+        sys.stderr.write(text)
+        target = os.environ.get("SWELL_ERROR_FILE")
+        if target:
+            Path(target).write_text(text)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _users_part(error: BaseException) -> TracebackType | None:
+    """The traceback without the frames that only started the script."""
+    tb = error.__traceback__
+    skip = (__file__, runpy.__file__, "<frozen runpy>")
+    while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename in skip:
+        tb = tb.tb_next
+    return tb
+
+
+def leave(code: int) -> None:
+    """End a forked process as the interpreter would, without returning into its parent's code."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code & 0xFF)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1], sys.argv[2:]))

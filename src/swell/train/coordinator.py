@@ -1,0 +1,330 @@
+"""The job's master as a process: sockets, disk and clock around `membership`.
+
+Small on purpose, and without torch: it starts in a fraction of a second, so when it is killed the launcher
+simply starts it again. Its whole memory is `state.json` in the job's directory (replaced atomically after
+every change) and what workers say when they reconnect. No training step ever waits for it.
+
+    python -m swell.train.coordinator JOB_DIRECTORY
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from swell.train.jobdir import JobDirectory
+from swell.train.membership import Announce, Fence, Finish, Instruction, Kill, Membership, Spawn, Turn
+from swell.train.wire import Channel, Message, WireError
+
+TICK_S = 0.1
+
+
+class Client:
+    """One connection: a worker, the launcher ("agent"), or a tool."""
+
+    def __init__(self, secret: str, writer: asyncio.StreamWriter) -> None:
+        self.channel = Channel(secret, server=True)
+        self.writer = writer
+        self.role = ""
+        self.name = ""
+
+    def send(self, message: Message) -> None:
+        """Queue a message; a broken connection is noticed by its reader."""
+        if not self.writer.is_closing():
+            self.writer.write(self.channel.encode(message))
+
+
+class Coordinator:
+    """Feeds what connections say into `Membership` and carries out what it answers."""
+
+    def __init__(self, directory: Path) -> None:
+        self.job = JobDirectory(directory)
+        self.config = self.job.config()
+        now = time.monotonic()
+        saved = self.job.load_state()
+        self.fresh = saved is None
+        self.membership = (
+            Membership.from_json(saved["membership"], now)
+            if saved is not None
+            else Membership(
+                minimum=self.config["minimum"],
+                maximum=self.config["maximum"],
+                target=self.config["target"],
+                spares=self.config.get("spares", 0),
+                silent_after_s=self.config.get("silent_after_s", 5.0),
+                gather_s=self.config.get("gather_s", 1.0),
+            )
+        )
+        self.port = int(saved["port"]) if saved is not None else 0
+        self.workers: dict[str, Client] = {}
+        self.agent: Client | None = None
+        self.watchers: set[Client] = set()
+        self.reports: dict[str, Message] = {}
+        self.over = asyncio.Event()
+        self._last_saved = ""
+
+    async def run(self) -> None:
+        """Serve until the job is over and the launcher knows it."""
+        host = self.config.get("host", "127.0.0.1")
+        for attempt in range(50):
+            try:
+                server = await asyncio.start_server(self._serve, host, self.port, reuse_address=True)
+                break
+            except OSError:
+                if attempt == 49:
+                    raise
+                await asyncio.sleep(0.1)
+        self.port = server.sockets[0].getsockname()[1]
+        self._save()
+        self.job.write_address(host, self.port, os.getpid())
+        self._event("coordinator", pid=os.getpid(), restarted=not self.fresh)
+        async with server:
+            while not self.over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.over.wait(), TICK_S)
+                if self.agent is not None:
+                    self._carry_out(self.membership.tick(time.monotonic()))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = Client(self.config["secret"], writer)
+        writer.write(client.channel.opening())
+        try:
+            while data := await reader.read(1 << 16):
+                messages, reply = client.channel.feed(data)
+                if reply:
+                    writer.write(reply)
+                for message in messages:
+                    self._receive(client, message)
+                    self._save()
+        except WireError as error:
+            print(f"coordinator: refused a connection: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._closed(client)
+            writer.close()
+
+    def _closed(self, client: Client) -> None:
+        self.watchers.discard(client)
+        if client is self.agent:
+            self.agent = None
+        if client.role == "worker" and self.workers.get(client.name) is client:
+            del self.workers[client.name]
+            self.membership.disconnected(client.name)
+
+    # ------------------------------------------------------------------ messages in
+
+    def _receive(self, client: Client, message: Message) -> None:
+        kind = str(message.get("type"))
+        now = time.monotonic()
+        handler = getattr(self, f"_on_{client.role or 'new'}_{kind.replace('-', '_')}", None)
+        if handler is None:
+            client.send(
+                {"type": "error", "error": f"unknown message {kind!r} from {client.role or 'a stranger'}"}
+            )
+            return
+        try:
+            instructions = handler(client, message, now)
+        except (ValueError, KeyError, TypeError) as error:
+            client.send({"type": "error", "error": str(error)})
+            return
+        self._carry_out(instructions or [])
+
+    def _on_new_hello(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        role = str(message["role"])
+        if role not in ("worker", "agent", "tool"):
+            raise ValueError(f"role: got {role!r}, must be worker, agent or tool")
+        client.role = role
+        m = self.membership
+        if role == "agent":
+            self.agent = client
+            client.send({"type": "welcome"})
+            if self.fresh:
+                self.fresh = False
+                return m.start(now)
+            return m.agent_restarted([str(n) for n in message.get("alive", [])], now)
+        if role == "worker":
+            client.name = str(message["worker"])
+            self.workers[client.name] = client
+            host, port = message["address"]
+            out = m.hello(
+                client.name,
+                (str(host), int(port)),
+                str(message["status"]),
+                int(message["generation"]),
+                [str(n) for n in message["members"]],
+                now,
+            )
+            if "epoch" in message and message["status"] == "member":
+                out += m.at_epoch(int(message["epoch"]), now)
+            client.send({"type": "welcome", "live": m.live, "epoch": m.epoch, "generation": m.generation})
+            if message["status"] == "ready":
+                out += m.ready(client.name, int(message.get("epoch", 0)), now)
+            if message.get("broken"):
+                out += m.broken(client.name, int(message["broken"]), now)
+            return out
+        client.send({"type": "welcome", **self._status()})
+        return []
+
+    def _on_worker_ready(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        self._event("ready", worker=client.name)
+        return self.membership.ready(client.name, int(message["epoch"]), now)
+
+    def _on_worker_beat(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        self.membership.beat(client.name, int(message.get("step", 0)), now)
+        report = message.get("report")
+        if report:
+            self.reports[client.name] = report
+            self._publish({"type": "report", "worker": client.name, "report": report})
+        return []
+
+    def _on_worker_epoch(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        return self.membership.at_epoch(int(message["epoch"]), now)
+
+    def _on_worker_switched(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        number = int(message["generation"])
+        if number > self.membership.generation:
+            self._event("generation", number=number, members=message["members"], step=message.get("step"))
+        out = self.membership.switched(number, [str(n) for n in message["members"]], now)
+        return out + self.membership.at_epoch(int(message["epoch"]), now)
+
+    def _on_worker_broken(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        return self.membership.broken(client.name, int(message["generation"]), now)
+
+    def _on_worker_left(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        return self.membership.left(client.name, int(message["generation"]), now)
+
+    def _on_worker_done(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        return self.membership.done(client.name, now)
+
+    def _on_worker_failed(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        if self.membership.result is None:
+            self._event("failed", worker=client.name, code=message["code"])
+            if self.agent is not None:
+                self.agent.send({"type": "failed", "worker": client.name, "error": str(message["error"])})
+        return self.membership.failed(client.name, int(message["code"]), now)
+
+    def _on_worker_event(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        fields = dict(message.get("fields", {}))
+        self._event(str(message["name"]), worker=client.name, **fields)
+        return []
+
+    def _on_agent_exited(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        name, code = str(message["worker"]), int(message["code"])
+        self._event("exited", worker=name, code=code)
+        return self.membership.exited(name, code, now, str(message.get("note", "")))
+
+    def _on_agent_goodbye(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        self.over.set()
+        return []
+
+    def _on_tool_resize(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        out = self.membership.resize(int(message["workers"]), now)
+        self._event("resize", target=self.membership.target)
+        client.send({"type": "resized", "workers": self.membership.target})
+        return out
+
+    def _on_tool_status(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        client.send({"type": "status", **self._status()})
+        return []
+
+    def _on_tool_watch(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        self.watchers.add(client)
+        client.send({"type": "watching"})
+        return []
+
+    def _on_tool_stop(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        client.send({"type": "stopping"})
+        return self.membership._finish(int(message.get("code", 143)), "stopped on request")
+
+    # ------------------------------------------------------------------ instructions out
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Spawn(worker):
+                    self._event("spawn", worker=worker)
+                    self._tell_agent({"type": "spawn", "worker": worker})
+                case Kill(worker):
+                    self._tell_agent({"type": "kill", "worker": worker})
+                case Fence(worker):
+                    self._event("fenced", worker=worker)
+                    self._tell(worker, {"type": "fenced"})
+                case Turn(worker, epoch):
+                    self._tell(worker, {"type": "turn", "epoch": epoch})
+                case Announce(candidate, to):
+                    self._save()  # the number must be on disk before anybody hears it
+                    message: Message = {"type": "candidate", "candidate": None}
+                    if candidate is not None:
+                        addresses = {n: self.membership.workers[n].address for n in candidate.members}
+                        message["candidate"] = {
+                            "number": candidate.number,
+                            "members": list(candidate.members),
+                            "addresses": addresses,
+                            "recovery": candidate.recovery,
+                        }
+                        self._event(
+                            "candidate",
+                            number=candidate.number,
+                            members=list(candidate.members),
+                            recovery=candidate.recovery,
+                        )
+                    for worker in to:
+                        self._tell(worker, message)
+                case Finish(code, reason):
+                    self._event("finish", code=code, reason=reason)
+                    self._tell_agent({"type": "finish", "code": code, "reason": reason})
+
+    def _tell(self, worker: str, message: Message) -> None:
+        if (client := self.workers.get(worker)) is not None:
+            client.send(message)
+
+    def _tell_agent(self, message: Message) -> None:
+        if self.agent is not None:
+            self.agent.send(message)
+
+    def _publish(self, message: Message) -> None:
+        for watcher in self.watchers:
+            watcher.send(message)
+
+    def _event(self, name: str, **fields: Any) -> None:
+        record = {"time_s": round(time.time(), 6), "event": name, **fields}
+        self.job.append_event(record)
+        self._publish({"type": "event", **record})
+
+    def _status(self) -> Message:
+        m = self.membership
+        return {
+            "job": self.config["name"],
+            "generation": m.generation,
+            "members": m.members,
+            "target": m.target,
+            "minimum": m.minimum,
+            "maximum": m.maximum,
+            "workers": {w.name: w.status.value for w in m.workers.values()},
+            "epoch": m.epoch,
+            "step": m.step,
+            "over": m.result is not None,
+            "reports": self.reports,
+        }
+
+    def _save(self) -> None:
+        text = json.dumps({"port": self.port, "membership": self.membership.to_json()})
+        if text != self._last_saved:
+            self.job.save_state(text)
+            self._last_saved = text
+
+
+def main() -> None:
+    """Run the coordinator of the job whose directory is given."""
+    asyncio.run(Coordinator(Path(sys.argv[1])).run())
+
+
+if __name__ == "__main__":
+    main()

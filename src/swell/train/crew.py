@@ -1,0 +1,205 @@
+"""The members a worker trains with right now, and how it gets from one generation to the next.
+
+`Crew` numbers the operations of a job (steps and metric reductions alike), enters meshes, carries the state
+to newcomers, and settles with the other survivors of a death which operation was the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from swell.train import state as states
+from swell.train import statetree
+from swell.train.errors import UsageError
+from swell.train.flat import FlatModel
+from swell.train.link import Link
+from swell.train.mesh import ENTER, READY, STATE, VOTE, Header, Mesh, solo
+from swell.train.plan import Range, Tree
+from swell.train.reducer import Reduced, Reducer
+from swell.train.segment import Segment
+
+
+class Carrier(Protocol):
+    """What a crew needs of its job."""
+
+    def capture(self) -> dict[str, Any]:
+        """The whole state; its tensors are live ones, not copies."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a whole state over (copying its tensors)."""
+
+    def found(self) -> None:
+        """Nobody has live state: begin from the newest checkpoint, or from what the script built."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """How a new generation begins."""
+
+    complete: bool
+    """The operation this worker was in is complete: everybody holds its sum."""
+    covered: dict[str, list[Range]]
+    """By loader: the samples of the coming step that somebody holds gradients for."""
+    joined: bool
+    """This worker came without state and received it."""
+
+
+class Crew:
+    """This worker's place among the members of its generation."""
+
+    def __init__(self, link: Link | None, flat: FlatModel, carrier: Carrier, facts: Header) -> None:
+        self.link = link
+        self.flat = flat
+        self.reducer = Reducer(flat)
+        self.mesh: Mesh = solo(link.name if link else "w0")
+        self.operation = 0
+        """The next operation to complete; all before it are."""
+        self.live = False
+        self._carrier = carrier
+        self._facts = facts
+        self._held = -1
+        self._held_headers: list[Header] = []
+        self._staging: Segment | None = None
+        if link is not None:
+            link.about = {"segment": flat.segment.describe(), **facts}
+
+    @property
+    def rank(self) -> int:
+        """This worker's place in the generation."""
+        return self.mesh.rank
+
+    @property
+    def size(self) -> int:
+        """Members in the generation."""
+        return self.mesh.size
+
+    # ------------------------------------------------------------------ operations
+
+    def all_reduce(
+        self, header: Header, tree: Callable[[list[Header]], Tree | None], *, squares: bool
+    ) -> Reduced:
+        """Sum the gradients over all members; PeerLost if somebody is gone."""
+        return self.reducer.all_reduce(self.operation, header, tree, squares=squares)
+
+    def completed(self) -> None:
+        """The present operation took effect here."""
+        self.operation += 1
+
+    def share(self, header: Header) -> list[Header]:
+        """One attempt to show everybody's `header` to everybody, as an operation with a vote."""
+        headers = self.mesh.exchange(self.operation, READY, header)
+        self._held, self._held_headers = self.operation, headers
+        self.mesh.exchange(self.operation, VOTE, {})
+        return headers
+
+    def held_headers(self) -> list[Header]:
+        """What the last `share` showed, when it is complete only after a recovery."""
+        return self._held_headers
+
+    # ------------------------------------------------------------------ generations
+
+    def enter(self, mesh: Mesh, covered: dict[str, list[Range]]) -> Entered:
+        """Begin a generation: agree on where everybody stands, hand state to whoever has none."""
+        self.mesh = mesh
+        holding = max(self._held, self.reducer.held)
+        mine: Header = {
+            "what": "enter",
+            "live": self.live,
+            "operation": self.operation,
+            "held": holding,
+            "covered": covered,
+            "facts": self._facts,
+        }
+        headers = mesh.exchange(0, ENTER, mine)
+        for name, header in zip(mesh.members, headers):
+            for fact, value in self._facts.items():
+                if header["facts"].get(fact) != value:
+                    raise UsageError(
+                        f"{fact}: worker {name} has {header['facts'].get(fact)!r}, worker "
+                        f"{mesh.members[mesh.rank]} has {value!r}; every worker must build the same"
+                    )
+        self.reducer.connect(mesh)
+        live = [rank for rank, header in enumerate(headers) if header["live"]]
+        top = max((headers[r]["operation"] for r in live), default=self.operation)
+        joined = not self.live
+        if not live:
+            if mesh.rank == 0:
+                self._carrier.found()
+            self._hand_over(0, [r for r in range(mesh.size) if r != 0])
+        elif len(live) < mesh.size:
+            source = next(r for r in live if headers[r]["operation"] == top)
+            self._hand_over(source, [r for r in range(mesh.size) if r not in live])
+        complete = False
+        if not joined:
+            if self.operation < top:
+                assert holding == self.operation, "an operation somebody completed was voted by all"
+                complete = True
+            else:
+                # A newcomer has no sum to complete with: then everybody redoes it.
+                complete = all(h["live"] and h["operation"] == top and h["held"] == top for h in headers)
+        self.live = True
+        merged: dict[str, list[Range]] = {}
+        if not complete or self.operation < top:
+            for header in headers:
+                if header["live"] and header["operation"] == top:
+                    for name, ranges in header["covered"].items():
+                        merged.setdefault(name, []).extend((int(a), int(b)) for a, b in ranges)
+        if not complete:
+            self._held = self.reducer.held = -1
+        return Entered(complete, merged, joined)
+
+    def close(self) -> None:
+        """Leave the generation."""
+        self.mesh.close()
+
+    def prepare_to_give(self, tensors: list[Tensor]) -> None:
+        """Have memory ready for a copy of the state, before anybody waits for it."""
+        need = states.staged_bytes(states.describe(tensors))
+        if self._staging is None or self._staging.data_bytes < need:
+            segment = Segment.create(need)
+            segment.touch()
+            self._staging = segment
+
+    def forget_staging(self) -> None:
+        """Newcomers have their copy: release the memory."""
+        self._staging = None
+
+    def _hand_over(self, source: int, to: list[int]) -> None:
+        """Copy the state of `source` to the ranks in `to`."""
+        mesh = self.mesh
+        if not to:
+            return
+        if mesh.rank == source:
+            document, named = statetree.split(self._carrier.capture())
+            tensors = [t.detach() for t in named.values()]
+            description = states.describe(tensors)
+            self.prepare_to_give(tensors)
+            assert self._staging is not None
+            states.copy_all(states.staged(description, self._staging), tensors)
+            message: Header = {
+                "document": document,
+                "names": list(named),
+                "tensors": description,
+                "segment": self._staging.describe(),
+                "operation": self.operation,
+            }
+            mesh.exchange(0, STATE, message)
+            far = [r for r in to if self.reducer.is_far(r)]
+            if far:
+                raw = [self._staging.bytes(0, states.staged_bytes(description))]
+                mesh.exchange(1, STATE, {}, dict.fromkeys(far, raw), {})
+            return
+        message = mesh.exchange(0, STATE, {})[source]
+        if mesh.rank in to:
+            segment = Segment.open(message["segment"]) if not self.reducer.is_far(source) else None
+            if segment is None:
+                segment = Segment.create(states.staged_bytes(message["tensors"]))
+                raw = [segment.bytes(0, states.staged_bytes(message["tensors"]))]
+                mesh.exchange(1, STATE, {}, {}, {source: raw})
+            views = dict(zip(message["names"], states.staged(message["tensors"], segment)))
+            self._carrier.restore(statetree.join(message["document"], views))
+            self.operation = int(message["operation"])

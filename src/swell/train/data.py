@@ -1,0 +1,231 @@
+"""Data: one permutation per epoch, one committed cursor, every sample exactly once.
+
+A loader never decides anything on its own. Which samples a worker gets in a step follows from the replicated
+state (pass over the data, cursor, batch size) and the generation (rank, size). What was prefetched for
+another assignment is dropped and fetched again; nothing is lost or repeated because the cursor moves at
+commits only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from swell.train import plan
+from swell.train.errors import UsageError
+from swell.train.plan import Range
+
+if TYPE_CHECKING:
+    from swell.train.job import Job
+
+
+class MapDataset(Protocol):
+    """A data set with a length and items by index."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def key(*parts: object) -> int:
+    """A 63-bit seed from any values: the same everywhere, unrelated for different values."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def seed_all(value: int) -> None:
+    """Seed python, numpy and torch (all devices)."""
+    random.seed(value)
+    np.random.seed(value & 0xFFFFFFFF)  # noqa: NPY002 - scripts use the legacy generator
+    torch.manual_seed(value)
+
+
+def permutation(size: int, seed: int, passes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The order of pass number `passes` over `size` samples."""
+    order: np.ndarray[Any, np.dtype[np.int64]] = np.random.default_rng(key(seed, passes)).permutation(size)
+    return order
+
+
+def fetch(
+    dataset: MapDataset, indices: Sequence[int], collate: Callable[[list[Any]], Any], seed: int | None
+) -> Any:
+    """One collated batch. With a seed, each sample's random augmentation depends on the sample alone."""
+    if seed is None:
+        return collate([dataset[i] for i in indices])
+    samples = []
+    for index in indices:
+        seed_all(key(seed, index))
+        samples.append(dataset[index])
+    return collate(samples)
+
+
+@dataclass(slots=True)
+class Share:
+    """One worker's part of one step: what is still to compute and what its gradients cover."""
+
+    size: int
+    """Samples in the whole step."""
+    pending: list[tuple[int, Range]]
+    """(logical rank or -1, range within the step), in order."""
+    covered: list[Range] = field(default_factory=list)
+    current: tuple[int, Range] | None = None
+    """Handed to the script, not yet stepped."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples this worker's gradients cover."""
+        return sum(high - low for low, high in self.covered)
+
+
+class ElasticLoader:
+    """Batches of a map-style data set for this worker; iterate it in every epoch like a DataLoader."""
+
+    def __init__(
+        self,
+        job: Job,
+        name: str,
+        dataset: MapDataset,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool,
+        micro_batch: int | None,
+        num_workers: int,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        train: bool,
+        seed: int,
+    ) -> None:
+        if batch_size < 1:
+            raise UsageError(f"batch_size: got {batch_size}, must be at least 1")
+        if micro_batch is not None and micro_batch < 1:
+            raise UsageError(f"micro_batch: got {micro_batch}, must be at least 1")
+        if num_workers < 0:
+            raise UsageError(f"num_workers: got {num_workers}, must be at least 0")
+        if len(dataset) < 1:
+            raise UsageError(f"dataset of loader {name!r}: it is empty")
+        if train and drop_last and batch_size > len(dataset):
+            raise UsageError(
+                f"batch_size: got {batch_size}, more than the {len(dataset)} samples, and "
+                "drop_last leaves no step"
+            )
+        self.job = job
+        self.name = name
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.micro_batch = micro_batch
+        self.train = train
+        self.seed = seed
+        self.collate = collate_fn or default_collate
+        self.passes = 0
+        self.cursor = 0
+        self.share: Share | None = None
+        self._num_workers = num_workers
+        self._pool: Any = None
+        self._order: tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None = None
+
+    def __len__(self) -> int:
+        """Steps of one pass at the present batch size (the same on every worker)."""
+        whole, rest = divmod(len(self.dataset), self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.job._run_loader(self)
+
+    # ------------------------------------------------------------------ replicated position
+
+    def state(self) -> dict[str, Any]:
+        """The position that travels with the job's state."""
+        return {"passes": self.passes, "cursor": self.cursor, "batch_size": self.batch_size}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over a position."""
+        self.passes, self.cursor = int(state["passes"]), int(state["cursor"])
+        self.batch_size = int(state["batch_size"])
+        self.share = None
+
+    def window(self) -> int:
+        """Samples in the next step; 0 at the end of the pass."""
+        left = len(self.dataset) - self.cursor
+        if left <= 0 or (self.drop_last and left < self.batch_size):
+            return 0
+        return min(self.batch_size, left)
+
+    def advance(self, samples: int) -> None:
+        """A step with `samples` samples was committed."""
+        self.cursor += samples
+        self.share = None
+
+    def turn(self) -> None:
+        """The pass is over."""
+        self.passes, self.cursor, self.share = self.passes + 1, 0, None
+
+    # ------------------------------------------------------------------ samples
+
+    def indices(self, position: Range) -> list[int]:
+        """The data set's indices for a range within the current step."""
+        low, high = position
+        return self._slice(self.cursor + low, self.cursor + high)
+
+    def _slice(self, low: int, high: int) -> list[int]:
+        if not self.shuffle:
+            return list(range(low, high))
+        if self._order is None or self._order[0] != self.passes:
+            self._order = (self.passes, permutation(len(self.dataset), self.seed, self.passes))
+        picked: list[int] = self._order[1][low:high].tolist()
+        return picked
+
+    def fetch(self, indices: list[int], keyed: bool) -> Any:
+        """One batch, by the loader's processes if it has any."""
+        seed = key(self.seed, self.passes, "augment") if keyed else None
+        if self._num_workers:
+            return self.pool().get(indices, seed)
+        return fetch(self.dataset, indices, self.collate, seed)
+
+    def prefetch(self, upcoming: list[list[int]], keyed: bool) -> None:
+        """Let the loader's processes work ahead on these batches; anything else under way is dropped."""
+        if self._num_workers:
+            seed = key(self.seed, self.passes, "augment") if keyed else None
+            self.pool().plan(upcoming, seed)
+
+    def pool(self) -> Any:
+        """The loader's processes, started when first needed."""
+        if self._pool is None:
+            from swell.train.pool import LoaderPool
+
+            self._pool = LoaderPool(self.dataset, self.collate, self._num_workers)
+        return self._pool
+
+    def upcoming(self, rank: int, size: int, steps: int) -> list[list[int]]:
+        """What this worker will need in the next `steps` steps if nothing changes (fixed parts)."""
+        out: list[list[int]] = []
+        cursor = self.cursor
+        for _ in range(steps):
+            left = len(self.dataset) - cursor
+            if left <= 0 or (self.drop_last and left < self.batch_size):
+                break
+            window = min(self.batch_size, left)
+            for _, (low, high) in self.job._positions(self, window, rank, size):
+                if high > low:
+                    out.append(self._slice(cursor + low, cursor + high))
+            cursor += window
+        return out
+
+    def evaluation(self, rank: int, size: int) -> list[list[int]]:
+        """This worker's batches of one pass without training."""
+        low, high = plan.parts(len(self.dataset), size)[rank]
+        cuts = range(low, high, self.batch_size)
+        return [self._slice(begin, min(begin + self.batch_size, high)) for begin in cuts]
+
+    def close(self) -> None:
+        """End the loader's processes."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None

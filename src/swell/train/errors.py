@@ -1,0 +1,40 @@
+"""What can go wrong inside a job.
+
+TrainError
+  UsageError        the script uses the runtime in a way that cannot work; the message says what to change
+  PeerLost          a member of the generation is gone; the survivors re-form (never seen by users)
+  OutOfStep         members called different operations at the same point
+  CoordinatorLost   the coordinator stayed away longer than allowed
+"""
+
+from __future__ import annotations
+
+
+class TrainError(RuntimeError):
+    """Any failure of the elastic runtime."""
+
+
+class UsageError(TrainError, ValueError):
+    """The script uses the runtime in a way that cannot work."""
+
+
+class PeerLost(TrainError):
+    """A member of the current generation is gone, or the generation was given up."""
+
+
+class OutOfStep(TrainError):
+    """Members of one generation called different operations at the same point of the script."""
+
+
+class CoordinatorLost(TrainError):
+    """The coordinator is needed for a change of membership and stayed away too long."""
+
+
+LEFT = 0
+"""Exit status of a worker that left on request."""
+
+RESPAWN = 75
+"""Exit status of a worker that asks to be started afresh (EX_TEMPFAIL)."""
+
+FENCED = 76
+"""Exit status of a worker that was given up and found out."""

@@ -1,0 +1,482 @@
+"""Who is a member of which generation: a pure state machine, events in, instructions out.
+
+No clock, no socket, no disk: the coordinator feeds it what happened (with the time) and carries out what it
+answers. Stop-free scaling follows EDL (TPDS'21): newcomers prepare while the others train; a burst of
+requests collapses and a newer one replaces an older one that has not switched, as in CoDDL (NSDI'21, section
+4).
+
+    starting --ready--> ready --(candidate switched)--> member --(candidate without it)--> leaving --> gone
+        \\_______________ any of them may die: lost ______________________________________/
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from swell.train.errors import FENCED, RESPAWN
+
+MAX_FRUITLESS_DEATHS = 5
+"""Workers that may die in a row without the job making a step before it is given up."""
+
+
+class Status(StrEnum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    """Being started or preparing; not yet able to join."""
+    READY = "ready"
+    """Prepared, waiting to be part of a generation."""
+    MEMBER = "member"
+    """In the current generation."""
+    LEAVING = "leaving"
+    """Was dropped by a switch and is on its way out."""
+    DONE = "done"
+    """Finished the training loop."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """What is known of one worker process."""
+
+    name: str
+    status: Status
+    seen_s: float
+    ready_s: float = 0.0
+    address: tuple[str, int] | None = None
+    connected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A generation that may come: it does when every member of the present one agrees at one step."""
+
+    number: int
+    members: tuple[str, ...]
+    recovery: bool = False
+    """The present generation is broken: enter this one at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start a worker process under this name."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End this worker's process."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Tell this worker that it was given up."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell these workers of the candidate (None: an earlier one is withdrawn)."""
+
+    candidate: Candidate | None
+    to: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Tell a waiting newcomer that the job went on to another epoch."""
+
+    worker: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over."""
+
+    code: int
+    reason: str
+
+
+Instruction = Spawn | Kill | Fence | Announce | Turn | Finish
+
+
+@dataclass(slots=True)
+class Membership:
+    """The job's membership. Invariants: members are alive and unique; numbers only grow; one candidate."""
+
+    minimum: int
+    maximum: int
+    target: int
+    spares: int = 0
+    silent_after_s: float = 5.0
+    gather_s: float = 1.0
+    """How long a prepared newcomer waits for others under way, to join in one switch."""
+
+    generation: int = 0
+    members: list[str] = field(default_factory=list)
+    counter: int = 0
+    epoch: int = 0
+    live: bool = False
+    """There is (or was, a moment ago) a generation with live state."""
+    candidate: Candidate | None = None
+    workers: dict[str, Worker] = field(default_factory=dict)
+    fenced: set[str] = field(default_factory=set)
+    born: int = 0
+    step: int = 0
+    fruitless: int = 0
+    finished: bool = False
+    """Some worker ran its whole script."""
+    result: Finish | None = None
+
+    # ------------------------------------------------------------------ events
+
+    def start(self, now_s: float) -> list[Instruction]:
+        """The job begins: ask for its first workers."""
+        return self._plan(now_s)
+
+    def resize(self, target: int, now_s: float) -> list[Instruction]:
+        """People or a scheduler want `target` workers."""
+        if not self.minimum <= target <= self.maximum:
+            raise ValueError(
+                f"workers: got {target}, this job allows {self.minimum} to {self.maximum} "
+                f"(it was started with --workers {self.minimum}:{self.maximum})"
+            )
+        if self.result is not None:
+            raise ValueError("the job is over and cannot be resized")
+        self.target = target
+        return self._plan(now_s)
+
+    def hello(
+        self,
+        name: str,
+        address: tuple[str, int],
+        status: str,
+        generation: int,
+        members: list[str],
+        now_s: float,
+    ) -> list[Instruction]:
+        """A worker (re)connected and says where it stands."""
+        if name in self.fenced:
+            return [Fence(name)]
+        worker = self.workers.get(name)
+        if worker is None:
+            worker = self.workers[name] = Worker(name, Status(status), now_s)
+        worker.address, worker.connected, worker.seen_s = address, True, now_s
+        out: list[Instruction] = []
+        if generation > self.generation:
+            out += self._adopt(generation, members, now_s)
+        if status == Status.DONE:
+            worker.status = Status.DONE
+        if name in self.members and worker.status in (Status.STARTING, Status.READY):
+            worker.status = Status.MEMBER
+        if self.candidate is not None and (name in self.candidate.members or name in self.members):
+            out.append(Announce(self.candidate, (name,)))
+        return out
+
+    def ready(self, name: str, epoch: int, now_s: float) -> list[Instruction]:
+        """A newcomer is prepared and stands in `epoch`."""
+        worker = self.workers.get(name)
+        if worker is None or worker.status not in (Status.STARTING, Status.READY):
+            return []
+        if self.live and epoch != self.epoch:
+            worker.status = Status.STARTING
+            return [Turn(name, self.epoch)]
+        worker.status, worker.ready_s = Status.READY, now_s
+        return self._plan(now_s)
+
+    def at_epoch(self, epoch: int, now_s: float) -> list[Instruction]:
+        """The members began `epoch`: newcomers waiting for an earlier one have to come along."""
+        if epoch == self.epoch:
+            return []
+        self.epoch = epoch
+        out: list[Instruction] = []
+        for worker in self.workers.values():
+            if worker.status is Status.READY and self.live:
+                worker.status = Status.STARTING
+                out.append(Turn(worker.name, epoch))
+        return out + self._plan(now_s)
+
+    def beat(self, name: str, step: int, now_s: float) -> None:
+        """A worker is alive, at `step`."""
+        worker = self.workers.get(name)
+        if worker is not None:
+            worker.seen_s = now_s
+        if step > self.step:
+            self.step, self.fruitless = step, 0
+
+    def switched(self, number: int, members: list[str], now_s: float) -> list[Instruction]:
+        """A worker entered generation `number`."""
+        if number <= self.generation:
+            return []
+        return [*self._adopt(number, members, now_s), *self._plan(now_s)]
+
+    def broken(self, name: str, number: int, now_s: float) -> list[Instruction]:
+        """A member's connections of generation `number` broke; it needs a new one."""
+        if self.result is not None or name not in self.workers:
+            return []
+        if self.candidate is not None and self.candidate.recovery and self.candidate.number > number:
+            return [Announce(self.candidate, (name,))]
+        return self._recover()
+
+    def left(self, name: str, number: int, now_s: float) -> list[Instruction]:
+        """A member is on its way out: candidate `number` was agreed on and it is not in it."""
+        if (worker := self.workers.get(name)) is not None:
+            worker.status = Status.LEAVING
+        return self._without(name)
+
+    def done(self, name: str, now_s: float) -> list[Instruction]:
+        """A worker came to the end of the training loop."""
+        if (worker := self.workers.get(name)) is not None:
+            worker.status = Status.DONE
+            for other in self.workers.values():
+                # Nobody can join any more.
+                if other.status in (Status.STARTING, Status.READY):
+                    other.status = Status.LEAVING
+        return [Kill(w.name) for w in self.workers.values() if w.status is Status.LEAVING]
+
+    def disconnected(self, name: str) -> None:
+        """A worker's connection closed. Only its exit, or silence, says that it is dead."""
+        if (worker := self.workers.get(name)) is not None:
+            worker.connected = False
+
+    def exited(self, name: str, code: int, now_s: float, note: str = "") -> list[Instruction]:
+        """A worker's process ended with `code` (negative: killed by that signal)."""
+        worker = self.workers.get(name)
+        if worker is None or self.result is not None:
+            self.workers.pop(name, None)
+            return self._closing()
+        if code == FENCED or name in self.fenced:
+            self.workers.pop(name)
+            return self._plan(now_s)
+        if worker.status is Status.LEAVING:
+            self.workers.pop(name)
+            return [*self._without(name), *(self._closing() or self._plan(now_s))]
+        if code == RESPAWN and name not in self.members:
+            self.workers.pop(name)
+            return self._died_fruitless(name, "it asked to be started again") or self._plan(now_s)
+        if worker.status is Status.DONE and code <= 0:
+            self.workers.pop(name)
+            self.members = [m for m in self.members if m != name]
+            self.finished = self.finished or code == 0
+            if not self.members and not self.finished:
+                return self._begin_again(now_s)
+            return self._closing()
+        if code == RESPAWN:
+            return self.lost(name, "it asked to be started again", now_s)
+        if code > 0:
+            return self._finish(code, note or f"worker {name} ended with exit code {code}")
+        if code == 0:
+            return self._finish(
+                1,
+                note
+                or f"worker {name}'s script ended before training was over. Let every worker run the loop "
+                "`for epoch in job.epochs(n)` to its end, or leave it on all of them together with "
+                "`if job.agree(...): break`",
+            )
+        return self.lost(name, f"killed by signal {-code}", now_s)
+
+    def failed(self, name: str, code: int, now_s: float) -> list[Instruction]:
+        """The user's script raised in worker `name`: the job is over, once, with that exit code."""
+        return self._finish(code, f"the script failed in worker {name}")
+
+    def lost(self, name: str, reason: str, now_s: float) -> list[Instruction]:
+        """A worker is dead or given up: re-form without it, and replace it."""
+        if self.workers.pop(name, None) is None:
+            return []
+        over = self._died_fruitless(name, reason)
+        if over:
+            return over
+        if name not in self.members:
+            return self._plan(now_s)
+        self.members.remove(name)
+        if self.members:
+            return [*self._recover(), *self._plan(now_s)]
+        return self._closing() or self._begin_again(now_s)
+
+    def tick(self, now_s: float) -> list[Instruction]:
+        """Time passed: give up silent members, and let gathered newcomers join."""
+        out: list[Instruction] = []
+        for worker in list(self.workers.values()):
+            if (
+                worker.status is Status.MEMBER
+                and self.result is None
+                and now_s - worker.seen_s > self.silent_after_s
+            ):
+                self.fenced.add(worker.name)
+                out += [Fence(worker.name), Kill(worker.name)]
+                out += self.lost(worker.name, f"silent for {self.silent_after_s:g} s", now_s)
+        return out or self._plan(now_s)
+
+    def agent_restarted(self, alive: list[str], now_s: float) -> list[Instruction]:
+        """The launcher says which processes exist; whatever else we believe in is gone or must end."""
+        out: list[Instruction] = [Kill(name) for name in alive if name not in self.workers]
+        for name in [n for n in self.workers if n not in alive]:
+            out += self.lost(name, "its process is gone", now_s)
+        return out
+
+    # ------------------------------------------------------------------ decisions
+
+    def _plan(self, now_s: float) -> list[Instruction]:
+        """Bring members towards the target: start, drop, or announce what is missing."""
+        if self.result is not None or (self.candidate is not None and self.candidate.recovery):
+            return []
+        if any(w.status is Status.DONE for w in self.workers.values()):
+            return []
+        out: list[Instruction] = []
+        ready = sorted(self._with(Status.READY), key=lambda w: _age(w.name))
+        starting = sorted(self._with(Status.STARTING), key=lambda w: _age(w.name))
+        surplus = len(self.members) + len(ready) + len(starting) - self.target - self.spares
+        for worker in reversed(ready + starting):  # the youngest, unprepared ones first
+            if surplus <= 0:
+                break
+            surplus -= 1
+            worker.status = Status.LEAVING
+            out.append(Kill(worker.name))
+        ready = [w for w in ready if w.status is Status.READY]
+        starting = [w for w in starting if w.status is Status.STARTING]
+        for _ in range(-surplus):
+            name = f"w{self.born}"
+            self.born += 1
+            self.workers[name] = Worker(name, Status.STARTING, now_s)
+            out.append(Spawn(name))
+            starting.append(self.workers[name])
+
+        wanted = self.members[: self.target]
+        missing = self.target - len(wanted)
+        joiners = [w for w in ready if w.connected][:missing]
+        if missing > len(joiners) and starting and joiners:
+            # Others are on their way: joining together means one switch for all.
+            waited = now_s - min(w.ready_s for w in joiners)
+            if waited < self.gather_s:
+                joiners = []
+        if not self.live and len(joiners) < min(self.minimum, self.target):
+            joiners = []
+        wanted = wanted + [w.name for w in joiners]
+        if not wanted or wanted == self.members:
+            if self.candidate is not None:
+                out.append(Announce(None, self._concerned(self.candidate)))
+                self.candidate = None
+        elif self.candidate is None or list(self.candidate.members) != wanted:
+            out += self._announce(wanted)
+        return out
+
+    def _announce(self, members: list[str], recovery: bool = False) -> list[Instruction]:
+        self.counter = max(self.counter, self.generation) + 1
+        self.candidate = Candidate(self.counter, tuple(members), recovery)
+        return [Announce(self.candidate, self._concerned(self.candidate))]
+
+    def _concerned(self, candidate: Candidate) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.members, *candidate.members]))
+
+    def _recover(self) -> list[Instruction]:
+        going = [m for m in self.members if m in self.workers]
+        going = [m for m in going if self.workers[m].status not in (Status.DONE, Status.LEAVING)]
+        return self._announce(going, recovery=True) if going else []
+
+    def _without(self, name: str) -> list[Instruction]:
+        """A recovery that counted on `name` has to do without."""
+        if self.candidate is None or not self.candidate.recovery or name not in self.candidate.members:
+            return []
+        self.members = [m for m in self.members if m != name]
+        return self._recover()
+
+    def _adopt(self, number: int, members: list[str], now_s: float) -> list[Instruction]:
+        left = [m for m in self.members if m not in members]
+        self.generation, self.live = number, True
+        self.counter = max(self.counter, number)
+        self.members = [m for m in members if m in self.workers]
+        for name in left:
+            if name in self.workers:
+                self.workers[name].status = Status.LEAVING
+        for name in self.members:
+            if self.workers[name].status is not Status.DONE:
+                self.workers[name].status = Status.MEMBER
+                self.workers[name].seen_s = max(now_s, self.workers[name].seen_s)
+        out: list[Instruction] = []
+        if self.candidate is not None and self.candidate.number <= number:
+            self.candidate = None
+        if len(self.members) < len(members) and self.members:  # somebody died around the switch
+            out += self._recover()
+        return out
+
+    def _begin_again(self, now_s: float) -> list[Instruction]:
+        """Nobody with live state is left: newcomers prepared for another position start afresh too."""
+        out: list[Instruction] = []
+        for worker in self.workers.values():
+            if worker.status is not Status.LEAVING:
+                worker.status = Status.LEAVING
+                out.append(Kill(worker.name))
+        self.live, self.candidate = False, None
+        return out + self._plan(now_s)
+
+    def _died_fruitless(self, name: str, reason: str) -> list[Instruction]:
+        self.fruitless += 1
+        if self.fruitless <= MAX_FRUITLESS_DEATHS + self.target:
+            return []
+        return self._finish(
+            1,
+            f"{self.fruitless} workers died without a single step in between; the last was {name} ({reason})",
+        )
+
+    def _finish(self, code: int, reason: str) -> list[Instruction]:
+        if self.result is not None:
+            return []
+        self.result = Finish(code, reason)
+        return [*(Kill(name) for name in self.workers), self.result]
+
+    def _closing(self) -> list[Instruction]:
+        """Success, once somebody finished and nobody who trains is left."""
+        if self.result is not None or not self.finished:
+            return []
+        if any(w.status in (Status.MEMBER, Status.DONE) for w in self.workers.values()):
+            return []
+        return self._finish(0, "training is over")
+
+    def _with(self, status: Status) -> list[Worker]:
+        return [w for w in self.workers.values() if w.status is status]
+
+    # ------------------------------------------------------------------ disk
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything needed to go on after a restart of the coordinator."""
+        return {
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "target": self.target,
+            "spares": self.spares,
+            "silent_after_s": self.silent_after_s,
+            "gather_s": self.gather_s,
+            "generation": self.generation,
+            "members": self.members,
+            "counter": self.counter,
+            "epoch": self.epoch,
+            "live": self.live,
+            "workers": {w.name: w.status.value for w in self.workers.values()},
+            "fenced": sorted(self.fenced),
+            "born": self.born,
+            "step": self.step,
+            "finished": self.finished,
+            "recovering": self.candidate.number if self.candidate and self.candidate.recovery else 0,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], now_s: float) -> Membership:
+        """The state as it was; everybody has until `silent_after_s` to be heard of again."""
+        data = dict(data)
+        workers = {n: Worker(n, Status(s), now_s) for n, s in data.pop("workers").items()}
+        recovering = data.pop("recovering")
+        fenced = set(data.pop("fenced"))
+        self = cls(**data, workers=workers, fenced=fenced)
+        if recovering:
+            self._announce(list(self.members), recovery=True)
+        return self
+
+
+def _age(name: str) -> int:
+    return int(name[1:]) if name[1:].isdigit() else 0

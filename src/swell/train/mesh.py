@@ -1,0 +1,253 @@
+"""The connections of one generation: everybody to everybody.
+
+A mesh knows two things: how to exchange one small message (with or without bulk data) between all members,
+and that a member is gone, as the exception `PeerLost`. Because every member waits for every other directly,
+a death is seen at once by all; there are no neighbours of neighbours that sit out a time-out as in a ring.
+`abandon()` may be called from the control thread: it wakes a main thread that waits for a peer which will
+never answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swell.train.errors import OutOfStep, PeerLost
+
+_FRAME = struct.Struct("!QBIQ")  # operation, phase, header bytes, payload bytes
+
+READY, REDUCED, VOTE, ENTER, STATE = range(5)
+
+Header = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Peer:
+    """Another member: its connection and what it told about itself when connecting."""
+
+    name: str
+    sock: socket.socket
+    about: Header
+
+
+class Mesh:
+    """All connections of one member in one generation."""
+
+    def __init__(self, number: int, members: tuple[str, ...], me: str, peers: Mapping[int, Peer]) -> None:
+        self.number = number
+        self.members = members
+        self.rank = members.index(me)
+        self.size = len(members)
+        self.peers = dict(peers)
+        self.broken = False
+        for peer in self.peers.values():
+            peer.sock.settimeout(None)
+            with contextlib.suppress(OSError):
+                peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._inbox = {rank: bytearray() for rank in self.peers}
+
+    def exchange(
+        self,
+        operation: int,
+        phase: int,
+        header: Header,
+        payloads: Mapping[int, list[memoryview]] | None = None,
+        sinks: Mapping[int, list[memoryview]] | None = None,
+    ) -> list[Header]:
+        """Send `header` (and each peer its payload) to everybody and return everybody's, in rank order.
+
+        Payloads arrive in `sinks`; both sides have agreed on their sizes beforehand.
+        """
+        if self.size == 1:
+            return [header]
+        text = json.dumps(header, separators=(",", ":")).encode()
+        try:
+            if payloads or sinks:
+                answers = self._exchange_bulk(operation, phase, text, payloads or {}, sinks or {})
+            else:
+                frame = _FRAME.pack(operation, phase, len(text), 0) + text
+                for peer in self.peers.values():
+                    peer.sock.sendall(frame)
+                answers = {rank: self._receive(rank, operation, phase) for rank in self.peers}
+        except OSError as error:
+            raise PeerLost(f"generation {self.number} broke: {error}") from None
+        answers[self.rank] = header
+        return [answers[rank] for rank in range(self.size)]
+
+    def abandon(self) -> None:
+        """Give this generation up: whoever waits on it, here or at the other end, wakes up."""
+        self.broken = True
+        for peer in self.peers.values():
+            with contextlib.suppress(OSError):
+                peer.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Release the sockets; only for the thread that uses the mesh."""
+        self.abandon()
+        for peer in self.peers.values():
+            peer.sock.close()
+
+    # ------------------------------------------------------------------ small messages
+
+    def _receive(self, rank: int, operation: int, phase: int) -> Header:
+        head = self._read(rank, _FRAME.size)
+        got_operation, got_phase, length, _ = _FRAME.unpack(head)
+        header = _decode(self._read(rank, length))
+        self._check(rank, (operation, phase), (got_operation, got_phase), header)
+        return header
+
+    def _read(self, rank: int, count: int) -> bytes:
+        inbox, sock = self._inbox[rank], self.peers[rank].sock
+        while len(inbox) < count:
+            data = sock.recv(1 << 16)
+            if not data:
+                raise PeerLost(f"{self.peers[rank].name} is gone")
+            inbox += data
+        data = bytes(inbox[:count])
+        del inbox[:count]
+        return data
+
+    def _check(self, rank: int, mine: tuple[int, int], theirs: tuple[int, int], header: Header) -> None:
+        if mine != theirs:
+            self.abandon()
+            raise OutOfStep(
+                f"worker {self.members[rank]} is at another point of the script than "
+                f"{self.members[self.rank]} "
+                f"(operation {theirs[0]}, phase {theirs[1]}, {header.get('what', '?')}, instead of operation "
+                f"{mine[0]}, phase {mine[1]}). Every worker must make the same calls of job.step, "
+                "job.reduce and job.agree in the same order; a condition that differs between workers must "
+                "first be agreed on with job.agree"
+            )
+
+    # ------------------------------------------------------------------ bulk
+
+    def _exchange_bulk(
+        self,
+        operation: int,
+        phase: int,
+        text: bytes,
+        payloads: Mapping[int, list[memoryview]],
+        sinks: Mapping[int, list[memoryview]],
+    ) -> dict[int, Header]:
+        """All sends and receives at once, so that no pair of members can block each other."""
+        outgoing: dict[int, list[memoryview]] = {}
+        incoming: dict[int, list[memoryview]] = {}
+        answers: dict[int, Header] = {}
+        by_descriptor = {peer.sock.fileno(): rank for rank, peer in self.peers.items()}
+        poller = select.poll()
+        for rank, peer in self.peers.items():
+            bulk = [part.cast("B") for part in payloads.get(rank, []) if len(part)]
+            frame = _FRAME.pack(operation, phase, len(text), sum(len(part) for part in bulk)) + text
+            outgoing[rank] = [memoryview(frame), *bulk]
+            poller.register(peer.sock.fileno(), select.POLLIN | select.POLLOUT)
+            peer.sock.setblocking(False)
+        waiting = set(self.peers)
+        for rank in self.peers:  # a quick peer's frame may have come with its previous one
+            if (header := self._parse(rank, operation, phase)) is not None:
+                answers[rank] = header
+                incoming[rank] = self._drain_inbox(rank, sinks.get(rank, []))
+                if not incoming[rank]:
+                    waiting.discard(rank)
+        try:
+            while waiting or any(outgoing.values()):
+                for descriptor, event in poller.poll():
+                    rank = by_descriptor[descriptor]
+                    sock = self.peers[rank].sock
+                    if event & select.POLLOUT and outgoing[rank]:
+                        _send_some(sock, outgoing[rank])
+                    if event & (select.POLLIN | select.POLLHUP | select.POLLERR) and rank in waiting:
+                        if rank not in answers:
+                            header = self._bulk_header(rank, operation, phase)
+                            if header is None:
+                                continue
+                            answers[rank] = header
+                            incoming[rank] = self._drain_inbox(rank, sinks.get(rank, []))
+                        else:
+                            self._receive_some(rank, incoming[rank])
+                        if not incoming[rank]:
+                            waiting.discard(rank)
+                    mask = (select.POLLIN if rank in waiting else 0) | (
+                        select.POLLOUT if outgoing[rank] else 0
+                    )
+                    if mask:
+                        poller.modify(descriptor, mask)
+                    else:
+                        poller.unregister(descriptor)
+        finally:
+            for peer in self.peers.values():
+                with contextlib.suppress(OSError):
+                    peer.sock.setblocking(True)
+        return answers
+
+    def _bulk_header(self, rank: int, operation: int, phase: int) -> Header | None:
+        try:
+            data = self.peers[rank].sock.recv(1 << 16)
+        except BlockingIOError:
+            return None
+        if not data:
+            raise PeerLost(f"{self.peers[rank].name} is gone")
+        self._inbox[rank] += data
+        return self._parse(rank, operation, phase)
+
+    def _parse(self, rank: int, operation: int, phase: int) -> Header | None:
+        inbox = self._inbox[rank]
+        if len(inbox) < _FRAME.size:
+            return None
+        got_operation, got_phase, length, _ = _FRAME.unpack_from(inbox)
+        if len(inbox) < _FRAME.size + length:
+            return None
+        header = _decode(bytes(inbox[_FRAME.size : _FRAME.size + length]))
+        del inbox[: _FRAME.size + length]
+        self._check(rank, (operation, phase), (got_operation, got_phase), header)
+        return header
+
+    def _drain_inbox(self, rank: int, sinks: list[memoryview]) -> list[memoryview]:
+        """Move payload bytes that came with the header into their sinks; return what is still to come."""
+        inbox = self._inbox[rank]
+        left = [sink.cast("B") for sink in sinks if len(sink)]
+        while left and inbox:
+            count = min(len(left[0]), len(inbox))
+            left[0][:count] = inbox[:count]
+            del inbox[:count]
+            _advance(left, count)
+        return left
+
+    def _receive_some(self, rank: int, left: list[memoryview]) -> None:
+        try:
+            count = self.peers[rank].sock.recv_into(left[0])
+        except BlockingIOError:
+            return
+        if count == 0:
+            raise PeerLost(f"{self.peers[rank].name} is gone")
+        _advance(left, count)
+
+
+def _send_some(sock: socket.socket, left: list[memoryview]) -> None:
+    try:
+        _advance(left, sock.send(left[0]))
+    except BlockingIOError:
+        return
+
+
+def _advance(parts: list[memoryview], count: int) -> None:
+    if count == len(parts[0]):
+        parts.pop(0)
+    else:
+        parts[0] = parts[0][count:]
+
+
+def _decode(data: bytes) -> Header:
+    header = json.loads(data)
+    assert isinstance(header, dict)
+    return header
+
+
+def solo(name: str = "w0") -> Mesh:
+    """The mesh of a job with a single member."""
+    return Mesh(0, (name,), name, {})

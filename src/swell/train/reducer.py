@@ -1,0 +1,202 @@
+"""All-reduce over a mesh, in the three phases of a step: ready, reduced, vote.
+
+Rank r owns slice r of every bucket: it sums that slice over all inputs in the order of a given tree, and the
+others copy it. So every element is added by one member only, in one order, and all members have the same
+bits. Peers on the same host read each other's segments; for the others slices travel with the messages.
+Vectors that are small enough are summed by everybody, which saves a phase.
+
+The sum is held by everybody before anybody uses it (`voted`): this is what lets survivors of a death agree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from swell.train.flat import FlatModel
+from swell.train.mesh import READY, REDUCED, VOTE, Header, Mesh
+from swell.train.plan import Tree
+from swell.train.segment import Segment
+
+_DIRECT_BYTES = 4 << 20
+_CHUNK = 1 << 17
+
+
+@dataclass(slots=True)
+class Reduced:
+    """What one all-reduce gave besides the sum in the output segment."""
+
+    headers: list[Header]
+    wait_s: float
+    """Until everybody was ready: the others' slowness, not the network's."""
+    sync_s: float
+    """From then on: the cost of synchronising."""
+    part_squares: list[float] = field(default_factory=list)
+    """Squared norm of each rank's input gradients (where asked for)."""
+    total_square: float = 0.0
+
+
+class Reducer:
+    """Sums flat vectors over the members of a generation."""
+
+    def __init__(self, flat: FlatModel) -> None:
+        self.flat = flat
+        self.held: int = -1
+        """The last operation whose whole sum is in the output segment."""
+        self.result: Reduced | None = None
+        self._mesh: Mesh | None = None
+        self._remote_in: dict[int, list[Tensor]] = {}
+        self._remote_out: dict[int, list[Tensor]] = {}
+        self._far: set[int] = set()
+        self._maps: dict[str, Segment] = {}
+
+    def connect(self, mesh: Mesh) -> None:
+        """Use `mesh` from now on; map the segments of members on this host."""
+        layout = self.flat.layout
+        self._mesh = mesh
+        self._remote_in = {mesh.rank: self.flat.inputs}
+        self._remote_out, self._far = {}, set()
+        maps: dict[str, Segment] = {}
+        for rank, peer in mesh.peers.items():
+            description = peer.about.get("segment")
+            token = description["token"] if description else ""
+            segment = self._maps.get(token) or Segment.open(description)
+            if segment is None:
+                self._far.add(rank)
+                self._remote_in[rank] = [torch.empty_like(t) for t in self.flat.inputs]
+            else:
+                maps[token] = segment
+                self._remote_in[rank] = layout.flats(segment, 0)
+                self._remote_out[rank] = layout.flats(segment, 1)
+        self._maps = maps
+
+    def is_far(self, rank: int) -> bool:
+        """Whether that member's memory cannot be read from here."""
+        return rank in self._far
+
+    def all_reduce(
+        self,
+        operation: int,
+        header: Header,
+        tree: Callable[[list[Header]], Tree | None],
+        *,
+        squares: bool = False,
+    ) -> Reduced:
+        """Sum everybody's input into everybody's output, in the order of `tree` (of everybody's headers)."""
+        mesh = self._mesh
+        assert mesh is not None
+        begin = time.perf_counter()
+        whole = [(0, b.numel) for b in self.flat.layout.buckets]
+        direct = mesh.size == 1 or self.flat.layout.region_bytes * mesh.size <= _DIRECT_BYTES
+        mine = whole if direct else self._slices(mesh.rank)
+        headers = mesh.exchange(
+            operation,
+            READY,
+            header,
+            {r: _raw(self.flat.inputs, whole if direct else self._slices(r)) for r in self._far},
+            {r: _raw(self._remote_in[r], mine) for r in self._far},
+        )
+        ready = time.perf_counter()
+        order = tree(headers)
+        squares_here = self._sum(order, mine, squares)
+        if not direct:
+            answers = mesh.exchange(
+                operation,
+                REDUCED,
+                {"squares": squares_here} if squares else {},
+                {r: _raw(self.flat.outputs, mine) for r in self._far},
+                {r: _raw(self.flat.outputs, self._slices(r)) for r in self._far},
+            )
+            for rank, remote in self._remote_out.items():
+                for (low, high), out, source in zip(self._slices(rank), self.flat.outputs, remote):
+                    out[low:high].copy_(source[low:high])
+            if squares:
+                squares_here = [sum(column) for column in zip(*(a["squares"] for a in answers))]
+        result = Reduced(headers, ready - begin, 0.0)
+        if squares:
+            *result.part_squares, result.total_square = squares_here
+        self.held, self.result = operation, result
+        mesh.exchange(operation, VOTE, {})
+        result.sync_s = time.perf_counter() - ready
+        return result
+
+    def _slices(self, rank: int) -> list[tuple[int, int]]:
+        assert self._mesh is not None
+        size = self._mesh.size
+        out = []
+        for bucket in self.flat.layout.buckets:
+            lines = bucket.numel // 16
+            low = lines * rank // size * 16
+            high = lines * (rank + 1) // size * 16 if rank + 1 < size else bucket.numel
+            out.append((low, high))
+        return out
+
+    def _sum(self, tree: Tree | None, ranges: list[tuple[int, int]], squares: bool) -> list[float]:
+        """Sum `ranges` of each bucket along `tree` into the output; return squared norms if wanted."""
+        assert self._mesh is not None
+        sums = [0.0] * (self._mesh.size + 1)
+        leaves = _leaves(tree)
+        for index, (bucket, (low, high)) in enumerate(zip(self.flat.layout.buckets, ranges)):
+            out = self.flat.outputs[index]
+            if tree is None:
+                out[low:high].zero_()
+                continue
+            if isinstance(tree, int) and tree == self._mesh.rank and not squares:
+                out[low:high].copy_(self.flat.inputs[index][low:high])
+                continue
+            scratch: list[Tensor] = []
+            for begin in range(low, high, _CHUNK):
+                end = min(begin + _CHUNK, high)
+                into = out[begin:end]
+                self._add(tree, index, begin, end, into, scratch, 0)
+                if squares and begin < bucket.gradients:
+                    stop = min(end, bucket.gradients)
+                    for rank in leaves:
+                        sums[rank] += _square(self._remote_in[rank][index][begin:stop])
+                    sums[-1] += _square(out[begin:stop])
+        return sums
+
+    def _add(
+        self, tree: Tree, bucket: int, begin: int, end: int, into: Tensor, scratch: list[Tensor], depth: int
+    ) -> None:
+        """into = the sum of `tree` over [begin, end). Only right subtrees that are sums need scratch."""
+        if isinstance(tree, int):
+            into.copy_(self._remote_in[tree][bucket][begin:end])
+            return
+        left, right = tree
+        if isinstance(left, int):
+            a = self._remote_in[left][bucket][begin:end]
+        else:
+            self._add(left, bucket, begin, end, into, scratch, depth)
+            a = into
+        if isinstance(right, int):
+            b = self._remote_in[right][bucket][begin:end]
+        else:
+            if len(scratch) <= depth:
+                scratch.append(torch.empty(_CHUNK, dtype=into.dtype))
+            b = scratch[depth][: end - begin]
+            self._add(right, bucket, begin, end, b, scratch, depth + 1)
+        torch.add(a, b, out=into)
+
+
+def _leaves(tree: Tree | None) -> list[int]:
+    if tree is None:
+        return []
+    if isinstance(tree, int):
+        return [tree]
+    return _leaves(tree[0]) + _leaves(tree[1])
+
+
+def _square(tensor: Tensor) -> float:
+    if tensor.dtype in (torch.float32, torch.float64):
+        return float(torch.dot(tensor, tensor))
+    wide = tensor.float()
+    return float(torch.dot(wide, wide))
+
+
+def _raw(tensors: list[Tensor], ranges: list[tuple[int, int]]) -> list[memoryview]:
+    return [memoryview(t[a:b].view(torch.uint8).numpy().data) for t, (a, b) in zip(tensors, ranges) if b > a]
