@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swell.train.noise import (
     AdamPreconditioner,
-    ConsecutiveGradients,
+    GradientMemory,
     NoiseScale,
     direct_noise_scale,
     gain,
@@ -68,10 +68,10 @@ def test_estimate_finds_signal_noise_and_scale(sizes: list[list[int]], initial: 
 
 def test_one_worker_measures_by_consecutive_gradients_and_says_it_is_biased() -> None:
     rng = torch.Generator().manual_seed(1)
-    noise, pairs = NoiseScale(), ConsecutiveGradients()
-    assert pairs.push(_gradient(32, rng)) is None, "the first gradient has no partner"
+    noise, pairs = NoiseScale(), GradientMemory()
+    assert pairs.pair([_gradient(32, rng)]) is None, "the first gradient has no partner"
     for _ in range(600):
-        pair = pairs.push(_gradient(32, rng))
+        pair = pairs.pair([_gradient(32, rng)])
         assert pair is not None
         noise.update(pair.parts_sqr, pair.total_sqr, 2, 2 * 32 / 32, biased=True)
     assert noise.biased
@@ -107,24 +107,40 @@ def test_steps_that_are_not_finite_leave_no_trace(bad: float) -> None:
 
 
 def test_nan_gradient_breaks_neither_its_pair_nor_the_next() -> None:
-    pairs = ConsecutiveGradients()
+    pairs = GradientMemory()
     good = torch.ones(8)
-    pairs.push(good)
-    assert pairs.push(torch.full((8,), math.nan)) is None
-    assert pairs.push(good) is None
-    pair = pairs.push(good)
+    pairs.pair([good])
+    assert pairs.pair([torch.full((8,), math.nan)]) is None
+    assert pairs.pair([good]) is None
+    pair = pairs.pair([good])
     assert pair is not None
     assert (pair.parts_sqr, pair.total_sqr) == (8.0, 8.0)
 
 
 def test_pair_norms_equal_those_of_the_two_gradients_and_their_mean() -> None:
     a, b = torch.randn(999), torch.randn(999)
-    pairs = ConsecutiveGradients()
-    pairs.push(a)
-    pair = pairs.push(b)
+    pairs = GradientMemory()
+    pairs.pair([a])
+    pair = pairs.pair([b])
     assert pair is not None
     assert pair.parts_sqr == pytest.approx(float((a.dot(a) + b.dot(b)) / 2), rel=1e-5)
     assert pair.total_sqr == pytest.approx(float(((a + b) / 2).square().sum()), rel=1e-4)
+
+
+def test_splitting_a_step_in_two_gives_the_norms_of_its_parts() -> None:
+    first, rest = torch.randn(777), torch.randn(777)
+    share = 0.25
+    memory = GradientMemory()
+    assert memory.split([first], share) is None, "nothing kept"
+    memory.keep([share * first])
+    norms = memory.split([share * first + (1 - share) * rest], share)
+    assert norms is not None
+    want = share * float(first.square().sum()) + (1 - share) * float(rest.square().sum())
+    assert norms.parts_sqr == pytest.approx(want, rel=1e-4)
+    assert norms.total_sqr == pytest.approx(
+        float((share * first + (1 - share) * rest).square().sum()), rel=1e-4
+    )
+    assert memory.split([rest], share) is None, "used once"
 
 
 @given(
@@ -219,17 +235,18 @@ def test_preconditioner_is_adams_own() -> None:
     model = torch.nn.Linear(20, 10)
     params = list(model.parameters())
     optimizer = torch.optim.Adam(params, lr=0.0, eps=1e-3)
-    pre = AdamPreconditioner(optimizer, params)
-    assert pre.refresh() is None, "no second moment before the first step"
+    value = torch.full((300,), -1.0)  # with room between the two, as aligned buffers have
+    pre = AdamPreconditioner(optimizer, [(params[0], value[:200].view(10, 20)), (params[1], value[256:266])])
+    assert not pre.refresh(), "no second moment before the first step"
     for _ in range(5):
         optimizer.zero_grad()
         model(torch.randn(64, 20)).square().sum().backward()
         optimizer.step()
-    value = pre.refresh()
-    assert value is not None
+    assert pre.refresh()
     weight = optimizer.state[params[0]]
     want = 1 / ((weight["exp_avg_sq"] / (1 - 0.999**5)).sqrt() + 1e-3)
     torch.testing.assert_close(value[:200], want.reshape(-1))
+    assert bool((value[200:256] == -1.0).all())
 
 
 def test_preconditioner_leaves_untouched_tensors_out_and_bounds_rare_rows() -> None:
@@ -238,8 +255,8 @@ def test_preconditioner_leaves_untouched_tensors_out_and_bounds_rare_rows() -> N
     used.grad, unused.grad = torch.ones(100), torch.zeros(5)
     used.grad[0] = 0.0  # a row not met so far
     optimizer.step()
-    value = AdamPreconditioner(optimizer, [used, unused]).refresh()
-    assert value is not None
+    value = torch.empty(105)
+    assert AdamPreconditioner(optimizer, [(used, value[:100]), (unused, value[100:])]).refresh()
     assert torch.count_nonzero(value[100:]) == 0
     assert 1.0 < float(value[0] / value[1]) < 40.0
 

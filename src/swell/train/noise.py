@@ -1,7 +1,7 @@
 """Online gradient noise scale, after Pollux (OSDI'21, sections 3.1 and 4.1) and McCandlish et al. (2018).
 
 A gradient over a batch of b samples has E|g|^2 = |G|^2 + v/b. Two batch sizes seen in one step therefore give
-both unknowns: the small one is a *part* (the first micro-batch of a worker), the large one is the whole step.
+both unknowns: the small one is a *part* (what one worker contributes), the large one is the whole step.
 With n = whole / part, S the mean of the parts' squared norms and T the squared norm of the whole:
 
     sqr = (n T - S) / (n - 1)            |G|^2, the signal
@@ -9,13 +9,12 @@ With n = whole / part, S the mean of the parts' squared norms and T the squared 
 
 Both stay unbiased when parts differ in size, provided S is weighted by part size and n is whole / mean part:
 then E[S] = |G|^2 + v / (mean part) and E[T] = |G|^2 + v / whole. So an uneven last batch needs no special
-case, and n need not be an integer. Taking only the *first* micro-batch of an accumulation is deliberate: its
-norm is that of the gradient buffer at that moment, whereas a later one would need a copy of the buffer to
-subtract.
+case, and n need not be an integer.
 
-One worker without accumulation has a single part. Two consecutive gradients then stand in for two parts (n =
-2, scale doubled). The weights moved between them, so the estimate is marked `biased` and thrown away once n >
-1 returns.
+Several workers give a part each. One worker that accumulates gives two: its first micro-batch and the rest.
+One worker that does not accumulate has a single part. Two consecutive gradients then stand in for two parts
+(n = 2, scale doubled); the weights moved between them, so the estimate is marked `biased` and thrown away
+once n > 1 returns.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class NoiseScale:
             total_sqr: squared norm of the step's mean gradient.
             count: whole batch / mean part size; must exceed 1.
             scale: whole batch / initial batch.
-            biased: the parts are gradients at different weights (see `ConsecutiveGradients`).
+            biased: the parts are gradients at different weights (see `GradientMemory.pair`).
         """
         if not count > 1.0 or not math.isfinite(count):
             raise ValueError(
@@ -170,48 +169,96 @@ def squared_norm(flat: Tensor, preconditioner: Tensor | None = None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PairNorms:
-    """Squared norms of a consecutive pair of gradients, ready for `NoiseScale.update`."""
+    """Squared norms of two parts and of the whole, ready for `NoiseScale.update` with a count of 2."""
 
     parts_sqr: float
     total_sqr: float
 
 
-class ConsecutiveGradients:
-    """Two gradients in a row as two parts, for one worker without accumulation; keeps one copy of them."""
+class GradientMemory:
+    """One earlier gradient, for a single worker: to split a step's gradient in two, or to pair it with the
+    last.
 
-    __slots__ = ("_filled", "_previous", "_previous_sqr")
+    A gradient is a list of flat buffers (one for each dtype), each times its `weights` where given.
+    """
+
+    __slots__ = ("_filled", "_kept", "_kept_sqr")
 
     def __init__(self) -> None:
-        self._previous: Tensor | None = None
-        self._previous_sqr = 0.0
+        self._kept: list[Tensor] = []
+        self._kept_sqr = 0.0
         self._filled = False
 
-    def push(self, flat: Tensor, preconditioner: Tensor | None = None) -> PairNorms | None:
-        """The norms of the pair (previous, `flat`), or None where there is no finite previous gradient."""
-        vector = flat if preconditioner is None else flat * preconditioner
-        sqr = float(squared_norm(vector))
-        if not math.isfinite(sqr):
-            self.forget()  # a NaN must not poison the next pair as well
-            return None
+    def keep(self, flats: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> None:
+        """Remember a gradient in place of the one before."""
+        vectors = _weighted(flats, weights)
+        self._store(vectors, _sum_of_squares(vectors))
+
+    def pair(self, flats: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> PairNorms | None:
+        """Norms of the kept gradient and this one as two parts of a twice as large batch; keeps this one."""
+        vectors = _weighted(flats, weights)
+        sqr = _sum_of_squares(vectors)
         pair = None
-        if self._filled and self._previous is not None and self._previous.shape == vector.shape:
-            cross = float(torch.dot(self._previous, vector.to(self._previous.dtype)))
-            parts = 0.5 * (self._previous_sqr + sqr)
+        if self._fits(vectors) and math.isfinite(sqr):
+            parts = 0.5 * (self._kept_sqr + sqr)
             # |(a+b)/2|^2 by expansion: one dot product instead of a temporary the size of the model.
-            pair = PairNorms(parts, 0.5 * parts + 0.5 * cross)
-        if self._previous is None or self._previous.shape != vector.shape:
-            self._previous = torch.empty_like(vector, dtype=torch.float32)
-        self._previous.copy_(vector)
-        self._previous_sqr, self._filled = sqr, True
+            pair = PairNorms(parts, 0.5 * (parts + self._cross(vectors)))
+        self._store(vectors, sqr)
         return pair
 
+    def split(
+        self, flats: Sequence[Tensor], share: float, weights: Sequence[Tensor] | None = None
+    ) -> PairNorms | None:
+        """Norms of a step's two parts, the kept sum over the first `share` of its samples and the rest.
+
+        Both parts are used although the first would do: what their difference says does not contain the
+        signal, so the estimate needs far fewer steps.
+        """
+        vectors = _weighted(flats, weights)
+        if not self._fits(vectors):
+            return None
+        total = _sum_of_squares(vectors)
+        rest = total + self._kept_sqr - 2.0 * self._cross(vectors)
+        self.forget()
+        return PairNorms(self._kept_sqr / share + rest / (1.0 - share), total)
+
     def forget(self) -> None:
-        """Drop the previous gradient (not its buffer), as after a resize or a skipped step."""
+        """Drop the kept gradient (not its memory), as after a resize or a skipped step."""
         self._filled = False
+
+    def _fits(self, vectors: Sequence[Tensor]) -> bool:
+        return self._filled and [k.shape for k in self._kept] == [v.shape for v in vectors]
+
+    def _cross(self, vectors: Sequence[Tensor]) -> float:
+        return _one_number([torch.dot(k, v.float()) for k, v in zip(self._kept, vectors)])
+
+    def _store(self, vectors: Sequence[Tensor], sqr: float) -> None:
+        self._filled = math.isfinite(sqr)  # a NaN must not poison the next pair as well
+        if not self._filled:
+            return
+        if [k.shape for k in self._kept] != [v.shape for v in vectors]:
+            self._kept = [torch.empty_like(v, dtype=torch.float32) for v in vectors]
+        for kept, vector in zip(self._kept, vectors):
+            kept.copy_(vector)
+        self._kept_sqr = sqr
+
+
+def _weighted(flats: Sequence[Tensor], weights: Sequence[Tensor] | None) -> list[Tensor]:
+    return list(flats) if weights is None else [f * w for f, w in zip(flats, weights, strict=True)]
+
+
+def _sum_of_squares(vectors: Sequence[Tensor]) -> float:
+    return _one_number([squared_norm(v) for v in vectors])
+
+
+def _one_number(sums: Sequence[Tensor]) -> float:
+    """Their sum, with a single wait for the device."""
+    return float(torch.stack(list(sums)).sum())
 
 
 class AdamPreconditioner:
-    """1 / (sqrt(v_hat) + eps) of Adam-like optimizers as one flat buffer in the order of the gradient buffer.
+    """1 / (sqrt(v_hat) + eps) of Adam-like optimizers, written where the flat gradient buffers have each
+    parameter.
 
     Adam moves along the preconditioned gradient, so noise is measured there. The second moment changes over
     about 1 / (1 - beta2) steps; `refresh` every few steps is enough, at steps that all workers agree on.
@@ -220,12 +267,14 @@ class AdamPreconditioner:
     that beta2 = 0.999 gives Adam itself.
     """
 
-    __slots__ = ("_optimizer", "_params", "_pinv")
+    __slots__ = ("_optimizer", "_places", "ready")
 
-    def __init__(self, optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, places: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """`places` pairs each parameter with the view (any shape, same size) that takes its factors."""
         self._optimizer = optimizer
-        self._params = list(params)
-        self._pinv: Tensor | None = None
+        self._places = list(places)
+        self.ready = False
+        """Whether the places hold factors; not before every parameter has had a step."""
 
     @staticmethod
     def applies_to(optimizer: torch.optim.Optimizer) -> bool:
@@ -233,34 +282,25 @@ class AdamPreconditioner:
         return all("betas" in group and "eps" in group for group in optimizer.param_groups)
 
     @torch.no_grad()
-    def refresh(self) -> Tensor | None:
-        """Recompute the buffer from the optimizer's state; None until every parameter has a second moment."""
-        eps_of, beta2_of = {}, {}
+    def refresh(self) -> bool:
+        """Recompute the factors from the optimizer's state; False where that has no second moments yet."""
+        eps_of: dict[Tensor, float] = {}
+        beta2_of: dict[Tensor, float] = {}
         for group in self._optimizer.param_groups:
             for param in group["params"]:
                 eps_of[param], beta2_of[param] = float(group["eps"]), float(group["betas"][1])
-        if not all("exp_avg_sq" in self._optimizer.state.get(p, {}) for p in self._params):
-            return None
-        if self._pinv is None:
-            size = sum(p.numel() for p in self._params)
-            self._pinv = torch.empty(size, dtype=torch.float32, device=self._params[0].device)
-        at = 0
-        for param in self._params:
-            state = self._optimizer.state[param]
-            step = float(state["step"])
-            correction = 1.0 - beta2_of[param] ** max(step, 1.0)
-            view = self._pinv[at : at + param.numel()]
-            view.copy_(state["exp_avg_sq"].reshape(-1)).div_(correction)
-            mean = view.mean()
-            view.clamp_(min=_V_FLOOR * mean).sqrt_().add_(eps_of[param]).reciprocal_()
-            view.mul_(mean > 0.0)  # no gradient ever reached this tensor: leave it out
-            at += param.numel()
-        return self._pinv
-
-    @property
-    def value(self) -> Tensor | None:
-        """The buffer as of the last `refresh`."""
-        return self._pinv
+        states = [self._optimizer.state.get(param, {}) for param, _ in self._places]
+        self.ready = any("exp_avg_sq" in state for state in states)
+        for (param, place), state in zip(self._places, states):
+            if "exp_avg_sq" not in state:
+                place.zero_()  # no gradient ever reached this tensor: leave it out
+                continue
+            correction = 1.0 - beta2_of[param] ** max(float(state["step"]), 1.0)
+            place.copy_(state["exp_avg_sq"].reshape(place.shape)).div_(correction)
+            mean = place.mean()
+            place.clamp_(min=_V_FLOOR * mean).sqrt_().add_(eps_of[param]).reciprocal_()
+            place.mul_(mean > 0.0)
+        return self.ready
 
 
 def direct_noise_scale(gradients: Iterable[Tensor], batch: int) -> float:

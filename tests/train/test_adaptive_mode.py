@@ -1,0 +1,274 @@
+"""Adaptive mode on a real model, with several workers played in one process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from swell.perf.batch import BatchLimits, BatchPlan
+from swell.perf.throughput import ThroughputParams, step_times
+from swell.train.adaptive_mode import AdaptiveMode
+from swell.train.noise import direct_noise_scale
+
+MACHINE = ThroughputParams(
+    alpha_c=0.01, beta_c=1e-4, alpha_n=0.2, beta_n=0.01, alpha_r=0.004, beta_r=0.001, gamma=1.0
+)
+
+
+def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, y = load_digits(return_X_y=True)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(7))
+    x, y = torch.tensor(x, dtype=torch.float32)[order] / 16, torch.tensor(y)[order]
+    return x[:1400], y[:1400], x[1400:], y[1400:]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    """Tensors are tiny here: a second thread would only spin."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Fleet:
+    """Workers that share one model object but each keep their own `AdaptiveMode`."""
+
+    def __init__(
+        self, make_optimizer: Callable[[Any], torch.optim.Optimizer], limits: BatchLimits, seed: int = 0
+    ):
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        self.params = list(self.model.parameters())
+        self.size = sum(p.numel() for p in self.params)
+        self.optimizer = make_optimizer(self.params)
+        self.limits = limits
+        self.modes: list[AdaptiveMode] = []
+        self.x, self.y, self.test_x, self.test_y = _digits()
+        self.steps = self.seen = 0
+        self.epoch_size = len(self.x)
+        self.rng = torch.Generator().manual_seed(seed)
+
+    def worker(self) -> AdaptiveMode:
+        weights = torch.zeros(self.size)
+        places, at = [], 0
+        for p in self.params:
+            places.append((p, weights[at : at + p.numel()]))
+            at += p.numel()
+        return AdaptiveMode(self.optimizer, self.limits, places=places, weights=[weights])
+
+    def resize(self, count: int) -> None:
+        state = self.modes[0].state_dict() if self.modes else None
+        self.modes = self.modes[:count]
+        while len(self.modes) < count:
+            joiner = self.worker()
+            if state is not None:
+                joiner.load_state_dict(state)
+            self.modes.append(joiner)
+        for mode in self.modes:
+            mode.begin(1, count)
+
+    def gradient(self, indices: Tensor, weight: float = 1.0) -> Tensor:
+        self.model.zero_grad()
+        (nn.functional.cross_entropy(self.model(self.x[indices]), self.y[indices]) * weight).backward()
+        return torch.cat([p.grad.reshape(-1) for p in self.params if p.grad is not None])
+
+    def step(self, window: Tensor, update: bool = True) -> None:
+        count = len(self.modes)
+        plan = self.modes[0].plan
+        assert plan is not None
+        parts = [p for p in torch.tensor_split(window, count) if len(p)]
+        squares, shares = [], []
+        for part in parts:
+            share = torch.zeros(self.size)
+            for i, micro in enumerate(torch.tensor_split(part, plan.accumulation + 1)):
+                if len(micro):
+                    share += self.gradient(micro, len(micro) / len(window))
+                    if i == 0 and count == 1 and plan.accumulation:
+                        self.modes[0].keep_first([share], len(micro))
+            weights = self.modes[0].weights
+            weighted = share if weights is None else share * weights[0]
+            squares.append(float(weighted.dot(weighted)))
+            shares.append(share)
+        whole = sum(shares, torch.zeros(self.size))
+        weights = self.modes[0].weights
+        weighted = whole if weights is None else whole * weights[0]
+        headers = [mode.header() for mode in self.modes]
+        grad_s, step_s = step_times(MACHINE, 1, count, plan.local_batch)
+        for mode in self.modes:
+            mode.commit(
+                headers,
+                part_samples=[len(p) for p in parts] + [0] * (count - len(parts)),
+                part_squares=squares + [0.0] * (count - len(parts)),
+                total_square=float(weighted.dot(weighted)),
+                nodes=1,
+                epochs_done=self.seen / self.epoch_size,
+                whole=[whole],
+            )
+            mode.observe(float(grad_s) * plan.accumulation + float(step_s), float(step_s - grad_s))
+        assert len({mode.factor for mode in self.modes}) == 1
+        self.steps += 1
+        self.seen += len(window)
+        if update:
+            at = 0
+            for p in self.params:
+                p.grad = whole[at : at + p.numel()].view_as(p)
+                at += p.numel()
+            with self.modes[0].scaled_learning_rate():
+                self.optimizer.step()
+
+    def epoch(self) -> None:
+        order = torch.randperm(self.epoch_size, generator=self.rng)
+        cursor = 0
+        while cursor < self.epoch_size:
+            plan = self.modes[0].plan
+            assert plan is not None
+            batch = plan.total(len(self.modes))
+            self.step(order[cursor : cursor + batch])
+            cursor += batch
+
+    def accuracy(self) -> float:
+        with torch.no_grad():
+            return float((self.model(self.test_x).argmax(1) == self.test_y).float().mean())
+
+
+LIMITS = BatchLimits(init_batch=32, max_batch=512, min_local=4, max_local=256)
+
+
+def _sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+
+
+def _adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=2e-3)
+
+
+def _direct(fleet: Fleet, draws: int = 500) -> float:
+    """Noise scale from many gradients at fixed weights, preconditioned as the mode does it."""
+    weights = fleet.modes[0].weights
+    rng = torch.Generator().manual_seed(99)
+
+    def gradients() -> Any:
+        for _ in range(draws):
+            g = fleet.gradient(torch.randint(fleet.epoch_size, (32,), generator=rng))
+            yield g if weights is None else g * weights[0]
+
+    return direct_noise_scale(gradients(), 32)
+
+
+@pytest.mark.parametrize("optimizer", [_sgd, _adam])
+@pytest.mark.parametrize(
+    ("workers", "plan"),
+    [
+        pytest.param(4, BatchPlan(8, 0), id="4 workers"),
+        pytest.param(2, BatchPlan(8, 1), id="2 workers accumulating"),
+        pytest.param(1, BatchPlan(16, 1), id="1 worker accumulating"),
+        pytest.param(1, BatchPlan(32, 0), id="1 worker"),
+    ],
+)
+def test_noise_scale_agrees_with_a_direct_measurement(
+    optimizer: Callable[[Any], torch.optim.Optimizer], workers: int, plan: BatchPlan
+) -> None:
+    fleet = Fleet(optimizer, LIMITS)
+    fleet.resize(workers)
+    for _ in range(2):
+        fleet.epoch()
+    for mode in fleet.modes:
+        mode.plan = plan
+        mode.noise.restart()
+    rng = torch.Generator().manual_seed(5)
+    for _ in range(600):
+        for mode in fleet.modes:
+            mode.plan = plan
+        fleet.step(torch.randint(fleet.epoch_size, (32,), generator=rng), update=False)
+    measured = fleet.modes[0].noise.noise_scale(32)
+    assert measured == pytest.approx(_direct(fleet), rel=0.2)
+    assert fleet.modes[0].noise.biased == (workers == 1 and plan.accumulation == 0)
+
+
+@pytest.mark.parametrize("optimizer", [_sgd, _adam])
+def test_more_workers_take_fewer_steps_to_the_same_score(
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+) -> None:
+    steps, scores = {}, {}
+    for workers in (1, 4):
+        fleet = Fleet(optimizer, LIMITS)
+        fleet.resize(workers)
+        while fleet.modes[0].progress < 12 * fleet.epoch_size / LIMITS.init_batch:
+            fleet.epoch()
+        steps[workers], scores[workers] = fleet.steps, fleet.accuracy()
+    assert steps[4] < 0.6 * steps[1]
+    assert scores[4] > scores[1] - 0.025
+    assert scores[1] > 0.95
+
+
+def test_all_workers_keep_equal_statistics_through_resizes() -> None:
+    fleet = Fleet(_adam, LIMITS)
+    for count in (2, 4, 3, 1, 2):
+        fleet.resize(count)
+        fleet.epoch()
+        states = [mode.state_dict() for mode in fleet.modes]
+        assert all(state == states[0] for state in states)
+    assert fleet.modes[0].noise.ready
+    assert fleet.modes[0].progress > 0
+
+
+def test_the_learning_rate_is_scaled_for_the_step_only() -> None:
+    fleet = Fleet(_sgd, LIMITS)
+    fleet.resize(2)
+    mode = fleet.modes[0]
+    mode.factor = 3.0
+    with pytest.raises(RuntimeError, match="boom"), mode.scaled_learning_rate():
+        assert fleet.optimizer.param_groups[0]["lr"] == pytest.approx(0.15)
+        raise RuntimeError("boom")
+    assert fleet.optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_a_plan_from_rank_0_is_adopted_by_everybody_at_once() -> None:
+    fleet = Fleet(_sgd, LIMITS)
+    fleet.resize(3)
+    headers = [{"plan": [17, 2]}, {}, {"plan": [1, 1]}]
+    for mode in fleet.modes:
+        mode.commit(
+            headers, part_samples=[1] * 3, part_squares=[1.0] * 3, total_square=0.1, nodes=1, epochs_done=0.0
+        )
+    assert {mode.plan for mode in fleet.modes} == {BatchPlan(17, 2)}
+
+
+def test_the_short_last_batch_keeps_the_tuned_learning_rate() -> None:
+    fleet = Fleet(_sgd, LIMITS)
+    fleet.resize(2)
+    fleet.step(torch.arange(32))
+    fleet.step(torch.arange(3))
+    assert fleet.modes[0].factor == 1.0
+
+
+def test_running_out_of_memory_leads_to_a_smaller_local_batch() -> None:
+    fleet = Fleet(_sgd, LIMITS)
+    fleet.resize(2)
+    mode = fleet.modes[0]
+    before = mode.plan
+    assert before is not None
+    after = mode.out_of_memory(before.local_batch, 1, 2)
+    assert after.local_batch < before.local_batch
+    assert after.total(2) >= LIMITS.init_batch
+    assert mode.header()["plan"] == [after.local_batch, after.accumulation]
+
+
+def test_reports_are_plain_numbers() -> None:
+    fleet = Fleet(_sgd, LIMITS)
+    fleet.resize(2)
+    fleet.epoch()
+    report = fleet.modes[0].report()
+    assert report["noise_scale"] is None or report["noise_scale"] > 0
+    assert report["local_batch"] is not None
+    assert all(isinstance(v, (int, float, bool, type(None))) for v in report.values())
+
+
+@pytest.mark.parametrize("field", ["every", "decide_every"])
+def test_bad_settings_are_refused_by_name(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        AdaptiveMode(_sgd([nn.Parameter(torch.ones(1))]), LIMITS, **{field: 0})
