@@ -77,7 +77,8 @@ class Themis(Policy):
     changes_with_time: ClassVar[bool] = False
 
     lease_s: float = 1200.0
-    """How long GPUs are granted before they are offered anew."""
+    """How long GPUs are granted before they are offered anew. Shorter is fairer and costs resizes: on the
+    Pollux workloads the largest rho is 14 to 22 with 1200 s, as in the paper, and 3 to 4 with 120 s."""
 
     _total: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
     """All work of each job: what was left when it was first seen."""
