@@ -80,7 +80,8 @@ def test_fit_recovers_parameters_that_are_identifiable() -> None:
     p = ThroughputParams(0.05, 0.002, 0.1, 0.002, 0.04, 0.001, 1.8)
     nodes, gpus, local = np.array(RICH).T
     found = fit_throughput(nodes, gpus, local, *step_times(p, nodes, gpus, local))
-    assert found.as_array() == pytest.approx(p.as_array(), rel=0.05)
+    # The slope inside a node shows in three runs, by half a percent of their time: it alone may be off.
+    assert found.as_array() == pytest.approx(p.as_array(), rel=0.02, abs=2e-4)
 
 
 @settings(max_examples=15, deadline=None)
@@ -88,7 +89,7 @@ def test_fit_recovers_parameters_that_are_identifiable() -> None:
 def test_fit_is_no_worse_than_a_general_optimiser(p: ThroughputParams, count: int, seed: int) -> None:
     from scipy.optimize import minimize
 
-    from swell.perf._fit import loss_and_gradient, minimise
+    from swell.perf._fit import fit, loss_and_gradient
 
     rng = np.random.default_rng(seed)
     chosen = np.array(RICH, dtype=np.float64)[rng.permutation(len(RICH))[:count]]
@@ -97,17 +98,16 @@ def test_fit_is_no_worse_than_a_general_optimiser(p: ThroughputParams, count: in
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         u, gradient = np.concatenate([np.log(x[:6]), x[6:]]), np.empty(7)
-        value = loss_and_gradient(u, nodes, gpus, local, *logs, gradient)
+        value = loss_and_gradient(u, nodes, gpus, local, *logs, 1e-10, gradient)
         gradient[:6] /= x[:6]
         return value, gradient
 
     start = np.array([0.1, 0.01] * 3 + [1.001])
     bounds = [(SMALLEST, None)] * 6 + [(1.0, 10.0)]
     theirs = minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B").fun
-    x = np.concatenate([np.log(start[:6]), start[6:]])
-    low = np.array([np.log(SMALLEST)] * 6 + [1.0])
-    ours = minimise(x, low, np.array([np.inf] * 6 + [10.0]), nodes, gpus, local, *logs)
-    assert ours <= theirs + 5e-3
+    lower, upper = np.array([SMALLEST] * 6 + [1.0]), np.array([np.inf] * 6 + [10.0])
+    ours, _ = loss(fit(nodes, gpus, local, *np.exp(logs), start, lower, upper))
+    assert ours <= theirs + 1e-2  # of a logarithm: one percent
 
 
 @given(params(), st.lists(st.sampled_from(RICH), min_size=1, max_size=6))
@@ -121,12 +121,12 @@ def test_gradient_of_the_loss_is_its_slope(p: ThroughputParams, rows: list[tuple
     x = np.log(p.as_array())
     x[6] = p.gamma
     gradient, unused = np.empty(7), np.empty(7)
-    loss_and_gradient(x, nodes, gpus, local, *logs, gradient)
+    loss_and_gradient(x, nodes, gpus, local, *logs, 1e-10, gradient)
     for i in range(7):
         h = np.zeros(7)
         h[i] = 1e-5
-        up = loss_and_gradient(x + h, nodes, gpus, local, *logs, unused)
-        down = loss_and_gradient(x - h, nodes, gpus, local, *logs, unused)
+        up = loss_and_gradient(x + h, nodes, gpus, local, *logs, 1e-10, unused)
+        down = loss_and_gradient(x - h, nodes, gpus, local, *logs, 1e-10, unused)
         assert gradient[i] == pytest.approx((up - down) / 2e-5, abs=1e-4, rel=1e-3)
 
 

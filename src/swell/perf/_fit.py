@@ -15,8 +15,12 @@ from swell.domain import FloatArray
 from swell.perf._compiled import compiled
 
 _MAX_ITERATIONS = 200
-_TINY = 1e-10
-"""Keeps the root of the squared error differentiable where the fit is perfect."""
+_TOLERANCE = 1e-8
+"""Three steps in a row that lower the loss by less than this end the search."""
+
+_SMOOTHING = (1e-3, 1e-6, 1e-10)
+"""Added to the squared errors under the root, which has a kink where the fit is perfect: first much, then
+less, so that the search is not caught on the edge before it has found its way."""
 
 
 @compiled
@@ -27,6 +31,7 @@ def loss_and_gradient(
     local_batch: FloatArray,
     log_grad: FloatArray,
     log_step: FloatArray,
+    smoothing: float,
     gradient: FloatArray,
 ) -> float:
     """RMSLE of both times plus the regularisers; `x` holds six log times and gamma; fills `gradient`."""
@@ -77,8 +82,8 @@ def loss_and_gradient(
             g2[at + 1] += r2 * (1.0 - share) * b_s * extra / t_sync
             g2[6] += r2 * (share * l_grad + (1.0 - share) * l_sync - l_step) / gamma
         sum2 += r2 * r2
-    err1 = math.sqrt(sum1 / max(seen1, 1) + _TINY)
-    err2 = math.sqrt(sum2 / count + _TINY)
+    err1 = math.sqrt(sum1 / max(seen1, 1) + smoothing)
+    err2 = math.sqrt(sum2 / count + smoothing)
     for j in range(7):
         gradient[j] = g2[j] / (count * err2)
     if seen1 > 0:
@@ -103,13 +108,14 @@ def minimise(
     local_batch: FloatArray,
     log_grad: FloatArray,
     log_step: FloatArray,
+    smoothing: float,
 ) -> float:
     """Projected BFGS from `x`, which it changes in place; returns the loss there."""
     size = len(x)
     gradient, trial_gradient = np.empty(size), np.empty(size)
     inverse = np.eye(size)
     free = np.ones(size, dtype=np.bool_)
-    value = loss_and_gradient(x, nodes, gpus, local_batch, log_grad, log_step, gradient)
+    value = loss_and_gradient(x, nodes, gpus, local_batch, log_grad, log_step, smoothing, gradient)
     direction, trial = np.empty(size), np.empty(size)
     fresh = True
     stalled = 0
@@ -157,7 +163,7 @@ def minimise(
                 trial[i] = min(max(x[i] + rate * direction[i], lower[i]), upper[i])
                 moved += gradient[i] * (trial[i] - x[i])
             trial_value = loss_and_gradient(
-                trial, nodes, gpus, local_batch, log_grad, log_step, trial_gradient
+                trial, nodes, gpus, local_batch, log_grad, log_step, smoothing, trial_gradient
             )
             if trial_value <= value + 1e-4 * moved:
                 accepted = True
@@ -202,7 +208,7 @@ def minimise(
         x[:] = trial
         gradient[:] = trial_gradient
         value = trial_value
-        stalled = stalled + 1 if gained < 1e-7 else 0
+        stalled = stalled + 1 if gained < _TOLERANCE else 0
         if stalled >= 3:
             break
     return value
@@ -222,6 +228,8 @@ def fit(
     x, low, high = start.copy(), lower.copy(), upper.copy()
     for column in (x, low, high):
         column[:6] = np.log(column[:6])
-    minimise(x, low, high, nodes, gpus, local_batch, np.log(grad_s), np.log(step_s))
+    log_grad, log_step = np.log(grad_s), np.log(step_s)
+    for smoothing in _SMOOTHING:
+        minimise(x, low, high, nodes, gpus, local_batch, log_grad, log_step, smoothing)
     x[:6] = np.exp(x[:6])
     return x

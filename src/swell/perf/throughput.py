@@ -14,7 +14,7 @@ not been seen yet: a model is optimistic about what it does not know, so that a 
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,17 @@ class ThroughputParams:
 
     def as_array(self) -> FloatArray:
         """The parameters in the order of the fields."""
-        return np.array(astuple(self), dtype=np.float64)
+        return np.array(
+            [
+                self.alpha_c,
+                self.beta_c,
+                self.alpha_n,
+                self.beta_n,
+                self.alpha_r,
+                self.beta_r,
+                self.gamma,
+            ]
+        )
 
 
 def step_times(
