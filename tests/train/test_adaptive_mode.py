@@ -8,10 +8,11 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from swell.perf.batch import BatchLimits, BatchPlan
+from swell.perf.batch import BatchLimits
 from swell.perf.throughput import ThroughputParams, step_times
+from swell.train.adaptive import OutOfMemory
 from swell.train.adaptive_mode import AdaptiveMode
-from swell.train.noise import direct_noise_scale
+from swell.train.noise import AdamPreconditioner, direct_noise_scale
 
 MACHINE = ThroughputParams(
     alpha_c=0.01, beta_c=1e-4, alpha_n=0.2, beta_n=0.01, alpha_r=0.004, beta_r=0.001, gamma=1.0
@@ -58,7 +59,12 @@ class Fleet:
         for p in self.params:
             places.append((p, weights[at : at + p.numel()]))
             at += p.numel()
-        return AdaptiveMode(self.optimizer, self.limits, places=places, weights=[weights])
+        adam = (
+            AdamPreconditioner(self.optimizer, places)
+            if AdamPreconditioner.applies_to(self.optimizer)
+            else None
+        )
+        return AdaptiveMode(self.optimizer, self.limits, adam=adam, weights=[weights])
 
     def resize(self, count: int) -> None:
         state = self.modes[0].state_dict() if self.modes else None
@@ -69,7 +75,7 @@ class Fleet:
                 joiner.load_state_dict(state)
             self.modes.append(joiner)
         for mode in self.modes:
-            mode.begin(1, count)
+            mode.membership_changed()
 
     def gradient(self, indices: Tensor, weight: float = 1.0) -> Tensor:
         self.model.zero_grad()
@@ -78,16 +84,16 @@ class Fleet:
 
     def step(self, window: Tensor, update: bool = True) -> None:
         count = len(self.modes)
-        plan = self.modes[0].plan
-        assert plan is not None
-        parts = [p for p in torch.tensor_split(window, count) if len(p)]
+        limit = self.modes[0].micro_batch
+        parts = torch.tensor_split(window, count)
         squares, shares = [], []
+        pieces = -(-len(parts[0]) // limit)
         for part in parts:
             share = torch.zeros(self.size)
-            for i, micro in enumerate(torch.tensor_split(part, plan.accumulation + 1)):
+            for i, micro in enumerate(torch.tensor_split(part, pieces)):
                 if len(micro):
                     share += self.gradient(micro, len(micro) / len(window))
-                    if i == 0 and count == 1 and plan.accumulation:
+                    if i == 0 and count == 1 and pieces > 1:
                         self.modes[0].keep_first([share], len(micro))
             weights = self.modes[0].weights
             weighted = share if weights is None else share * weights[0]
@@ -97,18 +103,20 @@ class Fleet:
         weights = self.modes[0].weights
         weighted = whole if weights is None else whole * weights[0]
         headers = [mode.header() for mode in self.modes]
-        grad_s, step_s = step_times(MACHINE, 1, count, plan.local_batch)
-        for mode in self.modes:
+        grad_s, step_s = step_times(MACHINE, 1, count, -(-len(parts[0]) // pieces))
+        for mode, part in zip(self.modes, parts):
             mode.commit(
                 headers,
-                part_samples=[len(p) for p in parts] + [0] * (count - len(parts)),
-                part_squares=squares + [0.0] * (count - len(parts)),
+                part_samples=[len(p) for p in parts],
+                part_squares=squares,
                 total_square=float(weighted.dot(weighted)),
                 nodes=1,
                 epochs_done=self.seen / self.epoch_size,
                 whole=[whole],
             )
-            mode.observe(float(grad_s) * plan.accumulation + float(step_s), float(step_s - grad_s))
+            mode.observe(
+                float(grad_s) * (pieces - 1) + float(step_s), float(step_s - grad_s), len(part), pieces
+            )
         assert len({mode.factor for mode in self.modes}) == 1
         self.steps += 1
         self.seen += len(window)
@@ -124,9 +132,7 @@ class Fleet:
         order = torch.randperm(self.epoch_size, generator=self.rng)
         cursor = 0
         while cursor < self.epoch_size:
-            plan = self.modes[0].plan
-            assert plan is not None
-            batch = plan.total(len(self.modes))
+            batch = self.modes[0].batch
             self.step(order[cursor : cursor + batch])
             cursor += batch
 
@@ -161,32 +167,31 @@ def _direct(fleet: Fleet, draws: int = 500) -> float:
 
 @pytest.mark.parametrize("optimizer", [_sgd, _adam])
 @pytest.mark.parametrize(
-    ("workers", "plan"),
+    ("workers", "limit"),
     [
-        pytest.param(4, BatchPlan(8, 0), id="4 workers"),
-        pytest.param(2, BatchPlan(8, 1), id="2 workers accumulating"),
-        pytest.param(1, BatchPlan(16, 1), id="1 worker accumulating"),
-        pytest.param(1, BatchPlan(32, 0), id="1 worker"),
+        pytest.param(4, 8, id="4 workers"),
+        pytest.param(2, 8, id="2 workers accumulating"),
+        pytest.param(1, 16, id="1 worker accumulating"),
+        pytest.param(1, 32, id="1 worker"),
     ],
 )
 def test_noise_scale_agrees_with_a_direct_measurement(
-    optimizer: Callable[[Any], torch.optim.Optimizer], workers: int, plan: BatchPlan
+    optimizer: Callable[[Any], torch.optim.Optimizer], workers: int, limit: int
 ) -> None:
     fleet = Fleet(optimizer, LIMITS)
     fleet.resize(workers)
     for _ in range(2):
         fleet.epoch()
     for mode in fleet.modes:
-        mode.plan = plan
         mode.noise.restart()
     rng = torch.Generator().manual_seed(5)
     for _ in range(600):
         for mode in fleet.modes:
-            mode.plan = plan
+            mode.micro_batch = limit
         fleet.step(torch.randint(fleet.epoch_size, (32,), generator=rng), update=False)
     measured = fleet.modes[0].noise.noise_scale(32)
     assert measured == pytest.approx(_direct(fleet), rel=0.2)
-    assert fleet.modes[0].noise.biased == (workers == 1 and plan.accumulation == 0)
+    assert fleet.modes[0].noise.biased == (workers == 1 and limit == 32)
 
 
 @pytest.mark.parametrize("optimizer", [_sgd, _adam])
@@ -232,10 +237,31 @@ def test_a_plan_from_rank_0_is_adopted_by_everybody_at_once() -> None:
     fleet.resize(3)
     headers = [{"plan": [17, 2]}, {}, {"plan": [1, 1]}]
     for mode in fleet.modes:
-        mode.commit(
-            headers, part_samples=[1] * 3, part_squares=[1.0] * 3, total_square=0.1, nodes=1, epochs_done=0.0
-        )
-    assert {mode.plan for mode in fleet.modes} == {BatchPlan(17, 2)}
+        _commit(mode, headers)
+    assert {(mode.batch, mode.micro_batch) for mode in fleet.modes} == {(17 * 3 * 3, 17)}
+
+
+def _commit(mode: AdaptiveMode, headers: list[dict[str, Any]]) -> None:
+    count = len(headers)
+    mode.commit(
+        headers,
+        part_samples=[9] * count,
+        part_squares=[1.0] * count,
+        total_square=0.1,
+        nodes=1,
+        epochs_done=0.0,
+    )
+
+
+def test_a_resize_leaves_the_batch_alone_until_everybody_has_agreed_on_a_new_one() -> None:
+    fleet = Fleet(_sgd, LIMITS)
+    fleet.resize(4)
+    for _ in range(4):
+        fleet.epoch()
+    batch = fleet.modes[0].batch
+    assert batch > LIMITS.init_batch
+    fleet.resize(2)
+    assert {mode.batch for mode in fleet.modes} == {batch}
 
 
 def test_the_short_last_batch_keeps_the_tuned_learning_rate() -> None:
@@ -246,16 +272,44 @@ def test_the_short_last_batch_keeps_the_tuned_learning_rate() -> None:
     assert fleet.modes[0].factor == 1.0
 
 
-def test_running_out_of_memory_leads_to_a_smaller_local_batch() -> None:
+def test_what_does_not_fit_on_one_worker_is_avoided_by_all() -> None:
     fleet = Fleet(_sgd, LIMITS)
     fleet.resize(2)
-    mode = fleet.modes[0]
-    before = mode.plan
-    assert before is not None
-    after = mode.out_of_memory(before.local_batch, 1, 2)
-    assert after.local_batch < before.local_batch
-    assert after.total(2) >= LIMITS.init_batch
-    assert mode.header()["plan"] == [after.local_batch, after.accumulation]
+    fleet.step(torch.arange(32))
+    assert fleet.modes[1].out_of_memory(16) == 8
+    fleet.step(torch.arange(32))
+    assert len({mode.micro_batch for mode in fleet.modes}) == 1
+    assert LIMITS.min_local <= fleet.modes[0].micro_batch < 16
+    assert fleet.modes[1].header().get("failed") is None
+    for _ in range(3):
+        fleet.epoch()
+    assert all(mode.micro_batch < 16 for mode in fleet.modes)
+    assert fleet.modes[0].batch >= LIMITS.init_batch
+
+
+def test_when_the_smallest_batch_does_not_fit_the_message_says_so() -> None:
+    fleet = Fleet(_sgd, LIMITS)
+    fleet.resize(1)
+    with pytest.raises(OutOfMemory, match="smallest allowed"):
+        fleet.modes[0].out_of_memory(4)
+
+
+def test_a_scaled_loss_does_not_change_the_statistics() -> None:
+    plain, scaled = Fleet(_sgd, LIMITS), Fleet(_sgd, LIMITS)
+    for fleet, factor in ((plain, 1.0), (scaled, 2.0**16)):
+        fleet.resize(2)
+        for mode in fleet.modes:
+            mode.commit(
+                [{}, {}],
+                part_samples=[16, 16],
+                part_squares=[2.0 * factor**2, 3.0 * factor**2],
+                total_square=4.0 * factor**2,
+                nodes=1,
+                epochs_done=0.0,
+                unscale=factor**-2,
+            )
+    assert scaled.modes[0].noise.sqr == pytest.approx(plain.modes[0].noise.sqr)
+    assert scaled.modes[0].noise.var == pytest.approx(plain.modes[0].noise.var)
 
 
 def test_reports_are_plain_numbers() -> None:
@@ -264,7 +318,7 @@ def test_reports_are_plain_numbers() -> None:
     fleet.epoch()
     report = fleet.modes[0].report()
     assert report["noise_scale"] is None or report["noise_scale"] > 0
-    assert report["local_batch"] is not None
+    assert report["batch"] >= LIMITS.init_batch
     assert all(isinstance(v, (int, float, bool, type(None))) for v in report.values())
 
 

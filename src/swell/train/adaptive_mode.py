@@ -3,13 +3,17 @@
 What happens around one step, on every worker:
 
 1. `header` is added to the message that the workers exchange anyway: this worker's last times and, from rank
-0, a new plan. 2. While gradients are summed, the squared norms of every worker's share and of the sum are
-taken (times `weights`).
+0, a
+   new plan.
+2. While gradients are summed, the squared norms of every worker's share and of the sum are taken (times
+`weights`).
    A single worker that accumulates keeps its first micro-batch instead (`keep_first`).
 3. `commit` turns all that into one update of the noise scale. All workers read the same numbers in the same
-order, so they
-   hold the same statistics, and the learning rates of all copies of the model stay equal. A new plan in the
-   headers holds from the next step on.
+order, so
+   they hold the same statistics, and the learning rates of all copies of the model stay equal. A new plan in
+   the headers holds from the next step on. That is the only moment when the batch changes: after a resize or
+   a death it first stays as it is, only split over other workers, because survivors may be in the middle of a
+   step.
 4. `scaled_learning_rate` wraps the optimizer's step. The factor is on for that call only: schedulers and
 users keep
    seeing the learning rate they tuned.
@@ -50,12 +54,11 @@ class AdaptiveMode:
         warmup_epochs: float = 0.0,
         every: int = 1,
         decide_every: int = 10,
-        places: Sequence[tuple[Tensor, Tensor]] = (),
+        adam: AdamPreconditioner | None = None,
         weights: Sequence[Tensor] = (),
         tuner: BatchTuner | None = None,
     ) -> None:
-        """`weights` are float buffers laid out like the flat gradients, zero at first; `places` pairs each
-        parameter with its view of them. Only optimizers like Adam need them (see `wants_weights`)."""
+        """`adam` fills `weights`, flat buffers that match those given as `whole` and to `keep_first`."""
         for name, value in (("every", every), ("decide_every", decide_every)):
             if value < 1:
                 raise ValueError(f"{name}: got {value}, must be at least 1")
@@ -67,25 +70,24 @@ class AdaptiveMode:
         self._decide_every = decide_every
         self.noise = NoiseScale()
         self.tuner = tuner or BatchTuner(limits)
-        self.plan: BatchPlan | None = None
-        """What rank 0 last proposed and everybody adopted; None before `begin`."""
+        self.batch = limits.init_batch
+        """Samples in a step."""
+        self.micro_batch = limits.max_local
+        """The most samples of one gradient."""
         self.progress = 0.0
         """Steps at the tuned batch that training so far is worth."""
         self.step = 0
         self.factor = 1.0
         """What the learning rate of the last step was multiplied by."""
-        self._adam = AdamPreconditioner(optimizer, places) if self.wants_weights(optimizer) else None
+        self._adam = adam
         self._weights = list(weights)
         self._measured = 0
         self._memory = GradientMemory()
         self._first_samples = 0
-        self._times: tuple[float, float] | None = None
+        self._last: list[float] | None = None
         self._proposal: BatchPlan | None = None
-
-    @staticmethod
-    def wants_weights(optimizer: torch.optim.Optimizer) -> bool:
-        """Whether norms are to be taken of preconditioned gradients."""
-        return AdamPreconditioner.applies_to(optimizer)
+        self._failed: int | None = None
+        self._decide_soon = True
 
     # ------------------------------------------------------------------ measuring
 
@@ -113,15 +115,24 @@ class AdaptiveMode:
     def header(self) -> Header:
         """What this worker adds to the header of the step."""
         header: Header = {}
-        if self._times is not None:
-            header["times"] = list(self._times)
+        if self._last is not None:
+            header["last"] = self._last
         if self._proposal is not None:
             header["plan"] = [self._proposal.local_batch, self._proposal.accumulation]
+        if self._failed is not None:
+            header["failed"] = self._failed
         return header
 
-    def observe(self, iteration_time_s: float, sync_time_s: float) -> None:
-        """Tell how long this worker's last committed step took; travels with the next header."""
-        self._times = (iteration_time_s, sync_time_s)
+    def observe(self, iteration_time_s: float, sync_time_s: float, samples: int, micro_batches: int) -> None:
+        """Tell of this worker's last committed step: its times, and its samples in how many micro-batches."""
+        self._last = [iteration_time_s, sync_time_s, samples, micro_batches] if samples else None
+
+    def out_of_memory(self, local_batch: int) -> int:
+        """A gradient of that many samples did not fit; the size to try now. The next header tells the others."""
+        self._failed = min(local_batch, self._failed or local_batch)
+        if self._failed <= self._limits.min_local:
+            self.tuner.out_of_memory(self._failed)  # says that nothing smaller is allowed
+        return max(self._failed // 2, self._limits.min_local)
 
     def commit(
         self,
@@ -133,6 +144,7 @@ class AdaptiveMode:
         nodes: int,
         epochs_done: float,
         whole: Sequence[Tensor] = (),
+        unscale: float = 1.0,
     ) -> float:
         """Take in what all workers exchanged for this step (in rank order); the learning-rate factor.
 
@@ -144,12 +156,13 @@ class AdaptiveMode:
             nodes: machines the workers are on.
             epochs_done: passes over the data before this step.
             whole: the mean gradient as flat buffers; used where there is a single worker.
+            unscale: what squared norms are to be multiplied by, where the loss was scaled.
         """
         samples = sum(part_samples)
         scale = samples / self._limits.init_batch
         if self.measuring and samples:
-            self._update_noise(part_samples, part_squares, total_square, scale, whole)
-        self._observe(headers, nodes)
+            self._update_noise(part_samples, part_squares, total_square, scale, whole, unscale)
+        self._learn_times(headers, nodes)
         at_least = max(
             scale, 1.0
         )  # the short batch that ends an epoch keeps the tuned rate, as in a plain loop
@@ -165,14 +178,25 @@ class AdaptiveMode:
         if samples:
             self.progress += self.noise.gain(scale)
         self.step += 1
-        self._times = None
-        if (plan := headers[0].get("plan")) is not None:
-            self.plan = BatchPlan(int(plan[0]), int(plan[1]))
-            self._proposal = None
-        if self.step % self._decide_every == 0:
-            chosen = self.tuner.choose(nodes, len(headers), self.noise)
-            self._proposal = chosen if chosen != self.plan else None
+        self._decide(headers, nodes)
         return self.factor
+
+    def _decide(self, headers: Sequence[Header], nodes: int) -> None:
+        """Adopt what rank 0 proposed and what did not fit, and make the next proposal."""
+        if (plan := headers[0].get("plan")) is not None:
+            adopted = BatchPlan(int(plan[0]), int(plan[1]))
+            self.batch, self.micro_batch = adopted.total(len(headers)), adopted.local_batch
+        self._proposal = self._last = None
+        failed = [int(header["failed"]) for header in headers if header.get("failed")]
+        if failed:
+            self.tuner.out_of_memory(min(failed))
+            self.micro_batch = min(self.micro_batch, self.tuner.max_local)
+            self._failed = None
+        if failed or self._decide_soon or self.step % self._decide_every == 0:
+            self._decide_soon = False
+            chosen = self.tuner.choose(nodes, len(headers), self.noise)
+            if (chosen.total(len(headers)), chosen.local_batch) != (self.batch, self.micro_batch):
+                self._proposal = chosen
 
     def _update_noise(
         self,
@@ -181,69 +205,65 @@ class AdaptiveMode:
         total_square: float,
         scale: float,
         whole: Sequence[Tensor],
+        unscale: float,
     ) -> None:
         samples = sum(part_samples)
-        shares = [(sqr, size) for sqr, size in zip(part_squares, part_samples, strict=True) if size]
+        shares = [(sqr, size) for sqr, size in zip(part_squares, part_samples) if size]
         first, self._first_samples = self._first_samples, 0
         if len(shares) > 1:
             # A share is size / samples times the mean gradient of its worker; that mean counts size /
             # samples.
             mean = sum(sqr * samples / size for sqr, size in shares)
-            self.noise.update(mean, total_square, len(shares), scale)
+            self.noise.update(mean * unscale, total_square * unscale, len(shares), scale)
             self._memory.forget()
         elif 0 < first < samples:
             norms = self._memory.split(whole, first / samples, self.weights)
             if norms is not None:
-                self.noise.update(norms.parts_sqr, norms.total_sqr, 2.0, scale)
+                self.noise.update(norms.parts_sqr * unscale, norms.total_sqr * unscale, 2.0, scale)
         elif whole and (norms := self._memory.pair(whole, self.weights)) is not None:
-            self.noise.update(norms.parts_sqr, norms.total_sqr, 2.0, 2.0 * scale, biased=True)
+            parts, total = norms.parts_sqr * unscale, norms.total_sqr * unscale
+            self.noise.update(parts, total, 2.0, 2.0 * scale, biased=True)
         if self._adam is not None and self._measured % _REFRESH_PRECONDITIONER == 0:
             self._adam.refresh()
             self._memory.forget()  # norms under two different preconditioners cannot be compared
         self._measured += 1
 
-    def _observe(self, headers: Sequence[Header], nodes: int) -> None:
+    def _learn_times(self, headers: Sequence[Header], nodes: int) -> None:
         """Everybody records the same times, the means over the workers, so that anybody can become rank 0."""
-        times = [header["times"] for header in headers if header.get("times")]
-        if self.plan is None or len(times) != len(headers):
+        last = [header["last"] for header in headers if header.get("last")]
+        if len(last) != len(headers):
             return
+        samples, micro_batches = int(last[0][2]), int(last[0][3])
         self.tuner.observe(
             nodes=nodes,
             replicas=len(headers),
-            local_batch=self.plan.local_batch,
-            accumulation=self.plan.accumulation,
-            iteration_time_s=sum(t[0] for t in times) / len(times),
-            sync_time_s=sum(t[1] for t in times) / len(times),
+            local_batch=-(-samples // micro_batches),
+            accumulation=micro_batches - 1,
+            iteration_time_s=sum(entry[0] for entry in last) / len(last),
+            sync_time_s=sum(entry[1] for entry in last) / len(last),
         )
 
-    # ------------------------------------------------------------------ decisions
-
-    def begin(self, nodes: int, replicas: int) -> BatchPlan:
-        """The plan of the first step with this membership; the same on all workers."""
-        self.plan = self.tuner.choose(nodes, replicas, self.noise)
-        self._proposal = self._times = None
+    def membership_changed(self) -> None:
+        """Other workers from now on: times of the last step do not count, and a plan is due."""
+        self._last = self._proposal = None
+        self._decide_soon = True
         self._memory.forget()
         if self._adam is not None:
             self._adam.refresh()
-        return self.plan
 
-    def out_of_memory(self, local_batch: int, nodes: int, replicas: int) -> BatchPlan:
-        """Remember what did not fit; the plan to go on with, to be told to the others."""
-        self.tuner.out_of_memory(local_batch)
-        self._proposal = self.tuner.choose(nodes, replicas, self.noise)
-        return self._proposal
+    # ------------------------------------------------------------------ the optimizer's step
 
     @contextlib.contextmanager
     def scaled_learning_rate(self) -> Iterator[None]:
         """Multiply every group's learning rate by the step's factor while the optimizer steps."""
         groups = self._optimizer.param_groups
         before = [group["lr"] for group in groups]
-        for group, lr in zip(groups, before, strict=True):
+        for group, lr in zip(groups, before):
             group["lr"] = lr * self.factor
         try:
             yield
         finally:
-            for group, lr in zip(groups, before, strict=True):
+            for group, lr in zip(groups, before):
                 group["lr"] = lr
 
     def report(self) -> dict[str, float | int | bool | None]:
@@ -255,8 +275,9 @@ class AdaptiveMode:
             "noise_scale": noise_scale if math.isfinite(noise_scale) else None,
             "noise_biased": self.noise.biased,
             "learning_rate_factor": self.factor,
-            "local_batch": self.plan.local_batch if self.plan else None,
-            "accumulation": self.plan.accumulation if self.plan else None,
+            "init_batch": self._limits.init_batch,
+            "batch": self.batch,
+            "micro_batch": self.micro_batch,
             "progress": self.progress,
         }
 
@@ -267,7 +288,8 @@ class AdaptiveMode:
         return {
             "noise": self.noise.state_dict(),
             "tuner": self.tuner.state_dict(),
-            "plan": None if self.plan is None else [self.plan.local_batch, self.plan.accumulation],
+            "batch": self.batch,
+            "micro_batch": self.micro_batch,
             "progress": self.progress,
             "step": self.step,
             "measured": self._measured,
@@ -277,12 +299,10 @@ class AdaptiveMode:
         """Go on from a state written by `state_dict`; the optimizer's state must have been loaded before."""
         self.noise.load_state_dict(state["noise"])
         self.tuner.load_state_dict(state["tuner"])
-        self.plan = None if state["plan"] is None else BatchPlan(*state["plan"])
+        self.batch, self.micro_batch = int(state["batch"]), int(state["micro_batch"])
         self.progress = float(state["progress"])
         self.step = int(state["step"])
         self._measured = int(state["measured"])
-        self._times = self._proposal = None
         self._first_samples = 0
-        self._memory.forget()
-        if self._adam is not None:
-            self._adam.refresh()
+        self._failed = None
+        self.membership_changed()

@@ -267,12 +267,21 @@ class AdamPreconditioner:
     that beta2 = 0.999 gives Adam itself.
     """
 
-    __slots__ = ("_optimizer", "_places", "ready")
+    __slots__ = ("_mirrors", "_optimizer", "_places", "ready")
 
-    def __init__(self, optimizer: torch.optim.Optimizer, places: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """`places` pairs each parameter with the view (any shape, same size) that takes its factors."""
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        places: Sequence[tuple[Tensor, Tensor]],
+        mirrors: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> None:
+        """`places` pairs each parameter with the view (any shape, same size) that takes its factors.
+
+        `mirrors` are (copy, place) pairs brought up to date after every refresh, say on another device.
+        """
         self._optimizer = optimizer
         self._places = list(places)
+        self._mirrors = list(mirrors)
         self.ready = False
         """Whether the places hold factors; not before every parameter has had a step."""
 
@@ -300,6 +309,8 @@ class AdamPreconditioner:
             mean = place.mean()
             place.clamp_(min=_V_FLOOR * mean).sqrt_().add_(eps_of[param]).reciprocal_()
             place.mul_(mean > 0.0)
+        for copy, place in self._mirrors:
+            copy.copy_(place)
         return self.ready
 
 
