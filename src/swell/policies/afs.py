@@ -27,6 +27,9 @@ from swell.policies._shares import ANY_SHARE, fill, least_share
 from swell.policies.base import Decision, Knowledge, Policy
 from swell.policies.snapshot import Snapshot
 
+_NO_LUCK: IntArray = np.empty(0, dtype=np.int64)
+_NOT_KNOWN: FloatArray = np.empty(0)
+
 
 @njit(cache=True)
 def _a_wins(a: int, b: int, rate: FloatArray, up: FloatArray, step: IntArray) -> bool:
@@ -64,6 +67,16 @@ def _step_up(row: FloatArray, share: int, most: int, legal: IntArray) -> int:
 
 
 @njit(cache=True)
+def time_left(rates: FloatArray, curve: IntArray, gpus: IntArray, left: FloatArray) -> FloatArray:
+    """Seconds to the end of each job at the given shares; infinite without any."""
+    left_s = np.full(len(gpus), np.inf)
+    for i in range(len(gpus)):
+        if gpus[i] > 0:
+            left_s[i] = left[i] / rates[curve[i], gpus[i]]
+    return left_s
+
+
+@njit(cache=True)
 def tournaments(
     rates: FloatArray,
     curve: IntArray,
@@ -72,9 +85,12 @@ def tournaments(
     left: FloatArray,
     luck: IntArray,
     legal: IntArray,
-    free: int,
+    capacity: int,
 ) -> IntArray:
-    """Give `free` GPUs to the running jobs, each step to the winner of a tournament among them all."""
+    """Give the GPUs that are left to the running jobs, each step to the winner of a tournament among them."""
+    free = capacity - gpus.sum()
+    if free <= 0:
+        return gpus
     players = np.flatnonzero(gpus)
     n = len(players)
     gpus = gpus.copy()
@@ -150,16 +166,6 @@ class _Afs(Policy):
     def _legal(self, snapshot: Snapshot) -> IntArray:
         return legal_shares(self.shares, snapshot.cluster.gpus_per_node, snapshot.curves.max_gpus)
 
-    def _compete(self, snapshot: Snapshot, gpus: IntArray, left: FloatArray, luck: IntArray) -> IntArray:
-        free = snapshot.capacity - int(gpus.sum())
-        if free <= 0:
-            return gpus
-        rates, legal = snapshot.curves.rates, self._legal(snapshot)
-        return tournaments(rates, snapshot.curve, gpus, snapshot.max_gpus, left, luck, legal, free)
-
-
-_NO_LUCK = np.empty(0, dtype=np.int64)
-
 
 @dataclass(kw_only=True)
 class AfsL(_Afs):
@@ -170,16 +176,16 @@ class AfsL(_Afs):
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Least shares to the shortest, then tournaments for the rest."""
-        left, capacity = snapshot.remaining, snapshot.capacity
-        least = least_share(snapshot, self._legal(snapshot))
-        rate = snapshot.rate_at(least)
-        left_s = np.divide(left, rate, out=np.full(len(left), np.inf), where=rate > 0)
+        rates, curve, most = snapshot.curves.rates, snapshot.curve, snapshot.max_gpus
+        capacity, left, legal = snapshot.capacity, snapshot.remaining, self._legal(snapshot)
+        least = least_share(snapshot, legal)
+        left_s = time_left(rates, curve, least, left)
         if len(left) > 2 * capacity and least.max() == 1:  # then nobody beyond the capacity-th can matter
             order = np.argpartition(left_s, capacity)[:capacity]
         else:
-            order = np.argsort(left_s, kind="stable")
-        gpus = fill(order, least, snapshot.max_gpus, capacity, False)
-        return Decision(self._compete(snapshot, gpus, left, _NO_LUCK))
+            order = left_s.argsort(kind="stable")
+        gpus = fill(order, least, most, capacity, False)
+        return Decision(tournaments(rates, curve, gpus, most, left, _NO_LUCK, legal, capacity))
 
 
 @dataclass(kw_only=True)
@@ -206,11 +212,12 @@ class AfsP(_Afs):
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Least shares by leases, then tournaments for the rest."""
-        least = least_share(snapshot, self._legal(snapshot))
+        legal, most, capacity = self._legal(snapshot), snapshot.max_gpus, snapshot.capacity
         order = np.lexsort((snapshot.first_start_s, self._used_leases(snapshot)))
-        gpus = fill(order, least, snapshot.max_gpus, snapshot.capacity, False)
-        luck = self._coins(snapshot.rows)
-        return Decision(self._compete(snapshot, gpus, np.empty(0), luck))
+        gpus = fill(order, least_share(snapshot, legal), most, capacity, False)
+        luck, rates = self._coins(snapshot.rows), snapshot.curves.rates
+        gpus = tournaments(rates, snapshot.curve, gpus, most, _NOT_KNOWN, luck, legal, capacity)
+        return Decision(gpus)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         """When the next lease runs out, if somebody waits for it."""
