@@ -128,7 +128,7 @@ class AdaptiveMode:
         self._last = [iteration_time_s, sync_time_s, samples, micro_batches] if samples else None
 
     def out_of_memory(self, local_batch: int) -> int:
-        """A gradient of that many samples did not fit; the size to try now. The next header tells the others."""
+        """A gradient of that many samples did not fit; the size to try now. The next header tells all."""
         self._failed = min(local_batch, self._failed or local_batch)
         if self._failed <= self._limits.min_local:
             self.tuner.out_of_memory(self._failed)  # says that nothing smaller is allowed
