@@ -80,10 +80,15 @@ class Crew:
     # ------------------------------------------------------------------ operations
 
     def all_reduce(
-        self, header: Header, tree: Callable[[list[Header]], Tree | None], *, squares: bool
+        self,
+        header: Header,
+        tree: Callable[[list[Header]], Tree | None],
+        *,
+        squares: bool = False,
+        weights: list[Tensor] | None = None,
     ) -> Reduced:
         """Sum the gradients over all members; PeerLost if somebody is gone."""
-        return self.reducer.all_reduce(self.operation, header, tree, squares=squares)
+        return self.reducer.all_reduce(self.operation, header, tree, squares=squares, weights=weights)
 
     def completed(self) -> None:
         """The present operation took effect here."""

@@ -85,8 +85,13 @@ class Reducer:
         tree: Callable[[list[Header]], Tree | None],
         *,
         squares: bool = False,
+        weights: list[Tensor] | None = None,
     ) -> Reduced:
-        """Sum everybody's input into everybody's output, in the order of `tree` (of everybody's headers)."""
+        """Sum everybody's input into everybody's output. `tree` names the inputs and the order of additions.
+
+        With `squares`, squared norms of inputs and sum are taken on the way, of the gradients times `weights`
+        (one flat tensor for each bucket) if given.
+        """
         mesh = self._mesh
         assert mesh is not None
         begin = time.perf_counter()
@@ -102,7 +107,7 @@ class Reducer:
         )
         ready = time.perf_counter()
         order = tree(headers)
-        squares_here = self._sum(order, mine, squares)
+        squares_here = self._sum(order, mine, squares, weights)
         if not direct:
             answers = mesh.exchange(
                 operation,
@@ -135,7 +140,13 @@ class Reducer:
             out.append((low, high))
         return out
 
-    def _sum(self, tree: Tree | None, ranges: list[tuple[int, int]], squares: bool) -> list[float]:
+    def _sum(
+        self,
+        tree: Tree | None,
+        ranges: list[tuple[int, int]],
+        squares: bool,
+        weights: list[Tensor] | None,
+    ) -> list[float]:
         """Sum `ranges` of each bucket along `tree` into the output; return squared norms if wanted."""
         assert self._mesh is not None
         sums = [0.0] * (self._mesh.size + 1)
@@ -155,9 +166,10 @@ class Reducer:
                 self._add(tree, index, begin, end, into, scratch, 0)
                 if squares and begin < bucket.gradients:
                     stop = min(end, bucket.gradients)
+                    weight = None if weights is None else weights[index][begin:stop]
                     for rank in leaves:
-                        sums[rank] += _square(self._remote_in[rank][index][begin:stop])
-                    sums[-1] += _square(out[begin:stop])
+                        sums[rank] += _square(self._remote_in[rank][index][begin:stop], weight)
+                    sums[-1] += _square(out[begin:stop], weight)
         return sums
 
     def _add(
@@ -191,7 +203,9 @@ def _leaves(tree: Tree | None) -> list[int]:
     return _leaves(tree[0]) + _leaves(tree[1])
 
 
-def _square(tensor: Tensor) -> float:
+def _square(tensor: Tensor, weight: Tensor | None) -> float:
+    if weight is not None:
+        tensor = tensor * weight
     if tensor.dtype in (torch.float32, torch.float64):
         return float(torch.dot(tensor, tensor))
     wide = tensor.float()

@@ -1,0 +1,187 @@
+"""Adaptive mode tied to a job: its flat gradients, its loader, its progress.
+
+`AdaptiveMode` knows numbers only. This is the thin layer that takes them from the job's model and reducer and
+carries decisions out on the loader, so that `job` stays the story of a step.
+
+How long to train: `job.epochs(n)` in adaptive mode means the worth of n epochs at the tuned batch. A larger
+batch makes less progress per sample, so more samples are needed, though fewer steps and less time: that is
+what goodput weighs, and what keeps the model that comes out the same. Schedulers follow progress too. A job
+that must see the data exactly n times says `job.epochs(n, by="data")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swell.perf.batch import BatchLimits
+from swell.train.adaptive_mode import AdaptiveMode, Header
+from swell.train.data import ElasticLoader
+from swell.train.errors import UsageError
+from swell.train.flat import FlatModel
+from swell.train.noise import AdamPreconditioner
+from swell.train.reducer import Reduced
+
+DEFAULT_GROWTH = 32
+"""The largest batch tried if the user sets none, as a multiple of the tuned one."""
+
+
+class Adaptation:
+    """One job's adaptive batch: `begin` a step, `after_backward`, `commit`."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        flat: FlatModel,
+        loader: ElasticLoader,
+        *,
+        max_batch: int | None = None,
+        min_local: int = 1,
+        max_local: int | None = None,
+        learning_rate_rule: str = "adascale",
+        warmup_epochs: float = 0.0,
+    ) -> None:
+        tuned = loader.batch_size
+        limits = _limits(tuned, len(loader.dataset), max_batch, min_local, max_local)
+        self._flat = flat
+        self._loader = loader
+        self._tuned = tuned
+        self.weights: list[Tensor] | None = None
+        """By bucket, for the reducer: what gradients are multiplied by before norms are taken."""
+        self._buckets: list[Tensor] = []
+        adam, per_parameter = self._precondition(optimizer)
+        self._mode = AdaptiveMode(
+            optimizer,
+            limits,
+            learning_rate_rule=learning_rate_rule,
+            warmup_epochs=warmup_epochs,
+            adam=adam,
+            weights=per_parameter,
+        )
+        loader.micro_batch = min(loader.micro_batch or self._mode.micro_batch, self._mode.micro_batch)
+
+    def _precondition(
+        self, optimizer: torch.optim.Optimizer
+    ) -> tuple[AdamPreconditioner | None, list[Tensor]]:
+        if not AdamPreconditioner.applies_to(optimizer):
+            return None, []
+        parameters = self._flat.parameters
+        self._buckets = [torch.zeros(b.numel) for b in self._flat.layout.buckets]
+        slots = {s.name: s for s in self._flat.layout.slots if not s.buffer}
+        here = [
+            self._buckets[slots[name].bucket][slots[name].offset : slots[name].offset + p.numel()]
+            for name, p in parameters.items()
+        ]
+        if self._flat.device.type == "cpu":
+            return AdamPreconditioner(optimizer, list(zip(parameters.values(), here))), here
+        # Norms of a single worker are taken on its device, those of several from memory that all can read.
+        there = [torch.zeros(p.numel(), device=p.device) for p in parameters.values()]
+        places = list(zip(parameters.values(), there))
+        return AdamPreconditioner(optimizer, places, list(zip(here, there))), there
+
+    # ------------------------------------------------------------------ one step
+
+    @property
+    def measuring(self) -> bool:
+        """Whether the reducer is to take norms in this step."""
+        self.weights = self._buckets if self._mode.weights is not None else None
+        return self._mode.measuring
+
+    def header(self) -> Header:
+        """What goes into the header of the step, under one key."""
+        return {"adaptive": self._mode.header()}
+
+    def after_backward(self, samples: int) -> None:
+        """A single worker has computed the first of several micro-batches."""
+        self._mode.keep_first(self._gradients(), samples)
+
+    def commit(self, reduced: Reduced, *, alone: bool, nodes: int, unscale: float = 1.0) -> None:
+        """A step is about to take effect: update the statistics and the learning rate."""
+        loader = self._loader
+        self._mode.commit(
+            [header.get("adaptive", {}) for header in reduced.headers],
+            part_samples=[int(header["n"]) for header in reduced.headers],
+            part_squares=reduced.part_squares,
+            total_square=reduced.total_square,
+            nodes=nodes,
+            epochs_done=loader.passes + loader.cursor / len(loader.dataset),
+            whole=self._gradients() if alone and self._mode.measuring else (),
+            unscale=unscale,
+        )
+
+    def follow(self) -> None:
+        """The step has taken effect: the next one uses the batch that was agreed on."""
+        self._loader.batch_size = self._mode.batch
+        self._loader.micro_batch = self._mode.micro_batch
+
+    def observe(self, step_s: float, sync_s: float, samples: int, micro_batches: int) -> None:
+        """How long this worker's last step took, and what it computed."""
+        self._mode.observe(step_s, sync_s, samples, max(micro_batches, 1))
+
+    def out_of_memory(self, samples: int) -> int:
+        """A micro-batch did not fit: the size to cut this step's part into."""
+        return self._mode.out_of_memory(samples)
+
+    def scaled_learning_rate(self) -> AbstractContextManager[None]:
+        """The learning rate for this step, for the duration of the optimizer's step."""
+        return self._mode.scaled_learning_rate()
+
+    def membership_changed(self) -> None:
+        """Another generation begins."""
+        self._mode.membership_changed()
+
+    def _gradients(self) -> Sequence[Tensor]:
+        found = [p.grad for p in self._flat.parameters.values()]
+        return [
+            torch.zeros(p.numel(), device=p.device) if g is None else g.detach().reshape(-1)
+            for g, p in zip(found, self._flat.parameters.values())
+        ]
+
+    # ------------------------------------------------------------------ progress and state
+
+    @property
+    def epochs_worth(self) -> float:
+        """Epochs at the tuned batch that training so far is worth."""
+        per_epoch = -(-len(self._loader.dataset) // self._tuned)
+        return self._mode.progress / per_epoch
+
+    @property
+    def steps_worth(self) -> float:
+        """Steps at the tuned batch that training so far is worth."""
+        return self._mode.progress
+
+    def report(self) -> dict[str, float | int | bool | None]:
+        """Numbers for the job's reports."""
+        return self._mode.report()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values that `load_state_dict` takes."""
+        return self._mode.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state written by `state_dict`; after model, optimizer and loaders."""
+        self._mode.load_state_dict(state)
+        self.follow()
+
+
+def _limits(
+    tuned: int, samples: int, max_batch: int | None, min_local: int, max_local: int | None
+) -> BatchLimits:
+    if max_batch is not None and max_batch < tuned:
+        raise UsageError(f"max_batch: got {max_batch}, must be at least the tuned batch size {tuned}")
+    if min_local < 1:
+        raise UsageError(f"min_local: got {min_local}, must be at least 1")
+    if max_local is not None and max_local < min_local:
+        raise UsageError(f"max_local: got {max_local}, must be at least min_local ({min_local})")
+    # A batch of more than a tenth of the data is no stochastic gradient any more.
+    largest = max_batch or max(tuned, min(DEFAULT_GROWTH * tuned, samples // 10))
+    return BatchLimits(
+        init_batch=tuned,
+        max_batch=largest,
+        min_local=min_local,
+        max_local=max(max_local or largest, min_local),
+    )
