@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from swell.control.errors import StoreUnavailable
+from swell.control.errors import Conflict, StoreUnavailable
 from swell.domain import InputError
 
 Row = tuple[Any, ...]
@@ -103,8 +103,8 @@ class SqliteDatabase:
     def _run(self, sql: str, parameters: Parameters = ()) -> sqlite3.Cursor:
         try:
             return self._connection.execute(sql, parameters)
-        except sqlite3.IntegrityError:
-            raise
+        except sqlite3.IntegrityError as error:
+            raise Conflict(f"it is there already ({error})") from error
         except sqlite3.Error as error:
             raise StoreUnavailable(f"the store did not take it ({error}); nothing was changed") from error
 
@@ -177,5 +177,7 @@ class PostgresDatabase:
             self._connection = self._open()
         try:
             return self._connection.execute(sql.replace("?", "%s"), parameters)
+        except self._psycopg.errors.UniqueViolation as error:
+            raise Conflict(f"it is there already ({error})") from error
         except self._psycopg.OperationalError as error:
             raise StoreUnavailable(f"the store did not take it ({error}); nothing was changed") from error

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import threading
 import time
@@ -201,15 +202,26 @@ class ControlPlane:
                 self._forget(record.job_id)
 
     def jobs(
-        self, owner: str | None = None, phase: Phase | None = None, limit: int = 1000
+        self,
+        owner: str | None = None,
+        phase: Phase | None = None,
+        limit: int = 1000,
+        before: JobRecord | None = None,
     ) -> list[JobRecord]:
-        """Jobs, newest first."""
+        """Jobs, newest first; `before` to go on after the last one of a page."""
         with self._lock:
-            live = [r for r in self._records.values() if owner is None or r.owner == owner]
-        live.sort(key=lambda r: (-r.submitted_s, r.job_id))
-        ended = self.store.jobs(owner=owner, over=True, limit=limit)
-        everything = sorted([*live, *ended], key=lambda r: -r.submitted_s)
-        return [r for r in everything if phase is None or r.phase is phase][:limit]
+            live = list(self._records.values())
+        found = {
+            r.job_id: r
+            for r in live
+            if (owner is None or r.owner == owner)
+            and (phase is None or r.phase is phase)
+            and (before is None or _age(r) < _age(before))
+        }
+        if phase is None or phase.over:
+            ended = self.store.jobs(owner=owner, over=True, phase=phase, before=before, limit=limit)
+            found |= {r.job_id: r for r in ended}
+        return sorted(found.values(), key=_age, reverse=True)[:limit]
 
     def job(self, job_id: str) -> JobRecord:
         """One job."""
@@ -374,7 +386,7 @@ class ControlPlane:
 
     def _check(self, request: JobRequest) -> None:
         script = Path(request.workdir, request.script)
-        if not script.is_file():
+        if not os.path.isfile(script):  # noqa: PTH113 - a name too long for the file system is just not there
             raise InputError(f"script: there is no file '{script}'", field="script")
         if request.deadline_s is not None and request.deadline_s <= self.clock():
             raise InputError("deadline must be in the future", field="deadline")
@@ -580,7 +592,7 @@ class ControlPlane:
 
     def _new_record(self, request: JobRequest, owner: str) -> JobRecord:
         return JobRecord(
-            job_id=f"{request.name}-{secrets.token_hex(3)}",
+            job_id=f"{request.name}-{secrets.token_hex(5)}",
             owner=owner,
             request=request,
             submitted_s=self.clock(),
@@ -626,6 +638,11 @@ class ControlPlane:
             memory_bytes=request.memory_bytes,
             checkpoint_s=request.checkpoint_s,
         )
+
+
+def _age(record: JobRecord) -> tuple[float, str]:
+    """What jobs are listed by."""
+    return record.submitted_s, record.job_id
 
 
 def _submission(record: JobRecord) -> list[Event]:

@@ -9,7 +9,6 @@ Migrations are a list of steps that only ever grows; a store remembers how many 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from swell.control.database import Database
 from swell.control.errors import StoreUnavailable
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
-from swell.domain import Event, SwellError
+from swell.domain import Event
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -94,22 +93,10 @@ class Store:
     def accept(self, record: JobRecord, key: str | None, events: Iterable[Event]) -> list[int]:
         """Write a new job and what happened; returns the numbers of the events."""
         db = self._database
-        try:
-            with db.transaction():
-                db.execute(
-                    "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?)",
-                    (
-                        record.job_id,
-                        record.owner,
-                        record.phase.value,
-                        record.submitted_s,
-                        key,
-                        record_to_json(record),
-                    ),
-                )
-                return self._append(events)
-        except sqlite3.IntegrityError as error:
-            raise SwellError(f"job '{record.job_id}' is there already") from error
+        columns = (record.job_id, record.owner, record.phase.value, record.submitted_s, key)
+        with db.transaction():
+            db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?)", (*columns, record_to_json(record)))
+            return self._append(events)
 
     def by_key(self, owner: str, key: str) -> JobRecord | None:
         """The job that an owner submitted with that idempotency key."""
@@ -142,13 +129,25 @@ class Store:
         return record_from_json(rows[0][0]) if rows else None
 
     def jobs(
-        self, *, owner: str | None = None, over: bool | None = None, limit: int = 1000
+        self,
+        *,
+        owner: str | None = None,
+        over: bool | None = None,
+        phase: Phase | None = None,
+        before: JobRecord | None = None,
+        limit: int = 1000,
     ) -> list[JobRecord]:
-        """Jobs, newest first; `over` to see only those that are, or are not."""
+        """Jobs, newest first; `over` to see only those that are, or are not; `before` to go on after one."""
         where, parameters = [], list[Any]()
         if owner is not None:
             where.append("owner = ?")
             parameters.append(owner)
+        if phase is not None:
+            where.append("phase = ?")
+            parameters.append(phase.value)
+        if before is not None:
+            where.append("(submitted_s, job_id) < (?, ?)")
+            parameters += [before.submitted_s, before.job_id]
         if over is not None:
             marks = ", ".join("?" * len(OVER))
             where.append(f"phase {'IN' if over else 'NOT IN'} ({marks})")

@@ -1,0 +1,190 @@
+"""The life of a job: events in, instructions out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.control.conftest import make_record
+
+from swell.control.errors import Conflict
+from swell.control.lifecycle import (
+    Answered,
+    Apply,
+    BoundsAsked,
+    CancelAsked,
+    End,
+    Granted,
+    Happening,
+    Log,
+    PauseAsked,
+    Progressed,
+    Reschedule,
+    ResumeAsked,
+    Seen,
+    Switched,
+    Vanished,
+    step,
+)
+from swell.control.model import Estimate, JobRecord, Phase, Promise
+from swell.domain import EventKind
+from swell.engines import Observed, RunState
+
+RUNNING = make_record(phase=Phase.RUNNING, wanted=(0, 1), started_s=101.0)
+
+
+def seen(state: RunState, placement: tuple[int, ...] = (0, 1), **more: object) -> Seen:
+    return Seen(Observed(job_id="a-1", state=state, placement=placement, **more))  # type: ignore[arg-type]
+
+
+def kinds(instructions: list[object]) -> list[object]:
+    return [one.event.kind if isinstance(one, Log) else type(one) for one in instructions]
+
+
+def test_slots_start_a_queued_job() -> None:
+    record, out = step(make_record(), Granted((2, 3)), 110.0)
+    assert (record.phase, record.wanted, record.started_s) == (Phase.RUNNING, (2, 3), 110.0)
+    assert kinds(out) == [EventKind.ALLOCATED, Apply]
+
+
+def test_other_slots_resize_a_running_job() -> None:
+    record, out = step(RUNNING, Granted((0, 1, 2)), 110.0)
+    assert (record.wanted, record.resizes, record.started_s) == ((0, 1, 2), 1, 101.0)
+    assert kinds(out) == [EventKind.RESIZED, Apply]
+
+
+def test_no_slots_put_a_running_job_back_into_the_queue() -> None:
+    record, out = step(RUNNING, Granted(()), 110.0)
+    assert (record.phase, record.wanted) == (Phase.QUEUED, ())
+    assert kinds(out) == [EventKind.PREEMPTED, Apply]
+
+
+def test_the_same_slots_change_nothing() -> None:
+    assert step(RUNNING, Granted((0, 1)), 110.0) == (RUNNING, [])
+
+
+def test_a_finished_script_finishes_the_job_and_says_if_the_deadline_was_met() -> None:
+    late = replace(RUNNING, request=replace(RUNNING.request, deadline_s=105.0), of=50.0, done=48.0)
+    record, out = step(late, seen(RunState.FINISHED, exit_code=0), 110.0)
+    assert (record.phase, record.ended_s, record.done, record.wanted) == (Phase.FINISHED, 110.0, 50.0, ())
+    assert kinds(out) == [EventKind.FINISHED, End, Reschedule]
+    assert isinstance(out[0], Log) and out[0].event.data["met"] is False
+    assert out[0].event.data["jct_s"] == 10.0
+
+
+def test_a_failed_script_fails_the_job_with_its_reason_and_is_not_retried() -> None:
+    failed = seen(RunState.FAILED, exit_code=3, reason="ValueError: no")
+    record, out = step(RUNNING, failed, 110.0)
+    assert (record.phase, record.exit_code, record.reason) == (Phase.FAILED, 3, "ValueError: no")
+    assert kinds(out) == [EventKind.FAILED, End, Reschedule]
+    assert step(record, failed, 111.0) == (record, [])
+
+
+def test_workers_that_are_not_where_they_should_be_are_put_there() -> None:
+    assert step(RUNNING, seen(RunState.RUNNING, (0,)), 110.0) == (RUNNING, [Apply()])
+    assert step(RUNNING, seen(RunState.RUNNING), 110.0) == (RUNNING, [])
+    assert step(RUNNING, seen(RunState.STOPPING, (0,)), 110.0) == (RUNNING, [])
+
+
+def test_a_job_that_is_over_but_still_runs_is_ended() -> None:
+    over = replace(RUNNING, phase=Phase.CANCELLED, wanted=())
+    assert step(over, seen(RunState.RUNNING), 110.0) == (over, [End()])
+
+
+def test_a_vanished_job_starts_again_but_not_for_ever() -> None:
+    record = RUNNING
+    for n in range(record.request.max_restarts):
+        record, out = step(record, Vanished(), 110.0)
+        assert (record.phase, record.restarts, out) == (Phase.RUNNING, n + 1, [Apply()])
+    record, out = step(record, Vanished(), 110.0)
+    assert record.phase is Phase.FAILED and "died 4 times" in record.reason
+    assert kinds(out) == [EventKind.FAILED, End, Reschedule]
+
+
+def test_a_queued_job_cannot_vanish() -> None:
+    assert step(make_record(), Vanished(), 110.0) == (make_record(), [])
+
+
+def test_progress_is_kept_and_a_new_length_calls_for_a_decision() -> None:
+    record, out = step(RUNNING, Progressed(5.0, 100.0, 64), 110.0)
+    assert (record.done, record.of, record.batch_size, out) == (5.0, 100.0, 64, [Reschedule()])
+    record, out = step(record, Progressed(6.0), 111.0)
+    assert (record.done, record.of, record.batch_size, out) == (6.0, 100.0, 64, [])
+
+
+def test_pauses_add_up() -> None:
+    record, _ = step(RUNNING, Switched(0.5), 110.0)
+    record, _ = step(record, Switched(0.25), 111.0)
+    assert record.pause_s == 0.75
+
+
+def test_an_answer_after_profiling_admits_or_refuses() -> None:
+    pending = replace(RUNNING, promise=replace(RUNNING.promise, pending=True))
+    yes = Promise(admitted=True, guaranteed_s=200.0, estimate=Estimate(finish_s=150.0))
+    record, out = step(pending, Answered(yes), 110.0)
+    assert record.promise == yes and kinds(out) == [EventKind.ADMITTED]
+    assert step(record, Answered(yes), 111.0) == (record, [])
+    no = Promise(admitted=False, estimate=Estimate(finish_s=None), earliest_deadline_s=400.0, reason="full")
+    record, out = step(pending, Answered(no), 110.0)
+    assert (record.phase, record.reason, record.wanted) == (Phase.REFUSED, "full", ())
+    assert kinds(out) == [EventKind.REJECTED, End, Reschedule]
+
+
+def test_pause_and_resume() -> None:
+    paused, out = step(RUNNING, PauseAsked(), 110.0)
+    assert (paused.phase, paused.wanted) == (Phase.PAUSED, ())
+    assert kinds(out) == [EventKind.PREEMPTED, Apply, Reschedule]
+    assert step(paused, PauseAsked(), 111.0) == (paused, [])
+    assert step(paused, Granted((0,)), 111.0) == (paused, []), "a paused job takes no slots"
+    resumed, out = step(paused, ResumeAsked(), 112.0)
+    assert (resumed.phase, out) == (Phase.QUEUED, [Reschedule()])
+
+
+def test_bounds_by_hand() -> None:
+    record, out = step(RUNNING, BoundsAsked(2, 3), 110.0)
+    assert (record.request.min_workers, record.request.max_workers, out) == (2, 3, [Reschedule()])
+    assert step(record, BoundsAsked(2, 3), 110.0) == (record, [])
+
+
+@pytest.mark.parametrize("phase", [p for p in Phase if p.over])
+def test_what_is_over_stays_over(phase: Phase) -> None:
+    over = make_record(phase=phase, ended_s=105.0)
+    refused: list[Happening] = [PauseAsked(), ResumeAsked(), BoundsAsked(1, 2)]
+    if phase is not Phase.CANCELLED:
+        refused.append(CancelAsked("ann"))
+    for happening in refused:
+        with pytest.raises(Conflict, match=phase.value):
+            step(over, happening, 110.0)
+    for harmless in (Granted((0,)), Vanished(), seen(RunState.FINISHED)):
+        assert step(over, harmless, 110.0)[0] == over
+
+
+HAPPENINGS = st.one_of(
+    st.builds(Granted, st.lists(st.integers(0, 3), max_size=3, unique=True).map(lambda x: tuple(sorted(x)))),
+    st.builds(seen, st.sampled_from(RunState)),
+    st.just(Vanished()),
+    st.builds(Progressed, st.floats(0, 100), st.none() | st.just(100.0)),
+    st.just(CancelAsked("ann")),
+    st.just(PauseAsked()),
+    st.just(ResumeAsked()),
+)
+
+
+@given(st.lists(HAPPENINGS, max_size=30))
+def test_whatever_happens_a_job_holds_slots_only_while_it_runs(happenings: list[Happening]) -> None:
+    record: JobRecord = make_record()
+    over_since: JobRecord | None = None
+    for i, happening in enumerate(happenings):
+        try:
+            record, out = step(record, happening, 110.0 + i)
+        except Conflict:
+            continue
+        assert bool(record.wanted) == (record.phase is Phase.RUNNING)
+        assert (record.ended_s is not None) == record.phase.over
+        if over_since is not None:
+            assert record.phase is over_since.phase, "nothing comes back from the dead"
+            assert not any(isinstance(one, Apply) for one in out)
+        if record.phase.over and over_since is None:
+            over_since = record
