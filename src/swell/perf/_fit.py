@@ -41,7 +41,7 @@ def loss_and_gradient(
     gamma = x[6]
     count = len(nodes)
     sum1 = sum2 = 0.0
-    g1 = np.zeros(2)
+    g1_a = g1_b = 0.0
     g2 = np.zeros(7)
     seen1 = 0
     for i in range(count):
@@ -51,8 +51,8 @@ def loss_and_gradient(
         if not math.isnan(log_grad[i]):
             r1 = l_grad - log_grad[i]
             sum1 += r1 * r1
-            g1[0] += r1 * from_a
-            g1[1] += r1 * from_b
+            g1_a += r1 * from_a
+            g1_b += r1 * from_b
             seen1 += 1
         if gpus[i] <= 1:
             r2 = l_grad - log_step[i]
@@ -87,8 +87,8 @@ def loss_and_gradient(
     for j in range(7):
         gradient[j] = g2[j] / (count * err2)
     if seen1 > 0:
-        gradient[0] += g1[0] / (seen1 * err1)
-        gradient[1] += g1[1] / (seen1 * err1)
+        gradient[0] += g1_a / (seen1 * err1)
+        gradient[1] += g1_b / (seen1 * err1)
     ratio_n, ratio_r = (b_n / a_n) ** 2, (b_r / a_r) ** 2
     gradient[2] -= 2e-2 * ratio_n
     gradient[3] += 2e-2 * ratio_n
@@ -96,6 +96,14 @@ def loss_and_gradient(
     gradient[5] += 2e-2 * ratio_r
     gradient[6] += 2e-3 * (gamma - 1.0)
     return err1 + err2 + 1e-3 * (gamma - 1.0) ** 2 + 1e-2 * (ratio_n + ratio_r)
+
+
+@compiled
+def reset(matrix: FloatArray) -> None:
+    """Make a matrix the identity."""
+    for i in range(len(matrix)):
+        for j in range(len(matrix)):
+            matrix[i, j] = 1.0 if i == j else 0.0
 
 
 @compiled
@@ -113,10 +121,12 @@ def minimise(
     """Projected BFGS from `x`, which it changes in place; returns the loss there."""
     size = len(x)
     gradient, trial_gradient = np.empty(size), np.empty(size)
-    inverse = np.eye(size)
+    inverse = np.empty((size, size))
+    reset(inverse)
     free = np.ones(size, dtype=np.bool_)
     value = loss_and_gradient(x, nodes, gpus, local_batch, log_grad, log_step, smoothing, gradient)
     direction, trial = np.empty(size), np.empty(size)
+    step, turn, hy = np.empty(size), np.empty(size), np.empty(size)
     fresh = True
     stalled = 0
     for _ in range(_MAX_ITERATIONS):
@@ -132,7 +142,7 @@ def minimise(
         if slope < 1e-6:
             break
         if changed:
-            inverse[:, :] = np.eye(size)
+            reset(inverse)
             fresh = True
         downhill = 0.0
         longest = 0.0
@@ -145,7 +155,7 @@ def minimise(
             downhill += direction[i] * gradient[i]
             longest = max(longest, abs(direction[i]))
         if downhill >= 0:
-            inverse[:, :] = np.eye(size)
+            reset(inverse)
             fresh = True
             downhill = longest = 0.0
             for i in range(size):
@@ -175,7 +185,7 @@ def minimise(
         if not accepted:
             if fresh:
                 break
-            inverse[:, :] = np.eye(size)
+            reset(inverse)
             fresh = True
             continue
         curvature = 0.0
@@ -189,14 +199,14 @@ def minimise(
             if fresh:
                 for i in range(size):
                     inverse[i, i] = curvature / yy
-            step = np.where(free, trial - x, 0.0)
-            turn = np.where(free, trial_gradient - gradient, 0.0)
-            hy = np.zeros(size)
             for i in range(size):
-                for j in range(size):
-                    hy[i] += inverse[i, j] * turn[j]
+                step[i] = trial[i] - x[i] if free[i] else 0.0
+                turn[i] = trial_gradient[i] - gradient[i] if free[i] else 0.0
             yhy = 0.0
             for i in range(size):
+                hy[i] = 0.0
+                for j in range(size):
+                    hy[i] += inverse[i, j] * turn[j]
                 yhy += turn[i] * hy[i]
             factor = (1.0 + yhy / curvature) / curvature
             for i in range(size):
@@ -205,8 +215,8 @@ def minimise(
                     inverse[i, j] -= (hy[i] * step[j] + step[i] * hy[j]) / curvature
             fresh = False
         gained = value - trial_value
-        x[:] = trial
-        gradient[:] = trial_gradient
+        for i in range(size):
+            x[i], gradient[i] = trial[i], trial_gradient[i]
         value = trial_value
         stalled = stalled + 1 if gained < _TOLERANCE else 0
         if stalled >= 3:
