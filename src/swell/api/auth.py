@@ -1,0 +1,190 @@
+"""Who may do what: bearer tokens, two roles, and whose job it is.
+
+A token is `swell_` and 32 random bytes. The store keeps its SHA-256 digest only, so a stolen database lets
+nobody in; a token is shown once, when it is made. The digest of a random token needs no slow hash: there is
+nothing to guess.
+
+A *user* sees and touches the jobs of that user; to anybody else they do not exist (404, never 403, so that
+ids cannot be probed). An *admin* sees and touches everything, and alone may drain nodes, switch the policy,
+replay and manage tokens.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import hmac
+import math
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from swell.api.home import token_file, write_private
+from swell.control.errors import NotFound
+from swell.control.store import Store
+from swell.domain import InputError, SwellError
+
+PREFIX = "swell_"
+USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}")
+"""Names that users may have."""
+
+
+class Role(StrEnum):
+    """What a token lets its holder do."""
+
+    USER = "user"
+    """Submit jobs; see and touch one's own."""
+    ADMIN = "admin"
+    """Everything."""
+
+
+class NotAuthenticated(SwellError):
+    """No token, or one that is wrong, revoked or expired (401)."""
+
+
+class Forbidden(SwellError):
+    """The token is good, but not for this (403)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whoever made a request."""
+
+    user: str
+    role: Role
+
+    @property
+    def scope(self) -> str | None:
+        """Owner whose jobs may be seen; None for all."""
+        return None if self.role is Role.ADMIN else self.user
+
+    def sees(self, owner: str) -> bool:
+        """Whether jobs of this owner exist for the principal."""
+        return self.role is Role.ADMIN or owner == self.user
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token as it is kept: without the secret."""
+
+    digest: str
+    user: str
+    role: Role
+    expires_s: float | None
+    """Unix time from which on it is worth nothing; None for never."""
+
+    @property
+    def token_id(self) -> str:
+        """Short name of the token, for listing and revoking."""
+        return self.digest[:12]
+
+
+class TokenBook:
+    """The tokens there are, in memory and in the store.
+
+    The server's process is the only writer while it runs, so a request is checked without touching the store,
+    and a token revoked through the book is worthless from that moment on.
+    """
+
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tokens = {
+            digest: Token(digest, user, Role(role), expires_s)
+            for digest, user, role, expires_s in store.tokens()
+        }
+
+    def create(self, user: str, role: str = Role.USER, *, ttl_s: float | None = None) -> tuple[str, Token]:
+        """Make a token and return it with its description. It cannot be read again later."""
+        if not USER_NAME.fullmatch(user):
+            raise InputError(
+                f"user must be 1 to 64 letters, digits or any of . _ @ -, starting with a letter, digit or _,"
+                f" got {user!r}",
+                field="user",
+            )
+        if role not in list(Role):
+            raise InputError(f"role must be 'user' or 'admin', got {role!r}", field="role")
+        if ttl_s is not None and not (ttl_s > 0 and math.isfinite(ttl_s)):
+            raise InputError(f"ttl_s must be a positive number of seconds, got {ttl_s!r}", field="ttl_s")
+        secret = PREFIX + secrets.token_urlsafe(32)
+        expires_s = None if ttl_s is None else self._clock() + ttl_s
+        token = Token(_digest(secret), user, Role(role), expires_s)
+        self._store.add_token(token.digest, user, token.role.value, expires_s)
+        with self._lock:
+            self._tokens[token.digest] = token
+        return secret, token
+
+    def list(self) -> list[Token]:
+        """All tokens, by user; expired ones included."""
+        with self._lock:
+            return sorted(self._tokens.values(), key=lambda token: (token.user, token.token_id))
+
+    def revoke(self, token_id: str) -> Token:
+        """Make a token worthless at once."""
+        with self._lock:
+            found = [token for token in self._tokens.values() if token.token_id == token_id]
+        if not found:
+            raise NotFound(f"there is no token '{token_id}'")
+        self._store.drop_token(found[0].digest)
+        with self._lock:
+            self._tokens.pop(found[0].digest, None)
+        return found[0]
+
+    def authenticate(self, authorization: str | None) -> Principal:
+        """Who holds the token of an `Authorization` header."""
+        if not authorization:
+            raise NotAuthenticated("a token is needed: send the header 'Authorization: Bearer swell_...'")
+        scheme, _, secret = authorization.partition(" ")
+        secret = secret.strip()
+        if scheme.lower() != "bearer" or not secret.startswith(PREFIX):
+            raise NotAuthenticated("the Authorization header must be 'Bearer swell_...'")
+        digest = _digest(secret)
+        token = self._tokens.get(digest)
+        # The look-up compares digests of what was sent: its timing tells nothing about any real token.
+        if token is None or not hmac.compare_digest(token.digest, digest):
+            raise NotAuthenticated("this token is not known here; it may have been revoked")
+        if token.expires_s is not None and self._clock() >= token.expires_s:
+            raise NotAuthenticated("this token has expired; ask an administrator for a new one")
+        return Principal(token.user, token.role)
+
+
+def ensure_tokens(book: TokenBook, home: Path) -> list[Path]:
+    """At the first start, make a token for the administrator and one for the default user.
+
+    Nothing is made where the store has tokens already: a token file that was deleted on purpose does not
+    come back. Returns the files written.
+    """
+    if book.list():
+        return []
+    written = []
+    for role, user in ((Role.ADMIN, "admin"), (Role.USER, default_user())):
+        secret, _ = book.create(user, role)
+        path = token_file(home, role)
+        write_private(path, secret + "\n")
+        written.append(path)
+    return written
+
+
+def default_user() -> str:
+    """The name of whoever runs this, made fit for a user name."""
+    try:
+        name = re.sub(r"[^A-Za-z0-9._@-]", "_", getpass.getuser())[:64]
+    except (OSError, KeyError):
+        return "user"
+    return name if USER_NAME.fullmatch(name) and name != "admin" else "user"
+
+
+def require_admin(principal: Principal, verb: str) -> None:
+    """Refuse whoever is not an administrator."""
+    if principal.role is not Role.ADMIN:
+        raise Forbidden(f"only an administrator may {verb}")
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,83 @@
+"""What every route needs: the control plane, the tokens, the events, and who is asking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+from fastapi import Depends, Request
+from prometheus_client import CollectorRegistry
+
+from swell.api.auth import Principal, TokenBook, require_admin
+from swell.api.contract import Plane
+from swell.api.hub import EventHub
+from swell.api.schemas import ReplayRequest
+from swell.control.errors import NotFound
+from swell.control.model import JobRecord
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Replay = Callable[[ReplayRequest], dict[str, Any]]
+"""Answers what would have happened under other policies or on another cluster."""
+
+
+@dataclass(slots=True)
+class Context:
+    """What the routes share."""
+
+    plane: Plane
+    book: TokenBook
+    hub: EventHub
+    pool: ThreadPoolExecutor
+    registry: CollectorRegistry
+    replay: Replay | None = None
+    max_streams: int = 1000
+    streams: int = 0
+    """Answers that are being streamed now."""
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking function of the plane off the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.pool, partial(function, *args, **kwargs))
+
+    def stats(self) -> dict[str, float]:
+        """The plane's numbers and those of the streams."""
+        own = {"event_listeners": self.hub.listeners, "streams": self.streams, "event_seq": self.hub.last}
+        return dict(self.plane.stats()) | own
+
+    def visible_job(self, principal: Principal, job_id: str) -> JobRecord:
+        """A job, if it exists for whoever asks. Blocks."""
+        record = self.plane.job(job_id)
+        if not principal.sees(record.owner):
+            raise NotFound(f"there is no job '{job_id}'")
+        return record
+
+
+def context(request: Request) -> Context:
+    """The context of the app."""
+    found: Context = request.app.state.context
+    return found
+
+
+async def _context(request: Request) -> Context:
+    return context(request)
+
+
+async def _principal(request: Request) -> Principal:
+    return context(request).book.authenticate(request.headers.get("authorization"))
+
+
+async def _admin(request: Request) -> Principal:
+    principal = await _principal(request)
+    require_admin(principal, f"do this ({request.method} {request.url.path})")
+    return principal
+
+
+Ctx = Annotated[Context, Depends(_context)]
+Caller = Annotated[Principal, Depends(_principal)]
+Admin = Annotated[Principal, Depends(_admin)]

@@ -1,0 +1,66 @@
+"""The state directory: where it is, and how a server and its clients on one machine find each other there.
+
+<home>/server.json     url, pid and, with TLS, the certificate to trust; there while a server runs
+<home>/tokens/admin    bearer tokens of the administrator and of the default user, readable by the owner only
+<home>/tokens/user
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+def home_dir(given: str | os.PathLike[str] | None = None) -> Path:
+    """The state directory: the one given, else $SWELL_HOME, else ~/.swell."""
+    return Path(given or os.environ.get("SWELL_HOME") or Path.home() / ".swell").expanduser().absolute()
+
+
+def token_file(home: Path, role: str) -> Path:
+    """Where the token that was created at the first start lies."""
+    return home / "tokens" / role
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFile:
+    """What a running server says about itself."""
+
+    url: str
+    pid: int
+    ca: str | None = None
+    """Certificate that clients on this machine may trust, if the server speaks TLS."""
+
+    def write(self, home: Path) -> None:
+        """Say where the server is."""
+        write_private(home / "server.json", json.dumps(asdict(self)) + "\n")
+
+    @staticmethod
+    def read(home: Path) -> ServerFile | None:
+        """What the server of this home wrote; None if there is none or it cannot be read."""
+        try:
+            raw = json.loads((home / "server.json").read_text())
+            ca = raw.get("ca")
+            return ServerFile(str(raw["url"]), int(raw["pid"]), None if ca is None else str(ca))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    @staticmethod
+    def remove(home: Path, pid: int) -> None:
+        """Take the file away, unless another server has written its own since."""
+        found = ServerFile.read(home)
+        if found is not None and found.pid == pid:
+            (home / "server.json").unlink(missing_ok=True)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file whole, readable and writable by its owner only from the first moment on."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

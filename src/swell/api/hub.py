@@ -1,0 +1,230 @@
+"""Live events for many listeners at the price of one.
+
+One task reads new events from the control plane and keeps the latest in a window. A listener is no more than
+a number, the last event it has seen: it reads from the window, or from the store if it is further behind. So
+a slow listener costs no memory and loses nothing, and listeners who are at the same place and may see
+the same things share the very same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from swell.api.contract import Plane
+from swell.api.schemas import EventView
+from swell.control.errors import NotFound, StoreUnavailable
+from swell.domain import Event, EventKind
+
+_PAGE = 1000
+_OWNERS = 20_000
+
+Call = Callable[..., Awaitable[Any]]
+"""Runs a blocking function in the server's pool of threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An event in the window, ready to be sent."""
+
+    seq: int
+    owner: str | None
+    """Whose job it is about; None for events of nodes, which all may see."""
+    job_id: str | None
+    frame: bytes
+
+
+class EventHub:
+    """Follows the control plane's events and hands them to listeners."""
+
+    def __init__(
+        self, plane: Plane, call: Call, *, window: int = 4096, gather_s: float = 0.05, beat_s: float = 15.0
+    ) -> None:
+        self._plane = plane
+        self._call = call
+        self._window = window
+        self._gather_s = gather_s
+        self._beat_s = beat_s
+        self._entries: list[Entry] = []
+        self._floor = 0  # every event after this number, up to `last`, is in the window
+        self.last = 0
+        """Number of the newest event known here."""
+        self.listeners = 0
+        self._owners: dict[str, str] = {}
+        self._shared: dict[tuple[int, str | None, str | None], bytes] = {}
+        self._changed = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._unsubscribe: Callable[[], None] | None = None
+        self.closed = False
+
+    # -- following the plane -----------------------------------------------------------------------------
+
+    async def start(self, last_seq: int) -> None:
+        """Follow the plane from that event on."""
+        loop = asyncio.get_running_loop()
+        self.last = self._floor = last_seq
+
+        def wake(*_: object) -> None:
+            # The loop may be gone when the plane outlives the server.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._wake.set)
+
+        self._unsubscribe = self._plane.subscribe(wake)
+        self._wake.set()  # something may have happened before the subscription
+        self._task = asyncio.create_task(self._follow())
+
+    def close(self) -> None:
+        """Let every listener go."""
+        self.closed = True
+        self._changed.set()
+
+    async def stop(self) -> None:
+        """Stop following."""
+        self.close()
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _follow(self) -> None:
+        while not self.closed:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                while fresh := await self._call(self._read, self.last):
+                    self._add(fresh)
+            except StoreUnavailable:
+                await asyncio.sleep(1.0)
+                self._wake.set()
+            # A burst becomes one message to each listener.
+            await asyncio.sleep(self._gather_s)
+
+    def _read(self, since: int, job_id: str | None = None) -> list[Entry]:
+        page = self._plane.events(since, job_id, _PAGE)
+        return [Entry(seq, self._owner(event), event.job_id, frame(seq, event)) for seq, event in page]
+
+    def _owner(self, event: Event) -> str | None:
+        if event.job_id is None:
+            return None
+        owner = self._owners.get(event.job_id)
+        if owner is None:
+            owner = self._find_owner(event)
+            if len(self._owners) >= _OWNERS:
+                self._owners.clear()
+            self._owners[event.job_id] = owner
+        return owner
+
+    def _find_owner(self, event: Event) -> str:
+        if event.kind is EventKind.SUBMITTED and "owner" in event.data:
+            return str(event.data["owner"])
+        try:
+            return self._plane.job(str(event.job_id)).owner
+        except NotFound:
+            return ""  # nobody's: for administrators only
+
+    def _add(self, fresh: list[Entry]) -> None:
+        self._entries += fresh
+        self.last = fresh[-1].seq
+        if len(self._entries) > 2 * self._window:
+            cut = len(self._entries) - self._window
+            self._floor = self._entries[cut - 1].seq
+            del self._entries[:cut]
+        self._shared.clear()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # -- listening ---------------------------------------------------------------------------------------
+
+    async def stream(self, scope: str | None, job_id: str | None, since: int) -> AsyncIterator[bytes]:
+        """Server-sent events after a number: of one owner (or all), of one job (or all)."""
+        cursor = since
+        yield b"retry: 1000\n\n"
+        self.listeners += 1
+        try:
+            while not self.closed:
+                changed = self._changed
+                if cursor < self._floor:
+                    frames, cursor = await self._catch_up(cursor, scope, job_id)
+                else:
+                    frames, cursor = self._frames(cursor, scope, job_id), max(cursor, self.last)
+                if frames:
+                    yield frames
+                elif cursor >= self.last and not await self._wait(changed, self._beat_s):
+                    yield b": still here\n\n"
+        finally:
+            self.listeners -= 1
+
+    async def job_changed(self, job_id: str, since: int, timeout_s: float) -> int:
+        """Wait until a job has an event after a number, or for so long; returns the newest number seen."""
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + timeout_s
+        while not self.closed:
+            changed, head = self._changed, self.last
+            if since < self._floor or self._frames(since, None, job_id):
+                return head
+            since = head
+            if not await self._wait(changed, until_s - clock()):
+                return head
+        return self.last
+
+    def page(
+        self, scope: str | None, job_id: str | None, since: int, limit: int
+    ) -> tuple[list[EventView], int]:
+        """Up to so many events that may be seen, and the number to go on from. Blocks."""
+        found: list[EventView] = []
+        while page := self._plane.events(since, job_id, _PAGE):
+            for seq, event in page:
+                since = seq
+                if scope is None or self._owner(event) in (None, scope):
+                    found.append(EventView.of_event(seq, event))
+                    if len(found) == limit:
+                        return found, since
+            if len(page) < _PAGE:
+                break
+        return found, since
+
+    async def _wait(self, changed: asyncio.Event, timeout_s: float) -> bool:
+        try:
+            await asyncio.wait_for(changed.wait(), max(timeout_s, 0.0))
+        except TimeoutError:
+            return False
+        return True
+
+    async def _catch_up(self, cursor: int, scope: str | None, job_id: str | None) -> tuple[bytes, int]:
+        """From the store, a page at a time, until the window takes over."""
+        head = self.last
+        page: list[Entry] = await self._call(self._read, cursor, job_id)
+        # A page that is not full has everything there was when it was read, hence all up to `head`.
+        cursor = page[-1].seq if len(page) == _PAGE else max(head, page[-1].seq if page else 0)
+        return b"".join(entry.frame for entry in page if _visible(entry, scope, job_id)), cursor
+
+    def _frames(self, cursor: int, scope: str | None, job_id: str | None) -> bytes:
+        key = (cursor, scope, job_id)
+        frames = self._shared.get(key)
+        if frames is None:
+            first = bisect_right(self._entries, cursor, key=lambda entry: entry.seq)
+            frames = b"".join(
+                entry.frame for entry in self._entries[first:] if _visible(entry, scope, job_id)
+            )
+            if len(self._shared) < _PAGE:
+                self._shared[key] = frames
+        return frames
+
+
+def _visible(entry: Entry, scope: str | None, job_id: str | None) -> bool:
+    if job_id is not None and entry.job_id != job_id:
+        return False
+    return scope is None or entry.owner is None or entry.owner == scope
+
+
+def frame(seq: int, event: Event) -> bytes:
+    """An event as a server-sent event."""
+    body = EventView.of_event(seq, event).model_dump_json()
+    return f"id: {seq}\nevent: {event.kind.value}\ndata: {body}\n\n".encode()

@@ -1,0 +1,60 @@
+"""Nodes, the policy, and what would have happened otherwise."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+
+from swell.api.context import Admin, Caller, Context, Ctx
+from swell.api.errors import DOCUMENTED, FORBIDDEN
+from swell.api.schemas import ID_PATTERN, NodeList, NodeView, PolicyChange, PolicyView, ReplayRequest
+
+router = APIRouter(prefix="/v1", tags=["cluster"], responses=DOCUMENTED)
+replay_router = APIRouter(prefix="/v1", tags=["cluster"], responses=DOCUMENTED | FORBIDDEN)
+
+NodeName = Annotated[str, Path(pattern=ID_PATTERN, description="Name of a node.")]
+
+
+@router.get("/nodes")
+async def nodes(ctx: Ctx, _: Caller) -> NodeList:
+    """The machines, their slots, and how many are in use."""
+    return await _nodes(ctx)
+
+
+@router.post("/nodes/{node}/drain", responses=FORBIDDEN)
+async def drain(node: NodeName, ctx: Ctx, _: Admin) -> NodeList:
+    """Move everything off a node and put nothing on it. Administrators only."""
+    await ctx.call(ctx.plane.drain, node)
+    return await _nodes(ctx)
+
+
+@router.post("/nodes/{node}/undrain", responses=FORBIDDEN)
+async def undrain(node: NodeName, ctx: Ctx, _: Admin) -> NodeList:
+    """Use a drained node again. Administrators only."""
+    await ctx.call(ctx.plane.undrain, node)
+    return await _nodes(ctx)
+
+
+async def _nodes(ctx: Context) -> NodeList:
+    return NodeList(nodes=[NodeView.model_validate(node) for node in await ctx.call(ctx.plane.nodes)])
+
+
+@router.get("/policy")
+async def policy(ctx: Ctx, _: Caller) -> PolicyView:
+    """The policy that decides who gets how many slots."""
+    return PolicyView(policy=await ctx.call(ctx.plane.policy))
+
+
+@router.put("/policy", responses=FORBIDDEN)
+async def set_policy(body: PolicyChange, ctx: Ctx, _: Admin) -> PolicyView:
+    """Decide by another policy from now on. Administrators only."""
+    await ctx.call(ctx.plane.set_policy, body.policy)
+    return PolicyView(policy=await ctx.call(ctx.plane.policy))
+
+
+@replay_router.post("/replay")
+async def replay(body: ReplayRequest, ctx: Ctx, _: Admin) -> dict[str, Any]:
+    """What would have happened under other policies or on another cluster. Administrators only."""
+    assert ctx.replay is not None  # the route is there only with it
+    return await ctx.call(ctx.replay, body)

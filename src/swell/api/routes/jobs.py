@@ -1,0 +1,181 @@
+"""Jobs: submit, ask, look, touch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query
+from fastapi.responses import Response
+
+from swell.api.auth import Principal
+from swell.api.context import Caller, Context, Ctx
+from swell.api.errors import CONFLICT, DOCUMENTED
+from swell.api.schemas import ID_PATTERN, Bounds, JobPage, JobSubmission, JobView, PromiseView
+from swell.api.streams import stream
+from swell.control.errors import Conflict
+from swell.control.model import JobRecord, JobRequest, Phase
+
+router = APIRouter(prefix="/v1", tags=["jobs"], responses=DOCUMENTED)
+
+JobId = Annotated[str, Path(pattern=ID_PATTERN, description="Id of a job.")]
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="Send the same key again after a lost answer: the job is taken in once.",
+    ),
+]
+_CHUNK = 65536
+_POLL_S = 0.5
+
+
+@router.post("/jobs", status_code=201, responses=CONFLICT)
+async def submit(body: JobSubmission, ctx: Ctx, who: Caller, key: Key = None) -> JobView:
+    """Hand a job in. What is answered is on disk; a deadline that cannot be kept makes the job `refused`."""
+    return JobView.of_record(await ctx.call(_submit, ctx, who, body.to_request(), key))
+
+
+def _submit(ctx: Context, who: Principal, request: JobRequest, key: str | None) -> JobRecord:
+    record = ctx.plane.submit(request, who.user, key)
+    if key is not None and _essence(record.request) != _essence(request):
+        raise Conflict(f"the idempotency key was used for another job, '{record.job_id}'")
+    return record
+
+
+def _essence(request: JobRequest) -> JobRequest:
+    """A request less what its owner may have changed since."""
+    return replace(request, min_workers=1, max_workers=None)
+
+
+@router.post("/quote")
+async def quote(body: JobSubmission, ctx: Ctx, who: Caller) -> PromiseView:
+    """What submitting this would be answered, without submitting."""
+    return PromiseView.of(await ctx.call(ctx.plane.quote, body.to_request(), who.user))
+
+
+@router.get("/jobs")
+async def jobs(
+    ctx: Ctx,
+    who: Caller,
+    phase: Annotated[Phase | None, Query(description="Only jobs in this phase.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[
+        str | None, Query(pattern=ID_PATTERN, description="`next` of the page before: its last job.")
+    ] = None,
+) -> JobPage:
+    """The jobs of whoever asks, newest first; all jobs for an administrator."""
+    page = await ctx.call(_page, ctx, who, phase, limit, after)
+    full = len(page) == limit
+    return JobPage(jobs=[JobView.of_record(r) for r in page], next=page[-1].job_id if full else None)
+
+
+def _page(
+    ctx: Context, who: Principal, phase: Phase | None, limit: int, after: str | None
+) -> list[JobRecord]:
+    before = None if after is None else ctx.visible_job(who, after)
+    return list(ctx.plane.jobs(who.scope, phase, limit, before))
+
+
+@router.get("/jobs/{job_id}")
+async def job(
+    job_id: JobId,
+    ctx: Ctx,
+    who: Caller,
+    wait_s: Annotated[
+        float, Query(ge=0, le=60, allow_inf_nan=False, description="Answer once it is over, or after this.")
+    ] = 0.0,
+) -> JobView:
+    """One job."""
+    clock = asyncio.get_running_loop().time
+    seen, until_s = ctx.hub.last, clock() + wait_s
+    record = await ctx.call(ctx.visible_job, who, job_id)
+    while not record.phase.over and clock() < until_s and not ctx.hub.closed:
+        seen = await ctx.hub.job_changed(job_id, seen, until_s - clock())
+        record = await ctx.call(ctx.visible_job, who, job_id)
+    return JobView.of_record(record)
+
+
+@router.get("/jobs/{job_id}/explain")
+async def explain(job_id: JobId, ctx: Ctx, who: Caller) -> dict[str, Any]:
+    """Why a job is where it is, when it will be done, and what it went through."""
+
+    def ask() -> dict[str, Any]:
+        ctx.visible_job(who, job_id)
+        return dict(ctx.plane.explain(job_id))
+
+    return await ctx.call(ask)
+
+
+@router.post("/jobs/{job_id}/cancel", responses=CONFLICT)
+async def cancel(job_id: JobId, ctx: Ctx, who: Caller) -> JobView:
+    """End a job for good."""
+    return await _touch(ctx, who, job_id, lambda: ctx.plane.cancel(job_id, who.user))
+
+
+@router.post("/jobs/{job_id}/pause", responses=CONFLICT)
+async def pause(job_id: JobId, ctx: Ctx, who: Caller) -> JobView:
+    """Have a job save its state and give its slots back until it is resumed."""
+    return await _touch(ctx, who, job_id, lambda: ctx.plane.pause(job_id))
+
+
+@router.post("/jobs/{job_id}/resume", responses=CONFLICT)
+async def resume(job_id: JobId, ctx: Ctx, who: Caller) -> JobView:
+    """Let a paused job go on."""
+    return await _touch(ctx, who, job_id, lambda: ctx.plane.resume(job_id))
+
+
+@router.post("/jobs/{job_id}/scale", responses=CONFLICT)
+async def scale(job_id: JobId, body: Bounds, ctx: Ctx, who: Caller) -> JobView:
+    """Bound a job's workers by hand."""
+    least, most = body.min_workers, body.max_workers
+    return await _touch(ctx, who, job_id, lambda: ctx.plane.scale(job_id, least, most))
+
+
+async def _touch(ctx: Context, who: Principal, job_id: str, change: Callable[[], JobRecord]) -> JobView:
+    def checked() -> JobRecord:
+        ctx.visible_job(who, job_id)
+        return change()
+
+    return JobView.of_record(await ctx.call(checked))
+
+
+@router.get(
+    "/jobs/{job_id}/logs",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def logs(
+    job_id: JobId,
+    ctx: Ctx,
+    who: Caller,
+    offset: Annotated[int, Query(ge=0, le=1 << 62, description="Byte to start from.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=1 << 20, description="Most bytes of one answer.")] = _CHUNK,
+    follow: Annotated[bool, Query(description="Go on until the job is over.")] = False,
+) -> Response:
+    """A job's output. The header X-Next-Offset says where to go on."""
+    await ctx.call(ctx.visible_job, who, job_id)
+    if follow:
+        return stream(ctx, _follow(ctx, job_id, offset), "text/plain; charset=utf-8")
+    data, after = await ctx.call(ctx.plane.logs, job_id, offset, limit)
+    headers = {"X-Next-Offset": str(after)}
+    return Response(data, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+async def _follow(ctx: Context, job_id: str, offset: int) -> AsyncIterator[bytes]:
+    seen = ctx.hub.last
+    while not ctx.hub.closed:
+        # Asked before reading: what was written before the end is read after it.
+        over = (await ctx.call(ctx.plane.job, job_id)).phase.over
+        data, offset = await ctx.call(ctx.plane.logs, job_id, offset, _CHUNK)
+        if data:
+            yield data
+        elif over:
+            return
+        else:
+            seen = await ctx.hub.job_changed(job_id, seen, _POLL_S)

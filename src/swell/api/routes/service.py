@@ -1,0 +1,56 @@
+"""The server about itself: health, metrics, and documentation that needs nothing from outside."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from swell import __version__
+from swell.api.context import Caller, Ctx
+from swell.api.errors import DOCUMENTED
+from swell.api.metrics import CONTENT_TYPE, exposition
+from swell.api.schemas import Health
+
+router = APIRouter(tags=["service"])
+
+_DOCS_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
+_ASSETS = {"docs.html": "text/html", "docs.js": "text/javascript", "docs.css": "text/css"}
+
+
+@router.get("/healthz", responses={503: DOCUMENTED[503]})
+async def healthz(ctx: Ctx) -> Health:
+    """Whether the server is up and its store answers. Needs no token."""
+    await ctx.call(ctx.plane.events, ctx.hub.last, None, 1)
+    return Health(status="ok", version=__version__)
+
+
+@router.get("/metrics", response_class=Response, responses={401: DOCUMENTED[401]})
+async def metrics(ctx: Ctx, _: Caller) -> Response:
+    """Numbers for Prometheus. Any token will do."""
+    return Response(await ctx.call(exposition, ctx.registry, ctx.stats), media_type=CONTENT_TYPE)
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs() -> Response:
+    """This API, for people."""
+    return _asset("docs.html")
+
+
+@router.get("/docs/docs.js", include_in_schema=False)
+async def docs_script() -> Response:
+    """The script of the page."""
+    return _asset("docs.js")
+
+
+@router.get("/docs/docs.css", include_in_schema=False)
+async def docs_style() -> Response:
+    """The style of the page."""
+    return _asset("docs.css")
+
+
+def _asset(name: str) -> Response:
+    content = files("swell.api").joinpath("assets", name).read_bytes()
+    headers = {"Content-Security-Policy": _DOCS_POLICY}
+    return Response(content, media_type=f"{_ASSETS[name]}; charset=utf-8", headers=headers)
