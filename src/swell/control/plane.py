@@ -10,31 +10,29 @@ an interval. All that happened meanwhile becomes one decision.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from swell.control import lifecycle
+from swell.control import lifecycle, promises, views
+from swell.control.book import Book, Subscriber
 from swell.control.errors import NotFound
-from swell.control.knowledge import Knowledge, fingerprint
-from swell.control.lookahead import MOST_JOBS, estimate
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
 from swell.control.scheduler import Scheduler, check_fits
 from swell.control.store import Store
+from swell.control.views import NodeView
 from swell.domain import Cluster, Event, EventKind, InputError, Placement, SwellError
 from swell.engines import Engine, Launch, Observed, Report, RunState
-from swell.policies import Admission, Policy, make_policy
+from swell.policies import make_policy
 
-Subscriber = Callable[[int, Event], None]
+__all__ = ["ControlPlane", "NodeView"]
 
 GATHER_S = 0.02
 """A burst is given this long to arrive before it becomes one decision."""
@@ -45,18 +43,6 @@ PROBE_LIMIT_S = 30.0
 """Longest that a profiling run stays at one size once it trains."""
 LOST_AFTER_S = 3.0
 """A job that should run and that the engine does not know for this long has vanished."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """A node as people see it."""
-
-    name: str
-    gpus: int
-    gpu_type: str
-    up: bool
-    draining: bool
-    used: int
 
 
 class ControlPlane:
@@ -82,9 +68,7 @@ class ControlPlane:
         self._awake = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._subscribers: dict[int, Subscriber] = {}
-        self._records: dict[str, JobRecord] = {}
-        self._known: dict[str, Knowledge] = {}
+        self._book = Book(store)
         self._observed: dict[str, Observed] = {}
         self._missing_since: dict[str, float] = {}
         self._granted_at: dict[str, float] = {}
@@ -163,7 +147,7 @@ class ControlPlane:
             if idempotency_key is not None:
                 earlier = self.store.by_key(owner, idempotency_key)
                 if earlier is not None:
-                    return self._records.get(earlier.job_id, earlier)
+                    return self._book.records.get(earlier.job_id, earlier)
             record = self._new_record(request, owner)
             self._add(record)
             try:
@@ -179,8 +163,8 @@ class ControlPlane:
             except BaseException:
                 self._forget(record.job_id)
                 raise
-            self._records[record.job_id] = record
-            self._publish(seqs, events)
+            self._book.records[record.job_id] = record
+            self._book.publish(seqs, events)
             if record.phase.over:
                 self._forget(record.job_id)
             else:
@@ -210,7 +194,7 @@ class ControlPlane:
     ) -> list[JobRecord]:
         """Jobs, newest first; `before` to go on after the last one of a page."""
         with self._lock:
-            live = list(self._records.values())
+            live = list(self._book.records.values())
         found = {
             r.job_id: r
             for r in live
@@ -226,7 +210,7 @@ class ControlPlane:
     def job(self, job_id: str) -> JobRecord:
         """One job."""
         with self._lock:
-            record = self._records.get(job_id) or self.store.job(job_id)
+            record = self._book.records.get(job_id) or self.store.job(job_id)
         if record is None:
             raise NotFound(f"there is no job '{job_id}'")
         return record
@@ -251,26 +235,18 @@ class ControlPlane:
 
     def _ask(self, job_id: str, happening: lifecycle.Happening) -> JobRecord:
         with self._lock:
-            record = self._records.get(job_id)
+            record = self._book.records.get(job_id)
             if record is None:
                 # It is over, or was never there: the state machine says which requests still make sense.
                 return lifecycle.step(self.job(job_id), happening, self.clock())[0]
             self._happen(record, happening, self.clock())
             self.wake()
-            return self._records.get(job_id) or self.job(job_id)
+            return self._book.records.get(job_id) or self.job(job_id)
 
     def nodes(self) -> list[NodeView]:
         """The nodes and how many of their slots are in use."""
         with self._lock:
-            cluster = self.engine.cluster()
-            used = dict.fromkeys(range(len(cluster.nodes)), 0)
-            for record in self._records.values():
-                for slot in record.wanted:
-                    used[int(cluster.node_of_gpu[slot])] += 1
-            return [
-                NodeView(n.name, n.gpus, n.gpu_type, n.up, n.name in self._drained, used[i])
-                for i, n in enumerate(cluster.nodes)
-            ]
+            return views.nodes(self.engine.cluster(), self._drained, self._book.records.values())
 
     def drain(self, node: str) -> None:
         """Move everything off a node and put nothing on it."""
@@ -301,7 +277,7 @@ class ControlPlane:
         make_policy(text)
         with self._lock:
             self.store.set_setting("policy", text)
-            self._scheduler.set_policy(text, self._records.values())
+            self._scheduler.set_policy(text, self._book.records.values())
             self._decide = True
             self.wake()
 
@@ -313,15 +289,8 @@ class ControlPlane:
 
     def subscribe(self, callback: Subscriber) -> Callable[[], None]:
         """Be told of every event once it is on disk; call the result to stop. Callbacks must not block."""
-        key = secrets.randbits(62)
         with self._lock:
-            self._subscribers[key] = callback
-
-        def stop() -> None:
-            with self._lock:
-                self._subscribers.pop(key, None)
-
-        return stop
+            return self._book.subscribe(callback)
 
     def logs(self, job_id: str, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
         """A job's output from an offset, and where to go on."""
@@ -330,63 +299,23 @@ class ControlPlane:
 
     def explain(self, job_id: str) -> dict[str, Any]:
         """Why a job is where it is, when it will be done, and what it went through."""
+        events = [event for _, event in self.store.events(job_id=job_id, limit=10_000)]
         with self._lock:
             record = self.job(job_id)
-            knowledge = self._known.get(job_id)
-            cluster = self._scheduler.cluster
-            answer: dict[str, Any] = {
-                "job_id": job_id,
-                "phase": record.phase.value,
-                "why": self._why(record),
-                "wanted": list(record.wanted),
-                "nodes": sorted({cluster.nodes[n].name for n in cluster.nodes_of(record.wanted)}),
-                "policy": self._scheduler.policy_text,
-                "resizes": record.resizes,
-                "pause_s": record.pause_s,
-                "profiling": job_id in self._scheduler.probes,
-                "estimate": None,
-                "curve": None,
-            }
-            if knowledge is not None and not record.phase.over:
-                guess = self._estimate(record)
-                answer["estimate"] = {
-                    "finish_s": guess.finish_s,
-                    "earliest_s": guess.earliest_s,
-                    "latest_s": guess.latest_s,
-                    "source": guess.source,
-                }
-                if knowledge.belief is not None and knowledge.belief.known:
-                    curve = knowledge.curve(cluster.capacity or 1, cluster.gpus_per_node)
-                    answer["curve"] = [round(float(rate), 6) for rate in curve]
-        kinds = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
-        answer["allocations"] = [
-            {"time_s": e.time_s, "kind": e.kind.value, "gpus": list(e.data.get("gpus", []))}
-            for _, e in self.store.events(job_id=job_id, limit=10_000)
-            if e.kind in kinds
-        ]
-        return answer
+            return views.explain(record, self._book, self._scheduler, events, self.clock(), self.trouble)
 
     def stats(self) -> dict[str, float]:
         """Figures for monitoring."""
         with self._lock:
-            cluster = self._scheduler.cluster
-            phases = {f"jobs_{phase.value}": 0.0 for phase in Phase if not phase.over}
-            for record in self._records.values():
-                phases[f"jobs_{record.phase.value}"] += 1
-            return phases | {
-                "slots": float(cluster.capacity),
-                "slots_used": float(sum(len(r.wanted) for r in self._records.values())),
+            return views.stats(self._book, self._scheduler) | {
                 "decisions": float(self.decisions),
                 "decision_seconds": self.decision_s,
-                "subscribers": float(len(self._subscribers)),
                 "trouble": float(bool(self.trouble)),
             }
 
-    # -- promises ----------------------------------------------------------------------------------------
-
     def _check(self, request: JobRequest) -> None:
         script = Path(request.workdir, request.script)
-        if not os.path.isfile(script):  # noqa: PTH113 - a name too long for the file system is just not there
+        if not script.is_file():
             raise InputError(f"script: there is no file '{script}'", field="script")
         if request.deadline_s is not None and request.deadline_s <= self.clock():
             raise InputError("deadline must be in the future", field="deadline")
@@ -394,59 +323,12 @@ class ControlPlane:
             check_fits(self._scheduler.cluster, request.min_workers)
 
     def _promise(self, record: JobRecord) -> Promise:
-        """The answer to a submission, from what is known of jobs of its kind."""
-        request, knowledge = record.request, self._known[record.job_id]
-        if request.deadline_s is None:
-            return Promise(admitted=True, estimate=self._estimate(record))
-        if type(self._scheduler.policy).admit is Policy.admit:
-            return Promise(
-                admitted=True,
-                estimate=self._estimate(record),
-                reason=f"policy '{self._scheduler.policy.name}' gives no guarantees; see 'swell policy'",
-            )
-        if not knowledge.known:
-            return Promise(
-                admitted=True,
-                pending=True,
-                estimate=Estimate(finish_s=None),
-                reason="first run of this script: it is profiled for a minute, then the deadline is decided",
-            )
-        asked = replace(record, promise=replace(record.promise, admitted=True, pending=False))
-        self._records[record.job_id] = asked
-        answer = self._scheduler.admit(asked, self._records, self._known, self.clock())
-        return self._to_promise(asked, answer)
-
-    def _to_promise(self, record: JobRecord, answer: Admission) -> Promise:
-        margin_s = self._known[record.job_id].startup_s
-        if not answer.admitted:
-            earliest_s = answer.earliest_deadline_s
-            return Promise(
-                admitted=False,
-                estimate=Estimate(finish_s=None, source=self._known[record.job_id].source),
-                earliest_deadline_s=None if earliest_s is None else earliest_s + margin_s,
-                reason=answer.reason or "the deadline cannot be kept beside what was promised to others",
-            )
-        return Promise(admitted=True, guaranteed_s=record.request.deadline_s, estimate=self._estimate(record))
-
-    def _estimate(self, record: JobRecord) -> Estimate:
-        cluster = self._scheduler.cluster
-        records = [r for r in self._records.values() if r.phase in (Phase.QUEUED, Phase.RUNNING)]
-        return estimate(record, records, self._known, cluster, self._scheduler.policy_text, self.clock())
-
-    def _why(self, record: JobRecord) -> str:
-        if record.phase is not Phase.QUEUED or record.reason:
-            return record.reason or record.phase.value
-        others = [r for r in self._records.values() if r.wanted]
-        used, slots = sum(len(r.wanted) for r in others), self._scheduler.cluster.capacity
-        if self.trouble:
-            return f"the control plane is in trouble: {self.trouble}"
-        holders = ", ".join(sorted(r.request.name for r in others)[:5])
-        return f"{used} of {slots} slots are in use ({holders or 'nobody'}); policy decides in a moment"
+        return promises.promise(record, self._book, self._scheduler, self.clock())
 
     # -- the loop's parts --------------------------------------------------------------------------------
 
     def _report(self, report: Report, now_s: float) -> None:
-        record, knowledge = self._records.get(report.job_id), self._known.get(report.job_id)
+        record, knowledge = self._book.records.get(report.job_id), self._book.known.get(report.job_id)
         if record is None or knowledge is None:
             return
         data = dict(report.data)
@@ -487,23 +369,23 @@ class ControlPlane:
                 events.append(Event(now_s, kind, node=node.name, data=data))
         hurt = self._scheduler.set_cluster(cluster)
         if events:
-            self._publish(self.store.save([], events), events)
+            self._book.publish(self.store.save([], events), events)
         for job_id, survivors in hurt.items():
-            if job_id in self._records:
+            if job_id in self._book.records:
                 granted = lifecycle.Granted(survivors, "a node it was on is gone")
-                self._happen(self._records[job_id], granted, now_s)
+                self._happen(self._book.records[job_id], granted, now_s)
         self._decide = True
 
     def _reconcile(self, now_s: float) -> None:
         """Compare what should run with what does, and set right what differs."""
         self._observed = self.engine.observe()
         for job_id, observed in self._observed.items():
-            record = self._records.get(job_id)
+            record = self._book.records.get(job_id)
             if record is not None:
                 self._happen(record, lifecycle.Seen(observed), now_s)
             elif observed.state not in (RunState.FINISHED, RunState.FAILED):
                 self.engine.end(job_id)
-        for job_id, record in list(self._records.items()):
+        for job_id, record in list(self._book.records.items()):
             if record.phase is not Phase.RUNNING or job_id in self._observed:
                 self._missing_since.pop(job_id, None)
                 continue
@@ -514,7 +396,7 @@ class ControlPlane:
 
     def _advance_probes(self, now_s: float) -> None:
         for job_id, probe in list(self._scheduler.probes.items()):
-            knowledge, record = self._known[job_id], self._records[job_id]
+            knowledge, record = self._book.known[job_id], self._book.records[job_id]
             seen = sum(n for (_, workers, _), n in knowledge.seen.items() if workers == probe.sizes[0])
             trains = bool(knowledge.seen)
             if not trains:
@@ -526,30 +408,23 @@ class ControlPlane:
                 self._answer_after_probe(record, now_s)
 
     def _answer_after_probe(self, record: JobRecord, now_s: float) -> None:
-        knowledge = self._known[record.job_id]
-        if record.request.deadline_s is None or not record.promise.pending:
-            return
-        if not knowledge.known:
-            promise = Promise(
-                admitted=False,
-                estimate=Estimate(finish_s=None),
-                reason="the job did not say how long it trains, so no finish can be promised",
-            )
-        else:
-            promise = self._promise(replace(record, promise=replace(record.promise, pending=False)))
-        self._happen(record, lifecycle.Answered(promise), now_s)
+        if record.request.deadline_s is not None and record.promise.pending:
+            answer = promises.after_profiling(record, self._book, self._scheduler, now_s)
+            self._happen(record, lifecycle.Answered(answer), now_s)
 
     def _allocate(self, now_s: float) -> None:
         started = time.perf_counter()
-        changed, wake_s = self._scheduler.decide(self._records, self._known, now_s)
+        changed, wake_s = self._scheduler.decide(self._book.records, self._book.known, now_s)
         self.decision_s += time.perf_counter() - started
         self.decisions += 1
         interval_s = self._scheduler.policy.interval_s
         self._decide_at_s = min(wake_s, now_s + interval_s if interval_s else np.inf)
         # Whoever shrinks goes first, so that slots are free before somebody is told to use them.
-        order = sorted(changed.items(), key=lambda item: len(item[1]) - len(self._records[item[0]].wanted))
+        order = sorted(
+            changed.items(), key=lambda item: len(item[1]) - len(self._book.records[item[0]].wanted)
+        )
         for job_id, placement in order:
-            self._grant(self._records[job_id], placement, now_s)
+            self._grant(self._book.records[job_id], placement, now_s)
 
     def _grant(self, record: JobRecord, placement: Placement, now_s: float) -> None:
         if placement and not record.wanted:
@@ -561,12 +436,8 @@ class ControlPlane:
     def _happen(
         self, record: JobRecord, happening: lifecycle.Happening, now_s: float, *, save: bool = True
     ) -> None:
-        """Feed the state machine, write what came out, then carry it out."""
-        changed, instructions = lifecycle.step(record, happening, now_s)
-        events = [one.event for one in instructions if isinstance(one, lifecycle.Log)]
-        if (changed != record and save) or events:
-            self._publish(self.store.save([changed], events), events)
-        self._records[record.job_id] = changed
+        """Feed the state machine, have it written, then carry out what it says."""
+        changed, instructions = self._book.happen(record, happening, now_s, save=save)
         for one in instructions:
             if isinstance(one, lifecycle.Apply):
                 self.engine.apply(self._launch(changed), changed.wanted)
@@ -575,20 +446,8 @@ class ControlPlane:
             elif isinstance(one, lifecycle.Reschedule):
                 self._decide = True
         if changed.phase.over:
-            self._remember(changed)
+            self._book.remember(changed, now_s)
             self._forget(changed.job_id)
-
-    def _publish(self, seqs: Sequence[int], events: Sequence[Event]) -> None:
-        for seq, event in zip(seqs, events, strict=True):
-            for callback in list(self._subscribers.values()):
-                # A subscriber that fails is its own trouble, not the job's.
-                with contextlib.suppress(Exception):
-                    callback(seq, event)
-
-    def _remember(self, record: JobRecord) -> None:
-        knowledge = self._known.get(record.job_id)
-        if knowledge is not None and knowledge.belief is not None and knowledge.belief.known:
-            self.store.remember(knowledge.fingerprint, self.clock(), knowledge.to_json())
 
     def _new_record(self, request: JobRequest, owner: str) -> JobRecord:
         return JobRecord(
@@ -601,19 +460,15 @@ class ControlPlane:
         )
 
     def _add(self, record: JobRecord) -> None:
-        mark = fingerprint(record.request)
-        knowledge = Knowledge.from_history(mark, self.store.recall(mark))
-        if record.of is not None:
-            knowledge.of = record.of
-        self._records[record.job_id] = record
-        self._known[record.job_id] = knowledge
+        self._book.add(record)
         self._scheduler.add(record)
 
     def _forget(self, job_id: str) -> None:
         """The job is over: it stays in the store and leaves memory."""
         self._scheduler.remove(job_id)
-        for book in (self._records, self._known, self._missing_since, self._granted_at, self._saved_at):
-            book.pop(job_id, None)
+        self._book.remove(job_id)
+        for times in (self._missing_since, self._granted_at, self._saved_at):
+            times.pop(job_id, None)
 
     def _cluster(self) -> Cluster:
         """The engine's nodes, less the drained ones."""
@@ -665,11 +520,3 @@ def _submission(record: JobRecord) -> list[Event]:
         given = {"finish_s": promise.guaranteed_s, "estimate_s": promise.estimate.finish_s}
         events.append(Event(record.submitted_s, EventKind.ADMITTED, job_id=record.job_id, data=given))
     return events
-
-
-def active(plane: ControlPlane) -> Iterator[JobRecord]:
-    """Jobs that are not over."""
-    yield from (r for r in plane.jobs(limit=1_000_000) if not r.phase.over)
-
-
-__all__ = ["MOST_JOBS", "ControlPlane", "NodeView", "active"]

@@ -1,0 +1,83 @@
+"""The book of active jobs: their records and what is known of them, written through to the store.
+
+Every change goes through the state machine, is on disk with its events before anybody hears of it, and comes
+back as instructions for whoever carries them out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Sequence
+
+from swell.control import lifecycle
+from swell.control.knowledge import Knowledge, fingerprint
+from swell.control.model import JobRecord, Phase
+from swell.control.store import Store
+from swell.domain import Event
+
+Subscriber = Callable[[int, Event], None]
+
+
+class Book:
+    """Jobs that are not over. Those that are stay in the store and leave memory."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.records: dict[str, JobRecord] = {}
+        self.known: dict[str, Knowledge] = {}
+        self._subscribers: dict[int, Subscriber] = {}
+
+    def add(self, record: JobRecord) -> None:
+        """Take in a job, with what earlier jobs of its kind taught."""
+        mark = fingerprint(record.request)
+        knowledge = Knowledge.from_history(mark, self.store.recall(mark))
+        if record.of is not None:
+            knowledge.of = record.of
+        self.records[record.job_id] = record
+        self.known[record.job_id] = knowledge
+
+    def remove(self, job_id: str) -> None:
+        """Let a job go."""
+        self.records.pop(job_id, None)
+        self.known.pop(job_id, None)
+
+    def happen(
+        self, record: JobRecord, happening: lifecycle.Happening, now_s: float, *, save: bool = True
+    ) -> tuple[JobRecord, list[lifecycle.Instruction]]:
+        """Feed the state machine and write what came out; the instructions are the caller's."""
+        changed, instructions = lifecycle.step(record, happening, now_s)
+        events = [one.event for one in instructions if isinstance(one, lifecycle.Log)]
+        if (changed != record and save) or events:
+            self.publish(self.store.save([changed], events), events)
+        self.records[record.job_id] = changed
+        return changed, instructions
+
+    def remember(self, record: JobRecord, now_s: float) -> None:
+        """Keep what an ended job taught for the next of its kind."""
+        knowledge = self.known.get(record.job_id)
+        if knowledge is not None and knowledge.belief is not None and knowledge.belief.known:
+            self.store.remember(knowledge.fingerprint, now_s, knowledge.to_json())
+
+    def active(self) -> list[JobRecord]:
+        """Jobs that want slots now."""
+        return [r for r in self.records.values() if r.phase in (Phase.QUEUED, Phase.RUNNING)]
+
+    def subscribe(self, callback: Subscriber) -> Callable[[], None]:
+        """Be told of every event once it is on disk; call the result to stop."""
+        key = secrets.randbits(62)
+        self._subscribers[key] = callback
+        return lambda: self._subscribers.pop(key, None) and None
+
+    @property
+    def subscribers(self) -> int:
+        """How many listen."""
+        return len(self._subscribers)
+
+    def publish(self, seqs: Sequence[int], events: Sequence[Event]) -> None:
+        """Tell whoever listens."""
+        for seq, event in zip(seqs, events, strict=True):
+            for callback in list(self._subscribers.values()):
+                # A subscriber that fails is its own trouble, not the job's.
+                with contextlib.suppress(Exception):
+                    callback(seq, event)

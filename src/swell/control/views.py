@@ -1,0 +1,99 @@
+"""What people are shown: nodes, figures, and why a job is where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swell.control.book import Book
+from swell.control.model import JobRecord, Phase
+from swell.control.promises import likely
+from swell.control.scheduler import Scheduler
+from swell.domain import Cluster, Event, EventKind
+
+_ALLOCATIONS = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as people see it."""
+
+    name: str
+    gpus: int
+    gpu_type: str
+    up: bool
+    draining: bool
+    used: int
+
+
+def nodes(cluster: Cluster, drained: set[str], records: Iterable[JobRecord]) -> list[NodeView]:
+    """The nodes, and how many of their slots are in use."""
+    used = [0] * len(cluster.nodes)
+    for record in records:
+        for slot in record.wanted:
+            used[int(cluster.node_of_gpu[slot])] += 1
+    return [
+        NodeView(n.name, n.gpus, n.gpu_type, n.up, n.name in drained, used[i])
+        for i, n in enumerate(cluster.nodes)
+    ]
+
+
+def why(record: JobRecord, book: Book, scheduler: Scheduler, trouble: str) -> str:
+    """One line on why a job is where it is."""
+    if record.job_id in scheduler.probes:
+        sizes = ", ".join(map(str, scheduler.probes[record.job_id].sizes))
+        return f"is being profiled, a few steps at each size (to go: {sizes} workers)"
+    if record.phase is not Phase.QUEUED:
+        return record.reason or record.phase.value
+    if trouble:
+        return f"the control plane is in trouble: {trouble}"
+    holders = [r for r in book.records.values() if r.wanted]
+    used, slots = sum(len(r.wanted) for r in holders), scheduler.cluster.capacity
+    names = ", ".join(sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders)[:6]) or "nobody"
+    said = f"; {record.reason}" if record.reason else ""
+    policy = scheduler.policy_text
+    return f"waits: {used} of {slots} slots are in use by {names}, as policy '{policy}' decides{said}"
+
+
+def explain(
+    record: JobRecord, book: Book, scheduler: Scheduler, events: Iterable[Event], now_s: float, trouble: str
+) -> dict[str, Any]:
+    """Why a job is where it is, when it will be done, and what it went through."""
+    cluster, knowledge = scheduler.cluster, book.known.get(record.job_id)
+    answer: dict[str, Any] = {
+        "job_id": record.job_id,
+        "phase": record.phase.value,
+        "why": why(record, book, scheduler, trouble),
+        "slots": list(record.wanted),
+        "nodes": sorted({cluster.nodes[n].name for n in cluster.nodes_of(record.wanted)}),
+        "policy": scheduler.policy_text,
+        "resizes": record.resizes,
+        "pause_s": record.pause_s,
+        "profiling": record.job_id in scheduler.probes,
+        "estimate": None,
+        "curve": None,
+        "allocations": [
+            {"time_s": e.time_s, "kind": e.kind.value, "gpus": list(e.data.get("gpus", []))}
+            for e in events
+            if e.kind in _ALLOCATIONS
+        ],
+    }
+    if knowledge is not None and not record.phase.over:
+        answer["estimate"] = asdict(likely(record, book, scheduler, now_s))
+        if knowledge.belief is not None and knowledge.belief.known:
+            curve = knowledge.curve(cluster.capacity or 1, cluster.gpus_per_node)
+            answer["curve"] = [round(float(rate), 6) for rate in curve]
+    return answer
+
+
+def stats(book: Book, scheduler: Scheduler) -> dict[str, float]:
+    """Figures for monitoring."""
+    phases = {f"jobs_{phase.value}": 0.0 for phase in Phase if not phase.over}
+    for record in book.records.values():
+        phases[f"jobs_{record.phase.value}"] += 1
+    return phases | {
+        "slots": float(scheduler.cluster.capacity),
+        "slots_used": float(sum(len(r.wanted) for r in book.records.values())),
+        "subscribers": float(book.subscribers),
+    }
