@@ -11,11 +11,12 @@ an interval. All that happened meanwhile becomes one decision.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 from swell.control import lifecycle, promises, views
 from swell.control.book import Book, Subscriber
 from swell.control.errors import NotFound
+from swell.control.intake import Intake, Ticket
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
 from swell.control.scheduler import Scheduler, check_fits
 from swell.control.store import Store
@@ -36,6 +38,8 @@ __all__ = ["ControlPlane", "NodeView"]
 
 GATHER_S = 0.02
 """A burst is given this long to arrive before it becomes one decision."""
+MOST_GATHER_S = 0.5
+"""With many jobs a decision takes a while; then people's requests get at least three times as long."""
 PROGRESS_EVERY_S = 5.0
 """How often a job's progress is written down."""
 PROBE_STEPS = 3
@@ -43,6 +47,13 @@ PROBE_LIMIT_S = 30.0
 """Longest that a profiling run stays at one size once it trains."""
 LOST_AFTER_S = 3.0
 """A job that should run and that the engine does not know for this long has vanished."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    request: JobRequest
+    owner: str
+    key: str | None
 
 
 class ControlPlane:
@@ -69,6 +80,7 @@ class ControlPlane:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._book = Book(store)
+        self._intake: Intake[_Submission, JobRecord] = Intake(self._take_in)
         self._observed: dict[str, Observed] = {}
         self._missing_since: dict[str, float] = {}
         self._granted_at: dict[str, float] = {}
@@ -109,15 +121,18 @@ class ControlPlane:
         self._awake.set()
 
     def _loop(self) -> None:
+        turn_s = 0.0
         while not self._stopping.is_set():
             wait_s = min(self.interval_s, max(self._decide_at_s - self.clock(), 0.0))
             if self._awake.wait(timeout=wait_s):
-                self._stopping.wait(GATHER_S)
+                self._stopping.wait(min(max(GATHER_S, 3 * turn_s), MOST_GATHER_S))
             self._awake.clear()
             if self._stopping.is_set():
                 return
             try:
+                began_s = time.perf_counter()
                 self.turn()
+                turn_s = time.perf_counter() - began_s
                 self.trouble = ""
             except SwellError as error:
                 # The store may be full or the database away: nothing was changed, so try again.
@@ -143,36 +158,56 @@ class ControlPlane:
     def submit(self, request: JobRequest, owner: str, idempotency_key: str | None = None) -> JobRecord:
         """Take a job in, or refuse its deadline. What is returned is on disk."""
         self._check(request)
+        return self._intake(_Submission(request, owner, idempotency_key))
+
+    def _take_in(self, tickets: Sequence[Ticket[_Submission, JobRecord]]) -> None:
+        """Take in all that were submitted at about the same time, in one transaction."""
+        accepted: list[tuple[JobRecord, Sequence[int], Sequence[Event]]] = []
         with self._lock:
-            if idempotency_key is not None:
-                earlier = self.store.by_key(owner, idempotency_key)
-                if earlier is not None:
-                    return self._book.records.get(earlier.job_id, earlier)
-            record = self._new_record(request, owner)
-            self._add(record)
             try:
-                record = replace(record, promise=self._promise(record))
-                if not record.promise.admitted:
-                    record = replace(
-                        record,
-                        phase=Phase.REFUSED,
-                        ended_s=record.submitted_s,
-                        reason=record.promise.reason,
-                    )
-                seqs = self.store.accept(record, idempotency_key, events := _submission(record))
+                with self.store.transaction():
+                    for ticket in tickets:
+                        try:
+                            ticket.answer = self._accept(ticket.wish, accepted)
+                        except InputError as error:
+                            ticket.refusal = error
             except BaseException:
-                self._forget(record.job_id)
+                for record, _, _ in accepted:
+                    self._forget(record.job_id)
                 raise
-            self._book.records[record.job_id] = record
-            self._book.publish(seqs, events)
-            if record.phase.over:
-                self._forget(record.job_id)
-            else:
+            for record, seqs, events in accepted:
+                self._book.publish(seqs, events)
+                if record.phase.over:
+                    self._forget(record.job_id)
+                    continue
                 self._decide = True
                 if record.promise.pending:
-                    self._scheduler.probe(record.job_id, record.submitted_s, request.max_workers)
-                self.wake()
-            return record
+                    self._scheduler.probe(record.job_id, record.submitted_s, record.request.max_workers)
+            self.wake()
+
+    def _accept(
+        self, wish: _Submission, accepted: list[tuple[JobRecord, Sequence[int], Sequence[Event]]]
+    ) -> JobRecord:
+        """Write one submission down, unless its key says that it was already."""
+        if wish.key is not None:
+            earlier = self.store.by_key(wish.owner, wish.key)
+            if earlier is not None:
+                return self._book.records.get(earlier.job_id, earlier)
+        record = self._new_record(wish.request, wish.owner)
+        self._add(record)
+        try:
+            record = replace(record, promise=self._promise(record))
+            if not record.promise.admitted:
+                record = replace(
+                    record, phase=Phase.REFUSED, ended_s=record.submitted_s, reason=record.promise.reason
+                )
+            seqs = self.store.accept(record, wish.key, events := _submission(record))
+        except BaseException:
+            self._forget(record.job_id)
+            raise
+        self._book.records[record.job_id] = record
+        accepted.append((record, seqs, events))
+        return record
 
     def quote(self, request: JobRequest, owner: str) -> Promise:
         """What submitting would answer, without submitting."""
@@ -315,12 +350,11 @@ class ControlPlane:
 
     def _check(self, request: JobRequest) -> None:
         script = Path(request.workdir, request.script)
-        if not script.is_file():
+        if not os.path.isfile(script):  # noqa: PTH113 - a name too long for the file system is not there
             raise InputError(f"script: there is no file '{script}'", field="script")
         if request.deadline_s is not None and request.deadline_s <= self.clock():
             raise InputError("deadline must be in the future", field="deadline")
-        with self._lock:
-            check_fits(self._scheduler.cluster, request.min_workers)
+        check_fits(self._scheduler.cluster, request.min_workers)
 
     def _promise(self, record: JobRecord) -> Promise:
         return promises.promise(record, self._book, self._scheduler, self.clock())

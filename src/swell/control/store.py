@@ -88,6 +88,10 @@ class Store:
         """Close the database."""
         self._database.close()
 
+    def transaction(self) -> Any:
+        """A context in which everything written is on disk at its end, or nothing is."""
+        return self._database.transaction()
+
     # -- jobs and events ---------------------------------------------------------------------------------
 
     def accept(self, record: JobRecord, key: str | None, events: Iterable[Event]) -> list[int]:
