@@ -146,7 +146,8 @@ class Adaptation:
     @property
     def epochs_worth(self) -> float:
         """Epochs at the tuned batch that training so far is worth."""
-        per_epoch = -(-len(self._loader.dataset) // self._tuned)
+        samples = len(self._loader.dataset)
+        per_epoch = samples // self._tuned if self._loader.drop_last else samples / self._tuned
         return self._mode.progress / per_epoch
 
     @property

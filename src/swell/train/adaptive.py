@@ -228,6 +228,8 @@ class BatchTuner:
             and plan.local_batch <= allowed.max_local
             and allowed.init_batch <= plan.total(replicas) <= allowed.max_batch
         ):
+            if replicas == 1 and plan.accumulation == 0:
+                return fixed_plan(allowed, plan.total(1), 1)  # accumulates above the tuned batch
             return plan
         return fixed_plan(allowed, max(allowed.init_batch, allowed.min_local * replicas), replicas)
 
