@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from swell.domain import IntArray, Placement
+from swell.placement._pack import pack
 from swell.placement.base import Placer, Share
 
 
@@ -97,37 +98,6 @@ class Packed(NodePlacer):
     largest_first = True
 
     def _choose(self, share: Share, free: IntArray) -> list[tuple[int, int]]:
-        gpus = share.gpus
-        if free.max() >= gpus:
-            return [(self._fullest(free, gpus, share), gpus)]
-        shared = self.occupancy.crossing > 0
-        order = np.argsort(-free, kind="stable")
-        apart, beside = order[~shared[order]], order[shared[order]]
-        room_apart = np.concatenate([[0], np.cumsum(free[apart])])
-        room_beside = np.concatenate([[0], np.cumsum(free[beside])])
-        fewest = int(np.searchsorted(np.cumsum(free[order]), gpus)) + 1
-        on_shared = next(
-            m
-            for m in range(max(0, fewest - len(apart)), min(fewest, len(beside)) + 1)
-            if room_apart[fewest - m] + room_beside[m] >= gpus
-        )
-        chosen = np.concatenate([apart[: fewest - on_shared], beside[:on_shared]])
-        chosen = chosen[np.argsort(-free[chosen], kind="stable")]
-        picks = fill(chosen, free, gpus)
-        last, rest = picks[-1]
-        # The rest goes on the fullest node of its kind that can hold it, and leaves the emptier ones whole.
-        others = np.where(shared == shared[last], free, 0)
-        others[chosen[:-1]] = 0
-        picks[-1] = (self._fullest(others, rest, share), rest)
-        return picks
-
-    def _fullest(self, free: IntArray, gpus: int, share: Share) -> int:
-        """The node with the least room that suffices."""
-        room = np.where(free >= gpus, free, np.iinfo(np.int64).max)
-        node = int(room.argmin())
-        if share.before:
-            first = room[node]
-            for mine in sorted(self.cluster.nodes_of(share.before)):
-                if room[mine] == first:
-                    return mine
-        return node
+        mine = np.array(sorted(self.cluster.nodes_of(share.before)), dtype=np.int64)
+        nodes, counts = pack(free, self.occupancy.crossing, share.gpus, mine)
+        return list(zip(nodes.tolist(), counts.tolist(), strict=True))
