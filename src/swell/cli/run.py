@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 
@@ -94,20 +92,14 @@ def run(
 @click.argument("workers", type=int)
 def resize(job: str, workers: int) -> None:
     """Give the running JOB another number of WORKERS."""
+    from swell.train.client import JobClient
     from swell.train.errors import TrainError
-    from swell.train.jobdir import JobDirectory
-    from swell.train.wire import Connection
 
     try:
-        directory = JobDirectory.find(job)
-        connection = Connection.open(directory.address(), directory.config()["secret"])
-        try:
-            connection.request({"type": "hello", "role": "tool"})
-            connection.request({"type": "resize", "workers": workers})
-        finally:
-            connection.close()
+        with JobClient.find(job) as client:
+            client.resize(workers)
     except OSError as error:
         raise click.ClickException(f"job {job!r} does not answer ({error}); is it still running?") from None
     except TrainError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(f"job {Path(directory.path).name}: {workers} workers wanted")
+    click.echo(f"job {job}: {workers} workers wanted")

@@ -66,6 +66,7 @@ class Coordinator:
         self.agent: Client | None = None
         self.watchers: set[Client] = set()
         self.reports: dict[str, Message] = {}
+        self.pids: dict[str, int] = {}
         self.over = asyncio.Event()
         self._last_saved = ""
 
@@ -104,7 +105,7 @@ class Coordinator:
                     self._save()
         except WireError as error:
             print(f"coordinator: refused a connection: {error}", file=sys.stderr, flush=True)  # noqa: T201
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             self._closed(client)
@@ -152,6 +153,7 @@ class Coordinator:
         if role == "worker":
             client.name = str(message["worker"])
             self.workers[client.name] = client
+            self.pids[client.name] = int(message["pid"])
             host, port = message["address"]
             out = m.hello(
                 client.name,
@@ -311,7 +313,8 @@ class Coordinator:
             "epoch": m.epoch,
             "step": m.step,
             "over": m.result is not None,
-            "reports": self.reports,
+            "pids": {n: p for n, p in self.pids.items() if n in m.workers},
+            "reports": {n: r for n, r in self.reports.items() if n in m.workers},
         }
 
     def _save(self) -> None:

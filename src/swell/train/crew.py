@@ -77,6 +77,11 @@ class Crew:
         """Members in the generation."""
         return self.mesh.size
 
+    @property
+    def nodes(self) -> int:
+        """Machines the members are on, as far as it matters: one, or several (2)."""
+        return 2 if any(self.reducer.is_far(rank) for rank in self.mesh.peers) else 1
+
     # ------------------------------------------------------------------ operations
 
     def all_reduce(

@@ -77,6 +77,11 @@ class Share:
     current: tuple[int, Range] | None = None
     """Handed to the script, not yet stepped."""
 
+    def take(self) -> tuple[int, Range]:
+        """The next micro-batch, to be handed to the script."""
+        self.current = self.pending.pop(0)
+        return self.current
+
     @property
     def samples(self) -> int:
         """How many samples this worker's gradients cover."""
@@ -123,6 +128,8 @@ class ElasticLoader:
         self.micro_batch = micro_batch
         self.train = train
         self.seed = seed
+        self.keyed = train and job.mode == "consistent"
+        """Random augmentation depends on seed, pass and sample alone, whoever fetches it."""
         self.collate = collate_fn or default_collate
         self.passes = 0
         self.cursor = 0
@@ -182,18 +189,21 @@ class ElasticLoader:
         picked: list[int] = self._order[1][low:high].tolist()
         return picked
 
-    def fetch(self, indices: list[int], keyed: bool) -> Any:
+    def fetch(self, indices: list[int]) -> Any:
         """One batch, by the loader's processes if it has any."""
-        seed = key(self.seed, self.passes, "augment") if keyed else None
+        seed = key(self.seed, self.passes, "augment") if self.keyed else None
         if self._num_workers:
             return self.pool().get(indices, seed)
         return fetch(self.dataset, indices, self.collate, seed)
 
-    def prefetch(self, upcoming: list[list[int]], keyed: bool) -> None:
-        """Let the loader's processes work ahead on these batches; anything else under way is dropped."""
+    def look_ahead(self, positions: Callable[[int], list[tuple[int, Range]]]) -> None:
+        """Let the loader's processes work on what comes next; anything else under way is dropped.
+
+        `positions` gives this worker's micro-batches of a step of a given size, if nothing changes.
+        """
         if self._num_workers:
-            seed = key(self.seed, self.passes, "augment") if keyed else None
-            self.pool().plan(upcoming, seed)
+            seed = key(self.seed, self.passes, "augment") if self.keyed else None
+            self.pool().plan(self._upcoming(positions, 1 + 2 * self._num_workers), seed)
 
     def pool(self) -> Any:
         """The loader's processes, started when first needed."""
@@ -203,8 +213,7 @@ class ElasticLoader:
             self._pool = LoaderPool(self.dataset, self.collate, self._num_workers)
         return self._pool
 
-    def upcoming(self, rank: int, size: int, steps: int) -> list[list[int]]:
-        """What this worker will need in the next `steps` steps if nothing changes (fixed parts)."""
+    def _upcoming(self, positions: Callable[[int], list[tuple[int, Range]]], steps: int) -> list[list[int]]:
         out: list[list[int]] = []
         cursor = self.cursor
         for _ in range(steps):
@@ -212,9 +221,7 @@ class ElasticLoader:
             if left <= 0 or (self.drop_last and left < self.batch_size):
                 break
             window = min(self.batch_size, left)
-            for _, (low, high) in self.job._positions(self, window, rank, size):
-                if high > low:
-                    out.append(self._slice(cursor + low, cursor + high))
+            out += [self._slice(cursor + low, cursor + high) for _, (low, high) in positions(window)]
             cursor += window
         return out
 

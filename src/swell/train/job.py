@@ -18,23 +18,28 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from swell.train import plan
+from swell.train import checks, plan
 from swell.train import state as states
 from swell.train.crew import Crew
-from swell.train.data import ElasticLoader, MapDataset, Share, key, seed_all
+from swell.train.data import ElasticLoader, MapDataset, key, seed_all
 from swell.train.errors import LEFT, RESPAWN, PeerLost, UsageError
 from swell.train.flat import FlatModel
 from swell.train.jobdir import JobDirectory
+from swell.train.keeper import Keeper
 from swell.train.link import Link
 from swell.train.mesh import Header
-from swell.train.plan import Range, Tree
+from swell.train.plan import Tree
 from swell.train.ranks import LogicalRanks, PartialSums
 from swell.train.reducer import Reduced
+from swell.train.shares import Shares
+
+if TYPE_CHECKING:
+    from swell.train.adaptation import Adaptation
 
 MODES = ("fixed", "adaptive", "consistent")
 
@@ -55,6 +60,15 @@ class Job:
         scaler: Any = None,
         seed: int = 0,
         device: torch.device | str | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every_s: float | None = 60.0,
+        checkpoint_every_steps: int | None = None,
+        keep_checkpoints: int = 3,
+        learning_rate_rule: str = "adascale",
+        warmup_epochs: float = 0.0,
+        max_batch: int | None = None,
+        min_local: int = 1,
+        max_local: int | None = None,
         link: Link | None = None,
     ) -> None:
         if mode not in MODES:
@@ -63,8 +77,8 @@ class Job:
             raise UsageError(f"step_scheduler: got {step_scheduler!r}, must be epoch, step or never")
         if logical_ranks < 1:
             raise UsageError(f"logical_ranks: got {logical_ranks}, must be at least 1")
-        _check_device(model, device)
-        _check_optimizer(model, optimizer)
+        checks.device(model, device)
+        checks.optimizer(model, optimizer)
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
@@ -75,19 +89,33 @@ class Job:
         self.steps = 0
         """Committed optimizer steps."""
         self._step_scheduler = step_scheduler
+        self._ticks = 0
+        """Steps of the scheduler so far."""
+        self._by = "progress" if mode == "adaptive" else "data"
         self._clip_norm = clip_norm
         self._logical = logical_ranks
         self._ranks = LogicalRanks(model, logical_ranks, seed) if mode == "consistent" else None
         self._flat = FlatModel(model, self._ranks.named() if self._ranks else None)
         self._sums = PartialSums(list(self._flat.parameters.values()), self._flat.grad_in)
+        self._shares = Shares(logical_ranks if self._ranks else None, self._sums)
         self._link = link
+        if checkpoint_dir is None and link is not None:
+            checkpoint_dir = link.directory.path / "checkpoints"
+        self._keeper = Keeper(checkpoint_dir, checkpoint_every_s, checkpoint_every_steps, keep_checkpoints)
         facts: Header = {"model": self._flat.layout.digest, "mode": mode, "logical_ranks": logical_ranks}
         self._crew = Crew(link, self._flat, self, facts)
+        self._adaptive: Adaptation | None = None
+        self._adaptive_options: dict[str, Any] = {
+            "learning_rate_rule": learning_rate_rule,
+            "warmup_epochs": warmup_epochs,
+            "max_batch": max_batch,
+            "min_local": min_local,
+            "max_local": max_local,
+        }
+        self._pending_adaptive: dict[str, Any] | None = None
         self._loaders: dict[str, ElasticLoader] = {}
         self._objects: dict[str, Any] = {}
         self._pending_loaders: dict[str, Any] = {}
-        self._drawn: list[ElasticLoader] = []
-        self._covered_by_others: dict[str, list[Range]] = {}
         self._entered = False
         self._rehearsing = False
         self._rehearsed = False
@@ -95,9 +123,6 @@ class Job:
         self._ended = False
         self._metrics: dict[str, float] = {}
         self._last_commit_s = time.perf_counter()
-        self._gave_state_at = -1
-        self._prepared_for = 0
-        self._batches = 0
 
     # ------------------------------------------------------------------ what scripts use
 
@@ -110,6 +135,11 @@ class Job:
     def world(self) -> int:
         """Workers in the present generation."""
         return self._crew.size
+
+    @property
+    def generation(self) -> int:
+        """The number of the present generation; grows with every change of membership."""
+        return self._crew.mesh.number
 
     @property
     def is_leader(self) -> bool:
@@ -145,9 +175,8 @@ class Job:
             raise UsageError(f"name: there are two loaders called {name!r}; give each its own")
         if train and self.mode == "consistent" and batch_size < self._logical:
             raise UsageError(
-                f"batch_size: got {batch_size}, but consistent mode has {self._logical} logical "
-                "ranks, each of "
-                f"which needs a sample; use at least {self._logical}, or fewer logical_ranks"
+                f"batch_size: got {batch_size}, but consistent mode has {self._logical} logical ranks, each "
+                f"of which needs a sample; use at least {self._logical}, or fewer logical_ranks"
             )
         made = ElasticLoader(
             self,
@@ -163,9 +192,22 @@ class Job:
             seed=self.seed if seed is None else seed,
         )
         self._loaders[name] = made
+        if train and self.mode == "adaptive":
+            self._adapt(made)
         if name in self._pending_loaders:
             made.load(self._pending_loaders.pop(name))
         return made
+
+    def _adapt(self, loader: ElasticLoader) -> None:
+        """The loader that trains is the one whose batch follows goodput."""
+        from swell.train.adaptation import Adaptation
+
+        if self._adaptive is not None:
+            raise UsageError(
+                "mode: adaptive mode tunes the batch of one training loader, and this is the second; use "
+                "mode='fixed', or train=False for loaders that only evaluate"
+            )
+        self._adaptive = Adaptation(self.optimizer, self._flat, loader, **self._adaptive_options)
 
     def register(self, name: str, value: Any) -> Any:
         """Let `value` (anything with state_dict and load_state_dict) travel with the job; returns it."""
@@ -177,13 +219,22 @@ class Job:
         self._objects[name] = value
         return value
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """The epochs still to train, up to `count`; a newcomer or a restart begins where the job is."""
+    def epochs(self, count: int, *, by: str | None = None) -> Iterator[int]:
+        """The epochs still to train, up to `count`; a newcomer or a restart begins where the job is.
+
+        In adaptive mode `count` is what they are worth at the tuned batch (`by="progress"`; larger batches
+        make less progress per sample, so there may be more passes over the data); `by="data"` counts passes.
+        """
         if count < 0:
             raise UsageError(f"epochs: got {count}, must be at least 0")
+        if by not in (None, "data", "progress"):
+            raise UsageError(f"by: got {by!r}, must be 'data' or 'progress'")
+        if by == "progress" and self.mode != "adaptive":
+            raise UsageError("by: 'progress' needs mode='adaptive', where batches differ in worth")
+        self._by = by or self._by
         self._enter()
         try:
-            while self.epoch < count:
+            while self._more(count):
                 yield self.epoch
                 if self._turned is not None:
                     self.epoch, self._turned = self._turned, None
@@ -208,13 +259,12 @@ class Job:
 
     def backward(self, loss: Tensor) -> None:
         """The first half of `step`: add this batch's gradients."""
-        if not self._drawn:
+        if not self._shares.drawn:
             raise UsageError(
-                "job.step: no batch was drawn since the last step. Iterate a loader made by "
-                "job.loader(...), and "
-                "call job.step once for each batch"
+                "job.step: no batch was drawn since the last step. Iterate a loader made by job.loader(...), "
+                "and call job.step once for each batch"
             )
-        share = self._drawn[0].share
+        share = self._shares.drawn[0].share
         if self._rehearsing or share is None or share.current is None:
             self._scaled(loss).backward()  # type: ignore[no-untyped-call]
             return
@@ -223,16 +273,16 @@ class Job:
         if self._ranks is not None:
             self._ranks.end(rank)
             self._sums.after(rank)
-        self._mark_covered()
+        self._shares.cover()
+        if self._adaptive is not None and self._crew.size == 1 and len(share.covered) == 1 and share.pending:
+            self._adaptive.after_backward(share.samples)
 
     def commit(self) -> bool:
         """The second half of `step`: if this worker's part is complete, sum with the others and update."""
         if self._rehearsing:
             self._rehearse_update()
             return False
-        if not self._drawn or any(ld.share is None or ld.share.pending for ld in self._drawn):
-            return False
-        return self._sync()
+        return self._sync() if self._shares.complete() else False
 
     def reduce(self, **values: float | Tensor) -> dict[str, float]:
         """The sum over all workers of each named value."""
@@ -269,7 +319,11 @@ class Job:
             "loaders": {name: ld.state() for name, ld in self._loaders.items()} | self._pending_loaders,
             "epoch": self.epoch,
             "steps": self.steps,
+            "ticks": self._ticks,
+            "operation": self._crew.operation,
         }
+        if self._adaptive is not None:
+            state["adaptive"] = self._adaptive.state_dict()
         if self._ranks is not None:
             state["rank_buffers"] = self._ranks.buffers
         return state
@@ -289,13 +343,24 @@ class Job:
         for name, loader in self._loaders.items():
             if name in self._pending_loaders:
                 loader.load(self._pending_loaders.pop(name))
-        self.epoch, self.steps = int(state["epoch"]), int(state["steps"])
+        if self._adaptive is not None and "adaptive" in state:
+            self._adaptive.load_state_dict(state["adaptive"])
+        self.epoch, self.steps, self._ticks = int(state["epoch"]), int(state["steps"]), int(state["ticks"])
         if self._ranks is not None:
             self._ranks.restore(state["rank_buffers"])
         self._flat.clear()
 
     def found(self) -> None:
         """Nobody has live state: begin from the newest checkpoint, if there is one."""
+        state = self._keeper.load()
+        if state is not None:
+            self.restore(state)
+            self._crew.operation = int(state["operation"])
+
+    def save(self, *, wait: bool = False) -> None:
+        """Write a checkpoint now (on the leader; the others do nothing)."""
+        if self.is_leader:
+            self._keeper.save(self.steps, self.capture(), wait=wait)
 
     # ------------------------------------------------------------------ the loop
 
@@ -304,72 +369,33 @@ class Job:
         if not loader.train:
             batches = loader.evaluation(self.rank, self.world)
             for indices in batches[:1] if self._rehearsing else batches:
-                yield loader.fetch(indices, keyed=False)
+                yield loader.fetch(indices)
             return
         if self._rehearsing and not self._rehearsed:
-            self._drawn = [loader]
+            self._shares.drawn = [loader]
             size = max(1, min(loader.window() or loader.batch_size, len(loader.dataset)))
             (low, high) = plan.parts(size, 2)[1] if size > 1 else (0, 1)
-            yield loader.fetch(loader.indices((low, high)) or [0], keyed=False)
+            yield loader.fetch(loader.indices((low, high)) or [0])
             self._rehearsed = True
         if self._rehearsing and not self._join():
             return
-        while True:
-            if loader.share is None:
-                size = loader.window()
-                if size == 0:
-                    loader.turn()
-                    return
-                loader.share = self._new_share(loader, size)
-            share = loader.share
-            if loader not in self._drawn:
-                self._drawn.append(loader)
-            if share.current is not None:  # the script went on without stepping: a part without gradient
-                self._mark_covered()
-            if not share.pending:
+        while (share := self._shares.draw(loader, self.rank, self.world)) is not None:
+            if not share.pending:  # nothing (left) for this worker in this step: take part all the same
                 self._sync()
                 continue
-            share.current = share.pending.pop(0)
-            rank, position = share.current
-            batch = loader.fetch(loader.indices(position), keyed=self._ranks is not None)
+            rank, position = share.take()
+            batch = loader.fetch(loader.indices(position))
             if self._ranks is not None:
                 self._ranks.begin(rank, self.steps)
             yield batch
-
-    def _positions(self, loader: ElasticLoader, size: int, rank: int, world: int) -> list[tuple[int, Range]]:
-        """This worker's micro-batches of a step of `size` samples."""
-        if self._ranks is not None:
-            shares = plan.parts(size, self._logical)
-            low, high = plan.blocks(self._logical, world)[rank]
-            return [(r, shares[r]) for r in range(low, high) if shares[r][0] < shares[r][1]]
-        mine = plan.parts(size, world)[rank]
-        return [(-1, r) for r in plan.micro([mine], loader.micro_batch) if r[0] < r[1]]
-
-    def _new_share(self, loader: ElasticLoader, size: int) -> Share:
-        held = self._covered_by_others.pop(loader.name, None)
-        if held:
-            ranges = plan.divide(plan.missing(size, held), self.world)[self.rank]
-            return Share(size, [(-1, r) for r in plan.micro(ranges, loader.micro_batch)])
-        share = Share(size, self._positions(loader, size, self.rank, self.world))
-        if self._ranks is not None:
-            low, high = plan.blocks(self._logical, self.world)[self.rank]
-            self._sums.start(plan.program(low, high, size, self._logical))
-        return share
-
-    def _mark_covered(self) -> None:
-        for loader in self._drawn:
-            share = loader.share
-            if share is not None and share.current is not None:
-                share.covered.append(share.current[1])
-                share.current = None
 
     # ------------------------------------------------------------------ one step, together
 
     def _sync(self) -> bool:
         """Sum the gradients with everybody's and commit. False: somebody died, samples are to be redone."""
-        share = self._drawn[0].share
+        share = self._shares.drawn[0].share
         assert share is not None
-        alone = self._crew.size == 1
+        mesh, alone = self._crew.mesh, self._crew.size == 1
         header: Header = {"what": "step", "n": share.samples, "candidate": self._offer()}
         if self._ranks is not None:
             if not alone:
@@ -379,17 +405,29 @@ class Job:
             unused = self._flat.gather(share.samples / share.size)
             if unused:
                 header["unused"] = unused
+        squares, weights = False, None
+        if self._adaptive is not None:
+            header |= self._adaptive.header()
+            squares, weights = self._adaptive.measuring, self._adaptive.weights
         if alone:
             reduced = Reduced([header], 0.0, 0.0)
         else:
             try:
-                reduced = self._crew.all_reduce(header, self._tree(share.size), squares=False)
+                reduced = self._crew.all_reduce(
+                    header, self._tree(share.size), squares=squares, weights=weights
+                )
             except PeerLost:
                 if not self._recover():
                     return False
                 assert self._crew.reducer.result is not None
                 reduced = self._crew.reducer.result
+        offered = header["candidate"]
+        agreed = mesh is self._crew.mesh and all(h["candidate"] == offered for h in reduced.headers)
         self._commit(reduced, alone)
+        if offered and agreed:
+            self._switch(offered)
+        elif offered and self._link is not None:
+            self._link.release()
         return True
 
     def _tree(self, size: int) -> Callable[[list[Header]], Tree | None]:
@@ -404,24 +442,31 @@ class Job:
             self._flat.adopt(set.intersection(*silent) if silent and self._ranks is None else set())
         elif self._ranks is not None:
             self._flat.adopt_inputs()
+        if self._adaptive is not None:
+            scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+            self._adaptive.commit(reduced, alone=alone, nodes=self._crew.nodes, unscale=scale**-2)
         self._update()
         self._flat.clear()
-        for loader in self._drawn:
-            assert loader.share is not None
-            loader.advance(loader.share.size)
-        self._drawn = []
+        share = self._shares.drawn[0].share
+        self._shares.commit()
         self._crew.completed()
         self.steps += 1
-        if self.scheduler is not None and self._step_scheduler == "step":
-            self.scheduler.step()
+        if self._step_scheduler == "step":
+            self._tick(self.steps if self._adaptive is None else self._adaptive.steps_worth)
         if self._ranks is not None:
             self._ranks.between(self.steps)
-        self._report(reduced)
-        wanted = {h["candidate"] for h in headers}
-        if len(wanted) == 1 and (number := wanted.pop()):
-            self._switch(number)
-        elif self._link is not None and header_offered(headers, self.rank):
-            self._link.release()
+        step_s = self._report(reduced)
+        if self._adaptive is not None and share is not None:
+            self._adaptive.follow()
+            self._adaptive.observe(step_s, reduced.sync_s, share.samples, len(share.covered))
+        if self.rank == 0 and self._keeper.due(self.steps):
+            self.save()
+
+    def _tick(self, due: float) -> None:
+        """Let the scheduler catch up with training: to `due` of its steps."""
+        while self.scheduler is not None and self._ticks + 1 <= due + 1e-6:
+            self.scheduler.step()
+            self._ticks += 1
 
     def _scaled(self, loss: Tensor) -> Tensor:
         scaled: Tensor = self.scaler.scale(loss) if self.scaler is not None else loss
@@ -432,11 +477,13 @@ class Job:
             self.scaler.unscale_(self.optimizer)
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._flat.parameters.values(), self._clip_norm)
-        if self.scaler is not None:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        rate = contextlib.nullcontext() if self._adaptive is None else self._adaptive.scaled_learning_rate()
+        with rate:
+            if self.scaler is not None:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
 
     def _share(self, header: Header) -> list[Header]:
         """Show `header` to everybody and return everybody's, whoever dies meanwhile."""
@@ -452,7 +499,8 @@ class Job:
             self._crew.completed()
             return headers
 
-    def _report(self, reduced: Reduced) -> None:
+    def _report(self, reduced: Reduced) -> float:
+        """Say what this step was like; returns how long it took."""
         now = time.perf_counter()
         step_s, self._last_commit_s = now - self._last_commit_s, now
         if self._link is not None:
@@ -468,6 +516,9 @@ class Job:
                 "sync_s": round(reduced.sync_s, 6),
                 "metrics": self._metrics,
             }
+            if self._adaptive is not None:
+                self._link.report |= {"adaptive": self._adaptive.report()}
+        return step_s
 
     # ------------------------------------------------------------------ membership
 
@@ -510,7 +561,7 @@ class Job:
                 continue
             self._rehearsing, self._entered = False, True
             self._link.entered(found, self.steps, self.epoch)
-            self._settle(entered.covered)
+            self._shares.settle(entered.covered, self.rank, self.world)
             self._begin_random()
             return True
 
@@ -526,6 +577,7 @@ class Job:
             self._link.leaving(number)
             self._crew.close()
             raise SystemExit(LEFT)
+        begin = time.perf_counter()
         old = self._crew.mesh
         try:
             entered = self._crew.enter(mesh, {})
@@ -535,49 +587,37 @@ class Job:
             return
         old.close()
         self._link.entered(mesh, self.steps, self.epoch)
-        self._settle(entered.covered)
+        self._shares.settle(entered.covered, self.rank, self.world)
+        if self.rank == 0:
+            self._link.event("switch", step=self.steps, world=self.world, pause_s=time.perf_counter() - begin)
 
     def _recover(self) -> bool:
         """Somebody is gone: form the next generation. True if the present operation is complete after all."""
         if self._link is None:
             raise PeerLost("a job of one has no peers to lose")
-        covered = self._coverage()
+        begin = time.perf_counter()
+        covered = self._shares.keep()
+        if covered is None:
+            self._flat.clear()
         while True:
             broken = self._crew.mesh.number
             self._crew.close()
             mesh = self._link.wait_recovery(broken)
             try:
-                entered = self._crew.enter(mesh, covered)
+                entered = self._crew.enter(mesh, covered or {})
                 break
             except PeerLost:
                 continue
         self._link.entered(mesh, self.steps, self.epoch)
-        self._settle(entered.covered if not entered.complete else {}, keep=covered)
         if entered.complete:
-            self._covered_by_others = dict(entered.covered)
+            self._shares.others = dict(entered.covered)
+        else:
+            self._shares.settle(entered.covered, self.rank, self.world)
+        if self.rank == 0:
+            self._link.event(
+                "recovery", step=self.steps, world=self.world, pause_s=time.perf_counter() - begin
+            )
         return entered.complete
-
-    def _coverage(self) -> dict[str, list[Range]]:
-        """Which samples of the present step this worker's gradients cover (none, if they cannot be kept)."""
-        if len(self._drawn) == 1 and self._ranks is None:
-            share = self._drawn[0].share
-            return {self._drawn[0].name: list(share.covered)} if share is not None else {}
-        self._flat.clear()
-        for loader in self._drawn:
-            loader.share = None
-        self._drawn = []
-        return {}
-
-    def _settle(self, covered: dict[str, list[Range]], keep: dict[str, list[Range]] | None = None) -> None:
-        """Hand out again what nobody has gradients for; whoever is in a step goes on with it."""
-        self._covered_by_others = dict(covered)
-        for loader in self._drawn:
-            share = loader.share
-            if share is None or not keep:
-                continue
-            held = self._covered_by_others.pop(loader.name, [])
-            ranges = plan.divide(plan.missing(share.size, held), self.world)[self.rank]
-            share.pending = [(-1, r) for r in plan.micro(ranges, loader.micro_batch)]
 
     def _begin_random(self) -> None:
         if self._ranks is not None:
@@ -590,57 +630,38 @@ class Job:
         with contextlib.suppress(RuntimeError):
             self._update()
         self._flat.clear()
-        self._drawn = []
+        self._shares.drawn = []
 
     def _quit_rehearsal(self) -> None:
         """The script left its loop before this worker was part of the job: begin again in a fresh process."""
         os._exit(RESPAWN)
 
+    def _more(self, count: int) -> bool:
+        """Whether another pass over the data brings training closer to `count` epochs than it is."""
+        if self._adaptive is None or self._by == "data":
+            return self.epoch < count
+        worth = self._adaptive.epochs_worth
+        return self.epoch == 0 < count or worth * (1.0 + 0.5 / max(self.epoch, 1)) < count
+
     def _end_of_epoch(self, count: int) -> None:
         self.epoch += 1
-        if self.scheduler is not None and self._step_scheduler == "epoch":
-            self.scheduler.step()
-        if self._link is not None and self.epoch < count:
+        if self._step_scheduler == "epoch":
+            by_worth = self._adaptive is not None and self._by == "progress"
+            self._tick(round(self._adaptive.epochs_worth) if self._adaptive and by_worth else self.epoch)
+        if self._link is not None and self._more(count):
             self._link.at_epoch(self.epoch)
 
     def _end(self) -> None:
         if self._ended:
             return
         self._ended = True
+        if self.is_leader:
+            self._keeper.wait()
         for loader in self._loaders.values():
             loader.close()
         if self._link is not None:
             self._link.done()
             self._link.flush()
-
-
-def header_offered(headers: list[Header], rank: int) -> bool:
-    """Whether this worker had put a candidate into its header."""
-    return bool(headers[rank]["candidate"])
-
-
-def _check_device(model: nn.Module, device: torch.device | str | None) -> None:
-    if device is None:
-        return
-    wanted = torch.device(device)
-    for name, parameter in model.named_parameters():
-        here = parameter.device
-        if here.type != wanted.type or (wanted.index is not None and here.index != wanted.index):
-            raise UsageError(
-                f"model: {name} is on {here}, but device={str(wanted)!r} was announced; call "
-                f"model.to({str(wanted)!r}) before building the optimizer"
-            )
-
-
-def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    own = {id(p) for p in model.parameters()}
-    strangers = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in own]
-    if strangers:
-        raise UsageError(
-            f"optimizer: {len(strangers)} of its parameters are not the model's (the first has shape "
-            f"{tuple(strangers[0].shape)}); build the optimizer from model.parameters(), after "
-            "moving the model"
-        )
 
 
 _taken: set[tuple[str, str]] = set()

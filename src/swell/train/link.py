@@ -240,6 +240,7 @@ class Link:
                 "type": "hello",
                 "role": "worker",
                 "worker": self.name,
+                "pid": os.getpid(),
                 "address": list(self._listener.getsockname()[:2]),
                 "status": self._status,
                 "generation": self._generation,

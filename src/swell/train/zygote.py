@@ -24,6 +24,7 @@ def prepare() -> None:
     import numpy as np
     import torch
 
+    import swell.train.checkpoint
     import swell.train.job
     import swell.train.pool
 

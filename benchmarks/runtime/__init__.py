@@ -1,0 +1,1 @@
+"""The runtime's must-show figures: `python -m benchmarks.runtime` writes one JSON with anchors beside them."""

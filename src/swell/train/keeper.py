@@ -1,0 +1,72 @@
+"""When to save a checkpoint, and what to begin from: the leader's side of `checkpoint`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from swell.train.errors import UsageError
+
+if TYPE_CHECKING:
+    from swell.train.checkpoint import Checkpointer
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Checkpoints of one job, made and read only by whoever leads."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None,
+        every_s: float | None,
+        every_steps: int | None,
+        keep: int,
+    ) -> None:
+        for name, value in (("checkpoint_every_s", every_s), ("checkpoint_every_steps", every_steps)):
+            if value is not None and value <= 0:
+                raise UsageError(f"{name}: got {value}, must be positive, or None for never")
+        self._directory = directory
+        self._every_s, self._every_steps, self._keep = every_s, every_steps, keep
+        self._made: Checkpointer | None = None
+        self._last_step, self._last_s = 0, time.monotonic()
+
+    def load(self) -> dict[str, Any] | None:
+        """The newest state that verifies."""
+        checkpointer = self._checkpointer()
+        loaded = checkpointer.load_newest() if checkpointer is not None else None
+        if loaded is None:
+            return None
+        log.warning("resumed from %s", loaded.path)
+        self._last_step = loaded.step
+        state: dict[str, Any] = loaded.state
+        return state
+
+    def due(self, step: int) -> bool:
+        """Whether it is time to save."""
+        if self._directory is None:
+            return False
+        if self._every_steps is not None:
+            return step - self._last_step >= self._every_steps
+        return self._every_s is not None and time.monotonic() - self._last_s >= self._every_s
+
+    def save(self, step: int, state: dict[str, Any], *, wait: bool = False) -> None:
+        """Save `state` in the background."""
+        checkpointer = self._checkpointer()
+        if checkpointer is not None:
+            self._last_step, self._last_s = step, time.monotonic()
+            checkpointer.save(step, state, wait=wait)
+
+    def wait(self) -> None:
+        """Until what is being written is on disk."""
+        if self._made is not None:
+            self._made.wait()
+
+    def _checkpointer(self) -> Checkpointer | None:
+        if self._made is None and self._directory is not None:
+            from swell.train.checkpoint import Checkpointer
+
+            self._made = Checkpointer(self._directory, keep=self._keep)
+        return self._made

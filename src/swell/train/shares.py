@@ -1,0 +1,97 @@
+"""This worker's part of the step under way, and what becomes of it when somebody dies."""
+
+from __future__ import annotations
+
+from swell.train import plan
+from swell.train.data import ElasticLoader, Share
+from swell.train.plan import Range
+from swell.train.ranks import PartialSums
+
+
+class Shares:
+    """The loaders drawn from in this step and this worker's share of each."""
+
+    def __init__(self, logical: int | None, sums: PartialSums) -> None:
+        self._logical = logical
+        self._sums = sums
+        self.drawn: list[ElasticLoader] = []
+        self.others: dict[str, list[Range]] = {}
+        """By loader: samples of the coming step that members hold gradients for since before a death."""
+
+    def draw(self, loader: ElasticLoader, rank: int, world: int) -> Share | None:
+        """This worker's share of the step, made when first asked for; None at the end of the pass."""
+        if loader.share is None:
+            size = loader.window()
+            if size == 0:
+                loader.turn()
+                return None
+            loader.share = self._make(loader, size, rank, world)
+            loader.look_ahead(lambda window: self.positions(loader, window, rank, world))
+        if loader not in self.drawn:
+            self.drawn.append(loader)
+        if loader.share.current is not None:  # the script went on without stepping: a part without gradient
+            self.cover()
+        return loader.share
+
+    def positions(self, loader: ElasticLoader, size: int, rank: int, world: int) -> list[tuple[int, Range]]:
+        """A worker's micro-batches of a step of `size` samples, as (logical rank or -1, range)."""
+        if self._logical is not None:
+            cut = plan.parts(size, self._logical)
+            low, high = plan.blocks(self._logical, world)[rank]
+            return [(r, cut[r]) for r in range(low, high) if cut[r][0] < cut[r][1]]
+        mine = plan.parts(size, world)[rank]
+        return [(-1, r) for r in plan.micro([mine], loader.micro_batch) if r[0] < r[1]]
+
+    def cover(self) -> None:
+        """The batches handed out last are in the gradients now."""
+        for loader in self.drawn:
+            if loader.share is not None and loader.share.current is not None:
+                loader.share.covered.append(loader.share.current[1])
+                loader.share.current = None
+
+    def complete(self) -> bool:
+        """Whether this worker has done its share of the step."""
+        return bool(self.drawn) and all(ld.share is not None and not ld.share.pending for ld in self.drawn)
+
+    def commit(self) -> None:
+        """The step took effect: the cursors move."""
+        for loader in self.drawn:
+            assert loader.share is not None
+            loader.advance(loader.share.size)
+        self.drawn = []
+
+    def keep(self) -> dict[str, list[Range]] | None:
+        """Somebody died: what this worker's gradients cover, or None if the step has to begin again.
+
+        It does with logical ranks (the tree depends on the number of workers) and with several loaders at
+        once (their shares would have to be cut alike).
+        """
+        if not self.drawn:
+            return {}
+        if len(self.drawn) == 1 and self._logical is None:
+            share = self.drawn[0].share
+            return {self.drawn[0].name: list(share.covered)} if share is not None else {}
+        for loader in self.drawn:
+            loader.share = None
+        self.drawn = []
+        return None
+
+    def settle(self, covered: dict[str, list[Range]], rank: int, world: int) -> None:
+        """Hand out again what nobody has gradients for; whoever is in a step goes on with it."""
+        self.others = dict(covered)
+        for loader in self.drawn:
+            share = loader.share
+            if share is not None:
+                held = self.others.pop(loader.name, [])
+                ranges = plan.divide(plan.missing(share.size, held), world)[rank]
+                share.pending = [(-1, r) for r in plan.micro(ranges, loader.micro_batch)]
+
+    def _make(self, loader: ElasticLoader, size: int, rank: int, world: int) -> Share:
+        held = self.others.pop(loader.name, None)
+        if held:
+            ranges = plan.divide(plan.missing(size, held), world)[rank]
+            return Share(size, [(-1, r) for r in plan.micro(ranges, loader.micro_batch)])
+        if self._logical is not None:
+            low, high = plan.blocks(self._logical, world)[rank]
+            self._sums.start(plan.program(low, high, size, self._logical))
+        return Share(size, self.positions(loader, size, rank, world))
