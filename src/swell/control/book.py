@@ -61,7 +61,8 @@ class Book:
 
     def active(self) -> list[JobRecord]:
         """Jobs that want slots now."""
-        return [r for r in self.records.values() if r.phase in (Phase.QUEUED, Phase.RUNNING)]
+        queued, running = Phase.QUEUED, Phase.RUNNING  # members are looked up once: there may be thousands
+        return [r for r in self.records.values() if r.phase is queued or r.phase is running]
 
     def subscribe(self, callback: Subscriber) -> Callable[[], None]:
         """Be told of every event once it is on disk; call the result to stop."""

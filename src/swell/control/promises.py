@@ -21,6 +21,9 @@ NO_LENGTH = "the job did not say how long it trains, so no finish can be promise
 
 def likely(record: JobRecord, book: Book, scheduler: Scheduler, now_s: float) -> Estimate:
     """When a job will be done, as far as is known."""
+    knowledge = book.known[record.job_id]
+    if not knowledge.known:
+        return Estimate(finish_s=None, source=knowledge.source)
     return estimate(record, book.active(), book.known, scheduler.cluster, scheduler.policy_text, now_s)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from swell.control.database import Database
@@ -238,7 +237,12 @@ class Store:
 
 def record_to_json(record: JobRecord) -> str:
     """A record as JSON text."""
-    return json.dumps(asdict(record), separators=(",", ":"))
+    return json.dumps(record, separators=(",", ":"), default=_plain)
+
+
+def _plain(part: Any) -> dict[str, Any]:
+    """One level of a dataclass: the encoder asks again for what is inside."""
+    return {name: getattr(part, name) for name in part.__dataclass_fields__}
 
 
 def record_from_json(text: str) -> JobRecord:
