@@ -125,8 +125,11 @@ def main() -> None:
             decide(make_policy(name), min(jobs, 40), Cluster.parse("4x8"))  # compile first
             figures.setdefault(name, {})[jobs] = decide(make_policy(name), jobs, cluster)
     header = sorted({jobs for row in figures.values() for jobs in row})
-    rows: list[list[Any]] = [[n, *(figures[n].get(jobs) for jobs in header)] for n in figures]
-    table("CPU seconds of one decision, by active jobs", ["policy", *map(str, header)], rows)
+    rows: list[list[Any]] = [
+        [n, *(f"{1e3 * figures[n][jobs]:.2f}" if jobs in figures[n] else None for jobs in header)]
+        for n in figures
+    ]
+    table("CPU milliseconds of one decision, by active jobs", ["policy", *map(str, header)], rows)
     write_json("decision-time", figures)
     if args.plot:
         plot(figures)
