@@ -9,12 +9,17 @@ What is as in the authors' search: population, single-point crossover over jobs,
 repair and its order, warm start. What differs: theirs selects by NSGA-II with cluster utility as a second
 objective, whose Pareto front is then thrown away but for the point of best fitness; ours selects on the
 fitness alone (binary tournament, the best of parents and children survive, no individual twice), is seeded
-with a greedy solution by the caller, and stops once the best has not improved for a while.
+with a greedy solution by the caller, stops once the best has not improved for a while, and has a fourth
+kind of child: its mother with one GPU handed from one job to another, which the three mutations hardly
+ever do.
+
+Loops are written out and sorting is done by hand where numpy has a word for it: compiling numpy's takes
+seconds, at the first use on a machine.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +36,8 @@ RESET = 0.1
 """Share of the jobs that a mutation puts back on what they hold now."""
 THIN = 0.1
 """Share of the jobs that a mutation thins out, and of their cells that it empties."""
+HAND_OVER = 0.5
+"""Share of the children that are one GPU changing hands, and not a crossover with mutations."""
 MAX_NODES = 16
 """A job is never spread over more nodes than this."""
 
@@ -58,6 +65,31 @@ class Found(NamedTuple):
     population: Population
     losses: FloatArray
     generations: int
+
+
+@compiled
+def _copy(target: Cells, source: Cells, first: int, last: int) -> None:
+    for j in range(first, last):
+        for m in range(target.shape[1]):
+            target[j, m] = source[j, m]
+
+
+@compiled
+def rank_by(values: FloatArray, order: IntArray, start: int, stop: int) -> None:
+    """Sort `order[:stop]` by ascending value, equals as they come; `order[:start]` is sorted already."""
+    for i in range(start, stop):
+        which = order[i]
+        low = 0
+        high = i
+        while low < high:
+            middle = (low + high) // 2
+            if values[order[middle]] <= values[which]:
+                low = middle + 1
+            else:
+                high = middle
+        for j in range(i, low, -1):
+            order[j] = order[j - 1]
+        order[low] = which
 
 
 @compiled
@@ -90,7 +122,8 @@ def repair(problem: Problem, cells: Cells, rng: np.random.Generator, order: IntA
     """Make an individual legal in place; `order` and `used` are scratch, one entry per node."""
     jobs, nodes = cells.shape
     if problem.one_distributed:
-        used[:] = 0
+        for m in range(nodes):
+            used[m] = 0
         for j in range(jobs):
             span = 0
             for m in range(nodes):
@@ -110,7 +143,8 @@ def repair(problem: Problem, cells: Cells, rng: np.random.Generator, order: IntA
             span += cells[j, m] > 0
         if gpus > problem.max_gpus[j] or span > MAX_NODES:
             _clip(cells[j], problem.max_gpus[j], rng, order)
-    used[:] = 0
+    for m in range(nodes):
+        used[m] = 0
     for j in range(jobs):
         gpus = 0
         for m in range(nodes):
@@ -122,7 +156,8 @@ def repair(problem: Problem, cells: Cells, rng: np.random.Generator, order: IntA
                 gpus += cells[j, m]
         # Not given back to later jobs, as in the authors' order: this repair is the last.
         if gpus < problem.min_gpus[j]:
-            cells[j] = 0
+            for m in range(nodes):
+                cells[j, m] = 0
 
 
 @compiled
@@ -151,11 +186,12 @@ def mutate(
 ) -> None:
     """The three mutations in place; `used` and `holders` are scratch, one entry per node."""
     jobs, nodes = cells.shape
-    used[:] = 0
-    holders[:] = 0
+    for m in range(nodes):
+        used[m] = 0
+        holders[m] = 0
     for j in range(jobs):
         if rng.random() < RESET:
-            cells[j] = problem.present[j]
+            _copy(cells, problem.present, j, j + 1)
         if rng.random() < THIN:
             for m in range(nodes):
                 if cells[j, m] > 0 and rng.random() < THIN:
@@ -177,6 +213,23 @@ def mutate(
         while j < jobs:
             cells[j, m] += int(rng.random() * (most - cells[j, m] + 1))
             j += 1 + _skip(jobs, rng)
+
+
+@compiled
+def hand_over(cells: Cells, rng: np.random.Generator) -> None:
+    """A mutation of ours: on one node a job hands one GPU to another, or gives it up."""
+    jobs, nodes = cells.shape
+    m = int(rng.random() * nodes)
+    count = 0
+    giver = -1
+    for j in range(jobs):
+        if cells[j, m] > 0:
+            count += 1
+            if rng.random() * count < 1.0:
+                giver = j
+    if giver >= 0:
+        cells[giver, m] -= 1
+        cells[int(rng.random() * jobs), m] += 1
 
 
 @compiled
@@ -203,17 +256,19 @@ def _same(one: Cells, other: Cells) -> bool:
 
 
 @compiled
-def _survivors(pool: Population, losses: FloatArray, ranked: IntArray, size: int, kept: IntArray) -> int:
-    """Fill `kept` with the best of the pool, no individual twice; how many there are."""
+def _survivors(pool: Population, losses: FloatArray, ranked: IntArray, count: int, size: int) -> int:
+    """Move the best `size` of the ranked to the front, no individual twice; how many there are."""
     alive = 0
-    for i in ranked:
+    for r in range(count):
+        i = ranked[r]
         twin = False
         back = alive - 1
-        while back >= 0 and losses[kept[back]] == losses[i] and not twin:
-            twin = _same(pool[kept[back]], pool[i])
+        while back >= 0 and losses[ranked[back]] == losses[i] and not twin:
+            twin = _same(pool[ranked[back]], pool[i])
             back -= 1
         if not twin:
-            kept[alive] = i
+            ranked[r] = ranked[alive]
+            ranked[alive] = i
             alive += 1
             if alive == size:
                 break
@@ -223,64 +278,53 @@ def _survivors(pool: Population, losses: FloatArray, ranked: IntArray, size: int
 @compiled
 def _evolve(
     problem: Problem,
-    start: Population,
+    pool: Population,
+    losses: FloatArray,
+    ranked: IntArray,
+    count: int,
     size: int,
     generations: int,
     patience: int,
     rng: np.random.Generator,
-) -> tuple[Population, FloatArray, int]:
+) -> tuple[int, int]:
+    """Evolve the first `count` individuals of the pool; how many live at the end, and the generations.
+
+    Individuals stay where they are in the pool; `ranked` lists the places, those of the living first and
+    best first, so that the children of a generation take the places behind them.
+    """
     jobs, nodes = problem.present.shape
     order = np.empty(nodes, np.int64)
     used = np.empty(nodes, np.int64)
     holders = np.empty(nodes, np.int64)
-    children = size + size % 2
-    slots = max(size + children, start.shape[0])
-    # Individuals stay where they are; `kept` lists the living, best first, and `spare` the other places.
-    pool = np.empty((slots, jobs, nodes), np.int16)
-    losses = np.empty(slots, np.float64)
-    for i in range(start.shape[0]):
-        pool[i] = start[i]
+    for i in range(count):
         repair(problem, pool[i], rng, order, used)
         losses[i] = total_loss(problem, pool[i])
-    kept = np.empty(slots, np.int64)
-    ranked = np.argsort(losses[: start.shape[0]], kind="mergesort")
-    alive = _survivors(pool, losses, ranked, size, kept)
-    spare = np.empty(slots, np.int64)
-    living = np.empty(slots, np.bool_)
-    candidates = np.empty(slots, np.int64)
+    rank_by(losses, ranked, 0, count)
+    alive = _survivors(pool, losses, ranked, count, size)
     idle = 0
     generation = 0
     while generation < generations and idle < patience:
         generation += 1
-        best = losses[kept[0]]
-        living[:] = False
-        living[kept[:alive]] = True
-        count = 0
-        for i in range(slots):
-            if not living[i]:
-                spare[count] = i
-                count += 1
-        for c in range(0, children, 2):
-            mother = pool[kept[_tournament(alive, rng)]]
-            father = pool[kept[_tournament(alive, rng)]]
-            cut = int(rng.random() * jobs)
-            for twin in range(2):
-                if twin == 1:
-                    mother, father = father, mother
-                child = pool[spare[c + twin]]
-                child[:cut] = mother[:cut]
-                child[cut:] = father[cut:]
+        best = losses[ranked[0]]
+        for c in range(size):
+            mother = pool[ranked[_tournament(alive, rng)]]
+            place = ranked[alive + c]
+            child = pool[place]
+            if rng.random() < HAND_OVER:
+                _copy(child, mother, 0, jobs)
+                hand_over(child, rng)
+            else:
+                cut = int(rng.random() * jobs)
+                _copy(child, mother, 0, cut)
+                _copy(child, pool[ranked[_tournament(alive, rng)]], cut, jobs)
                 mutate(problem, child, rng, used, holders)
-                repair(problem, child, rng, order, used)
-                losses[spare[c + twin]] = total_loss(problem, child)
-        # Parents before children: of two equals the older one stays.
-        candidates[:alive] = kept[:alive]
-        candidates[alive : alive + children] = spare[:children]
-        pooled = candidates[: alive + children].copy()
-        ranked = pooled[np.argsort(losses[pooled], kind="mergesort")]
-        alive = _survivors(pool, losses, ranked, size, kept)
-        idle = 0 if losses[kept[0]] < best else idle + 1
-    return pool[kept[:alive]], losses[kept[:alive]], generation
+            repair(problem, child, rng, order, used)
+            losses[place] = total_loss(problem, child)
+        # Of two equals the older one stays.
+        rank_by(losses, ranked, alive, alive + size)
+        alive = _survivors(pool, losses, ranked, alive + size, size)
+        idle = 0 if losses[ranked[0]] < best else idle + 1
+    return alive, generation
 
 
 def evolve(
@@ -293,5 +337,11 @@ def evolve(
     rng: np.random.Generator,
 ) -> Found:
     """Search from the individuals in `start` until `generations` or `patience` of them without a gain."""
-    result: Any = _evolve(problem, start, size, generations, patience, rng)
-    return Found(*result)
+    count = len(start)
+    places = max(2 * size, count)
+    pool = np.empty((places, *problem.present.shape), dtype=np.int16)
+    pool[:count] = start
+    losses, ranked = np.empty(places), np.arange(places)
+    alive, ran = _evolve(problem, pool, losses, ranked, count, size, generations, patience, rng)
+    best = ranked[:alive]
+    return Found(pool[best], losses[best], ran)

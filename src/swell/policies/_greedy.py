@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from swell.domain import IntArray
 from swell.perf._compiled import compiled
-from swell.policies._genetic import MAX_NODES, Cells, Problem
+from swell.policies._genetic import MAX_NODES, Cells, Problem, rank_by
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -21,8 +21,11 @@ BoolArray = npt.NDArray[np.bool_]
 def greedy_counts(problem: Problem) -> IntArray:
     """How many GPUs each job should have if jobs could be packed perfectly."""
     jobs = problem.present.shape[0]
-    per_node = problem.capacity.max()
-    free = problem.capacity.sum()
+    per_node = 0
+    free = 0
+    for gpus in problem.capacity:
+        per_node = max(per_node, gpus)
+        free += gpus
     held = np.zeros(jobs, np.int64)
     for j in range(jobs):
         for m in range(problem.present.shape[1]):
@@ -33,7 +36,10 @@ def greedy_counts(problem: Problem) -> IntArray:
     for j in range(jobs):
         rate[j], step[j] = _best_step(problem, j, 0, held[j], per_node, free)
     while free > 0:
-        j = int(np.argmax(rate))
+        j = 0
+        for i in range(jobs):
+            if rate[i] > rate[j]:
+                j = i
         if rate[j] <= 0.0:
             break
         if step[j] <= free:
@@ -71,9 +77,12 @@ def place_counts(problem: Problem, counts: IntArray) -> Cells:
     """Put counts on nodes: who keeps its count stays, then the largest first on as few nodes as possible."""
     jobs, nodes = problem.present.shape
     cells = np.zeros((jobs, nodes), np.int16)
-    free = problem.capacity.copy()
+    free = np.empty(nodes, np.int64)
+    for m in range(nodes):
+        free[m] = problem.capacity[m]
     crossed = np.zeros(nodes, np.bool_)
-    moving = np.zeros(jobs, np.int64)
+    moving = np.zeros(jobs, np.float64)
+    order = np.empty(jobs, np.int64)
     for j in range(jobs):
         held = 0
         span = 0
@@ -88,11 +97,14 @@ def place_counts(problem: Problem, counts: IntArray) -> Cells:
                 free[m] -= cells[j, m]
                 crossed[m] |= span > 1 and cells[j, m] > 0
         else:
-            moving[j] = counts[j]
-    for j in np.argsort(-moving, kind="mergesort"):
+            moving[j] = -counts[j]
+        order[j] = j
+    rank_by(moving, order, 0, jobs)
+    for i in range(jobs):
+        j = order[i]
         if moving[j] == 0:
             break
-        _place(cells[j], moving[j], free, crossed, problem.one_distributed)
+        _place(cells[j], counts[j], free, crossed, problem.one_distributed)
     return cells
 
 
@@ -112,15 +124,20 @@ def _place(row: Cells, gpus: int, free: IntArray, crossed: BoolArray, one_distri
         return
     left = gpus
     span = 0
-    for m in np.argsort(-free, kind="mergesort"):
-        if left == 0 or free[m] == 0 or span == MAX_NODES:
+    while left > 0 and span < MAX_NODES:
+        next_node = -1
+        for m in range(free.size):
+            usable = row[m] == 0 and free[m] > 0 and not (one_distributed and crossed[m])
+            if usable and (next_node < 0 or free[m] > free[next_node]):
+                next_node = m
+        if next_node < 0:
             break
-        if not (one_distributed and crossed[m]):
-            row[m] = min(left, free[m])
-            left -= row[m]
-            span += 1
+        row[next_node] = min(left, free[next_node])
+        left -= row[next_node]
+        span += 1
     if gpus - left <= free[emptiest]:
-        row[:] = 0
+        for m in range(free.size):
+            row[m] = 0
         row[emptiest] = free[emptiest]
         span = 1
     for m in range(free.size):

@@ -55,7 +55,7 @@ class Pollux(Policy):
     p: float = -1.0
     """Fairness exponent: lower is fairer, 1 is the plain mean."""
     generations: int = 100
-    patience: int = 20
+    patience: int = 40
     """Generations without a gain after which the search stops."""
     population: int = 100
     restart_cost_s: float = 30.0
