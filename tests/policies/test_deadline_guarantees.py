@@ -112,9 +112,9 @@ def workloads(draw: st.DrawFn) -> Workload:
     return Workload(cluster, specs, Curves(rates), tuple(curve), tuple(work))
 
 
-@pytest.mark.parametrize("name", ["elasticflow", "edf-admission"])
+@pytest.mark.parametrize("name", ["elasticflow", "edf-admission", "oasis"])
 @pytest.mark.parametrize("pause_s", [0.0, 5.0])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(load=workloads())
 def test_no_admitted_deadline_is_missed(name: str, pause_s: float, load: Workload) -> None:
     end_s, refused = play(load, make_policy(name), pause_s)
@@ -123,10 +123,11 @@ def test_no_admitted_deadline_is_missed(name: str, pause_s: float, load: Workloa
             assert end_s[i] <= spec.deadline_s, f"{spec.job_id} ended {end_s[i] - spec.deadline_s} s late"
 
 
+@pytest.mark.parametrize("name", ["elasticflow", "oasis"])
 @settings(max_examples=60, deadline=None)
 @given(load=workloads())
-def test_best_effort_jobs_end_as_well(load: Workload) -> None:
-    end_s, refused = play(load, make_policy("elasticflow"), 0.0)
+def test_best_effort_jobs_end_as_well(name: str, load: Workload) -> None:
+    end_s, refused = play(load, make_policy(name), 0.0)
     can_run = load.curves.rates[:, [k for k in (1, 2, 4, 8, 16) if k <= load.cluster.capacity]].any(axis=1)
     for i, spec in enumerate(load.specs):
         if spec.deadline_s is None:

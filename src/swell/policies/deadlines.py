@@ -35,6 +35,7 @@ class Edf(Policy):
     goal: ClassVar[str] = "the baseline for deadlines: optimal on one machine, and only without overload"
     knows: ClassVar[Knowledge] = "profiles"
     placer: ClassVar[PlacerName] = "buddy"
+    changes_with_time: ClassVar[bool] = False
 
     widest: int = 64
     """Most GPUs to scale a job out to."""

@@ -48,6 +48,7 @@ class ElasticFlow(Policy):
     goal: ClassVar[str] = "guaranteed deadlines: admit what can be met, refuse the rest at once"
     knows: ClassVar[Knowledge] = "profiles"
     placer: ClassVar[PlacerName] = "buddy"
+    changes_with_time: ClassVar[bool] = False
 
     overhead_s: float = -1.0
     """Planned cost of a resize; negative for what the cluster says it costs."""
