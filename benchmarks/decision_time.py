@@ -142,13 +142,17 @@ def plot(figures: dict[str, dict[int, float]]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 5.5), layout="constrained")
-    for name, points in figures.items():
-        axes.plot(list(points), [1e3 * s for s in points.values()], marker="o", markersize=3, label=name)
+    figure, axes = plt.subplots(figsize=(9.5, 5.5), layout="constrained")
+    colours = matplotlib.colormaps["tab20"].colors  # type: ignore[attr-defined]
+    dearest_first = sorted(figures, key=lambda name: -list(figures[name].values())[-1])
+    for i, name in enumerate(dearest_first):
+        points = figures[name]
+        style = {"color": colours[i % 20], "marker": "os^D"[i % 4], "markersize": 4}
+        axes.plot(list(points), [1e3 * s for s in points.values()], label=name, **style)
     axes.axhline(1000, color="grey", linewidth=0.8, linestyle="--")
     axes.set(xscale="log", yscale="log", xlabel="active jobs", ylabel="one decision, CPU ms")
-    axes.set_title(f"Decision time ({GPUS_PER_JOB} GPUs a job; pollux, oasis, themis: 0.4)")
-    axes.legend(fontsize=8, ncols=2)
+    axes.set_title(f"Decision time ({GPUS_PER_JOB} GPUs a job; pollux, oasis and themis: 0.4)")
+    figure.legend(loc="outside right upper", fontsize=9, frameon=False, title="dearest first")
     path = OUT / "decision-time.png"
     figure.savefig(path, dpi=130)
     print(f"\nplot: {path}")
