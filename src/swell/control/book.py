@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from swell.control import lifecycle
 from swell.control.knowledge import Knowledge, fingerprint
 from swell.control.model import JobRecord, Phase
 from swell.control.store import Store
-from swell.domain import Event
+from swell.domain import Event, EventKind
+
+_ENDS = (EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED, EventKind.REJECTED)
 
 Subscriber = Callable[[int, Event], None]
 
@@ -47,11 +50,18 @@ class Book:
     ) -> tuple[JobRecord, list[lifecycle.Instruction]]:
         """Feed the state machine and write what came out; the instructions are the caller's."""
         changed, instructions = lifecycle.step(record, happening, now_s)
-        events = [one.event for one in instructions if isinstance(one, lifecycle.Log)]
+        events = [self._told(one.event) for one in instructions if isinstance(one, lifecycle.Log)]
         if (changed != record and save) or events:
             self.publish(self.store.save([changed], events), events)
         self.records[record.job_id] = changed
         return changed, instructions
+
+    def _told(self, event: Event) -> Event:
+        """The event of a job's end with what its run taught: all that a replay needs is in the log."""
+        knowledge = self.known.get(event.job_id or "")
+        if knowledge is None or event.kind not in _ENDS:
+            return event
+        return replace(event, data=dict(event.data) | knowledge.figures())
 
     def remember(self, record: JobRecord, now_s: float) -> None:
         """Keep what an ended job taught for the next of its kind."""

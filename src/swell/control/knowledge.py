@@ -52,15 +52,24 @@ class Knowledge:
     source: str = "none"
     """Where it comes from: 'model', 'history' or 'none'."""
     seen: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    ran: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By number of workers: iterations done and the seconds they took, as they went by."""
+    _now: tuple[float, float] | None = None
+    _before: tuple[float, float, int] | None = None
 
     @property
     def known(self) -> bool:
         """Whether speed and length are both known."""
         return self.of is not None and self.belief is not None and self.belief.known
 
+    def progressed(self, time_s: float, done: float) -> None:
+        """Take in a progress report."""
+        self._now = (time_s, done)
+
     def timing(self, data: dict[str, Any]) -> bool:
         """Take in a timing report; True if the belief changed."""
         workers, local_batch = int(data["workers"]), max(int(data["local_batch"]), 1)
+        self._passed(workers)
         accumulation = int(data.get("accumulation", 0))
         if self.batch_size is None:
             self.batch_size = workers * local_batch * (accumulation + 1)
@@ -75,6 +84,27 @@ class Knowledge:
         if self.belief.version != before:
             self.source = "model"
         return self.belief.version != before
+
+    def _passed(self, workers: int) -> None:
+        """Count the stretch since the last report, if the workers were as many at both of its ends."""
+        if self._now is None:
+            return
+        (time_s, done), before = self._now, self._before
+        if before is not None and before[2] == workers and done >= before[1] and time_s > before[0]:
+            steps, seconds = self.ran.get(workers, (0.0, 0.0))
+            self.ran[workers] = (steps + done - before[1], seconds + time_s - before[0])
+        self._before = (time_s, done, workers)
+
+    def figures(self) -> dict[str, Any]:
+        """What a replay needs to know of the job: its model, and its speed as it was seen."""
+        params = self.belief.params if self.belief is not None and self.belief.known else None
+        return {
+            "params": None if params is None else params.as_array().tolist(),
+            "batch_size": self.batch_size,
+            "rates": {str(n): steps / s for n, (steps, s) in sorted(self.ran.items()) if steps > 0},
+            "startup_s": self.startup_s,
+            "pause_s": self.pause_s,
+        }
 
     def curve(self, max_gpus: int, gpus_per_node: int, *, cautious: bool = False) -> FloatArray:
         """Iterations per second by workers; cautious: no faster on more workers than were ever seen."""

@@ -192,7 +192,8 @@ def _seen(record: JobRecord, observed: Observed, now_s: float) -> Step:
             done=record.of or record.done,
             reason="",
         )
-        log = _log(record, EventKind.FINISHED, now_s, jct_s=now_s - record.submitted_s, met=met)
+        jct_s, work = now_s - record.submitted_s, changed.done
+        log = _log(record, EventKind.FINISHED, now_s, jct_s=jct_s, met=met, work=work)
         return changed, [log, End(), Reschedule()]
     if observed.state is RunState.FAILED:
         reason = observed.reason or f"the script ended with exit code {observed.exit_code}"
@@ -204,7 +205,8 @@ def _seen(record: JobRecord, observed: Observed, now_s: float) -> Step:
             exit_code=observed.exit_code,
             reason=reason,
         )
-        log = _log(record, EventKind.FAILED, now_s, reason=reason, exit_code=observed.exit_code)
+        code, work = observed.exit_code, record.done
+        log = _log(record, EventKind.FAILED, now_s, reason=reason, exit_code=code, work=work)
         return changed, [log, End(), Reschedule()]
     if observed.placement != record.wanted and observed.state is not RunState.STOPPING:
         return record, [Apply()]
@@ -218,7 +220,11 @@ def _vanished(record: JobRecord, now_s: float) -> Step:
     if record.restarts >= record.request.max_restarts:
         reason = f"all its workers died {record.restarts + 1} times; see its logs"
         changed = replace(record, phase=Phase.FAILED, wanted=(), ended_s=now_s, reason=reason)
-        return changed, [_log(record, EventKind.FAILED, now_s, reason=reason), End(), Reschedule()]
+        return changed, [
+            _log(record, EventKind.FAILED, now_s, reason=reason, work=record.done),
+            End(),
+            Reschedule(),
+        ]
     return replace(record, restarts=record.restarts + 1), [Apply()]
 
 
@@ -252,7 +258,8 @@ def _cancelled(record: JobRecord, by: str, now_s: float) -> Step:
     if record.phase.over:
         raise Conflict(f"job '{record.job_id}' is {record.phase.value} already")
     changed = replace(record, phase=Phase.CANCELLED, wanted=(), ended_s=now_s, reason=f"cancelled by {by}")
-    return changed, [_log(record, EventKind.CANCELLED, now_s, by=by), End(), Reschedule()]
+    log = _log(record, EventKind.CANCELLED, now_s, by=by, work=record.done)
+    return changed, [log, End(), Reschedule()]
 
 
 def _paused(record: JobRecord, now_s: float) -> Step:

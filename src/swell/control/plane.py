@@ -104,9 +104,19 @@ class ControlPlane:
             self._scheduler = Scheduler(policy, self._cluster())
             for record in sorted(self.store.jobs(over=False, limit=1_000_000), key=lambda r: r.submitted_s):
                 self._add(record)
+            self._announce_nodes()
         self._thread = threading.Thread(target=self._loop, name="swell-control", daemon=True)
         self._thread.start()
         self.wake()
+
+    def _announce_nodes(self) -> None:
+        """Write down which nodes there are, where they are not those of the last time."""
+        nodes = {n.name: [n.gpus, n.gpu_type] for n in self.engine.cluster().nodes}
+        events = views.node_changes(json.loads(self.store.setting("nodes") or "{}"), nodes, self.clock())
+        if events:
+            with self.store.transaction():
+                self.store.set_setting("nodes", json.dumps(nodes))
+                self._book.publish(self.store.save([], events), events)
 
     def stop(self) -> None:
         """Stop listening and deciding. Jobs go on."""
@@ -201,7 +211,7 @@ class ControlPlane:
                 record = replace(
                     record, phase=Phase.REFUSED, ended_s=record.submitted_s, reason=record.promise.reason
                 )
-            seqs = self.store.accept(record, wish.key, events := _submission(record))
+            seqs = self.store.accept(record, wish.key, events := self._events_of(record))
         except BaseException:
             self._forget(record.job_id)
             raise
@@ -371,6 +381,7 @@ class ControlPlane:
             happening = lifecycle.Progressed(float(data["done"]), of, data.get("batch_size"))
             if of is not None:
                 knowledge.of = of
+            knowledge.progressed(report.time_s, happening.done)
             started_s = self._granted_at.pop(report.job_id, None)
             if started_s is not None:
                 knowledge.startup_s = max(report.time_s - started_s, 0.1)
@@ -493,6 +504,9 @@ class ControlPlane:
             promise=Promise(admitted=True, pending=True, estimate=Estimate(finish_s=None)),
         )
 
+    def _events_of(self, record: JobRecord) -> list[Event]:
+        return views.submission(record, self._book.known[record.job_id], self._scheduler.policy_text)
+
     def _add(self, record: JobRecord) -> None:
         self._book.add(record)
         self._scheduler.add(record)
@@ -532,25 +546,3 @@ class ControlPlane:
 def _age(record: JobRecord) -> tuple[float, str]:
     """What jobs are listed by."""
     return record.submitted_s, record.job_id
-
-
-def _submission(record: JobRecord) -> list[Event]:
-    """The events of a submission, with all that a replay needs."""
-    request, promise = record.request, record.promise
-    data = {
-        "name": request.name,
-        "owner": record.owner,
-        "model": request.script,
-        "gpus": request.workers,
-        "min_gpus": request.min_workers,
-        "max_gpus": request.max_workers,
-        "deadline_s": request.deadline_s,
-    }
-    events = [Event(record.submitted_s, EventKind.SUBMITTED, job_id=record.job_id, data=data)]
-    if not promise.admitted:
-        refusal = {"reason": promise.reason, "earliest_deadline_s": promise.earliest_deadline_s}
-        events.append(Event(record.submitted_s, EventKind.REJECTED, job_id=record.job_id, data=refusal))
-    elif not promise.pending:
-        given = {"finish_s": promise.guaranteed_s, "estimate_s": promise.estimate.finish_s}
-        events.append(Event(record.submitted_s, EventKind.ADMITTED, job_id=record.job_id, data=given))
-    return events

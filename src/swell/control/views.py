@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from swell.control.book import Book
+from swell.control.knowledge import Knowledge
 from swell.control.model import JobRecord, Phase
 from swell.control.promises import likely
 from swell.control.scheduler import Scheduler
@@ -97,3 +98,41 @@ def stats(book: Book, scheduler: Scheduler) -> dict[str, float]:
         "slots_used": float(sum(len(r.wanted) for r in book.records.values())),
         "subscribers": float(book.subscribers),
     }
+
+
+def submission(record: JobRecord, knowledge: Knowledge, policy: str) -> list[Event]:
+    """The events of a submission, with all that a replay needs."""
+    request, promise = record.request, record.promise
+    data = {
+        "name": request.name,
+        "owner": record.owner,
+        "model": request.script,
+        "fingerprint": knowledge.fingerprint,
+        "source": knowledge.source,
+        "policy": policy,
+        "gpus": request.workers,
+        "min_gpus": request.min_workers,
+        "max_gpus": request.max_workers,
+        "deadline_s": request.deadline_s,
+    }
+    events = [Event(record.submitted_s, EventKind.SUBMITTED, job_id=record.job_id, data=data)]
+    if not promise.admitted:
+        refusal = {"reason": promise.reason, "earliest_deadline_s": promise.earliest_deadline_s}
+        learnt = {"work": knowledge.of} | knowledge.figures()
+        events.append(
+            Event(record.submitted_s, EventKind.REJECTED, job_id=record.job_id, data=refusal | learnt)
+        )
+    elif not promise.pending:
+        given = {"finish_s": promise.guaranteed_s, "estimate_s": promise.estimate.finish_s}
+        events.append(Event(record.submitted_s, EventKind.ADMITTED, job_id=record.job_id, data=given))
+    return events
+
+
+def node_changes(before: Mapping[str, list[Any]], now: Mapping[str, list[Any]], now_s: float) -> list[Event]:
+    """Events for nodes (name -> slots, type) that came, went or changed."""
+    gone = [(EventKind.NODE_LOST, name, before[name]) for name in before if now.get(name) != before[name]]
+    new = [(EventKind.NODE_JOINED, name, now[name]) for name in now if now[name] != before.get(name)]
+    return [
+        Event(now_s, kind, node=name, data={"gpus": gpus, "gpu_type": gpu_type})
+        for kind, name, (gpus, gpu_type) in gone + new
+    ]
