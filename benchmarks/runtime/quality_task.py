@@ -52,7 +52,8 @@ def digits() -> Task:
     x = (torch.tensor(images, dtype=torch.float32) / 16).reshape(-1, 1, 8, 8)[order]
     y = torch.tensor(labels)[order]
     model = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10),
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -64,6 +65,23 @@ def test_estimate_finds_signal_noise_and_scale(sizes: list[list[int]], initial: 
     assert noise.var == pytest.approx(NOISE / initial, rel=0.1)
     assert noise.noise_scale(initial) == pytest.approx(NOISE / SIGNAL, rel=0.15)
     assert not noise.biased
+
+
+def test_disjoint_parts_of_a_small_data_set_are_corrected_for() -> None:
+    """Per-sample gradients of 200 samples, used in disjoint batches: the noise scale is that of the 200."""
+    rng = torch.Generator().manual_seed(2)
+    samples = torch.stack([_gradient(1, rng) for _ in range(200)])
+    mean = samples.mean(0)
+    truth = float((samples - mean).square().sum() / 199) / float(mean.square().sum())
+    corrected, plain = NoiseScale(epoch_scale=200 / 20), NoiseScale()
+    for _ in range(600):
+        batch = samples[torch.randperm(200, generator=rng)[:40]]
+        parts = [batch[:20].mean(0), batch[20:].mean(0)]
+        parts_sqr = sum(float(squared_norm(p)) for p in parts) / 2
+        for noise in (corrected, plain):
+            noise.update(parts_sqr, float(squared_norm(batch.mean(0))), 2, 2)
+    assert corrected.noise_scale(20) == pytest.approx(truth, rel=0.1)
+    assert plain.noise_scale(20) > 1.3 * truth
 
 
 def test_one_worker_measures_by_consecutive_gradients_and_says_it_is_biased() -> None:
@@ -289,13 +307,16 @@ def test_direct_measurement_finds_the_truth_and_needs_two_gradients() -> None:
         direct_noise_scale([torch.ones(3)], 16)
 
 
-def test_norms_of_ten_million_parameters_cost_a_few_milliseconds() -> None:
-    """Two norms a step must fit into 5% of a 70 ms step with room to spare on a busy machine."""
-    flat = torch.randn(10_000_000)
-    squared_norm(flat)
-    best = math.inf
-    for _ in range(10):
-        start = time.perf_counter()
-        float(squared_norm(flat))
-        best = min(best, time.perf_counter() - start)
-    assert best < 0.010
+def test_a_norm_costs_no_more_than_a_copy() -> None:
+    """It reads the buffer once and writes nothing; a busy machine slows both."""
+    flat, other = torch.randn(10_000_000), torch.empty(10_000_000)
+
+    def best(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(8):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert best(lambda: float(squared_norm(flat))) < 2.0 * best(lambda: other.copy_(flat))

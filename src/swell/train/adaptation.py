@@ -23,7 +23,7 @@ from swell.train.adaptive_mode import AdaptiveMode, Header
 from swell.train.data import ElasticLoader
 from swell.train.errors import UsageError
 from swell.train.flat import FlatModel
-from swell.train.noise import AdamPreconditioner
+from swell.train.noise import AdamPreconditioner, NoiseScale
 from swell.train.reducer import Reduced
 
 DEFAULT_GROWTH = 32
@@ -53,12 +53,14 @@ class Adaptation:
         self.weights: list[Tensor] | None = None
         """By bucket, for the reducer: what gradients are multiplied by before norms are taken."""
         self._buckets: list[Tensor] = []
+        self._generation = -1
         adam, per_parameter = self._precondition(optimizer)
         self._mode = AdaptiveMode(
             optimizer,
             limits,
             learning_rate_rule=learning_rate_rule,
             warmup_epochs=warmup_epochs,
+            epoch_scale=len(loader.dataset) / tuned,
             adam=adam,
             weights=per_parameter,
         )
@@ -91,8 +93,11 @@ class Adaptation:
         self.weights = self._buckets if self._mode.weights is not None else None
         return self._mode.measuring
 
-    def header(self) -> Header:
+    def header(self, generation: int) -> Header:
         """What goes into the header of the step, under one key."""
+        if generation != self._generation:
+            self._generation = generation
+            self._mode.membership_changed()
         return {"adaptive": self._mode.header()}
 
     def after_backward(self, samples: int) -> None:
@@ -130,10 +135,6 @@ class Adaptation:
         """The learning rate for this step, for the duration of the optimizer's step."""
         return self._mode.scaled_learning_rate()
 
-    def membership_changed(self) -> None:
-        """Another generation begins."""
-        self._mode.membership_changed()
-
     def _gradients(self) -> Sequence[Tensor]:
         found = [p.grad for p in self._flat.parameters.values()]
         return [
@@ -142,6 +143,21 @@ class Adaptation:
         ]
 
     # ------------------------------------------------------------------ progress and state
+
+    @property
+    def noise(self) -> NoiseScale:
+        """The running statistics; the same on every worker."""
+        return self._mode.noise
+
+    @property
+    def noise_scale(self) -> float:
+        """The batch size, in samples, at which noise and signal of the gradient are equally strong."""
+        return self._mode.noise.noise_scale(self._tuned)
+
+    @property
+    def preconditioner(self) -> list[Tensor] | None:
+        """By parameter, flat: what gradients are multiplied by before norms are taken; or None."""
+        return self._mode.weights
 
     @property
     def epochs_worth(self) -> float:

@@ -56,6 +56,7 @@ class AdaptiveMode:
         decide_every: int = 10,
         adam: AdamPreconditioner | None = None,
         weights: Sequence[Tensor] = (),
+        epoch_scale: float = math.inf,
         tuner: BatchTuner | None = None,
     ) -> None:
         """`adam` fills `weights`, flat buffers that match those given as `whole` and to `keep_first`."""
@@ -68,7 +69,7 @@ class AdaptiveMode:
         self._warmup_epochs = warmup_epochs
         self._every = every
         self._decide_every = decide_every
-        self.noise = NoiseScale()
+        self.noise = NoiseScale(epoch_scale=epoch_scale)
         self.tuner = tuner or BatchTuner(limits)
         self.batch = limits.init_batch
         """Samples in a step."""

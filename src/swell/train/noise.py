@@ -11,6 +11,10 @@ Both stay unbiased when parts differ in size, provided S is weighted by part siz
 then E[S] = |G|^2 + v / (mean part) and E[T] = |G|^2 + v / whole. So an uneven last batch needs no special
 case, and n need not be an integer.
 
+Samples are drawn without replacement: disjoint parts of N samples are less alike than independent ones, both
+E[S] and E[T] are v / N lower, and so is the signal. It is added back (`epoch_scale`), which matters where the
+data set is not much larger than the noise scale.
+
 Several workers give a part each. One worker that accumulates gives two: its first micro-batch and the rest.
 One worker that does not accumulate has a single part. Two consecutive gradients then stand in for two parts
 (n = 2, scale doubled); the weights moved between them, so the estimate is marked `biased` and thrown away
@@ -34,12 +38,16 @@ _V_FLOOR = 1e-3  # of a tensor's mean second moment; see AdamPreconditioner
 class NoiseScale:
     """Exponential averages of the gradient's squared norm and variance at the initial batch size."""
 
-    __slots__ = ("_decay", "_sqr", "_var", "_weight", "biased", "skipped", "updates")
+    __slots__ = ("_decay", "_epoch_scale", "_sqr", "_var", "_weight", "biased", "skipped", "updates")
 
-    def __init__(self, *, decay: float = 0.999) -> None:
+    def __init__(self, *, decay: float = 0.999, epoch_scale: float = math.inf) -> None:
+        """`epoch_scale`: size of the data set over the initial batch, where an epoch's batches are disjoint."""
         if not 0.0 < decay < 1.0:
             raise ValueError(f"decay: got {decay}, must lie strictly between 0 and 1")
+        if not epoch_scale > 0.0:
+            raise ValueError(f"epoch_scale: got {epoch_scale}, must be positive")
         self._decay = decay
+        self._epoch_scale = epoch_scale
         self._sqr = self._var = self._weight = 0.0
         self.biased = False
         self.updates = 0
@@ -93,7 +101,9 @@ class NoiseScale:
     @property
     def sqr(self) -> float:
         """Squared norm of the true gradient; single estimates may be negative, the answer is not."""
-        return max(self._sqr / self._weight, 0.0) if self.ready else 0.0
+        if not self.ready:
+            return 0.0
+        return max((self._sqr + self._var / self._epoch_scale) / self._weight, 0.0)
 
     @property
     def var(self) -> float:
