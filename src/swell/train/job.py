@@ -112,7 +112,6 @@ class Job:
             "min_local": min_local,
             "max_local": max_local,
         }
-        self._pending_adaptive: dict[str, Any] | None = None
         self._loaders: dict[str, ElasticLoader] = {}
         self._objects: dict[str, Any] = {}
         self._pending_loaders: dict[str, Any] = {}
@@ -145,6 +144,13 @@ class Job:
     def is_leader(self) -> bool:
         """True on exactly one worker: the one that prints and saves."""
         return self._crew.rank == 0 and not self._rehearsing
+
+    @property
+    def adaptive(self) -> Adaptation:
+        """What adaptive mode has found out: noise scale, progress, reports."""
+        if self._adaptive is None:
+            raise UsageError("job.adaptive: needs mode='adaptive' and a training loader made by job.loader")
+        return self._adaptive
 
     @property
     def rehearsing(self) -> bool:
@@ -407,7 +413,7 @@ class Job:
                 header["unused"] = unused
         squares, weights = False, None
         if self._adaptive is not None:
-            header |= self._adaptive.header()
+            header |= self._adaptive.header(self._crew.mesh.number)
             squares, weights = self._adaptive.measuring, self._adaptive.weights
         if alone:
             reduced = Reduced([header], 0.0, 0.0)

@@ -41,7 +41,7 @@ class NoiseScale:
     __slots__ = ("_decay", "_epoch_scale", "_sqr", "_var", "_weight", "biased", "skipped", "updates")
 
     def __init__(self, *, decay: float = 0.999, epoch_scale: float = math.inf) -> None:
-        """`epoch_scale`: size of the data set over the initial batch, where an epoch's batches are disjoint."""
+        """`epoch_scale`: size of the data set over the initial batch, if batches of an epoch are disjoint."""
         if not 0.0 < decay < 1.0:
             raise ValueError(f"decay: got {decay}, must lie strictly between 0 and 1")
         if not epoch_scale > 0.0:
