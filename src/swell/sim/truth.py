@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from swell.domain import JobSpec
 from swell.perf.belief import JobBelief
 from swell.perf.efficiency import gain
@@ -101,17 +99,16 @@ class TrainingJob:
             self.belief.observe(len(shape), sum(shape), plan.local_batch, step_s, sync_s)
             self.belief.observe_gradients(sqr, var)
         togo = float(self.thresholds[self.epoch]) - self.progress
-        left, rate = self.believed(speed, iteration_s)
+        left, rate = self.believed(speed)
         return Segment(speed, togo, rate, left)
 
-    def believed(self, speed: float = 0.0, iteration_s: float = np.inf) -> tuple[float, float]:
-        """Work left and its rate in the unit of the job's curve: progress, or iterations at a fixed batch."""
+    def believed(self, speed: float = 0.0) -> tuple[float, float]:
+        """Work left, in the unit of the job's curve, and how fast that goes down until the next segment.
+
+        A job that adapts its batch reports its progress. One that keeps its batch is known by its epochs: the
+        iterations from the start of the present one to the end (as in the Pollux authors' simulator, but for
+        the present epoch, which they leave out).
+        """
         if not self.keeps_batch:
             return float(self.thresholds[-1]) - self.progress, speed
-        return self._iterations[-1] - self._iterations_done(), 1.0 / iteration_s
-
-    def _iterations_done(self) -> float:
-        start = float(self.thresholds[self.epoch - 1]) if self.epoch else 0.0
-        before = self._iterations[self.epoch - 1] if self.epoch else 0.0
-        share = (self.progress - start) / (float(self.thresholds[self.epoch]) - start)
-        return before + share * (self._iterations[self.epoch] - before)
+        return self._iterations[-1] - (self._iterations[self.epoch - 1] if self.epoch else 0.0), 0.0
