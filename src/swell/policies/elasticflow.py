@@ -69,19 +69,14 @@ class ElasticFlow(Policy):
         jobs, pause_s = self._jobs(snapshot)
         jobs.last_s[index] -= SLACK_S  # what comes in must not hang on rounding later
         order = _by_deadline(jobs, snapshot.now_s)
-        with_it, missed = self._search(snapshot, jobs, order, pause_s)
+        plan, missed = self._search(snapshot, jobs, order, pause_s)
         if missed or index not in order:
             base = self._promises(snapshot, jobs, order[order != index], pause_s)
-            promised = np.isfinite(base.end_s)
-            promised[index] = True
-            missed = 1
-            if index in order and promised.sum() < len(order):
-                with_it, missed = self._search(snapshot, jobs, order[promised[order]], pause_s)
-            if missed:
-                with_it, missed = reserve_in_order(base, jobs, np.array([index]), pause_s)
-            if missed:
+            squeezed = self._squeeze_in(snapshot, index, jobs, order, base, pause_s)
+            if squeezed is None:
                 return self._refuse(snapshot, index, jobs, base, pause_s)
-        self._plan, self._rows = with_it, snapshot.rows
+            plan = squeezed
+        self._plan, self._rows = plan, snapshot.rows
         return Admission(True, finish_s=deadline_s)
 
     def allocate(self, snapshot: Snapshot) -> Decision:
@@ -149,6 +144,20 @@ class ElasticFlow(Policy):
                 return kept
         return plan
 
+    def _squeeze_in(
+        self, snapshot: Snapshot, index: int, jobs: Jobs, order: IntArray, base: Plan, pause_s: float
+    ) -> Plan | None:
+        """A plan with the newcomer that keeps all that `base` keeps, or None."""
+        if index not in order:
+            return None
+        kept = order[np.isfinite(base.end_s[order]) | (order == index)]
+        if len(kept) < len(order):  # some are lost with or without it
+            plan, missed = self._search(snapshot, jobs, kept, pause_s)
+            if not missed:
+                return plan
+        plan, missed = reserve_in_order(base, jobs, np.array([index]), pause_s)
+        return None if missed else plan
+
     def _refuse(self, snapshot: Snapshot, index: int, jobs: Jobs, base: Plan, pause_s: float) -> Admission:
         empty = nothing_reserved(snapshot.now_s, snapshot.capacity, len(snapshot))
         alone_s = earliest_end(empty, jobs, index, pause_s)
@@ -161,7 +170,7 @@ class ElasticFlow(Policy):
             )
         else:
             promised = int(np.isfinite(base.end_s).sum())
-            reason = f"{promised} deadlines promised before leave too few GPUs until its own"
+            reason = f"promises to other jobs ({promised}) leave too few GPUs until its deadline"
         last_s = self._earliest_last_s(index, jobs, base, empty, pause_s)
         return Admission(False, earliest_deadline_s=last_s + 3 * SLACK_S, reason=reason)
 
