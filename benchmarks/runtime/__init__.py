@@ -1,1 +1,1 @@
-"""The runtime's must-show figures: `python -m benchmarks.runtime` writes one JSON with anchors beside them."""
+"""The runtime's figures, anchors beside them: `python -m benchmarks.runtime` writes one JSON."""

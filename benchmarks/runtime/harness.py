@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def running(arguments: list[str], options: list[str], script: Path = WORKLOAD) -
 
 def gaps(steps: list[Step]) -> list[float]:
     """Time from each step to the next."""
-    return [b.at_s - a.at_s for a, b in zip(steps, steps[1:])]
+    return [b.at_s - a.at_s for a, b in pairwise(steps)]
 
 
 def pause_at_switch(steps: list[Step], generation: int) -> float | None:

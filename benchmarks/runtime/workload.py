@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ def build(name: str) -> nn.Module:
     torch.manual_seed(0)
     widths = SIZES[name]
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:]):
+    for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
 

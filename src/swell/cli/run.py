@@ -56,6 +56,7 @@ def run(
       swell run --workers 1:4 --start 2 --name digits train.py --epochs 10
       swell resize digits 3        (from a second terminal)
     """
+    from swell.train.errors import TrainError
     from swell.train.launcher import Launcher, RunConfig
 
     minimum, maximum = _workers(workers)
@@ -79,7 +80,10 @@ def run(
         if not quiet or not line.startswith("w"):
             click.echo(line)
 
-    launcher = Launcher(config, say)
+    try:
+        launcher = Launcher(config, say)
+    except TrainError as error:
+        raise click.ClickException(str(error)) from None
     click.echo(
         f"job {launcher.name}: {config.workers or maximum} workers, resize with `swell resize "
         f"{launcher.name} N`"

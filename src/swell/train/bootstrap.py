@@ -19,14 +19,17 @@ from types import TracebackType
 
 def watch_lifeline() -> None:
     """End this worker (and whatever it started) when the launcher is gone, however it went."""
-    descriptor = int(os.environ.get("SWELL_LIFELINE", "-1"))
-    if descriptor < 0:
+    lifeline = Path(os.environ.get("SWELL_JOB_DIR", "")) / "lifeline"
+    if not lifeline.exists():
         return
+    descriptor = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
 
     def wait() -> None:
         while os.read(descriptor, 64):
             pass
-        os.killpg(os.getpgid(0), signal.SIGKILL)
+        own_group = os.getpgid(0) == os.getpid()
+        (os.killpg if own_group else os.kill)(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="swell-lifeline", daemon=True).start()
 

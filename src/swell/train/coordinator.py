@@ -72,25 +72,31 @@ class Coordinator:
 
     async def run(self) -> None:
         """Serve until the job is over and the launcher knows it."""
+        self.job.lock("coordinator", 5.0)
         host = self.config.get("host", "127.0.0.1")
-        for attempt in range(50):
-            try:
-                server = await asyncio.start_server(self._serve, host, self.port, reuse_address=True)
-                break
-            except OSError:
-                if attempt == 49:
-                    raise
-                await asyncio.sleep(0.1)
+        try:
+            server = await asyncio.start_server(self._serve, host, self.port, reuse_address=True)
+        except OSError:  # somebody took the old port; workers read the new one from the directory
+            server = await asyncio.start_server(self._serve, host, 0)
         self.port = server.sockets[0].getsockname()[1]
         self._save()
         self.job.write_address(host, self.port, os.getpid())
         self._event("coordinator", pid=os.getpid(), restarted=not self.fresh)
+        self._watch_lifeline()
         async with server:
             while not self.over.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.over.wait(), TICK_S)
                 if self.agent is not None:
                     self._carry_out(self.membership.tick(time.monotonic()))
+
+    def _watch_lifeline(self) -> None:
+        """When the launcher is gone, however it went, nobody needs a coordinator."""
+        path = self.job.path / "lifeline"
+        if not path.exists():
+            return
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        asyncio.get_running_loop().add_reader(descriptor, self.over.set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(self.config["secret"], writer)
@@ -146,10 +152,7 @@ class Coordinator:
         if role == "agent":
             self.agent = client
             client.send({"type": "welcome"})
-            if self.fresh:
-                self.fresh = False
-                return m.start(now)
-            return m.agent_restarted([str(n) for n in message.get("alive", [])], now)
+            return m.agent_connected([str(n) for n in message.get("alive", [])], now)
         if role == "worker":
             client.name = str(message["worker"])
             self.workers[client.name] = client

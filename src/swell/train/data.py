@@ -74,6 +74,8 @@ class Share:
     pending: list[tuple[int, Range]]
     """(logical rank or -1, range within the step), in order."""
     covered: list[Range] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    """Logical ranks among what is covered."""
     current: tuple[int, Range] | None = None
     """Handed to the script, not yet stepped."""
 

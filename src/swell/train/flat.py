@@ -149,12 +149,11 @@ class FlatModel:
         return unused
 
     @torch.no_grad()
-    def gather_ranks(self, mine: range) -> None:
+    def gather_ranks(self, fresh: dict[str, Tensor]) -> None:
         """Consistent mode: gradients are in place already; add the buffers of this worker's logical ranks."""
-        own = {str(rank) for rank in mine}
-        for place, (name, buffer) in zip(self._buffer_in, self.buffers.items()):
-            if name.split("/", 1)[0] in own:
-                place.copy_(buffer)
+        for place, name in zip(self._buffer_in, self.buffers):
+            if name in fresh:
+                place.copy_(fresh[name])
             else:
                 place.zero_()
         if self._staged:

@@ -405,8 +405,8 @@ class Job:
         header: Header = {"what": "step", "n": share.samples, "candidate": self._offer()}
         if self._ranks is not None:
             if not alone:
-                low, high = plan.blocks(self._logical, self.world)[self.rank]
-                self._flat.gather_ranks(range(low, high))
+                block = range(*plan.blocks(self._logical, self.world)[self.rank])
+                self._flat.gather_ranks(self._ranks.after_step(block, share.ranks))
         elif not alone and share.samples:
             unused = self._flat.gather(share.samples / share.size)
             if unused:
@@ -448,6 +448,7 @@ class Job:
             self._flat.adopt(set.intersection(*silent) if silent and self._ranks is None else set())
         elif self._ranks is not None:
             self._flat.adopt_inputs()
+            self._ranks.commit(self._shares.drawn[0].share.ranks if self._shares.drawn[0].share else [])
         if self._adaptive is not None:
             scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
             self._adaptive.commit(reduced, alone=alone, nodes=self._crew.nodes, unscale=scale**-2)
@@ -602,15 +603,13 @@ class Job:
         if self._link is None:
             raise PeerLost("a job of one has no peers to lose")
         begin = time.perf_counter()
-        covered = self._shares.keep()
-        if covered is None:
-            self._flat.clear()
+        covered = self._shares.coverage()
         while True:
             broken = self._crew.mesh.number
             self._crew.close()
             mesh = self._link.wait_recovery(broken)
             try:
-                entered = self._crew.enter(mesh, covered or {})
+                entered = self._crew.enter(mesh, covered)
                 break
             except PeerLost:
                 continue

@@ -10,6 +10,7 @@ checkpoints/      saved training states
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -33,10 +34,13 @@ class JobDirectory:
 
     @classmethod
     def create(cls, path: Path, config: dict[str, Any]) -> JobDirectory:
-        """Make a fresh directory with its settings."""
+        """Make the directory ready for a run with these settings; checkpoints of earlier runs stay."""
         path.mkdir(parents=True, exist_ok=True)
         (path / "logs").mkdir(exist_ok=True)
         self = cls(path)
+        self.lock("launcher", 0.0)
+        coordinator = self.lock("coordinator", 5.0)  # the last one of a run that was killed, on its way out
+        os.close(coordinator)
         for old in ("state.json", "coordinator.json", "events.jsonl"):
             (path / old).unlink(missing_ok=True)
         for log in (path / "logs").iterdir():
@@ -53,6 +57,22 @@ class JobDirectory:
         known = sorted(p.parent.name for p in (home() / "jobs").glob("*/job.json"))
         hint = f"; known jobs: {', '.join(known[-10:])}" if known else ""
         raise TrainError(f"there is no job {name!r} here{hint}")
+
+    def lock(self, role: str, wait_s: float) -> int:
+        """Be the only process in this role here, until the returned descriptor is closed or we are gone."""
+        descriptor = os.open(self.path / f"{role}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    os.close(descriptor)
+                    raise TrainError(
+                        f"job {self.path.name!r} is running already; choose another --name, or stop it first"
+                    ) from None
+                time.sleep(0.02)
 
     def config(self) -> dict[str, Any]:
         """The job's settings."""

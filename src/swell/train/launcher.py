@@ -70,10 +70,75 @@ class RunConfig:
             raise ValueError(f"script: there is no file {self.script}")
 
 
+class ZygoteProcess:
+    """The launcher's end of a zygote."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self._sock, theirs = socket.socketpair()
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "swell.train.zygote", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        theirs.close()
+        self._buffer = b""
+        self.alive = True
+        self.spoke = False
+        """It got as far as starting a worker."""
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for selectors."""
+        return self._sock.fileno()
+
+    def order(self, order: dict[str, Any]) -> None:
+        """Have a worker forked."""
+        with contextlib.suppress(OSError):  # it is gone: its death is noticed by whoever reaps it
+            self._sock.sendall(json.dumps(order).encode() + b"\n")
+
+    def hear(self) -> list[dict[str, Any]]:
+        """What it has said since."""
+        if not self.alive:
+            return []
+        try:
+            data = self._sock.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        self.alive = bool(data)
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        self.spoke = self.spoke or bool(lines)
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """End it; its workers are not its business."""
+        self.alive = False
+        self._sock.close()
+        if self.process.returncode is None:
+            _end(self.process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_GRACE_S)
+
+
 class Launcher:
     """One job's processes."""
 
-    def __init__(self, config: RunConfig, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: RunConfig, say: Callable[[str], None], zygote: ZygoteProcess | None = None
+    ) -> None:
+        """With `zygote`, workers are forked from a prepared process that other jobs use before and after."""
         self.config = config
         self.name = config.name or f"{Path(config.script).stem}-{secrets.token_hex(2)}"
         self.path = config.directory or home() / "jobs" / self.name
@@ -99,10 +164,13 @@ class Launcher:
         self._cold: dict[int, str] = {}
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._zygote: subprocess.Popen[bytes] | None = None
-        self._zygote_socket: socket.socket | None = None
-        self._zygote_buffer = b""
-        self._lifeline_r, self._lifeline_w = os.pipe()
+        self._zygote = zygote
+        self._borrowed = zygote is not None
+        lifeline = self.path / "lifeline"
+        lifeline.unlink(missing_ok=True)
+        os.mkfifo(lifeline)
+        # Workers open the reading end; it ends for them when this process is gone, however it went.
+        self._lifeline_w = os.open(lifeline, os.O_RDWR)
         self._finish: tuple[int, str] | None = None
         self._unsent: list[Message] = []
         self._tails: dict[str, Any] = {}
@@ -123,8 +191,8 @@ class Launcher:
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_w)
         try:
-            if not self.config.cold:
-                self._start_zygote()
+            if not self.config.cold and self._zygote is None:
+                self._zygote = ZygoteProcess(self.job.path / "logs" / "zygote.log")
             self._start_coordinator()
             while self._finish is None:
                 self._turn(0.2)
@@ -143,13 +211,13 @@ class Launcher:
         watch: list[Any] = [self._wake_r]
         if self._connection is not None:
             watch.append(self._connection)
-        if self._zygote_socket is not None:
-            watch.append(self._zygote_socket)
+        if self._zygote is not None and self._zygote.alive:
+            watch.append(self._zygote)
         with contextlib.suppress(InterruptedError):
             readable, _, _ = select.select(watch, [], [], timeout_s)
             if self._wake_r in readable:
                 os.read(self._wake_r, 4096)
-            if self._zygote_socket in readable:
+            if self._zygote in readable:
                 self._hear_zygote()
             if self._connection in readable:
                 self._hear_coordinator()
@@ -220,7 +288,6 @@ class Launcher:
             "SWELL_JOB_DIR": str(self.path),
             "SWELL_WORKER": worker,
             "SWELL_ERROR_FILE": str(self.path / "logs" / f"{worker}.error"),
-            "SWELL_LIFELINE": str(self._lifeline_r),
             "OMP_NUM_THREADS": str(threads),
             "PYTHONUNBUFFERED": "1",
             **self.config.env,
@@ -238,8 +305,8 @@ class Launcher:
     def _spawn(self, worker: str) -> None:
         order = self._order(worker)
         self._workers[worker] = 0
-        if self._zygote_socket is not None:
-            self._zygote_socket.sendall(json.dumps(order).encode() + b"\n")
+        if self._zygote is not None:
+            self._zygote.order(order)
             return
         with Path(order["log"]).open("ab") as log:
             process = subprocess.Popen(
@@ -249,7 +316,6 @@ class Launcher:
                 stdout=log,
                 stderr=log,
                 process_group=0,
-                pass_fds=[self._lifeline_r],
             )
         self._workers[worker] = process.pid
         self._cold[process.pid] = worker
@@ -276,43 +342,16 @@ class Launcher:
 
     # ------------------------------------------------------------------ zygote
 
-    def _start_zygote(self) -> None:
-        ours, theirs = socket.socketpair()
-        log = self.job.path / "logs" / "zygote.log"
-        with log.open("ab") as out:
-            self._zygote = subprocess.Popen(
-                [sys.executable, "-m", "swell.train.zygote", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                pass_fds=[theirs.fileno(), self._lifeline_r],
-                start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-        theirs.close()
-        self._zygote_socket, self._zygote_buffer = ours, b""
-
     def _hear_zygote(self) -> None:
-        assert self._zygote_socket is not None
-        try:
-            data = self._zygote_socket.recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
-            self._zygote_socket.close()
-            self._zygote_socket = None
-            return
-        self._zygote_buffer += data
-        while b"\n" in self._zygote_buffer:
-            line, self._zygote_buffer = self._zygote_buffer.split(b"\n", 1)
-            message = json.loads(line)
+        assert self._zygote is not None
+        for message in self._zygote.hear():
             if "started" in message:
                 worker = message["started"]
                 self._workers[worker] = int(message["pid"])
                 if worker in self._doomed:
                     self._doomed.discard(worker)
                     self._kill(worker)
-            elif "exited" in message:
+            elif "exited" in message and self._workers.get(message["exited"]) == message["pid"]:
                 self._exited(message["exited"], int(message["code"]))
 
     # ------------------------------------------------------------------ processes
@@ -333,8 +372,8 @@ class Launcher:
                         self._connection.close()
                         self._connection = None
                     self._start_coordinator()
-            elif self._zygote is not None and pid == self._zygote.pid:
-                self._zygote.returncode = code
+            elif self._zygote is not None and pid == self._zygote.process.pid:
+                self._zygote.process.returncode = code
                 self._lost_zygote()
             else:
                 worker = self._cold.pop(pid, None) or next(
@@ -345,15 +384,19 @@ class Launcher:
 
     def _lost_zygote(self) -> None:
         """Workers survive their zygote (they are ours now); those it was just starting do not."""
-        if self._zygote_socket is not None:
-            self._hear_zygote()
-        if self._zygote_socket is not None:
-            self._zygote_socket.close()
-            self._zygote_socket = None
-        if self._finish is None:
-            for worker in [name for name, pid in self._workers.items() if pid == 0]:
-                self._exited(worker, -int(signal.SIGKILL))
-            self._start_zygote()
+        assert self._zygote is not None
+        self._hear_zygote()
+        prepared = self._zygote.spoke
+        self._zygote.close()
+        if self._finish is not None:
+            return
+        if not prepared:
+            log = self._zygote.log.read_text().rstrip()
+            self._finish = (1, f"the process that prepares workers failed:\n{log}")
+            return
+        self._zygote = ZygoteProcess(self._zygote.log)
+        for worker in [name for name, pid in self._workers.items() if pid == 0]:
+            self._exited(worker, -int(signal.SIGKILL))
 
     def _close(self, code: int, reason: str) -> int:
         self._show_output()
@@ -370,25 +413,22 @@ class Launcher:
             with contextlib.suppress(OSError):
                 self._connection.send({"type": "goodbye"})
             self._connection.close()
-        if self._zygote_socket is not None:
-            self._zygote_socket.close()
-        for process in (self._coordinator, self._zygote):
-            if process is None or process.returncode is not None:
-                continue
-            try:
-                process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(_GRACE_S)
+        if self._zygote is not None and not self._borrowed:
+            self._zygote.close()
+        if self._coordinator is not None and self._coordinator.returncode is None:
+            _end(self._coordinator)
         os.close(self._lifeline_w)
-        os.close(self._lifeline_r)
+        for descriptor in (self._wake_r, self._wake_w):
+            os.close(descriptor)
+        for tail in self._tails.values():
+            tail.close()
 
     def _end_workers(self) -> None:
         deadline = time.monotonic() + _GRACE_S
         while self._workers and time.monotonic() < deadline:
             for worker in list(self._workers):
                 self._kill(worker)
-            if self._zygote_socket is None and all(pid == 0 for pid in self._workers.values()):
+            if self._zygote is not None and not self._zygote.alive and not any(self._workers.values()):
                 return
             self._turn(0.02)
 

@@ -136,10 +136,6 @@ class Membership:
 
     # ------------------------------------------------------------------ events
 
-    def start(self, now_s: float) -> list[Instruction]:
-        """The job begins: ask for its first workers."""
-        return self._plan(now_s)
-
     def resize(self, target: int, now_s: float) -> list[Instruction]:
         """People or a scheduler want `target` workers."""
         if not self.minimum <= target <= self.maximum:
@@ -313,12 +309,21 @@ class Membership:
                 out += self.lost(worker.name, f"silent for {self.silent_after_s:g} s", now_s)
         return out or self._plan(now_s)
 
-    def agent_restarted(self, alive: list[str], now_s: float) -> list[Instruction]:
-        """The launcher says which processes exist; whatever else we believe in is gone or must end."""
-        out: list[Instruction] = [Kill(name) for name in alive if name not in self.workers]
-        for name in [n for n in self.workers if n not in alive]:
-            out += self.lost(name, "its process is gone", now_s)
-        return out
+    def agent_connected(self, alive: list[str], now_s: float) -> list[Instruction]:
+        """The launcher says which processes exist; what was asked of it meanwhile it has not heard."""
+        out: list[Instruction] = []
+        for name in alive:
+            worker = self.workers.get(name)
+            if worker is None or (worker.status is Status.LEAVING and name not in self.members):
+                out.append(Kill(name))
+        for worker in [w for w in self.workers.values() if w.name not in alive]:
+            if worker.status is Status.STARTING and worker.address is None:
+                out.append(Spawn(worker.name))
+            elif worker.status is Status.LEAVING:
+                out += self.exited(worker.name, 0, now_s)
+            else:
+                out += self.lost(worker.name, "its process is gone", now_s)
+        return [*out, *self._plan(now_s)]
 
     # ------------------------------------------------------------------ decisions
 

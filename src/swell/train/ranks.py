@@ -26,6 +26,9 @@ class LogicalRanks:
         self.buffers: list[dict[str, Tensor]] = [
             {name: buffer.detach().clone() for name, buffer in self.live.items()} for _ in range(logical)
         ]
+        """As of the last commit."""
+        self._fresh: dict[int, dict[str, Tensor]] = {}
+        """As the step under way left them; dropped if it has to begin again."""
 
     def named(self) -> dict[str, Tensor]:
         """All ranks' buffers by a name of their own, for the flat layout."""
@@ -40,7 +43,22 @@ class LogicalRanks:
     def end(self, rank: int) -> None:
         """The script computed for `rank`: keep its buffers."""
         if self.live:
-            torch._foreach_copy_(list(self.buffers[rank].values()), list(self.live.values()))
+            fresh = self._fresh.setdefault(rank, {n: torch.empty_like(b) for n, b in self.live.items()})
+            torch._foreach_copy_(list(fresh.values()), list(self.live.values()))
+
+    def after_step(self, block: range, computed: list[int]) -> dict[str, Tensor]:
+        """The buffers of a block of ranks after this step, by their name in the flat layout.
+
+        A rank that had no sample in this step keeps those it had.
+        """
+        of_rank = {r: self._fresh[r] if r in computed and self.live else self.buffers[r] for r in block}
+        return {f"{r}/{n}": b for r, buffers in of_rank.items() for n, b in buffers.items()}
+
+    @torch.no_grad()
+    def commit(self, ranks: list[int]) -> None:
+        """A single worker's step took effect."""
+        for rank in ranks if self.live else ():
+            torch._foreach_copy_(list(self.buffers[rank].values()), list(self._fresh[rank].values()))
 
     def between(self, step: int) -> None:
         """Between steps the model has rank 0's buffers, and the generators a state that all workers share."""
@@ -73,6 +91,10 @@ class PartialSums:
         self._depth = 0
         self._program: list[int] = []
         self._paired = False
+
+    def forget(self) -> None:
+        """The step begins again: drop every gradient."""
+        self._clear()
 
     def start(self, program: list[int]) -> None:
         """Begin a step whose work is `program`: logical ranks and folds, in order."""

@@ -46,7 +46,9 @@ class Shares:
         """The batches handed out last are in the gradients now."""
         for loader in self.drawn:
             if loader.share is not None and loader.share.current is not None:
-                loader.share.covered.append(loader.share.current[1])
+                rank, position = loader.share.current
+                loader.share.covered.append(position)
+                loader.share.ranks.append(rank)
                 loader.share.current = None
 
     def complete(self) -> bool:
@@ -60,25 +62,29 @@ class Shares:
             loader.advance(loader.share.size)
         self.drawn = []
 
-    def keep(self) -> dict[str, list[Range]] | None:
-        """Somebody died: what this worker's gradients cover, or None if the step has to begin again.
-
-        It does with logical ranks (the tree depends on the number of workers) and with several loaders at
-        once (their shares would have to be cut alike).
-        """
-        if not self.drawn:
+    def coverage(self) -> dict[str, list[Range]]:
+        """What this worker's gradients cover, if they could be kept after a death."""
+        if not self._divisible:
             return {}
-        if len(self.drawn) == 1 and self._logical is None:
-            share = self.drawn[0].share
-            return {self.drawn[0].name: list(share.covered)} if share is not None else {}
-        for loader in self.drawn:
-            loader.share = None
-        self.drawn = []
-        return None
+        return {ld.name: list(ld.share.covered) for ld in self.drawn if ld.share is not None}
+
+    @property
+    def _divisible(self) -> bool:
+        """Whether what a dead member had can be handed out to the others within the step.
+
+        Not with logical ranks (the tree depends on the number of workers), nor with several loaders at once
+        (their shares would have to be cut alike): then the step begins again.
+        """
+        return len(self.drawn) <= 1 and self._logical is None
 
     def settle(self, covered: dict[str, list[Range]], rank: int, world: int) -> None:
         """Hand out again what nobody has gradients for; whoever is in a step goes on with it."""
         self.others = dict(covered)
+        if not self._divisible:
+            for loader in self.drawn:
+                loader.share = None
+            self.drawn = []
+            self._sums.forget()
         for loader in self.drawn:
             share = loader.share
             if share is not None:

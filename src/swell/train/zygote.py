@@ -119,7 +119,8 @@ class Zygote:
                 return
             if pid == 0:
                 return
-            self._tell({"exited": self._children.pop(pid), "code": os.waitstatus_to_exitcode(status)})
+            code = os.waitstatus_to_exitcode(status)
+            self._tell({"exited": self._children.pop(pid), "pid": pid, "code": code})
 
     def _tell(self, message: dict[str, Any]) -> None:
         self._sock.sendall(json.dumps(message).encode() + b"\n")

@@ -1,0 +1,174 @@
+"""Plays random schedules of joins, leaves, kills and restarts against real jobs, and checks exactly once.
+
+    echo '{"workers": 2, "events": [[0.2, "kill", 0]]}' | python -m benchmarks.runtime.arena
+
+One prepared process serves all schedules, so a schedule takes a second or two. Events, each after a delay:
+
+    resize N       kill I (the I-th member)      kill_all      coordinator      freeze I      restart
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from swell.train.client import JobClient
+from swell.train.errors import TrainError
+from swell.train.jobdir import JobDirectory
+from swell.train.launcher import Launcher, RunConfig, ZygoteProcess
+
+SCRIPT = Path(__file__).with_name("counting.py")
+MAXIMUM = 4
+
+
+class Arena:
+    """Runs jobs one after the other from one zygote."""
+
+    def __init__(self) -> None:
+        self._root = Path(tempfile.mkdtemp(prefix="swell-arena-"))
+        self._zygote = ZygoteProcess(self._root / "zygote.log")
+        self._played = 0
+
+    def close(self) -> None:
+        """End the zygote and remove everything."""
+        self._zygote.close()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def play(self, schedule: dict[str, Any], timeout_s: float = 60.0) -> dict[str, Any]:
+        """Run one schedule; what went wrong is in `problem` (None: every sample exactly once)."""
+        self._played += 1
+        directory = self._root / f"job{self._played}"
+        out = self._root / f"out{self._played}.json"
+        begin = time.monotonic()
+        deadline = begin + timeout_s
+        launcher = self._launch(schedule, directory, out)
+        log: list[str] = []
+        try:
+            for delay_s, kind, argument in schedule.get("events", []):
+                time.sleep(delay_s)
+                if out.exists() or time.monotonic() > deadline:
+                    break
+                if kind == "restart":
+                    os.kill(launcher, signal.SIGKILL)
+                    os.waitpid(launcher, 0)
+                    self._zygote_quiet(directory)
+                    launcher = self._launch(schedule, directory, out)
+                else:
+                    with contextlib.suppress(OSError, TrainError, ValueError):
+                        log.append(self._event(directory, kind, argument))
+            code = self._wait(launcher, deadline)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(launcher, signal.SIGKILL)
+        problem = self._check(schedule, out, code)
+        result = {"problem": problem, "wall_s": round(time.monotonic() - begin, 2), "done": log}
+        if problem is not None:
+            logs = {p.name: p.read_text()[-3000:] for p in (directory / "logs").iterdir()}
+            result |= {"events": JobDirectory(directory).events(), "logs": logs}
+        shutil.rmtree(directory, ignore_errors=True)
+        return result
+
+    def _launch(self, schedule: dict[str, Any], directory: Path, out: Path) -> int:
+        names = ("samples", "batch", "epochs", "pace", "checkpoint_every", "mode", "loader_workers")
+        arguments = ["--out", str(out)]
+        for name in (*names, "micro_batch"):
+            if name in schedule:
+                arguments += [f"--{name.replace('_', '-')}", str(schedule[name])]
+        config = RunConfig(
+            script=str(SCRIPT),
+            arguments=arguments,
+            minimum=1,
+            maximum=MAXIMUM,
+            workers=schedule.get("workers", 2),
+            directory=directory,
+            silent_after_s=schedule.get("silent_after_s", 1.0),
+            gather_s=0.2,
+            threads=1,
+        )
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = Launcher(config, lambda _line: None, self._zygote).run()
+            finally:
+                os._exit(code)
+        return pid
+
+    def _event(self, directory: Path, kind: str, argument: int) -> str:
+        with JobClient(JobDirectory(directory), wait_s=2.0) as client:
+            status = client.status()
+            members = [m for m in status["members"] if m in status["pids"]]
+            if kind == "resize":
+                client.resize(argument)
+            elif kind in ("kill", "freeze") and members:
+                number = signal.SIGKILL if kind == "kill" else signal.SIGSTOP
+                os.kill(status["pids"][members[argument % len(members)]], number)
+            elif kind == "kill_all":
+                for pid in status["pids"].values():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            elif kind == "coordinator":
+                data = json.loads((directory / "coordinator.json").read_text())
+                os.kill(int(data["pid"]), signal.SIGKILL)
+            return f"{kind} {argument} at step {status['step']} with {len(members)}"
+
+    def _zygote_quiet(self, directory: Path) -> None:
+        """The workers of a killed launcher end by themselves; nobody may be left when the next one starts."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and _alive(directory):
+            time.sleep(0.01)
+
+    def _wait(self, launcher: int, deadline: float) -> int | None:
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(launcher, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.01)
+        return None
+
+    def _check(self, schedule: dict[str, Any], out: Path, code: int | None) -> str | None:
+        if code is None:
+            return "it did not end in time"
+        if code != 0:
+            return f"exit code {code}"
+        samples, batch = schedule.get("samples", 50), schedule.get("batch", 16)
+        weight = json.loads(out.read_text())["weight"]
+        rest = samples % batch
+        expected = sorted([1 / batch] * (samples - rest) + [1 / rest if rest else 0] * rest)
+        for epoch, row in enumerate(weight):
+            if sorted(row) != expected:
+                odd = {i: w for i, w in enumerate(row) if w not in (1 / batch, 1 / rest if rest else 0)}
+                return f"epoch {epoch}: samples not used exactly once: {odd}"
+        return None
+
+
+def _alive(directory: Path) -> bool:
+    needle = str(directory).encode()
+    for name in ("environ", "cmdline"):
+        for path in Path("/proc").glob(f"[0-9]*/{name}"):
+            with contextlib.suppress(OSError):
+                if needle in path.read_bytes():
+                    return True
+    return False
+
+
+def main() -> None:
+    """Play the schedules on stdin, one JSON object per line; one result per line on stdout."""
+    arena = Arena()
+    try:
+        for line in sys.stdin:
+            print(json.dumps(arena.play(json.loads(line))), flush=True)
+    finally:
+        arena.close()
+
+
+if __name__ == "__main__":
+    main()

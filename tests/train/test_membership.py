@@ -1,0 +1,296 @@
+"""Membership as a pure state machine: what happens goes in, what is to be done comes out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swell.train.errors import RESPAWN
+from swell.train.membership import (
+    MAX_FRUITLESS_DEATHS,
+    Announce,
+    Candidate,
+    Fence,
+    Finish,
+    Instruction,
+    Kill,
+    Membership,
+    Spawn,
+    Status,
+    Turn,
+)
+
+
+def spawned(instructions: list[Instruction]) -> list[str]:
+    return [i.worker for i in instructions if isinstance(i, Spawn)]
+
+
+def announced(instructions: list[Instruction]) -> Candidate | None:
+    found = [i.candidate for i in instructions if isinstance(i, Announce)]
+    return found[-1] if found else None
+
+
+class Play:
+    """A job driven by hand; time is a number we count up."""
+
+    def __init__(self, target: int = 2, maximum: int = 4, **options: Any) -> None:
+        self.m = Membership(minimum=1, maximum=maximum, target=target, **options)
+        self.now = 0.0
+
+    def ready(self, *names: str) -> list[Instruction]:
+        out: list[Instruction] = []
+        for name in names:
+            out += self.m.hello(name, ("127.0.0.1", 1), "starting", 0, [], self.now)
+            out += self.m.ready(name, self.m.epoch, self.now)
+        return out
+
+    def switch(self) -> list[Instruction]:
+        assert self.m.candidate is not None
+        return self.m.switched(self.m.candidate.number, list(self.m.candidate.members), self.now)
+
+    @classmethod
+    def training(cls, workers: int = 2, **options: Any) -> Play:
+        play = cls(target=workers, **options)
+        play.ready(*spawned(play.m.agent_connected([], 0.0)))
+        play.switch()
+        assert play.m.members == [f"w{i}" for i in range(workers)]
+        return play
+
+
+def test_the_first_generation_waits_for_all_workers() -> None:
+    play = Play(target=2)
+    assert spawned(play.m.agent_connected([], 0.0)) == ["w0", "w1"]
+    assert announced(play.ready("w0")) is None
+    assert announced(play.ready("w1")) == Candidate(1, ("w0", "w1"))
+
+
+def test_growing_prepares_first_and_announces_when_the_newcomer_is_ready() -> None:
+    play = Play.training(2)
+    assert play.m.resize(3, play.now) == [Spawn("w2")]
+    assert announced(play.ready("w2")) == Candidate(2, ("w0", "w1", "w2"))
+    play.switch()
+    assert play.m.members == ["w0", "w1", "w2"]
+
+
+def test_shrinking_drops_the_youngest_and_its_exit_is_no_failure() -> None:
+    play = Play.training(3)
+    assert announced(play.m.resize(2, play.now)) == Candidate(2, ("w0", "w1"))
+    play.switch()
+    assert play.m.workers["w2"].status is Status.LEAVING
+    assert play.m.exited("w2", 0, play.now) == []
+
+
+def test_a_newer_request_replaces_one_that_has_not_switched() -> None:
+    play = Play.training(2)
+    play.m.resize(4, play.now)
+    play.ready("w2", "w3")
+    first = play.m.candidate
+    second = announced(play.m.resize(3, play.now))
+    assert first is not None and second is not None
+    assert second.members == ("w0", "w1", "w2") and second.number > first.number
+
+
+def test_a_request_taken_back_withdraws_the_candidate() -> None:
+    play = Play.training(2)
+    play.m.resize(3, play.now)
+    play.ready("w2")
+    out = play.m.resize(2, play.now)
+    assert Announce(None, ("w0", "w1", "w2")) in out
+    assert Kill("w2") in out
+
+
+def test_a_burst_of_requests_ends_in_one_candidate() -> None:
+    play = Play.training(1)
+    for target in (3, 2, 4, 3):
+        play.m.resize(target, play.now)
+    starting = [w.name for w in play.m.workers.values() if w.status is Status.STARTING]
+    assert len(starting) == 2
+    assert announced(play.ready(starting[0])) is None, "joins together with the one still starting"
+    candidate = announced(play.ready(starting[1]))
+    assert candidate is not None and candidate.members == ("w0", *starting)
+
+
+def test_a_newcomer_does_not_wait_for_ever_for_the_others() -> None:
+    play = Play.training(1, gather_s=1.0)
+    play.m.resize(3, play.now)
+    play.ready("w1")
+    play.now += 2.0
+    for name in ("w0", "w1"):
+        play.m.beat(name, 1, play.now)
+    candidate = announced(play.m.tick(play.now))
+    assert candidate is not None and candidate.members == ("w0", "w1")
+
+
+def test_a_death_is_answered_with_a_recovery_and_then_a_replacement() -> None:
+    play = Play.training(3)
+    out = play.m.exited("w1", -9, play.now)
+    assert announced(out) == Candidate(2, ("w0", "w2"), recovery=True)
+    assert spawned(out) == []
+    assert spawned(play.switch()) == ["w3"]
+
+
+def test_two_deaths_in_a_row_end_in_the_last_recovery() -> None:
+    play = Play.training(3)
+    play.m.exited("w1", -9, play.now)
+    assert announced(play.m.exited("w0", -9, play.now)) == Candidate(3, ("w2",), recovery=True)
+
+
+def test_a_survivor_that_reports_a_broken_mesh_gets_the_candidate_it_missed() -> None:
+    play = Play.training(3)
+    play.m.exited("w1", -9, play.now)
+    assert play.m.broken("w2", 1, play.now) == [Announce(play.m.candidate, ("w2",))]
+
+
+def test_when_everybody_is_dead_prepared_newcomers_start_afresh_too() -> None:
+    play = Play.training(1)
+    play.m.resize(2, play.now)
+    play.ready("w1")
+    out = play.m.exited("w0", -9, play.now)
+    assert Kill("w1") in out and len(spawned(out)) == 2
+    assert not play.m.live
+
+
+def test_a_silent_member_is_fenced_killed_and_refused_when_it_wakes() -> None:
+    play = Play.training(2, silent_after_s=3.0)
+    play.m.beat("w0", 5, 2.0)
+    out = play.m.tick(4.0)
+    assert Fence("w1") in out and Kill("w1") in out
+    assert announced(out) == Candidate(2, ("w0",), recovery=True)
+    assert play.m.hello("w1", ("127.0.0.1", 1), "member", 1, ["w0", "w1"], 9.0) == [Fence("w1")]
+
+
+@pytest.mark.parametrize("target", [0, 5])
+def test_a_resize_beyond_the_bounds_is_refused_with_the_bounds(target: int) -> None:
+    play = Play.training(2)
+    with pytest.raises(ValueError, match=rf"workers: got {target}, this job allows 1 to 4"):
+        play.m.resize(target, play.now)
+
+
+def test_a_waiting_newcomer_is_told_when_the_epoch_turns() -> None:
+    play = Play.training(2)
+    play.m.resize(3, play.now)
+    play.ready("w2")
+    out = play.m.at_epoch(1, play.now)
+    assert Turn("w2", 1) in out
+    assert play.m.candidate is None
+    candidate = announced(play.m.ready("w2", 1, play.now))
+    assert candidate is not None and "w2" in candidate.members
+
+
+def test_a_failed_script_ends_the_job_once_with_its_exit_code() -> None:
+    play = Play.training(2)
+    out = play.m.exited("w1", 7, play.now)
+    assert [i for i in out if isinstance(i, Finish)] == [Finish(7, "worker w1 ended with exit code 7")]
+    assert Kill("w0") in out
+    assert play.m.exited("w0", -9, play.now) == []
+
+
+def test_a_script_that_ends_before_the_others_is_an_error_that_says_what_to_do() -> None:
+    play = Play.training(2)
+    (finish,) = [i for i in play.m.exited("w1", 0, play.now) if isinstance(i, Finish)]
+    assert finish.code == 1 and "job.agree" in finish.reason
+
+
+def test_the_job_is_done_when_everybody_is() -> None:
+    play = Play.training(2)
+    play.m.done("w0", play.now)
+    play.m.done("w1", play.now)
+    assert play.m.exited("w0", 0, play.now) == []
+    assert play.m.exited("w1", 0, play.now) == [Finish(0, "training is over")]
+
+
+def test_workers_that_keep_dying_without_a_step_are_not_restarted_for_ever() -> None:
+    play = Play(target=1)
+    out = play.m.agent_connected([], 0.0)
+    for _ in range(MAX_FRUITLESS_DEATHS + 3):
+        names = spawned(out)
+        if not names:
+            break
+        out = play.m.exited(names[0], -11, play.now)
+    (finish,) = [i for i in out if isinstance(i, Finish)]
+    assert finish.code == 1 and "died without a single step" in finish.reason
+
+
+def test_a_restarted_coordinator_adopts_the_generation_its_workers_report() -> None:
+    play = Play.training(2)
+    play.m.resize(3, play.now)
+    play.ready("w2")
+    saved = json.loads(json.dumps(play.m.to_json()))
+    members = ["w0", "w1", "w2"]  # they switched while nobody listened
+    again = Membership.from_json(saved, 0.0)
+    for name in members:
+        again.hello(name, ("127.0.0.1", 1), "member", 2, members, 0.0)
+    assert (again.generation, again.members, again.target) == (2, members, 3)
+    assert again.candidate is None
+    assert again.counter >= 2, "numbers are never used twice"
+
+
+def test_a_launcher_that_never_heard_of_a_worker_is_asked_again() -> None:
+    play = Play.training(1)
+    play.m.resize(2, play.now)
+    assert spawned(play.m.agent_connected(["w0"], play.now)) == ["w1"]
+
+
+def test_a_resize_before_the_launcher_is_there_is_not_lost() -> None:
+    play = Play(target=2)
+    play.m.resize(4, 0.0)
+    play.m.resize(1, 0.0)
+    assert spawned(play.m.agent_connected([], 0.1)) == ["w0"]
+
+
+def test_a_worker_that_vanished_while_the_coordinator_was_away_is_lost() -> None:
+    play = Play.training(2)
+    out = play.m.agent_connected(["w0"], play.now)
+    assert announced(out) == Candidate(2, ("w0",), recovery=True)
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("resize"), st.integers(1, 4)),
+    st.tuples(st.just("ready"), st.integers(0, 9)),
+    st.tuples(st.just("switch"), st.just(0)),
+    st.tuples(st.just("kill"), st.integers(0, 9)),
+    st.tuples(st.just("respawn"), st.integers(0, 9)),
+    st.tuples(st.just("epoch"), st.integers(0, 3)),
+    st.tuples(st.just("silence"), st.integers(0, 9)),
+    st.tuples(st.just("restart"), st.just(0)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EVENTS, max_size=40))
+def test_whatever_happens_the_invariants_hold(events: list[tuple[str, int]]) -> None:
+    play = Play(target=2, silent_after_s=1e9)
+    numbers: list[int] = []
+    out = play.m.agent_connected([], 0.0)
+    for kind, value in events:
+        play.now += 1.0
+        alive = sorted(play.m.workers)
+        name = alive[value % len(alive)] if alive else "w0"
+        if kind == "resize":
+            out = play.m.resize(value, play.now) if play.m.result is None else []
+        elif kind == "ready" and alive:
+            out = play.ready(name)
+        elif kind == "switch" and play.m.candidate is not None:
+            out = play.switch()
+        elif kind in ("kill", "respawn") and alive:
+            out = play.m.exited(name, -9 if kind == "kill" else RESPAWN, play.now)
+        elif kind == "epoch":
+            out = play.m.at_epoch(value, play.now)
+        elif kind == "restart":
+            play.m = Membership.from_json(json.loads(json.dumps(play.m.to_json())), play.now)
+        m = play.m
+        assert len(set(m.members)) == len(m.members)
+        assert m.result is not None or all(name in m.workers for name in m.members)
+        numbers += [i.candidate.number for i in out if isinstance(i, Announce) and i.candidate is not None]
+        out = []
+        if m.candidate is not None:
+            assert m.candidate.number > m.generation
+            assert all(name in m.workers for name in m.candidate.members)
+            assert len(m.candidate.members) <= m.maximum
+        busy = [w for w in m.workers.values() if w.status is not Status.LEAVING]
+        assert len(busy) <= m.maximum + len(m.members)
+    assert numbers == sorted(numbers)
