@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,15 +12,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "Job", "__version__", "elastic"]
 
+_DOORS = {
+    "elastic": "swell.train.job",
+    "Job": "swell.train.job",
+    "Client": "swell.api.client",
+    "AsyncClient": "swell.api.client",
+}
+
 
 def __getattr__(name: str) -> Any:
     """`swell.elastic` and `swell.Job` bring torch in, `swell.Client` HTTP, only when they are asked for."""
-    if name in ("elastic", "Job"):
-        from swell.train import job
-
-        return getattr(job, name)
-    if name in ("Client", "AsyncClient"):
-        from swell.api import client
-
-        return getattr(client, name)
+    if name in _DOORS:
+        return getattr(import_module(_DOORS[name]), name)
     raise AttributeError(f"module 'swell' has no attribute {name!r}")

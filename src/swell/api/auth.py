@@ -25,9 +25,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from swell.api.home import token_file, write_private
+from swell.api.refusals import Forbidden, NotAuthenticated
 from swell.control.errors import NotFound
 from swell.control.store import Store
-from swell.domain import InputError, SwellError
+from swell.domain import InputError
 
 PREFIX = "swell_"
 USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}")
@@ -41,14 +42,6 @@ class Role(StrEnum):
     """Submit jobs; see and touch one's own."""
     ADMIN = "admin"
     """Everything."""
-
-
-class NotAuthenticated(SwellError):
-    """No token, or one that is wrong, revoked or expired (401)."""
-
-
-class Forbidden(SwellError):
-    """The token is good, but not for this (403)."""
 
 
 @dataclass(frozen=True, slots=True)

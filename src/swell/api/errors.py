@@ -14,21 +14,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from swell.api.auth import Forbidden, NotAuthenticated
+from swell.api.refusals import STATUSES
 from swell.api.schemas import ErrorAnswer
-from swell.control.errors import Conflict, NotFound, StoreUnavailable
-from swell.domain import InputError, SwellError
+from swell.domain import SwellError
 
 logger = logging.getLogger(__name__)
-
-STATUSES: tuple[tuple[type[SwellError], int, str], ...] = (
-    (InputError, 422, "invalid"),
-    (NotFound, 404, "not_found"),
-    (Conflict, 409, "conflict"),
-    (StoreUnavailable, 503, "store_unavailable"),
-    (NotAuthenticated, 401, "unauthenticated"),
-    (Forbidden, 403, "forbidden"),
-)
 
 _HINTS = {
     401: "tokens made at the first start lie in the server's home under tokens/",

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -52,6 +53,16 @@ class ServerFile:
         found = ServerFile.read(home)
         if found is not None and found.pid == pid:
             (home / "server.json").unlink(missing_ok=True)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach that address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def write_private(path: Path, text: str) -> None:

@@ -145,7 +145,8 @@ class EventHub:
     async def stream(self, scope: str | None, job_id: str | None, since: int) -> AsyncIterator[bytes]:
         """Server-sent events after a number: of one owner (or all), of one job (or all)."""
         cursor = since
-        yield b"retry: 1000\n\n"
+        # The number to come back with, before the first event.
+        yield f"retry: 1000\nid: {since}\n\n".encode()
         self.listeners += 1
         try:
             while not self.closed:

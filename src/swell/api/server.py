@@ -10,7 +10,6 @@ is meant. Ending is orderly: streams end, requests under way are answered, then 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import signal
 import socket
@@ -31,7 +30,7 @@ from swell.api import errors
 from swell.api.auth import TokenBook, ensure_tokens
 from swell.api.context import Context, Replay
 from swell.api.contract import Plane
-from swell.api.home import ServerFile
+from swell.api.home import ServerFile, is_loopback
 from swell.api.hub import EventHub
 from swell.api.metrics import RequestMetrics
 from swell.api.middleware import MAX_BODY_BYTES, BodyLimit, Guard
@@ -126,16 +125,6 @@ def check_binding(host: str, cert: Path | None, key: Path | None, insecure: bool
             field="host",
         )
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class Server:

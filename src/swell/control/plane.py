@@ -363,7 +363,7 @@ class ControlPlane:
         if not os.path.isfile(script):  # noqa: PTH113 - a name too long for the file system is not there
             raise InputError(f"script: there is no file '{script}'", field="script")
         if request.deadline_s is not None and request.deadline_s <= self.clock():
-            raise InputError("deadline must be in the future", field="deadline")
+            raise InputError("deadline_s must be in the future", field="deadline_s")
         check_fits(self._scheduler.cluster, request.min_workers)
 
     def _promise(self, record: JobRecord) -> Promise:

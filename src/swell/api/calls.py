@@ -1,0 +1,422 @@
+"""Every call of the SDK, written once; `client` makes a blocking and an asynchronous client of it.
+
+A call that loses its connection is sent again, the same one: submissions carry a key under which the server
+takes a job in only once, and everything else may safely be said twice. Streams go on where they broke off.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar, Unpack
+
+from pydantic import BaseModel, ValidationError
+
+from swell.api import refusals
+from swell.api.home import ServerFile, home_dir, token_file
+from swell.api.refusals import ServerFailed, Unreachable
+from swell.api.schemas import (
+    EventPage,
+    EventView,
+    Health,
+    JobPage,
+    JobView,
+    NewToken,
+    NodeList,
+    NodeView,
+    PolicyView,
+    PromiseView,
+    TokenList,
+    TokenView,
+)
+from swell.api.transport import Call, ConnectionLost, Reply, Silent, Target, Transport
+from swell.control.model import Phase
+from swell.domain import InputError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_FIRST_RETRY_S = 1.0
+"""How long a first call waits for a server that may just be starting."""
+_LONG_POLL_S = 20.0
+_BEAT_S = 45.0
+"""Silence after which a stream is opened anew; the server says something every 15 s."""
+
+
+class JobOptions(TypedDict, total=False):
+    """What can be said about a job beside its script."""
+
+    name: str
+    """Name for people; the script's own if not given."""
+    args: Sequence[str]
+    workdir: str | os.PathLike[str]
+    """Where it runs, on the server's machine; here if not given."""
+    env: dict[str, str]
+    auto: bool
+    deadline_s: float
+    """Moment (Unix time) by which it must be done."""
+    within_s: float
+    """The same, in seconds from now."""
+    min_workers: int
+    max_workers: int | None
+    workers: int
+    memory_bytes: int | None
+    checkpoint_s: float
+    max_restarts: int
+
+
+class Calls:
+    """The API of a server, as coroutines over some transport."""
+
+    def __init__(self, transport: Transport, locate: Callable[[], Target], *, retry_s: float = 20.0) -> None:
+        self._transport = transport
+        self._locate = locate
+        self._retry_s = retry_s
+        self._answered = False
+
+    # -- jobs --------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        script: str | os.PathLike[str],
+        *,
+        idempotency_key: str | None = None,
+        **options: Unpack[JobOptions],
+    ) -> JobView:
+        """Hand a job in. It is on the server's disk when this returns; look at `phase` and `promise`."""
+        headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
+        body = submission(script, options)
+        return await self._get(JobView, Call("POST", "/v1/jobs", body=body, headers=headers))
+
+    async def quote(self, script: str | os.PathLike[str], **options: Unpack[JobOptions]) -> PromiseView:
+        """What submitting this would be answered, without submitting."""
+        return await self._get(PromiseView, Call("POST", "/v1/quote", body=submission(script, options)))
+
+    async def job(self, job: str | JobView) -> JobView:
+        """A job as it is now."""
+        return await self._get(JobView, Call("GET", _job(job)))
+
+    async def jobs(self, *, phase: Phase | str | None = None, limit: int | None = None) -> list[JobView]:
+        """Jobs, newest first; all of them unless there is a limit."""
+        found: list[JobView] = []
+        query: dict[str, str | int] = {} if phase is None else {"phase": str(phase)}
+        while limit is None or len(found) < limit:
+            query["limit"] = 1000 if limit is None else min(limit - len(found), 1000)
+            page = await self._get(JobPage, Call("GET", "/v1/jobs", query))
+            found += page.jobs
+            if page.next is None:
+                break
+            query["after"] = page.next
+        return found
+
+    async def wait(self, job: str | JobView, *, timeout_s: float | None = None) -> JobView:
+        """Wait until a job is over, and return it; TimeoutError if that takes too long."""
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = _LONG_POLL_S if until_s is None else max(until_s - time.monotonic(), 0.0)
+            wait_s = min(left_s, _LONG_POLL_S)
+            call = Call("GET", _job(job), {"wait_s": round(wait_s, 3)}, timeout_s=wait_s + 30.0)
+            seen = await self._get(JobView, call)
+            if seen.over:
+                return seen
+            if until_s is not None and time.monotonic() >= until_s:
+                raise TimeoutError(f"job '{seen.job_id}' is still {seen.phase.value} after {timeout_s:g} s")
+
+    async def cancel(self, job: str | JobView) -> JobView:
+        """End a job for good."""
+        return await self._get(JobView, Call("POST", _job(job, "cancel")))
+
+    async def pause(self, job: str | JobView) -> JobView:
+        """Have a job save its state and give its slots back until it is resumed."""
+        return await self._get(JobView, Call("POST", _job(job, "pause")))
+
+    async def resume(self, job: str | JobView) -> JobView:
+        """Let a paused job go on."""
+        return await self._get(JobView, Call("POST", _job(job, "resume")))
+
+    async def scale(
+        self, job: str | JobView, min_workers: int = 1, max_workers: int | None = None
+    ) -> JobView:
+        """Bound a job's workers by hand."""
+        body = {"min_workers": min_workers, "max_workers": max_workers}
+        return await self._get(JobView, Call("POST", _job(job, "scale"), body=body))
+
+    async def explain(self, job: str | JobView) -> dict[str, Any]:
+        """Why a job is where it is, when it will be done, and what it went through."""
+        return dict(await self._json(Call("GET", _job(job, "explain"))))
+
+    async def logs(
+        self, job: str | JobView, *, offset: int = 0, follow: bool = False
+    ) -> AsyncGenerator[str, None]:
+        """A job's output, in pieces as they come; with `follow` until the job is over."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        pieces = self._follow_logs(job, offset) if follow else self._read_logs(job, offset)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if text := decoder.decode(piece):
+                    yield text
+        if rest := decoder.decode(b"", True):
+            yield rest
+
+    async def _read_logs(self, job: str | JobView, offset: int) -> AsyncGenerator[bytes, None]:
+        while True:
+            reply = await self._send(Call("GET", _job(job, "logs"), {"offset": offset, "limit": 1 << 20}))
+            if not reply.content:
+                return
+            yield reply.content
+            offset = int(reply.headers.get("x-next-offset", offset + len(reply.content)))
+
+    async def _follow_logs(self, job: str | JobView, offset: int) -> AsyncGenerator[bytes, None]:
+        def call() -> Call:
+            return Call("GET", _job(job, "logs"), {"offset": offset, "follow": "true"}, timeout_s=_BEAT_S)
+
+        async with aclosing(self._stream(call)) as pieces:
+            async for piece in pieces:
+                offset += len(piece)
+                yield piece
+
+    # -- events, nodes, policy ---------------------------------------------------------------------------
+
+    async def events(
+        self, *, job: str | JobView | None = None, since: int | None = None, follow: bool = True
+    ) -> AsyncGenerator[EventView, None]:
+        """What happens, from now on or from a number on; without `follow` only what has happened so far."""
+        query: dict[str, str | int] = {} if job is None else {"job": _id(job)}
+        if not follow:
+            async with aclosing(self._past(query | {"since": since or 0, "limit": 1000})) as past:
+                async for event in past:
+                    yield event
+            return
+        if since is not None:
+            query["since"] = since
+        parser = _EventParser()
+
+        def call() -> Call:
+            headers = {} if parser.last_id is None else {"Last-Event-ID": parser.last_id}
+            return Call("GET", "/v1/events/stream", query, headers=headers, timeout_s=_BEAT_S)
+
+        async with aclosing(self._stream(call, endless=True, again=parser.reset)) as pieces:
+            async for piece in pieces:
+                for data in parser.feed(piece):
+                    yield EventView.model_validate_json(data)
+
+    async def _past(self, query: dict[str, str | int]) -> AsyncGenerator[EventView, None]:
+        while True:
+            page = await self._get(EventPage, Call("GET", "/v1/events", query))
+            if not page.events:
+                return
+            for event in page.events:
+                yield event
+            query["since"] = page.next
+
+    async def nodes(self) -> list[NodeView]:
+        """The machines, their slots, and how many are in use."""
+        return (await self._get(NodeList, Call("GET", "/v1/nodes"))).nodes
+
+    async def drain(self, node: str) -> list[NodeView]:
+        """Move everything off a node and put nothing on it (administrators only)."""
+        return (await self._get(NodeList, Call("POST", f"/v1/nodes/{_safe(node)}/drain"))).nodes
+
+    async def undrain(self, node: str) -> list[NodeView]:
+        """Use a drained node again (administrators only)."""
+        return (await self._get(NodeList, Call("POST", f"/v1/nodes/{_safe(node)}/undrain"))).nodes
+
+    async def policy(self) -> str:
+        """The policy that decides who gets how many slots."""
+        return (await self._get(PolicyView, Call("GET", "/v1/policy"))).policy
+
+    async def set_policy(self, policy: str) -> str:
+        """Decide by another policy from now on (administrators only)."""
+        return (await self._get(PolicyView, Call("PUT", "/v1/policy", body={"policy": policy}))).policy
+
+    async def replay(self, policies: Sequence[str] = (), *, cluster: str | None = None) -> dict[str, Any]:
+        """What would have happened under other policies or on another cluster (administrators only)."""
+        body = {"policies": list(policies), "cluster": cluster}
+        return dict(await self._json(Call("POST", "/v1/replay", body=body, timeout_s=600.0)))
+
+    # -- tokens and the server itself --------------------------------------------------------------------
+
+    async def tokens(self) -> list[TokenView]:
+        """The tokens there are (administrators only)."""
+        return (await self._get(TokenList, Call("GET", "/v1/tokens"))).tokens
+
+    async def create_token(self, user: str, *, role: str = "user", ttl_s: float | None = None) -> NewToken:
+        """Make a token (administrators only). Its secret is shown this once."""
+        body = {"user": user, "role": role, "ttl_s": ttl_s}
+        # Not sent again: each time would make another one.
+        return await self._get(NewToken, Call("POST", "/v1/tokens", body=body), retry=False)
+
+    async def revoke_token(self, token_id: str) -> TokenView:
+        """Make a token worthless at once (administrators only)."""
+        return await self._get(TokenView, Call("DELETE", f"/v1/tokens/{_safe(token_id)}"), retry=False)
+
+    async def health(self) -> Health:
+        """Whether the server is well."""
+        return await self._get(Health, Call("GET", "/healthz"))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._transport.close()
+
+    # -- sending -----------------------------------------------------------------------------------------
+
+    async def _get(self, model: type[Model], call: Call, *, retry: bool = True) -> Model:
+        reply = await self._send(call, retry=retry)
+        try:
+            return model.model_validate_json(reply.content)
+        except ValidationError as error:
+            raise ServerFailed(f"{call.path} answered what this version cannot read: {error}") from error
+
+    async def _json(self, call: Call) -> Any:
+        return json.loads((await self._send(call)).content)
+
+    async def _send(self, call: Call, *, retry: bool = True) -> Reply:
+        attempt, began_s = 0, time.monotonic()
+        while True:
+            try:
+                reply = await self._transport.request(self._locate(), call)
+            except ConnectionLost as error:
+                if not retry:
+                    raise
+                await self._pause(error, attempt, began_s)
+                attempt += 1
+                continue
+            self._answered = True
+            if reply.status >= 400:
+                raise refusals.from_answer(reply.status, _decoded(reply.content))
+            return reply
+
+    async def _stream(
+        self, call: Callable[[], Call], *, endless: bool = False, again: Callable[[], None] | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Parts of an answer that goes on. Opened anew when it breaks, and if endless also when it ends."""
+        attempt, began_s = 0, time.monotonic()
+        while True:
+            try:
+                async with aclosing(self._transport.stream(self._locate(), call())) as parts:
+                    async for part in parts:
+                        if not isinstance(part, Reply):
+                            attempt, began_s = 0, time.monotonic()
+                            yield part
+                        elif part.status >= 400:
+                            raise refusals.from_answer(part.status, _decoded(part.content))
+                        else:
+                            self._answered = True
+                if not endless:
+                    return
+                await self._transport.sleep(0.2)
+            except Silent:
+                began_s = time.monotonic()
+            except ConnectionLost as error:
+                await self._pause(error, attempt, began_s)
+                attempt += 1
+            if again is not None:
+                again()
+
+    async def _pause(self, error: ConnectionLost, attempt: int, began_s: float) -> None:
+        """Wait before the next attempt, or give up."""
+        patience_s = self._retry_s if self._answered else min(_FIRST_RETRY_S, self._retry_s)
+        if time.monotonic() - began_s >= patience_s:
+            raise error
+        # A little chance in it, so that a crowd does not come back in step.
+        delay_s = min(0.1 * 2**attempt, 2.0) * (0.75 + secrets.randbelow(500) / 1000)
+        await self._transport.sleep(delay_s)
+
+
+class _EventParser:
+    """Reads server-sent events from bytes that may be cut anywhere."""
+
+    def __init__(self) -> None:
+        self.last_id: str | None = None
+        self._rest = b""
+
+    def reset(self) -> None:
+        """A new connection: what was cut off comes again."""
+        self._rest = b""
+
+    def feed(self, part: bytes) -> list[str]:
+        """The data of the events that are complete by now."""
+        *frames, self._rest = (self._rest + part).split(b"\n\n")
+        found = []
+        for frame in frames:
+            fields: dict[str, str] = {}
+            for line in frame.decode("utf-8", "replace").split("\n"):
+                name, _, value = line.partition(":")
+                fields[name] = value.removeprefix(" ")
+            self.last_id = fields.get("id", self.last_id)
+            if "data" in fields:
+                found.append(fields["data"])
+        return found
+
+
+def submission(script: str | os.PathLike[str], options: JobOptions) -> dict[str, Any]:
+    """The body of a submission or a quote."""
+    body: dict[str, Any] = {**options}
+    within_s = body.pop("within_s", None)
+    if within_s is not None:
+        if body.get("deadline_s") is not None:
+            raise InputError("give either deadline_s or within_s, not both", field="within_s")
+        body["deadline_s"] = time.time() + within_s
+    body["script"] = os.fspath(script)
+    body["workdir"] = os.fspath(body.get("workdir") or Path.cwd())
+    body["args"] = list(body.get("args", ()))
+    if not body.get("name"):
+        stem = re.sub(r"[^A-Za-z0-9._-]", "-", Path(body["script"]).stem).lstrip(".")
+        body["name"] = stem[:100] or "job"
+    return body
+
+
+def find_server(
+    url: str | None, token: str | None, home: str | os.PathLike[str] | None, role: str, ca: str | None
+) -> Target:
+    """The server and token to use: as given, else from the environment, else from the state directory."""
+    directory = home_dir(home)
+    # A home that is given means its own server, whatever the environment says.
+    from_env = home is None
+    url = url or (os.environ.get("SWELL_URL") if from_env else None)
+    ca = ca or (os.environ.get("SWELL_CA") if from_env else None)
+    if url is None:
+        found = ServerFile.read(directory)
+        if found is None:
+            raise Unreachable(
+                f"no server runs in {directory}: start one with 'swell up', or set SWELL_URL and SWELL_TOKEN"
+            )
+        url, ca = found.url, ca or found.ca
+    token = token or (os.environ.get("SWELL_TOKEN") if from_env else None)
+    if token is None:
+        path = token_file(directory, role)
+        try:
+            token = path.read_text().strip()
+        except OSError as error:
+            raise refusals.NotAuthenticated(
+                f"no token: {path} cannot be read ({error.strerror}); give token or set SWELL_TOKEN"
+            ) from error
+    return Target(url, token, ca)
+
+
+def _id(job: str | JobView) -> str:
+    return job.job_id if isinstance(job, JobView) else job
+
+
+def _job(job: str | JobView, verb: str = "") -> str:
+    return f"/v1/jobs/{_safe(_id(job))}" + (f"/{verb}" if verb else "")
+
+
+def _safe(name: str) -> str:
+    """A name as part of a path; what could never be one is refused here."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", name):
+        raise InputError(f"'{name}' cannot be the id of anything here", field="id")
+    return name
+
+
+def _decoded(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None

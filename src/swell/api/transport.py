@@ -1,0 +1,197 @@
+"""How the SDK talks: the same few calls over blocking or asynchronous sockets.
+
+Both transports have the same coroutine methods. Those of the blocking one never suspend, so a plain
+function can run such a coroutine to its end with a single `send` (see `client.run`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import httpx2
+
+from swell.api.home import is_loopback
+from swell.api.refusals import Unreachable
+
+
+class ConnectionLost(Unreachable):
+    """The connection broke or could not be made; what was sent may or may not have arrived."""
+
+
+class Silent(ConnectionLost):
+    """Nothing came for a while on a connection that seems to be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server and the token to show it."""
+
+    url: str
+    token: str
+    ca: str | None = None
+    """Certificate to trust, beside those the system trusts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request."""
+
+    method: str
+    path: str
+    query: Mapping[str, str | int | float] | None = None
+    body: Any = None
+    headers: Mapping[str, str] | None = None
+    timeout_s: float = 30.0
+    """Longest silence."""
+
+    def arguments(self, target: Target) -> dict[str, Any]:
+        """For httpx2."""
+        return {
+            "method": self.method,
+            "url": target.url.rstrip("/") + self.path,
+            "params": self.query or None,
+            "json": self.body,
+            "headers": {"Authorization": f"Bearer {target.token}", **(self.headers or {})},
+            "timeout": httpx2.Timeout(self.timeout_s, connect=5.0),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer."""
+
+    status: int
+    content: bytes
+    headers: Mapping[str, str]
+
+
+class Transport(Protocol):
+    """Carries calls."""
+
+    async def request(self, target: Target, call: Call) -> Reply:
+        """Send a call and read its answer whole."""
+
+    def stream(self, target: Target, call: Call) -> AsyncGenerator[Reply | bytes, None]:
+        """Send a call; yields the head of the answer, or all of it if it is an error, then its parts."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+
+    async def close(self) -> None:
+        """Close all connections."""
+
+
+class BlockingTransport:
+    """Over blocking sockets."""
+
+    def __init__(self) -> None:
+        self._clients: dict[tuple[str, str | None], httpx2.Client] = {}
+
+    def _client(self, target: Target) -> httpx2.Client:
+        key = (target.url, target.ca)
+        if key not in self._clients:
+            self._clients[key] = httpx2.Client(**_options(target))
+        return self._clients[key]
+
+    async def request(self, target: Target, call: Call) -> Reply:
+        """Send a call and read its answer whole."""
+        with _translated(target):
+            answer = self._client(target).request(**call.arguments(target))
+            return Reply(answer.status_code, answer.content, answer.headers)
+
+    async def stream(self, target: Target, call: Call) -> AsyncGenerator[Reply | bytes, None]:
+        """Send a call; yields the head of the answer, or all of it if it is an error, then its parts."""
+        with _translated(target), self._client(target).stream(**call.arguments(target)) as answer:
+            content = answer.read() if answer.status_code >= 400 else b""
+            yield Reply(answer.status_code, content, answer.headers)
+            if answer.status_code < 400:
+                for part in answer.iter_bytes():
+                    yield part
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+
+
+class AsyncTransport:
+    """Over asyncio."""
+
+    def __init__(self) -> None:
+        self._clients: dict[tuple[str, str | None], httpx2.AsyncClient] = {}
+
+    def _client(self, target: Target) -> httpx2.AsyncClient:
+        key = (target.url, target.ca)
+        if key not in self._clients:
+            self._clients[key] = httpx2.AsyncClient(**_options(target))
+        return self._clients[key]
+
+    async def request(self, target: Target, call: Call) -> Reply:
+        """Send a call and read its answer whole."""
+        with _translated(target):
+            answer = await self._client(target).request(**call.arguments(target))
+            return Reply(answer.status_code, answer.content, answer.headers)
+
+    async def stream(self, target: Target, call: Call) -> AsyncGenerator[Reply | bytes, None]:
+        """Send a call; yields the head of the answer, or all of it if it is an error, then its parts."""
+        with _translated(target):
+            async with self._client(target).stream(**call.arguments(target)) as answer:
+                content = await answer.aread() if answer.status_code >= 400 else b""
+                yield Reply(answer.status_code, content, answer.headers)
+                if answer.status_code < 400:
+                    async for part in answer.aiter_bytes():
+                        yield part
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            await client.aclose()
+        self._clients.clear()
+
+
+def _options(target: Target) -> dict[str, Any]:
+    host = urlsplit(target.url).hostname or ""
+    verify: ssl.SSLContext | bool = True
+    if target.ca is not None:
+        verify = ssl.create_default_context()
+        verify.load_verify_locations(cafile=target.ca)
+    # A proxy for the world outside has no business with this machine.
+    return {
+        "verify": verify,
+        "trust_env": not is_loopback(host),
+        "limits": httpx2.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30.0),
+    }
+
+
+@contextlib.contextmanager
+def _translated(target: Target) -> Iterator[None]:
+    try:
+        yield
+    except httpx2.ReadTimeout as error:
+        raise Silent(f"{target.url} has not answered in time") from error
+    except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+        raise Unreachable(f"'{target.url}' is not the URL of a server: {error}") from error
+    except httpx2.TransportError as error:
+        if isinstance(error.__cause__, ssl.SSLError) or "CERTIFICATE" in str(error):
+            raise Unreachable(
+                f"{target.url} shows a certificate that is not trusted here ({error}); give ca or SWELL_CA"
+            ) from error
+        raise ConnectionLost(
+            f"cannot reach the server at {target.url} ({error or type(error).__name__}); is it running?"
+        ) from error
