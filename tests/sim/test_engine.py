@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swell.perf.profiles import ProfileSet
 
 from swell.domain import Cluster, Event, EventKind, InputError, JobSpec, overlapping
+from swell.perf.profiles import ProfileSet
 from swell.policies import Admission, Decision, Policy, Snapshot, policy_names
 from swell.sim import ConstantCost, ModelledCost, NodeFailure, parse_cost, simulate
 from swell.sim.generate import generate_jobs
@@ -201,3 +201,22 @@ def test_every_policy_keeps_the_books_straight(policy: str, seed: int, shape: st
     again: list[Event] = []
     simulate(jobs, PROFILES, cluster, policy + options, resize_cost=cost, on_event=again.append)
     assert [e.to_json() for e in again] == [e.to_json() for e in log], "same seed, same result"
+
+
+def test_a_job_on_two_gpu_types_runs_at_the_slower_ones_pace() -> None:
+    kinds = PROFILES.get(MODEL).gpu_types
+    assert len(kinds) > 1, "the shipped profiles know several types"
+    profile, batch = PROFILES.get(MODEL), batch_of(MODEL)
+    fast, slow = sorted(kinds, key=lambda kind: -profile.rate((1,), batch, kind))[:2]
+    jobs = [job("a", 0, 100), job("b", 0, 100)]
+    result = simulate(jobs, PROFILES, Cluster.parse(f"1x1:{fast},1x1:{slow}"), OneEach())
+    times = sorted(jobs[0].work / profile.rate((1,), batch, kind) for kind in (fast, slow))  # type: ignore[operator]
+    assert sorted(result.finish_s) == pytest.approx(times)
+    assert times[0] < times[1]
+
+
+def test_adaptive_jobs_train_on_mixed_types() -> None:
+    jobs = generate_jobs(PROFILES, jobs=6, hours=0.2, seed=3, deadlines=0.0)
+    cluster = Cluster.parse("1x4:A100,1x4:T4")
+    record = simulate(jobs, PROFILES, cluster, "pollux:generations=5,population=10").record()
+    assert record["finished"] == 6 and record["belief"] == "fitted"

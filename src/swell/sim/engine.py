@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 
 from swell.domain import Cluster, Event, EventKind, FloatArray, InputError, JobSpec, Placement
+from swell.perf.profiles import ProfileSet
 from swell.placement import Placer, make_placer
 from swell.policies import Decision, JobTable, Policy, Snapshot, make_policy
 from swell.sim.costs import ConstantCost, ResizeCost
+from swell.sim.explore import Exploration
 from swell.sim.metrics import Result
 from swell.sim.world import World
 
@@ -31,6 +33,8 @@ ProgressSink = Callable[[float, int, int], None]
 """Called now and then with simulated seconds, jobs ended, jobs in all."""
 
 _PROGRESS_EVERY = 256
+_LEAST_WAIT_S = 1e-3
+"""A policy is not woken again in the same moment, whatever it asks: rounding may make it ask for that."""
 _IDLE_ROUNDS = 100
 """A policy that lets this many rounds pass while no job runs and none is to come will never start one."""
 
@@ -46,7 +50,7 @@ class NodeFailure:
 
 def simulate(
     jobs: Sequence[JobSpec],
-    profiles: Any,
+    profiles: ProfileSet,
     cluster: Cluster,
     policy: str | Policy,
     *,
@@ -55,6 +59,7 @@ def simulate(
     seed: int = 0,
     belief: str | None = None,
     failures: Sequence[NodeFailure] = (),
+    explore: Exploration | None = None,
     on_event: EventSink | None = None,
     on_progress: ProgressSink | None = None,
 ) -> Result:
@@ -63,6 +68,7 @@ def simulate(
     Args:
         interval_s: length of the rounds; None for the policy's own, or at once if it has none.
         belief: 'profiles' or 'fitted' to override what the policy is told of the jobs' speed.
+        explore: have jobs grow only as they become known, as on a live cluster.
     """
     if not jobs:
         raise InputError("nothing to simulate: the trace has no jobs", field="trace")
@@ -72,7 +78,7 @@ def simulate(
     cost = ConstantCost(float(resize_cost)) if isinstance(resize_cost, int | float) else resize_cost
     ordered = sorted(jobs, key=lambda job: job.submit_s)
     world = World(ordered, profiles, cluster, chosen, belief)
-    engine = _Engine(world, chosen, cluster, interval_s, cost, failures, on_event, on_progress)
+    engine = _Engine(world, chosen, cluster, interval_s, cost, failures, explore, on_event, on_progress)
     started = time.process_time()
     engine.run()
     result = engine.result()
@@ -91,6 +97,7 @@ class _Engine:
         interval_s: float | None,
         cost: ResizeCost,
         failures: Sequence[NodeFailure],
+        explore: Exploration | None,
         on_event: EventSink | None,
         on_progress: ProgressSink | None,
     ) -> None:
@@ -101,6 +108,7 @@ class _Engine:
         self.placer: Placer = make_placer(policy.placer, cluster)
         self.interval_s = policy.interval_s if interval_s is None else interval_s
         self.cost = cost
+        self.explore = explore
         self.on_event = on_event
         self.on_progress = on_progress
         self.has_admission = type(policy).admit is not Policy.admit
@@ -267,6 +275,9 @@ class _Engine:
             return
         if self.world.learns:
             self._replan_batches()
+        known_s = math.inf
+        if self.explore is not None:
+            known_s = self.explore.bound(self.table, self.active[: self.active_count], self.now_s)
         snapshot = self._snapshot()
         started = time.perf_counter()
         decision = self.policy.allocate(snapshot)
@@ -279,11 +290,10 @@ class _Engine:
             elif wake_s < math.inf:
                 wake_s = max(math.ceil(wake_s / self.interval_s - 1e-9), 1) * self.interval_s
                 wake_s = max(wake_s, self.now_s + self.interval_s)
-        if wake_s <= self.now_s:
-            raise RuntimeError(f"policy '{self.policy.name}' asked to be woken at once, for ever")
+        wake_s = max(wake_s, self.now_s + _LEAST_WAIT_S)
         alive = self.segments or self.next_job < len(self.table) or self.failures
         self.idle_rounds = 0 if alive else self.idle_rounds + 1
-        self.decide_at_s = wake_s if self.idle_rounds < _IDLE_ROUNDS else math.inf
+        self.decide_at_s = min(wake_s, known_s) if self.idle_rounds < _IDLE_ROUNDS else math.inf
 
     def _replan_batches(self) -> None:
         """Agents that learnt something since they chose their batch size choose again."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from swell.domain import JobSpec
 from swell.perf.belief import JobBelief
-from swell.perf.efficiency import gain
+from swell.perf.efficiency import gain_at
 from swell.perf.goodput import BatchPlan, fixed_plan
 from swell.perf.profiles import Profile
 
@@ -39,7 +39,6 @@ class TrainingJob:
         self,
         spec: JobSpec,
         profile: Profile,
-        gpu_type: str,
         belief: JobBelief | None,
         scale: float = 1.0,
         keeps_batch: bool = True,
@@ -47,7 +46,6 @@ class TrainingJob:
         assert profile.epochs is not None
         self.keeps_batch = keeps_batch
         self.profile = profile
-        self.gpu_type = gpu_type
         self.belief = belief
         """Its agent's model, where it has an agent: chooses the batch size unless the job keeps its own."""
         self.batch_size = spec.batch_size
@@ -86,15 +84,16 @@ class TrainingJob:
             self.plan = self.belief.plan(len(shape), gpus)
             self._plan_version = self.belief.version
 
-    def segment(self, shape: Shape) -> Segment:
-        """The stretch ahead with the present plan; the job's agent observes it."""
+    def segment(self, shape: Shape, gpu_types: tuple[str, ...]) -> Segment:
+        """The stretch ahead with the present plan on GPUs of these types; the job's agent observes it."""
         assert self.plan is not None
         plan, limits = self.plan, self.profile.limits
         batch = plan.total(sum(shape))
-        step_s, sync_s = self.profile.step_time(shape, plan.local_batch, self.gpu_type)
+        # Data-parallel workers wait for the slowest of them.
+        step_s, sync_s = max(self.profile.step_time(shape, plan.local_batch, kind) for kind in gpu_types)
         sqr, var = self.profile.grad_stats(batch, self.epoch)
         iteration_s = step_s + plan.accumulation * (step_s - sync_s)
-        speed = float(gain(sqr, var, batch / limits.init_batch)) / iteration_s
+        speed = gain_at(sqr, var, batch / limits.init_batch) / iteration_s
         if self.belief is not None:
             self.belief.observe(len(shape), sum(shape), plan.local_batch, step_s, sync_s)
             self.belief.observe_gradients(sqr, var)

@@ -66,7 +66,6 @@ class World:
         table.requested[row] = min(table.requested[row], self.cluster.capacity)
         if profile.max_gpus is not None:
             table.max_gpus[row] = min(table.max_gpus[row], profile.max_gpus)
-        gpu_type = profile.resolve(self._main_type)
         trains = profile.epochs is not None
         if job.work is None and not trains:
             raise InputError(
@@ -82,7 +81,7 @@ class World:
             table.belief[row] = believed
         if job.work is None or (adaptive and trains):
             scale = 1.0 if job.work is None else job.work / full
-            training = TrainingJob(job, profile, gpu_type, believed, scale, keeps_batch=not adaptive)
+            training = TrainingJob(job, profile, believed, scale, keeps_batch=not adaptive)
             self._training[row] = training
             table.left[row] = training.believed()[0]
         else:
@@ -152,16 +151,20 @@ class World:
             return rate, float(self._togo[row])
         if new_plan:
             training.choose_plan(shape)
-        ahead = training.segment(shape)
+        ahead = training.segment(shape, self._kinds(row, cluster))
         table.left[row], table.rate[row] = ahead.left, ahead.rate
         self._speed[row], self._togo[row] = ahead.speed, ahead.togo
         return ahead.speed, ahead.togo
 
+    def _kinds(self, row: int, cluster: Cluster) -> tuple[str, ...]:
+        """The GPU types a job is on."""
+        if len(cluster.gpu_types) == 1:
+            return (self._main_type,)
+        touched = cluster.nodes_of(self.table.placement[row])
+        return tuple(sorted({cluster.nodes[n].gpu_type for n in touched}))
+
     def _steady_rate(self, row: int, shape: Shape, cluster: Cluster) -> float:
-        kinds: tuple[str, ...] = (self._main_type,)
-        if len(cluster.gpu_types) > 1:
-            touched = cluster.nodes_of(self.table.placement[row])
-            kinds = tuple(sorted({cluster.nodes[n].gpu_type for n in touched}))
+        kinds = self._kinds(row, cluster)
         key = (int(self._exact_row[row]), shape, kinds)
         rate = self._rates.get(key)
         if rate is None:
