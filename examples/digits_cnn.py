@@ -22,13 +22,13 @@ import swell
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A CNN on 8x8 digits.")
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=64, help="of a step, over all workers")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--mode", choices=["fixed", "adaptive", "consistent"], default="fixed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, keep the weights in float32")
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, weights stay float32")
     return parser.parse_args()
 
 
@@ -44,16 +44,16 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
 
 def network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1),
-        nn.BatchNorm2d(32),
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
         nn.ReLU(),
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.BatchNorm2d(64),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Dropout(0.25),
-        nn.Linear(64 * 4 * 4, 10),
+        nn.Linear(32 * 4 * 4, 10),
     )
 
 

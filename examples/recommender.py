@@ -30,7 +30,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mode", choices=["fixed", "adaptive", "consistent"], default="fixed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, keep the weights in float32")
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, weights stay float32")
     return parser.parse_args()
 
 

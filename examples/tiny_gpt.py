@@ -37,7 +37,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--windows", type=int, default=6000, help="pieces of text in one epoch")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, keep the weights in float32")
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, weights stay float32")
     return parser.parse_args()
 
 
@@ -46,9 +46,8 @@ def documentation() -> Tensor:
     texts = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         tree = ast.parse(path.read_bytes())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                texts.append(ast.get_docstring(node) or "")
+        documented = (n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef))
+        texts += [ast.get_docstring(node) or "" for node in documented]
     number = {character: index for index, character in enumerate(ALPHABET)}
     return torch.tensor([number[c] for c in "\n".join(filter(None, texts)) if c in number])
 

@@ -31,6 +31,7 @@ def _workers(text: str) -> tuple[int, int]:
     metavar="SECONDS",
     help="Give a worker up after this long without a sign of life.",
 )
+@click.option("--auto", is_flag=True, help="SCRIPT knows nothing of swell: make it elastic from outside.")
 @click.option("--cold", is_flag=True, help="Start workers from nothing, not by forking a prepared process.")
 @click.option("--quiet", is_flag=True, help="Do not show the workers' output.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
@@ -44,6 +45,7 @@ def run(
     spares: int,
     threads: int | None,
     silent_after: float,
+    auto: bool,
     cold: bool,
     quiet: bool,
     script: str,
@@ -72,6 +74,7 @@ def run(
             silent_after_s=silent_after,
             threads=threads,
             cold=cold,
+            settings={"auto": True} if auto else {},
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None

@@ -13,8 +13,11 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
+
+from swell.train.jobdir import JobDirectory
 
 
 def watch_lifeline() -> None:
@@ -40,7 +43,8 @@ def run(script: str, arguments: list[str]) -> int:
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
-        runpy.run_path(script, run_name="__main__")
+        with _watched(script):
+            runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)  # noqa: T201 - what python itself does
@@ -54,6 +58,16 @@ def run(script: str, arguments: list[str]) -> int:
             Path(target).write_text(text)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _watched(script: str) -> AbstractContextManager[None]:
+    """For a job with the setting `auto`: make an unmodified script one of its workers."""
+    directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
+    if not directory or not worker or not JobDirectory(Path(directory)).config().get("auto"):
+        return nullcontext()
+    from swell.train import auto
+
+    return auto.watched(Path(script), Path(directory), worker)
 
 
 def _users_part(error: BaseException) -> TracebackType | None:

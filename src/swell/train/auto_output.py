@@ -1,0 +1,45 @@
+"""One voice: of all workers of an unmodified script only the leader prints and saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TextIO
+
+
+class LeaderOnly:
+    """A stream that passes on what the leader writes, drops the others', and waits until that is known."""
+
+    def __init__(self, stream: TextIO, leads: Callable[[], bool | None]) -> None:
+        self._stream = stream
+        self._leads = leads
+        self._kept: list[str] = []
+
+    def write(self, text: str) -> int:
+        """Write, keep or drop."""
+        leads = self._leads()
+        if leads is None:
+            self._kept.append(text)
+        elif leads:
+            self.release()
+            self._stream.write(text)
+        else:
+            self._kept = []
+        return len(text)
+
+    def release(self) -> None:
+        """Write what was kept."""
+        kept, self._kept = self._kept, []
+        for text in kept:
+            self._stream.write(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Pass on to the stream."""
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
