@@ -31,7 +31,7 @@ class Edf(Policy):
     """The most urgent job first, on as many GPUs as it can use at all."""
 
     name: ClassVar[str] = "edf"
-    paper: ClassVar[str] = "Earliest deadline first, as in ElasticFlow (ASPLOS'23)"
+    paper: ClassVar[str] = "baseline of ElasticFlow, ASPLOS'23"
     goal: ClassVar[str] = "the baseline for deadlines: optimal on one machine, and only without overload"
     knows: ClassVar[Knowledge] = "profiles"
     placer: ClassVar[PlacerName] = "buddy"
@@ -62,7 +62,7 @@ class EdfAdmission(Edf):
     """Earliest deadline first behind a gate: only what will be in time comes in."""
 
     name: ClassVar[str] = "edf-admission"
-    paper: ClassVar[str] = "Earliest deadline first with admission control, as in ElasticFlow (ASPLOS'23)"
+    paper: ClassVar[str] = "baseline of ElasticFlow, ASPLOS'23"
     goal: ClassVar[str] = "what admission control alone is worth: EDF that refuses what it would be late with"
 
     def admit(self, snapshot: Snapshot, index: int) -> Admission:

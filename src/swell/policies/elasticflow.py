@@ -44,7 +44,7 @@ class ElasticFlow(Policy):
     """Guarantee deadlines first, then spend spare GPUs where they cost the least extra GPU-time."""
 
     name: ClassVar[str] = "elasticflow"
-    paper: ClassVar[str] = "ElasticFlow: An Elastic Serverless Training Platform (ASPLOS'23)"
+    paper: ClassVar[str] = "ElasticFlow, ASPLOS'23"
     goal: ClassVar[str] = "guaranteed deadlines: admit what can be met, refuse the rest at once"
     knows: ClassVar[Knowledge] = "profiles"
     placer: ClassVar[PlacerName] = "buddy"
