@@ -64,9 +64,7 @@ class Oasis(Policy):
     """Sell GPU time at prices that grow with the load to those who are worth it."""
 
     name: ClassVar[str] = "oasis"
-    paper: ClassVar[str] = (
-        "OASiS: Online Job Scheduling in Distributed Machine Learning Clusters (INFOCOM'18)"
-    )
+    paper: ClassVar[str] = "OASiS, INFOCOM'18"
     goal: ClassVar[str] = "total utility: refuses what is not worth its price, and keeps to its schedules"
     knows: ClassVar[Knowledge] = "profiles"
     placer: ClassVar[PlacerName] = "buddy"
