@@ -9,9 +9,8 @@ What is as in the authors' search: population, single-point crossover over jobs,
 repair and its order, warm start. What differs: theirs selects by NSGA-II with cluster utility as a second
 objective, whose Pareto front is then thrown away but for the point of best fitness; ours selects on the
 fitness alone (binary tournament, the best of parents and children survive, no individual twice), is seeded
-with a greedy solution by the caller, stops once the best has not improved for a while, and has a fourth
-kind of child: its mother with one GPU handed from one job to another, which the three mutations hardly
-ever do.
+with a greedy solution by the caller, stops once the best has not improved for a while, and has a
+second kind of child: its mother but for two jobs that exchange GPUs, which the mutations hardly ever do.
 
 Loops are written out and sorting is done by hand where numpy has a word for it: compiling numpy's takes
 seconds, at the first use on a machine.
@@ -37,7 +36,9 @@ RESET = 0.1
 THIN = 0.1
 """Share of the jobs that a mutation thins out, and of their cells that it empties."""
 HAND_OVER = 0.5
-"""Share of the children that are one GPU changing hands, and not a crossover with mutations."""
+"""Share of the children in which GPUs change hands between two jobs, and that is all."""
+TRADE = 0.5
+"""Share of these in which it is all the GPUs of a node, for all that the other job holds."""
 MAX_NODES = 16
 """A job is never spread over more nodes than this."""
 
@@ -217,7 +218,7 @@ def mutate(
 
 @compiled
 def hand_over(cells: Cells, rng: np.random.Generator) -> None:
-    """A mutation of ours: on one node a job hands one GPU to another, or gives it up."""
+    """A mutation of ours: a job hands one GPU of a node to another, or all for what the other holds."""
     jobs, nodes = cells.shape
     m = int(rng.random() * nodes)
     count = 0
@@ -227,9 +228,19 @@ def hand_over(cells: Cells, rng: np.random.Generator) -> None:
             count += 1
             if rng.random() * count < 1.0:
                 giver = j
-    if giver >= 0:
+    taker = int(rng.random() * jobs)
+    if giver < 0 or taker == giver:
+        return
+    if rng.random() < TRADE:
+        gpus = cells[giver, m]
+        cells[giver, m] = 0
+        for other in range(nodes):
+            cells[giver, other] += cells[taker, other]
+            cells[taker, other] = 0
+        cells[taker, m] = gpus
+    else:
         cells[giver, m] -= 1
-        cells[int(rng.random() * jobs), m] += 1
+        cells[taker, m] += 1
 
 
 @compiled

@@ -46,7 +46,7 @@ class Pollux(Policy):
     """Search allocations for the best power mean of the jobs' speed-ups over their fair share."""
 
     name: ClassVar[str] = "pollux"
-    paper: ClassVar[str] = "Pollux (OSDI'21)"
+    paper: ClassVar[str] = "Pollux, OSDI'21"
     goal: ClassVar[str] = "high goodput with fairness: GPUs, batch size and learning rate chosen together"
     knows: ClassVar[Knowledge] = "fitted"
     adaptive_batch: ClassVar[bool] = True
