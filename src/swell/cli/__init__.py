@@ -10,14 +10,43 @@ import click
 
 from swell import __version__
 
-# name -> (module:attribute, the line shown by `swell --help`)
-COMMANDS: dict[str, tuple[str, str]] = {
-    "simulate": ("swell.cli.simulate:simulate", "Run traces under one or more policies and compare."),
-    "policies": ("swell.cli.policies:policies", "List the policies: paper, goal and options."),
-    "generate": ("swell.cli.generate:generate", "Write a synthetic workload."),
-    "run": ("swell.cli.run:run", "Run a training script elastically on this machine."),
-    "resize": ("swell.cli.run:resize", "Change the number of workers of a running job."),
+# heading -> name -> (module:attribute, the line shown by `swell --help`)
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Platform": {
+        "up": ("swell.cli.up:up", "Start the control plane on this machine."),
+        "down": ("swell.cli.up:down", "Stop it."),
+        "nodes": ("swell.cli.cluster:nodes", "Show the nodes and their slots."),
+        "drain": ("swell.cli.cluster:drain", "Move everything off a node."),
+        "policy": ("swell.cli.cluster:policy", "Show the policy, or switch it while jobs run."),
+        "token": ("swell.cli.tokens:token", "Create, list and revoke tokens."),
+    },
+    "Jobs": {
+        "init": ("swell.cli.init:init", "Write a commented job file to start from."),
+        "submit": ("swell.cli.submit:submit", "Hand in a job; get a promise, then its logs."),
+        "quote": ("swell.cli.submit:quote", "Ask what submitting would be answered."),
+        "queue": ("swell.cli.jobs:queue", "List jobs."),
+        "describe": (
+            "swell.cli.describe:describe",
+            "Say why a job is where it is, and when it will be done.",
+        ),
+        "logs": ("swell.cli.jobs:logs", "Show a job's output."),
+        "pause": ("swell.cli.jobs:pause", "Have a job give its slots back for a while."),
+        "resume": ("swell.cli.jobs:resume", "Let a paused job go on."),
+        "scale": ("swell.cli.jobs:scale", "Bound a job's workers by hand."),
+        "cancel": ("swell.cli.jobs:cancel", "End a job."),
+        "top": ("swell.cli.top:top", "Watch nodes, jobs and slots live."),
+        "events": ("swell.cli.watch:events", "Show what happened, or follow it."),
+        "replay": ("swell.cli.replay:replay", "What would have happened under other policies?"),
+    },
+    "Without a control plane": {
+        "simulate": ("swell.cli.simulate:simulate", "Run traces under one or more policies and compare."),
+        "policies": ("swell.cli.policies:policies", "List the policies: paper, goal and options."),
+        "generate": ("swell.cli.generate:generate", "Write a synthetic workload."),
+        "run": ("swell.cli.run:run", "Run a training script elastically on this machine."),
+        "resize": ("swell.cli.run:resize", "Change the number of workers of a running job."),
+    },
 }
+COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
 
 
 class LazyGroup(click.Group):
@@ -49,8 +78,9 @@ class LazyGroup(click.Group):
             ctx.exit(2 if isinstance(error, errors.InputError) else 1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        for heading, section in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, line) for name, (_, line) in section.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -113,6 +113,7 @@ class _Engine:
         self.on_progress = on_progress
         self.has_admission = type(policy).admit is not Policy.admit
         self.resize_cost_s = cost.seconds(world.typical_state_bytes, 1, 2)
+        self.start_cost_s = cost.seconds(world.typical_state_bytes, 0, 1)
 
         n = len(self.table)
         self.now_s = float(self.table.submit_s[0])
@@ -267,6 +268,7 @@ class _Engine:
             self.active[: self.active_count].copy(),
             self.world.curves,
             self.resize_cost_s,
+            self.start_cost_s,
         )
 
     def _decide(self) -> None:
@@ -275,14 +277,13 @@ class _Engine:
             return
         if self.world.learns:
             self._replan_batches()
-        known_s = math.inf
-        if self.explore is not None:
-            known_s = self.explore.bound(self.table, self.active[: self.active_count], self.now_s)
+        self._explore()
         snapshot = self._snapshot()
         started = time.perf_counter()
         decision = self.policy.allocate(snapshot)
         self.decision_s.append(time.perf_counter() - started)
         self._carry_out(snapshot, decision)
+        known_s = self._explore()
         wake_s = self.policy.next_wakeup_s(snapshot, decision)
         if self.interval_s:
             if self.policy.changes_with_time:
@@ -294,6 +295,12 @@ class _Engine:
         alive = self.segments or self.next_job < len(self.table) or self.failures
         self.idle_rounds = 0 if alive else self.idle_rounds + 1
         self.decide_at_s = min(wake_s, known_s) if self.idle_rounds < _IDLE_ROUNDS else math.inf
+
+    def _explore(self) -> float:
+        """Bound the jobs by what is known of them; returns when the next bound may rise."""
+        if self.explore is None:
+            return math.inf
+        return self.explore.bound(self.table, self.active[: self.active_count], self.now_s)
 
     def _replan_batches(self) -> None:
         """Agents that learnt something since they chose their batch size choose again."""

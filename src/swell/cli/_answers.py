@@ -1,0 +1,80 @@
+"""What the control plane promised, in words."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from swell.cli._when import say_duration, say_moment, say_until
+
+if TYPE_CHECKING:
+    from swell.api.schemas import EstimateView, JobView, PromiseView
+
+REFUSED = 3
+"""Exit code for a deadline that cannot be promised."""
+
+_SOURCES = {
+    "model": "from what it has shown so far",
+    "history": "from earlier runs of this script",
+    "profile": "from a short profiling run",
+}
+
+
+def promise_lines(promise: PromiseView, deadline_s: float | None) -> list[str]:
+    """A promise as a few lines."""
+    if not promise.admitted:
+        return refusal_lines(promise, deadline_s)
+    lines = []
+    if promise.guaranteed_s is not None:
+        lines.append(f"Promised: done by {say_until(promise.guaranteed_s)}.")
+    if promise.reason:
+        lines.append(f"{promise.reason[:1].upper()}{promise.reason[1:].rstrip('.')}.")
+    if promise.estimate.finish_s is not None:
+        lines.append(f"Estimate: {estimate(promise.estimate)}.")
+    elif not promise.pending and not promise.reason:
+        lines.append("Estimate: none yet; nobody here has seen this script run. 'swell describe' will tell.")
+    return lines
+
+
+def refusal_lines(promise: PromiseView, deadline_s: float | None) -> list[str]:
+    """A refusal: what stands in the way, and what would be possible."""
+    lines = []
+    if deadline_s is not None:
+        lines.append(f"Refused: {say_until(deadline_s)} cannot be promised.")
+    lines.append(f"In the way: {promise.reason.rstrip('.')}.")
+    if promise.earliest_deadline_s is not None:
+        lines.append(f"Counter-offer: {say_until(promise.earliest_deadline_s)} would be promised.")
+        lines.append(f"To take it: --deadline {offer(promise.earliest_deadline_s)}")
+    else:
+        lines.append("Leave the deadline out to run it as best effort.")
+    return lines
+
+
+def offer(earliest_s: float) -> str:
+    """A deadline to type that is a little later than the earliest one, for the time it takes to type it."""
+    seconds = (earliest_s - time.time()) * 1.05 + 15.0
+    return f"{int(seconds / 60) + 1}m" if seconds > 600 else f"{int(seconds) + 1}s"
+
+
+def estimate(view: EstimateView) -> str:
+    """A likely finish with its range and where it comes from."""
+    if view.finish_s is None:
+        return "not known yet"
+    text = f"done at about {say_until(view.finish_s)}"
+    if view.earliest_s is not None and view.latest_s is not None:
+        text += f", between {say_moment(view.earliest_s)} and {say_moment(view.latest_s)}"
+    return text + (f", {_SOURCES[view.source]}" if view.source in _SOURCES else "")
+
+
+def outcome(job: JobView) -> str:
+    """How a job ended, in a line."""
+    took = say_duration((job.ended_s or time.time()) - job.submitted_s)
+    text = f"{job.job_id} {job.phase.value} after {took}"
+    if job.phase.value == "finished" and job.request.deadline_s is not None and job.ended_s is not None:
+        met = job.ended_s <= job.request.deadline_s
+        text += ", by its deadline" if met else ", after its deadline"
+    if job.phase.value != "finished" and job.reason:
+        text += f": {job.reason}"
+    if job.resizes:
+        text += f"; {job.resizes} resizes paused it for {say_duration(job.pause_s)} in all"
+    return text

@@ -1,0 +1,94 @@
+"""What the platform's commands share: options, output, and how they reach the control plane."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from swell.api.client import Client
+    from swell.api.schemas import JobView
+
+home_option = click.option(
+    "--home", metavar="DIR", help="State directory [default: $SWELL_HOME, else ~/.swell]."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+admin_option = click.option("--admin", is_flag=True, help="With the administrator's token: everybody's jobs.")
+
+
+def connect(home: str | None, *, admin: bool = False, prefer_admin: bool = False) -> Client:
+    """A client for the control plane that was meant, or a refusal that says how to start one.
+
+    `prefer_admin` uses the administrator's token where it can be read: to look at the whole cluster.
+    """
+    from swell.api.client import Client
+    from swell.api.home import home_dir, token_file
+    from swell.cli._platform import running_pid
+    from swell.domain import SwellError
+
+    where = home_dir(home)
+    local = home is not None or not os.environ.get("SWELL_URL")
+    if local and running_pid(where) is None:
+        raise SwellError(f"no control plane is running here ({where}): start one with 'swell up'")
+    if prefer_admin and (home is not None or not os.environ.get("SWELL_TOKEN")):
+        admin = os.access(token_file(where, "admin"), os.R_OK)
+    return Client(home=home, role="admin" if admin else "user")
+
+
+def find_job(client: Client, text: str) -> JobView:
+    """A job by its id, by the start of it, or by its name (the newest of that name, running ones first)."""
+    from swell.control.errors import NotFound
+
+    try:
+        return client.job(text)
+    except NotFound:
+        known = client.jobs(limit=1000)
+    named = [job for job in known if job.name == text]
+    found = [job for job in named if not job.over] or named
+    found = found or [job for job in known if job.job_id.startswith(text)]
+    if not found:
+        from swell.domain import nearest
+
+        hint = nearest(text, [job.name for job in known])
+        raise NotFound(f"there is no job '{text}'.{hint} 'swell queue --all' lists them")
+    return found[0]
+
+
+def print_json(value: Any) -> None:
+    """Plain values on standard output, as one JSON document."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def new_table(columns: Sequence[str], *, right: Sequence[str] = ()) -> Table:
+    """A plain table that reads well in a terminal and in a file."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
+    return table
+
+
+def print_rich(table: Table) -> None:
+    """Print a table, at full width where the output is not a terminal."""
+    from rich.console import Console
+
+    from swell.cli._report import print_table
+
+    print_table(table, Console(highlight=False))
+
+
+def bar(done: float, of: float | None, width: int = 10) -> str:
+    """How far something is, as a small bar and a percentage."""
+    if not of:
+        return f"{done:g} steps" if done else "-"
+    share = min(max(done / of, 0.0), 1.0)
+    full = int(share * width)
+    return f"{'█' * full}{'░' * (width - full)} {share:4.0%}"

@@ -1,0 +1,58 @@
+"""An event as one line for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from swell.cli._when import say_duration, say_moment
+
+
+def line(time_s: float, kind: str, subject: str, data: Mapping[str, Any]) -> str:
+    """One line: when, whom it concerns, what happened."""
+    clock = time.strftime("%H:%M:%S", time.localtime(time_s))
+    return f"{clock}  {subject:<24} {_what(time_s, kind, data)}".rstrip()
+
+
+def _what(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
+    match kind:
+        case "submitted":
+            deadline_s = data.get("deadline_s")
+            return "submitted" + (
+                "" if deadline_s is None else f", deadline {say_moment(deadline_s, time_s)}"
+            )
+        case "admitted":
+            finish_s = data.get("finish_s")
+            return "admitted" + (
+                "" if finish_s is None else f", will finish by {say_moment(finish_s, time_s)}"
+            )
+        case "rejected":
+            earliest_s = data.get("earliest_deadline_s")
+            offer = "" if earliest_s is None else f"; {say_moment(earliest_s, time_s)} would be possible"
+            return f"refused: {data.get('reason', '')}{offer}"
+        case "allocated":
+            return f"starts on {_slots(data.get('gpus', ()))}"
+        case "resized":
+            return f"{len(data.get('before', ()))} -> {len(data.get('gpus', ()))} workers"
+        case "preempted":
+            return f"{len(data.get('before', ()))} -> 0 workers ({data.get('reason') or 'others come first'})"
+        case "progress":
+            return f"step {data.get('done', 0):g}" + ("" if data.get("of") is None else f" of {data['of']:g}")
+        case "finished":
+            met = {"True": ", deadline met", "False": ", deadline missed"}.get(str(data.get("met")), "")
+            return f"finished after {say_duration(data.get('jct_s'))}{met}"
+        case "failed":
+            return f"failed: {data.get('reason', '')}"
+        case "cancelled":
+            return f"cancelled by {data.get('by', 'somebody')}"
+        case "node_joined":
+            return f"in service with {data.get('gpus', '?')} slots"
+        case "node_lost":
+            return f"out of service ({data.get('reason', 'lost')})"
+    return kind
+
+
+def _slots(gpus: Any) -> str:
+    numbers = list(gpus)
+    return f"slot {numbers[0]}" if len(numbers) == 1 else f"slots {', '.join(map(str, numbers))}"

@@ -1,0 +1,269 @@
+"""The control plane of this machine as one process: put together, started, found, stopped.
+
+A home directory has one control plane. It holds `up.lock` for as long as it lives, so a second one is refused
+and a killed one leaves nothing in the way. Jobs are processes of their own: they outlive it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swell.domain import InputError, SwellError
+
+if TYPE_CHECKING:
+    from swell.api.schemas import ReplayRequest
+    from swell.control.plane import ControlPlane
+    from swell.engines import Launch
+
+LOCK = "up.lock"
+LOG = "server.log"
+STARTED_S = 60.0
+"""How long a control plane in the background may take to come up."""
+STOPPED_S = 40.0
+SAVED_S = 75.0
+"""How long jobs may take to save their state and leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that `swell up` can be told."""
+
+    home: Path
+    nodes: str | None = None
+    slots: int | None = None
+    policy: str | None = None
+    """None for the one that was chosen last, or the default at the first start."""
+    store: str | None = None
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """None for the usual one, or any free one where that is taken."""
+    cert: Path | None = None
+    key: Path | None = None
+    insecure: bool = False
+    interval_s: float = 5.0
+
+
+def prepare(home: Path) -> None:
+    """Make the home directory, for its owner only."""
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        home.chmod(0o700)
+    except OSError as error:
+        raise InputError(
+            f"home '{home}' cannot be used: {error.strerror}; give another with --home"
+        ) from error
+
+
+@contextlib.contextmanager
+def only_one(home: Path) -> Iterator[None]:
+    """Be the one control plane of this home, or refuse."""
+    with (home / LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SwellError(
+                f"a control plane is running for {home} already (process {running_pid(home)}):"
+                " 'swell top' shows it, 'swell down' stops it, --home gives another"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+        lock.truncate(0)
+
+
+def running_pid(home: Path) -> int | None:
+    """The process that is the control plane of this home now; None if there is none."""
+    try:
+        with (home / LOCK).open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock.read() or 0) or None
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], None]) -> None:
+    """Be the control plane until SIGTERM or SIGINT. `ready` is called once it can be spoken to."""
+    from swell.api.server import Server
+    from swell.control.database import connect
+    from swell.control.plane import ControlPlane
+    from swell.control.store import Store
+    from swell.engines.local import LocalEngine
+    from swell.policies import make_policy
+
+    prepare(settings.home)
+    with only_one(settings.home), contextlib.ExitStack() as stack:
+        store = Store(connect(settings.store or str(settings.home / "store.db")))
+        stack.callback(store.close)
+        if settings.policy is not None:
+            make_policy(settings.policy)
+            store.set_setting("policy", settings.policy)
+        engine = LocalEngine(settings.home, nodes=settings.nodes, slots=settings.slots)
+        plane = ControlPlane(store, engine, home=settings.home, interval_s=settings.interval_s)
+        options: dict[str, Any] = {
+            "home": settings.home,
+            "host": settings.host,
+            "cert": settings.cert,
+            "key": settings.key,
+            "insecure": settings.insecure,
+            "replay": _replayer(plane),
+        }
+        server = _listen(Server, plane, store, settings.port, options)
+        plane.start()
+        stack.callback(plane.stop)
+        ready(server.url, plane, server.new_tokens)
+        server.run()
+
+
+def _listen(server: Any, plane: Any, store: Any, port: int | None, options: dict[str, Any]) -> Any:
+    """A server on the port asked for; if none was, on the usual one, or on any that is free."""
+    from swell.api.server import DEFAULT_PORT
+
+    if port is not None:
+        return server(plane, store, port=port, **options)
+    try:
+        return server(plane, store, port=DEFAULT_PORT, **options)
+    except InputError as error:
+        if error.field != "port":
+            raise
+        return server(plane, store, port=0, **options)
+
+
+def _replayer(plane: ControlPlane) -> Callable[[ReplayRequest], dict[str, Any]]:
+    def answer(request: ReplayRequest) -> dict[str, Any]:
+        from swell.domain import Cluster
+        from swell.sim.replay import replay
+
+        cluster = None if request.cluster is None else Cluster.parse(request.cluster)
+        events = [event for _, event in plane.events(limit=1_000_000)]
+        return {"runs": replay(events, request.policies or [plane.policy()], cluster)}
+
+    return answer
+
+
+def start_in_background(words: list[str], home: Path) -> str:
+    """Start `swell up` as a process of its own session; returns its URL once it answers."""
+    from swell.api.home import ServerFile
+
+    prepare(home)
+    with (home / LOG).open("ab") as log:
+        log.write(f"-- swell up at {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+        log.flush()
+        begins_at = log.tell()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "swell", "up", "--home", str(home), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+        )
+    give_up_s = time.monotonic() + STARTED_S
+    while time.monotonic() < give_up_s:
+        found = ServerFile.read(home)
+        if found is not None and found.pid == child.pid and healthy(found.url, found.ca):
+            return found.url
+        if child.poll() is not None:
+            said = (home / LOG).read_bytes()[begins_at:].decode(errors="replace").strip()
+            raise SwellError(_last_line(said) or f"it ended with exit code {child.returncode}")
+        time.sleep(0.1)
+    child.terminate()
+    raise SwellError(f"it did not come up within {STARTED_S:g} s; {home / LOG} may say why")
+
+
+def _last_line(text: str) -> str:
+    return text.splitlines()[-1].removeprefix("swell: ") if text else ""
+
+
+def healthy(url: str, ca: str | None) -> bool:
+    """Whether a server answers there."""
+    import ssl
+    import urllib.error
+    import urllib.request
+
+    context = ssl.create_default_context(cafile=ca) if ca is not None else None
+    if context is not None:
+        # It is this machine's own, found through a file of ours: the name in it does not matter.
+        context.check_hostname = False
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+    try:
+        with opener.open(f"{url}/healthz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def stop(home: Path) -> bool:
+    """Stop the control plane of this home; False if there was none. Jobs go on."""
+    pid = running_pid(home)
+    if pid is None:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    give_up_s = time.monotonic() + STOPPED_S
+    while running_pid(home) is not None:
+        if time.monotonic() > give_up_s:
+            raise SwellError(
+                f"process {pid} did not stop within {STOPPED_S:g} s; 'kill -9 {pid}' loses nothing"
+            )
+        time.sleep(0.05)
+    return True
+
+
+def stop_jobs(home: Path, say: Callable[[int], None]) -> list[str]:
+    """Have all jobs of this home save their state and leave; they go on with the next `swell up`.
+
+    `say` is called with their number as soon as it is known. Returns the names of those that left.
+    """
+    from swell.engines.local import LocalEngine
+    from swell.engines.supervisor import is_locked
+
+    with only_one(home):
+        directories = _jobs_alive(home)
+        say(len(directories))
+        if not directories:
+            return []
+        engine = LocalEngine(home, slots=1)
+        engine.start(lambda: None)
+        try:
+            for directory in directories:
+                engine.apply(_nothing(directory), ())
+            give_up_s = time.monotonic() + SAVED_S
+            while any(is_locked(directory) for directory in directories):
+                if time.monotonic() > give_up_s:
+                    raise SwellError("some jobs did not leave; their logs may say why: 'swell up' finds them")
+                time.sleep(0.1)
+        finally:
+            engine.close()
+    return [directory.name for directory in directories]
+
+
+def _jobs_alive(home: Path) -> list[Path]:
+    from swell.engines.supervisor import is_locked
+
+    starts = list((home / "jobs").glob("*/start.json"))
+    if any(time.time() - start.stat().st_mtime < 3.0 for start in starts):
+        time.sleep(2.0)  # one that was started a moment ago may not hold its lock yet
+    return [start.parent for start in starts if is_locked(start.parent)]
+
+
+def _nothing(directory: Path) -> Launch:
+    """What an engine is told of a job that it shall only stop."""
+    from swell.engines import Launch
+
+    return Launch(job_id=directory.name, command=(), workdir=directory, job_dir=directory)

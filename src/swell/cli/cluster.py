@@ -1,0 +1,68 @@
+"""Commands about the cluster: its nodes, and the policy that decides."""
+
+from __future__ import annotations
+
+import click
+
+from swell.cli._common import (
+    connect,
+    home_option,
+    json_option,
+    new_table,
+    print_json,
+    print_rich,
+)
+
+
+@click.command(epilog="\b\nExample:\n  swell nodes\n")
+@json_option
+@home_option
+def nodes(as_json: bool, home: str | None) -> None:
+    """Show the nodes and how many of their slots are in use."""
+    with connect(home) as client:
+        found = client.nodes()
+    if as_json:
+        print_json([node.model_dump(mode="json") for node in found])
+        return
+    table = new_table(["node", "slots", "in use", "type", "state"], right=["slots", "in use"])
+    for node in found:
+        state = "down" if not node.up else "drained" if node.draining and not node.used else "up"
+        state = "draining" if node.draining and node.used else state
+        table.add_row(node.name, str(node.gpus), str(node.used), node.gpu_type, state)
+    print_rich(table)
+
+
+@click.command(epilog="\b\nExample:\n  swell drain n0 --undo\n")
+@click.argument("node")
+@click.option("--undo", is_flag=True, help="Use the node again.")
+@json_option
+@home_option
+def drain(node: str, undo: bool, as_json: bool, home: str | None) -> None:
+    """Move everything off a NODE and put nothing on it, without losing any work."""
+    with connect(home, admin=True) as client:
+        found = client.undrain(node) if undo else client.drain(node)
+    if as_json:
+        print_json([one.model_dump(mode="json") for one in found])
+    elif undo:
+        click.echo(f"{node} is used again.")
+    else:
+        click.echo(f"{node} is being drained; 'swell nodes' shows when it is empty, --undo takes it back.")
+
+
+@click.command(epilog="\b\nExample:\n  swell policy elasticflow\n")
+@click.argument("name", required=False)
+@json_option
+@home_option
+def policy(name: str | None, as_json: bool, home: str | None) -> None:
+    """Show the policy that decides who gets how many slots, or switch to another while jobs run.
+
+    Options are given behind the name: pollux:p=-1. `swell policies` lists what there is.
+    """
+    with connect(home, admin=name is not None) as client:
+        now = client.policy() if name is None else client.set_policy(name)
+    if as_json:
+        print_json({"policy": now})
+    elif name is None:
+        click.echo(f"{now} ('swell policies' lists the others, 'swell policy NAME' switches)")
+    else:
+        click.echo(f"{now} decides from now on; running jobs are resized as it sees fit.")

@@ -1,0 +1,88 @@
+"""`swell describe`: why a job is where it is, when it will be done, and what it went through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from swell.cli._common import admin_option, bar, connect, find_job, home_option, json_option, print_json
+from swell.cli._when import say_duration, say_moment, say_until
+
+
+@click.command(epilog="\b\nExample:\n  swell describe train\n")
+@click.argument("job")
+@admin_option
+@json_option
+@home_option
+def describe(job: str, admin: bool, as_json: bool, home: str | None) -> None:
+    """Say why a JOB is where it is, when it will be done (with a range), and how it was resized."""
+    with connect(home, admin=admin) as client:
+        found = find_job(client, job)
+        told = client.explain(found)
+    if as_json:
+        print_json({"job": found.model_dump(mode="json"), "explanation": told})
+        return
+    for name, value in _facts(found, told):
+        click.echo(f"{name + ':':<11} {value}")
+    _allocations(told["allocations"], found.submitted_s)
+    if not found.over:
+        click.echo(f"\nNext:\n  swell logs -f {found.job_id}\n  swell top")
+    elif found.phase.value == "failed":
+        click.echo(f"\nNext:\n  swell logs {found.job_id}")
+
+
+def _facts(job: Any, told: dict[str, Any]) -> list[tuple[str, str]]:
+    from swell.api.schemas import EstimateView
+    from swell.cli._answers import estimate
+
+    request = job.request
+    facts = [
+        ("Job", f"{job.job_id}, {job.phase.value}"),
+        ("Script", " ".join([request.script, *request.args])),
+        ("Why", told["why"]),
+    ]
+    if job.wanted:
+        slots = ", ".join(map(str, told["slots"]))
+        facts.append(("Workers", f"{len(job.wanted)}, on slots {slots} of {', '.join(told['nodes'])}"))
+    facts.append(
+        ("Progress", f"{bar(job.done, job.of)} ({job.done:g} of {job.of or 0:g} steps)" if job.of else "-")
+    )
+    facts.append(("Submitted", say_until(job.submitted_s)))
+    if request.deadline_s is not None:
+        facts.append(("Deadline", f"{say_until(request.deadline_s)}{_promised(job)}"))
+    if told.get("estimate"):
+        facts.append(("Estimate", estimate(EstimateView.model_validate(told["estimate"]))))
+    if job.ended_s is not None:
+        facts.append(
+            ("Ended", f"{say_until(job.ended_s)}, {say_duration(job.ended_s - job.submitted_s)} in all")
+        )
+    if job.promise.earliest_deadline_s is not None:
+        facts.append(("Possible", f"{say_until(job.promise.earliest_deadline_s)} would have been promised"))
+    if told.get("curve"):
+        rates = [f"{n}: {rate:.3g}" for n, rate in enumerate(told["curve"]) if n and (n & (n - 1)) == 0]
+        facts.append(("Speed", f"steps/s by workers {{{', '.join(rates)}}}"))
+    pauses = f", {say_duration(job.pause_s / job.resizes)} pause each" if job.resizes else ""
+    facts.append(("Resizes", f"{job.resizes}{pauses}"))
+    if job.restarts:
+        facts.append(("Restarts", f"{job.restarts} of at most {request.max_restarts}"))
+    return facts
+
+
+def _promised(job: Any) -> str:
+    if job.promise.pending:
+        return ", decided after a short profiling run"
+    return ", promised" if job.promise.guaranteed_s is not None else ", not promised"
+
+
+def _allocations(changes: list[dict[str, Any]], submitted_s: float) -> None:
+    """The changes of its allocation, one a line; of many the latest."""
+    shown = changes[-12:]
+    if shown:
+        click.echo("\nWhat it went through:")
+    if len(changes) > len(shown):
+        click.echo(f"  ... {len(changes) - len(shown)} earlier changes")
+    for change in shown:
+        after = say_duration(change["time_s"] - submitted_s)
+        workers = len(change["gpus"])
+        click.echo(f"  {say_moment(change['time_s'])}  after {after:>7}  {'█' * workers or '-'} {workers}")

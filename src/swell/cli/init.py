@@ -1,0 +1,34 @@
+"""`swell init`: a commented job file to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+EPILOG = """\b
+Example:
+  swell init train.py --output train.toml --force
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("script", default="train.py")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="[default: job.toml]")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+def init(script: str, output: Path | None, force: bool) -> None:
+    """Write a job file for SCRIPT in which every field is explained."""
+    from swell.cli._jobfile import TEMPLATE
+    from swell.domain import InputError
+
+    path = output or Path("job.toml")
+    if path.suffix != ".toml":
+        raise InputError(f"output must end in .toml, got '{path}'", field="output")
+    if path.exists() and not force:
+        raise InputError(f"{path} is there already; --force writes over it", field="output")
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(script).stem).lstrip(".") or "job"
+    try:
+        path.write_text(TEMPLATE.format(file=path, name=name, script=script.replace("\\", "/")))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})", field="output") from error
+    click.echo(f"Wrote {path}. Look it over, then: swell submit {path}")

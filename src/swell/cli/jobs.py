@@ -1,0 +1,162 @@
+"""Commands about jobs: list them, read their output, pause, resume, bound and end them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from swell.cli._common import (
+    admin_option,
+    bar,
+    connect,
+    find_job,
+    home_option,
+    json_option,
+    new_table,
+    print_json,
+    print_rich,
+)
+from swell.cli._when import say_duration, say_moment
+
+if TYPE_CHECKING:
+    from swell.api.schemas import JobView
+
+PHASES = ["queued", "running", "paused", "finished", "failed", "cancelled", "refused"]
+
+
+@click.command(epilog="\b\nExample:\n  swell queue --all\n")
+@click.option("-a", "--all", "everything", is_flag=True, help="Those that are over as well.")
+@click.option("--phase", type=click.Choice(PHASES), help="Only those in this phase.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many."
+)
+@admin_option
+@json_option
+@home_option
+def queue(
+    everything: bool, phase: str | None, limit: int, admin: bool, as_json: bool, home: str | None
+) -> None:
+    """List jobs, newest first: your own, or everybody's with --admin."""
+    with connect(home, admin=admin) as client:
+        jobs = client.jobs(phase=phase, limit=limit)
+    if not everything and phase is None:
+        jobs = [job for job in jobs if not job.over]
+    if as_json:
+        print_json([job.model_dump(mode="json") for job in jobs])
+        return
+    if not jobs:
+        click.echo(
+            "No jobs." if everything else "No jobs are waiting or running; --all shows those that are over."
+        )
+        return
+    columns = ["job", "phase", "workers", "progress", "submitted", "finish", "resizes", "why"]
+    table = new_table([*columns, "owner"] if admin else columns, right=["workers", "resizes"])
+    for job in jobs:
+        row = [
+            job.job_id,
+            job.phase.value,
+            str(len(job.wanted)),
+            bar(job.done, job.of),
+            say_moment(job.submitted_s),
+            finish(job),
+            str(job.resizes),
+            job.reason,
+        ]
+        table.add_row(*([*row, job.owner] if admin else row))
+    print_rich(table)
+
+
+def finish(job: JobView) -> str:
+    """When a job ended, must end or will probably end."""
+    if job.ended_s is not None:
+        return f"{say_moment(job.ended_s)} (took {say_duration(job.ended_s - job.submitted_s)})"
+    if job.promise.guaranteed_s is not None:
+        return f"by {say_moment(job.promise.guaranteed_s)}, promised"
+    if job.promise.estimate.finish_s is not None:
+        return f"about {say_moment(max(job.promise.estimate.finish_s, time.time()))}"
+    return "-"
+
+
+@click.command(epilog="\b\nExample:\n  swell logs train\n")
+@click.argument("job")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@admin_option
+@home_option
+def logs(job: str, follow: bool, admin: bool, home: str | None) -> None:
+    """Show the output of a JOB (its id, the start of it, or its name)."""
+    with connect(home, admin=admin) as client:
+        for text in client.logs(find_job(client, job), follow=follow):
+            click.echo(text, nl=False)
+
+
+@click.command(epilog="\b\nExample:\n  swell pause train\n")
+@click.argument("job")
+@admin_option
+@json_option
+@home_option
+def pause(job: str, admin: bool, as_json: bool, home: str | None) -> None:
+    """Have a JOB save its state and give its slots back until it is resumed."""
+    with connect(home, admin=admin) as client:
+        changed = client.pause(find_job(client, job))
+    _say(changed, as_json, f"is paused; 'swell resume {changed.job_id}' lets it go on.")
+
+
+@click.command(epilog="\b\nExample:\n  swell resume train\n")
+@click.argument("job")
+@admin_option
+@json_option
+@home_option
+def resume(job: str, admin: bool, as_json: bool, home: str | None) -> None:
+    """Let a paused JOB go on."""
+    with connect(home, admin=admin) as client:
+        changed = client.resume(find_job(client, job))
+    _say(changed, as_json, "is in the queue again.")
+
+
+@click.command(epilog="\b\nExample:\n  swell scale train --max 2\n")
+@click.argument("job")
+@click.option("--min", "least", type=click.IntRange(1), help="Least workers [default: as it is].")
+@click.option("--max", "most", type=click.IntRange(1), help="Most workers [default: as it is].")
+@click.option("--no-max", is_flag=True, help="No upper bound.")
+@admin_option
+@json_option
+@home_option
+def scale(
+    job: str, least: int | None, most: int | None, no_max: bool, admin: bool, as_json: bool, home: str | None
+) -> None:
+    """Bound the workers of a JOB by hand."""
+    from swell.domain import InputError
+
+    if most is not None and no_max:
+        raise InputError("give either --max or --no-max, not both", field="max")
+    if least is None and most is None and not no_max:
+        raise InputError("give --min, --max or --no-max", field="min")
+    with connect(home, admin=admin) as client:
+        found = find_job(client, job)
+        bound = None if no_max else most if most is not None else found.request.max_workers
+        lower = least if least is not None else found.request.min_workers
+        changed = client.scale(found, min(lower, bound) if least is None and bound else lower, bound)
+    request = changed.request
+    upper = "any number of" if request.max_workers is None else f"at most {request.max_workers}"
+    _say(changed, as_json, f"gets at least {request.min_workers} and {upper} workers.")
+
+
+@click.command(epilog="\b\nExample:\n  swell cancel train\n")
+@click.argument("job")
+@admin_option
+@json_option
+@home_option
+def cancel(job: str, admin: bool, as_json: bool, home: str | None) -> None:
+    """End a JOB for good."""
+    with connect(home, admin=admin) as client:
+        changed = client.cancel(find_job(client, job))
+    _say(changed, as_json, "is cancelled.")
+
+
+def _say(job: JobView, as_json: bool, text: str) -> None:
+    if as_json:
+        print_json(job.model_dump(mode="json"))
+    else:
+        click.echo(f"Job {job.job_id} {text}")

@@ -1,0 +1,166 @@
+"""`swell up` and `swell down`: the control plane of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swell.cli._common import home_option
+
+if TYPE_CHECKING:
+    from swell.cli._platform import Settings
+    from swell.control.plane import ControlPlane
+
+UP_EPILOG = """\b
+Example:
+  swell up -d --slots 2
+"""
+DOWN_EPILOG = """\b
+Example:
+  swell down
+"""
+
+
+@click.command(epilog=UP_EPILOG)
+@click.option(
+    "--slots", type=click.IntRange(1), help="Slots for workers [default: the GPUs, else the cores]."
+)
+@click.option("--nodes", metavar="NxS", help="Pretend to be several nodes: 2x4 is two of four slots each.")
+@click.option("--policy", metavar="NAME", help="Who gets how many slots; kept. See `swell policies`.")
+@click.option("--store", metavar="URL", help="postgresql://... or a path [default: store.db in the home].")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Port to listen on [default: 7373, or a free one]."
+)
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate (PEM), for --host.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key (PEM).")
+@click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
+@click.option("-d", "--detach", is_flag=True, help="Run in the background.")
+@home_option
+def up(
+    slots: int | None,
+    nodes: str | None,
+    policy: str | None,
+    store: str | None,
+    host: str,
+    port: int | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    insecure: bool,
+    detach: bool,
+    home: str | None,
+) -> None:
+    """Start the control plane, with this machine's GPUs (or CPU slots) as the cluster.
+
+    It can be stopped, killed and started again at any time: accepted jobs are on disk, running ones train on.
+    """
+    from swell.api.home import home_dir
+    from swell.api.server import check_binding
+    from swell.cli._platform import Settings, running_pid, serve, start_in_background
+    from swell.domain import InputError, SwellError
+
+    where = home_dir(home)
+    if nodes is not None and slots is not None:
+        raise InputError("give either --nodes or --slots, not both", field="nodes")
+    settings = Settings(
+        home=where,
+        nodes=nodes,
+        slots=slots,
+        policy=policy,
+        store=store,
+        host=host,
+        port=port,
+        cert=None if tls_cert is None else tls_cert.absolute(),
+        key=None if tls_key is None else tls_key.absolute(),
+        insecure=insecure,
+    )
+    if not detach:
+        serve(settings, _show)
+        click.echo(
+            "The control plane has stopped. Jobs train on: 'swell up' finds them, 'swell down' ends them."
+        )
+        return
+    check_binding(settings.host, settings.cert, settings.key, insecure)
+    pid = running_pid(where)
+    if pid is not None:
+        raise SwellError(
+            f"a control plane is running for {where} already (process {pid}): 'swell down' stops it"
+        )
+    url = start_in_background(_words(settings), where)
+    click.echo(f"swell is up at {url} (its log: {where / 'server.log'})")
+    _next_steps()
+
+
+def _words(settings: Settings) -> list[str]:
+    """The same settings as words of a command line."""
+    given = {
+        "--slots": settings.slots,
+        "--nodes": settings.nodes,
+        "--policy": settings.policy,
+        "--store": _absolute(settings.store),
+        "--host": settings.host,
+        "--port": settings.port,
+        "--tls-cert": settings.cert,
+        "--tls-key": settings.key,
+    }
+    words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return [*words, "--insecure"] if settings.insecure else words
+
+
+def _absolute(store: str | None) -> str | None:
+    return store if store is None or "://" in store else str(Path(store).absolute())
+
+
+def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
+    """Say that it is up, and from then on what happens."""
+    from swell.cli._events import line
+    from swell.domain import Event
+
+    slots = sum(node.gpus for node in plane.nodes())
+    click.echo(
+        f"swell is up at {url}: {slots} slots, policy {plane.policy()}. Ctrl-C stops it; jobs train on."
+    )
+    for path in new_tokens:
+        click.echo(f"  a token for the role '{path.name}' was written to {path}")
+    _next_steps()
+
+    def tell(_: int, event: Event) -> None:
+        click.echo(line(event.time_s, event.kind.value, event.job_id or event.node or "", dict(event.data)))
+
+    plane.subscribe(tell)
+
+
+def _next_steps() -> None:
+    click.echo("\nNext:\n  swell submit train.py     hand in a script\n  swell top                 watch\n")
+
+
+def _wait_for(count: int) -> None:
+    if count:
+        click.echo(f"Waiting for {count} {'job' if count == 1 else 'jobs'} to save ...")
+
+
+@click.command(epilog=DOWN_EPILOG)
+@click.option("--keep-jobs", is_flag=True, help="Let running jobs train on.")
+@home_option
+def down(keep_jobs: bool, home: str | None) -> None:
+    """Stop the control plane of this machine. Running jobs save their state first, unless told to train on.
+
+    Nothing is lost either way: after the next `swell up` every job goes on where it was.
+    """
+    from swell.api.home import home_dir
+    from swell.cli._platform import stop, stop_jobs
+    from swell.domain import SwellError
+
+    where = home_dir(home)
+    was_up = stop(where)
+    if was_up:
+        click.echo("The control plane has stopped.")
+    saved: list[str] = []
+    if not keep_jobs and where.is_dir():
+        saved = stop_jobs(where, _wait_for)
+        if saved:
+            click.echo("They have left, and go on with the next 'swell up'.")
+    if not was_up and not saved:
+        raise SwellError(f"no control plane is running for {where}; 'swell up' starts one")

@@ -1,0 +1,303 @@
+"""What would have happened? A cluster's own event log under other policies, or on another cluster.
+
+The log of a live cluster says when jobs came, what they had to do and how fast they went on how many workers.
+That is a trace and its profiles, so the simulator can run it again with the very same policies. What a start
+and a resize cost, and how long it takes to get to know a new job, are taken from the same log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from swell.domain import ANY_GPU, Cluster, Event, EventKind, FloatArray, InputError, JobSpec, Node
+from swell.perf.belief import JobBelief
+from swell.perf.goodput import BatchLimits
+from swell.perf.profiles import MeasuredCounts, ProfileSet
+from swell.perf.throughput import ThroughputParams
+from swell.sim.engine import NodeFailure, simulate
+from swell.sim.explore import Exploration
+from swell.sim.metrics import Result
+
+LIVE = "what happened"
+"""The policy's place in the record of the live run."""
+_LEARN_S = 2.0
+_ENDS = (EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED, EventKind.REJECTED)
+_CHANGES = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
+
+
+@dataclass(slots=True)
+class LoggedJob:
+    """One job as the log tells it."""
+
+    job_id: str
+    submitted: Event
+    changes: list[tuple[float, int, EventKind]] = field(default_factory=list)
+    """Moment, GPUs from then on, and what happened."""
+    end: Event | None = None
+
+    @property
+    def held(self) -> list[tuple[int, float]]:
+        """Stretches of (GPUs, seconds) between its first GPUs and its end."""
+        assert self.end is not None
+        ends = [*(moment for moment, _, _ in self.changes[1:]), self.end.time_s]
+        return [(gpus, until - since) for (since, gpus, _), until in zip(self.changes, ends) if gpus]
+
+    @property
+    def rates(self) -> dict[int, float]:
+        """Iterations per second by workers, as seen."""
+        assert self.end is not None
+        return {int(n): float(rate) for n, rate in (self.end.data.get("rates") or {}).items() if rate > 0}
+
+    @property
+    def work(self) -> float:
+        """Iterations it did; seconds it held GPUs for a job that never said how far it is."""
+        assert self.end is not None
+        work = float(self.end.data.get("work") or 0.0)
+        if work > 0 and (self.rates or self.end.data.get("params")):
+            return work
+        return sum(seconds for _, seconds in self.held)
+
+    @property
+    def new(self) -> bool:
+        """Whether nobody knew such a job when it came. One with a deadline was profiled before all else."""
+        return (
+            self.submitted.data.get("source") != "history" and self.submitted.data.get("deadline_s") is None
+        )
+
+    def count(self, kind: EventKind) -> int:
+        """How often that happened to it."""
+        return sum(what is kind for _, _, what in self.changes)
+
+    def curve(self, max_gpus: int, gpus_per_node: int) -> FloatArray:
+        """Iterations per second on 0 to `max_gpus` GPUs: its model, put right where it was seen."""
+        assert self.end is not None
+        counts = np.arange(max_gpus + 1, dtype=np.float64)
+        rates, params = self.rates, self.end.data.get("params")
+        if params is None and not rates:
+            return np.minimum(counts, 1.0)
+        if params is None:
+            seen = np.array(sorted(rates), dtype=np.float64)
+            curve = np.interp(counts, seen, [rates[int(n)] for n in seen])
+            return np.where(counts < seen[0], curve * counts / seen[0], curve)
+        batch = max(int(self.end.data.get("batch_size") or 1), 1)
+        limits = BatchLimits(batch, batch, 1, batch)
+        model = JobBelief(limits, fixed_batch=batch, prior=ThroughputParams(*params))
+        curve = np.array(model.curve(max_gpus, gpus_per_node))
+        ratios = {n: rates[n] / curve[n] for n in sorted(rates) if n <= max_gpus and curve[n] > 0}
+        if ratios:
+            at, ratio = np.log2(list(ratios)), list(ratios.values())
+            curve[1:] *= np.interp(np.log2(counts[1:]), at, ratio)
+        return curve
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    startup_s: float
+    pause_s: float
+
+    def seconds(self, state_bytes: float, before: int, after: int) -> float:
+        return self.pause_s if before else self.startup_s
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a log says: the jobs that ended, the nodes, and what was lost now and then."""
+
+    jobs: list[LoggedJob]
+    unfinished: int
+    """Jobs that are under way still, and so cannot be replayed."""
+    cluster: Cluster | None
+    failures: list[NodeFailure]
+    policy: str
+    """The policy of the last submission."""
+
+    @property
+    def began_s(self) -> float:
+        """The first submission."""
+        return min(job.submitted.time_s for job in self.jobs)
+
+
+def read_log(events: Iterable[Event]) -> Log:
+    """Sort an event log by job and node."""
+    jobs: dict[str, LoggedJob] = {}
+    nodes: dict[str, Node] = {}
+    lost: list[tuple[str, float, float]] = []
+    policy = ""
+    for event in events:
+        if event.kind is EventKind.NODE_JOINED and event.node is not None:
+            # The type is left out: what was seen of the jobs was seen on these very nodes.
+            nodes[event.node] = Node(event.node, int(event.data["gpus"]))
+            lost = [
+                (name, at_s, event.time_s if name == event.node and back_s == np.inf else back_s)
+                for name, at_s, back_s in lost
+            ]
+        elif event.kind is EventKind.NODE_LOST and event.node is not None:
+            lost.append((event.node, event.time_s, np.inf))
+        elif event.kind is EventKind.SUBMITTED and event.job_id is not None:
+            jobs[event.job_id] = LoggedJob(event.job_id, event)
+            policy = str(event.data.get("policy", policy))
+        elif event.job_id in jobs:
+            job = jobs[event.job_id]
+            if event.kind in _CHANGES:
+                job.changes.append((event.time_s, len(event.data.get("gpus", ())), event.kind))
+            elif event.kind in _ENDS:
+                job.end = event
+    ended = [job for job in jobs.values() if job.end is not None and job.work > 0]
+    began_s = min((job.submitted.time_s for job in ended), default=0.0)
+    for name, at_s, back_s in lost:
+        if at_s < began_s and back_s == np.inf:
+            nodes.pop(name, None)
+    names = list(nodes)
+    failures = [
+        NodeFailure(names.index(name), max(at_s - began_s, 0.0), back_s - max(at_s, began_s))
+        for name, at_s, back_s in lost
+        if name in nodes and back_s > began_s
+    ]
+    cluster = Cluster(tuple(nodes.values())) if nodes else None
+    return Log(ended, sum(job.end is None for job in jobs.values()), cluster, failures, policy)
+
+
+def replay(
+    events: Iterable[Event], policies: Sequence[str], cluster: Cluster | None = None
+) -> list[dict[str, Any]]:
+    """Figures of what happened, then of each policy, on the cluster that was there or on another one."""
+    log = read_log(events)
+    if not log.jobs:
+        raise InputError("nothing to replay: no job in the log has ended yet", field="events")
+    where = cluster or log.cluster
+    if where is None:
+        raise InputError("the log names no nodes: say which cluster, such as 1x4", field="cluster")
+    live = log.cluster or where
+    cost = _costs(log, live)
+    records = [_live_record(log, live)]
+    for policy in policies:
+        result = simulate(
+            _specs(log),
+            _profiles(log, where),
+            where,
+            policy,
+            interval_s=0.0,  # a live control plane decides when something happened, not in rounds
+            resize_cost=cost,
+            explore=Exploration.of(_learn_s(log, cost), (job.job_id for job in log.jobs if not job.new)),
+            failures=log.failures if cluster is None else (),
+        )
+        records.append(_record(log, result, policy, str(where)))
+    return records
+
+
+def _specs(log: Log) -> list[JobSpec]:
+    specs = []
+    for job in log.jobs:
+        asked: Mapping[str, Any] = job.submitted.data
+        submit_s, deadline_s = job.submitted.time_s - log.began_s, asked.get("deadline_s")
+        relative_s = None if deadline_s is None else deadline_s - log.began_s
+        specs.append(
+            JobSpec(
+                job_id=job.job_id,
+                submit_s=submit_s,
+                model=job.job_id,
+                batch_size=1,
+                gpus=int(asked.get("gpus") or 1),
+                work=job.work,
+                deadline_s=relative_s if relative_s is not None and relative_s > submit_s else None,
+                min_gpus=int(asked.get("min_gpus") or 1),
+                max_gpus=asked.get("max_gpus"),
+            )
+        )
+    return specs
+
+
+def _profiles(log: Log, cluster: Cluster) -> ProfileSet:
+    total = sum(node.gpus for node in cluster.nodes)
+    counts = np.arange(1.0, total + 1)
+    kinds = {*cluster.gpu_types, ANY_GPU}
+    profiles = []
+    for job in log.jobs:
+        curve = job.curve(total, cluster.gpus_per_node)
+        profiles.append(MeasuredCounts(job.job_id, {kind: (counts, {1: curve[1:]}) for kind in kinds}, 1e6))
+    return ProfileSet(profiles, "the event log")
+
+
+def _costs(log: Log, cluster: Cluster) -> _Cost:
+    """What a start and a resize cost: the seconds that jobs lost, shared out by least squares."""
+    rows, lost_s, told_s = [], [], []
+    widest = max([sum(n.gpus for n in cluster.nodes)] + [g for j in log.jobs for _, g, _ in j.changes])
+    for job in log.jobs:
+        assert job.end is not None
+        told_s.append(float(job.end.data.get("pause_s") or 0.0))
+        curve = job.curve(widest, cluster.gpus_per_node)
+        held_s = sum(seconds for _, seconds in job.held)
+        could = sum(curve[gpus] * seconds for gpus, seconds in job.held)
+        if job.end.kind is EventKind.FINISHED and job.rates and could > 0:
+            rows.append([job.count(EventKind.ALLOCATED), job.count(EventKind.RESIZED)])
+            lost_s.append(max(held_s * (1 - job.work / could), 0.0))
+    if not rows:
+        return _Cost(0.0, float(np.mean(told_s)))
+    (startup_s, pause_s), _ = nnls(np.array(rows, dtype=np.float64), np.array(lost_s))
+    if not any(resizes for _, resizes in rows):
+        pause_s = float(np.mean(told_s))
+    return _Cost(float(startup_s), float(pause_s))
+
+
+def _learn_s(log: Log, cost: _Cost) -> float:
+    """The shortest time in which a job that nobody knew was given more GPUs than it began with."""
+    grown = [j for j in log.jobs if j.new and len(j.changes) > 1 and j.changes[1][1] > j.changes[0][1]]
+    times_s = [job.changes[1][0] - job.changes[0][0] - cost.startup_s for job in grown]
+    return max(min(times_s), 0.1) if times_s else _LEARN_S
+
+
+def _live_record(log: Log, cluster: Cluster) -> dict[str, Any]:
+    finished = [job for job in log.jobs if job.end is not None and job.end.kind is EventKind.FINISHED]
+    jct_s = np.array([job.end.time_s - job.submitted.time_s for job in finished if job.end is not None])
+    held_s = sum(gpus * seconds for job in log.jobs for gpus, seconds in job.held)
+    makespan_s = max(job.end.time_s for job in log.jobs if job.end is not None) - log.began_s
+    deadlines = [job for job in log.jobs if job.submitted.data.get("deadline_s") is not None]
+    met = sum(job.end is not None and job.end.data.get("met") is True for job in deadlines)
+    capacity = sum(node.gpus for node in cluster.nodes) * makespan_s
+    return {
+        "policy": f"{LIVE} ({log.policy})" if log.policy else LIVE,
+        "cluster": str(cluster),
+        "jobs": len(log.jobs),
+        "finished": len(finished),
+        "refused": sum(job.end is not None and job.end.kind is EventKind.REJECTED for job in log.jobs),
+        "avg_jct_s": float(jct_s.mean()) if len(jct_s) else None,
+        "p99_jct_s": float(np.percentile(jct_s, 99)) if len(jct_s) else None,
+        "makespan_s": makespan_s,
+        "deadline_jobs": len(deadlines),
+        "deadline_met": met,
+        "utilisation": held_s / capacity if capacity else None,
+        "resizes": sum(job.count(EventKind.RESIZED) for job in log.jobs),
+        "left_out": log.unfinished,
+    }
+
+
+def _record(log: Log, result: Result, policy: str, cluster: str) -> dict[str, Any]:
+    ended_well = {
+        job.job_id
+        for job in log.jobs
+        if job.end is not None and job.end.kind in (EventKind.FINISHED, EventKind.REJECTED)
+    }
+    # A job that failed or was cancelled does so again: it holds its GPUs until then, and has no JCT.
+    counts = np.array([job_id in ended_well for job_id in result.job_ids]) & ~np.isnan(result.finish_s)
+    jct_s = (result.finish_s - result.submit_s)[counts]
+    figures = result.record()
+    return {
+        "policy": policy,
+        "cluster": cluster,
+        "jobs": len(result.job_ids),
+        "finished": int(counts.sum()),
+        "refused": int(result.rejected.sum()),
+        "avg_jct_s": float(jct_s.mean()) if len(jct_s) else None,
+        "p99_jct_s": float(np.percentile(jct_s, 99)) if len(jct_s) else None,
+        "makespan_s": figures["makespan_s"],
+        "deadline_jobs": figures["deadline_jobs"],
+        "deadline_met": figures["deadline_met"],
+        "utilisation": figures["gpu_utilisation"],
+        "resizes": figures["resizes"],
+        "left_out": log.unfinished,
+    }
