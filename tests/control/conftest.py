@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,24 +33,22 @@ def make_record(job_id: str = "a-1", phase: Phase = Phase.QUEUED, **more: object
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_url() -> Iterator[str]:
     """A real Postgres server for this session."""
     if not PG or shutil.which("setpriv") is None:
         pytest.skip("no PostgreSQL server here: apt-get install postgresql")
     pytest.importorskip("psycopg")
-    home = tmp_path_factory.mktemp("pg")
+    # Not below pytest's own folder, which only its owner may enter: the server refuses to run as root.
+    home = Path(tempfile.mkdtemp(prefix="swell-pg-"))
     as_user: list[str] = []
-    if os.geteuid() == 0:  # the server refuses to run as root
+    if os.geteuid() == 0:
         as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-        for folder in [home, *home.parents]:
-            if folder.is_relative_to(tmp_path_factory.getbasetemp().parent):
-                folder.chmod(0o755)
         os.chown(home, 65534, 65534)
     run = [*as_user, str(PG[-1] / "initdb"), "-D", str(home / "db"), "-U", "swell", "-A", "trust", "-N"]
     done = subprocess.run(run, capture_output=True, text=True, timeout=120, cwd="/")
     if done.returncode:
         pytest.skip(f"initdb failed here: {done.stderr[-300:]}")
-    log = (home.parent / "pg.log").open("wb")
+    log = (home / "server.log").open("wb")
     server = subprocess.Popen(
         [*as_user, str(PG[-1] / "postgres"), "-D", str(home / "db"), "-k", str(home), "-h", "", "-F"],
         stdout=log,
@@ -66,6 +65,7 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.terminate()
         server.wait(timeout=30)
         log.close()
+        shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from swell.domain import Cluster, IntArray, JobSpec
-from swell.perf.curves import Curves
-from swell.policies import JobTable, Snapshot
+from swell.domain import IntArray, JobSpec
+from swell.policies import JobTable
 
 _FIRST = 64
 
@@ -40,10 +39,6 @@ class Ledger:
     def remove(self, job_id: str) -> None:
         """The job is active no more."""
         self._leaving.append(self.rows.pop(job_id))
-
-    def snapshot(self, now_s: float, cluster: Cluster, curves: Curves, resize_cost_s: float) -> Snapshot:
-        """The active jobs, in order of submission."""
-        return Snapshot(now_s, cluster, self.table, self.active(), curves, resize_cost_s)
 
     def active(self) -> IntArray:
         """Rows of the active jobs, in order of submission."""

@@ -191,7 +191,7 @@ class Scheduler:
             and records[table.specs[row].job_id].phase in (Phase.QUEUED, Phase.RUNNING)
         ]
         rates = np.zeros((max(len(rows), 1), widest + 1))
-        pauses = [0.0]
+        pause_s = start_s = 0.0
         for i, row in enumerate(rows):
             job_id = table.specs[row].job_id
             record, knowledge = records[job_id], known[job_id]
@@ -209,10 +209,10 @@ class Scheduler:
             most = record.request.max_workers
             table.max_gpus[row] = _most(knowledge, widest if most is None else most)
             table.belief[row] = knowledge.belief
-            pauses.append(knowledge.pause_s if record.started_s else knowledge.startup_s)
-        return Snapshot(
-            now_s, cluster, table, np.array(rows, dtype=np.int64), Curves(rates), float(np.max(pauses))
-        )
+            pause_s = max(pause_s, knowledge.pause_s)
+            start_s = max(start_s, knowledge.startup_s)
+        active = np.array(rows, dtype=np.int64)
+        return Snapshot(now_s, cluster, table, active, Curves(rates), pause_s, start_s)
 
     def _deadline(self, record: JobRecord) -> float | None:
         """The deadline the policy must keep: only once it has been promised."""

@@ -38,6 +38,8 @@ class Jobs(NamedTuple):
     """GPUs held now."""
     lag_s: FloatArray
     """How long a change under way still stops the job, if its share stays."""
+    start_s: FloatArray
+    """How long the job takes to start from nothing; a change of share takes `pause_s`."""
     rates: FloatArray
     """Jobs x levels."""
     gpus: IntArray
@@ -142,8 +144,8 @@ def _fill(
             else:
                 stay = if_stay >= if_move
         if not stay:
+            lag = 0.0 if new == 0 else pause_s if share > 0 else jobs.start_s[i]
             share, rate = new, new_rate
-            lag = pause_s if new > 0 else 0.0
         if steps == 0 or out_gpus[steps - 1] != share:
             out_s[steps], out_gpus[steps] = start, share
             steps += 1
@@ -277,8 +279,8 @@ def _follow(steps: Steps, jobs: Jobs, i: int, pause_s: float) -> tuple[float, fl
         start = steps.start_s[s]
         span = (steps.start_s[s + 1] if s + 1 < count else np.inf) - start
         if steps.gpus[s] != share:
+            lag = pause_s if share > 0 else jobs.start_s[i]
             share = steps.gpus[s]
-            lag = pause_s
         at = level_of(share)
         if at >= len(gpus) or gpus[at] != share:
             return np.inf, spent, top  # its curve or the cluster changed: no legal share any more

@@ -112,6 +112,7 @@ class ElasticFlow(Policy):
             last_s=last_s,
             held=snapshot.gpus,
             lag_s=np.maximum(snapshot.table.paused_until_s[snapshot.rows] - snapshot.now_s, 0.0),
+            start_s=np.full(len(snapshot), max(snapshot.start_cost_s, pause_s)),
             rates=best,
             gpus=gpus,
         ), pause_s

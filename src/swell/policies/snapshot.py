@@ -74,6 +74,7 @@ class Snapshot:
         rows: IntArray,
         curves: Curves | Callable[[], Curves],
         resize_cost_s: float = 0.0,
+        start_cost_s: float | None = None,
     ) -> None:
         self.now_s = now_s
         self.cluster = cluster
@@ -84,6 +85,8 @@ class Snapshot:
         self.capacity = cluster.capacity
         self.resize_cost_s = resize_cost_s
         """What a change of allocation is expected to cost a job, for policies that plan with it."""
+        self.start_cost_s = resize_cost_s if start_cost_s is None else start_cost_s
+        """The same for a job that starts from nothing."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -181,4 +184,5 @@ class Snapshot:
 
     def with_rows(self, rows: IntArray) -> Snapshot:
         """The same moment with another set of active jobs."""
-        return Snapshot(self.now_s, self.cluster, self.table, rows, self._curves, self.resize_cost_s)
+        costs = (self.resize_cost_s, self.start_cost_s)
+        return Snapshot(self.now_s, self.cluster, self.table, rows, self._curves, *costs)
