@@ -38,6 +38,7 @@ class Task:
     train: Dataset[Any]
     optimizer: torch.optim.Optimizer
     batch_size: int
+    max_batch: int
     epochs: int
     loss: Callable[[nn.Module, Any], Tensor]
     score: Callable[[nn.Module], float]
@@ -65,7 +66,7 @@ def digits() -> Task:
         return float((model(x[1400:]).argmax(1) == y[1400:]).float().mean())
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
-    return Task(model, TensorDataset(x[:1400], y[:1400]), optimizer, 32, 12, loss, score)
+    return Task(model, TensorDataset(x[:1400], y[:1400]), optimizer, 32, 448, 12, loss, score)
 
 
 class SmallGPT(nn.Module):
@@ -110,7 +111,7 @@ def gpt() -> Task:
         return -float(loss(model, (held_out,)))
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    return Task(model, TensorDataset(windows[:-200]), optimizer, 16, 2, loss, score)
+    return Task(model, TensorDataset(windows[:-200]), optimizer, 16, 256, 2, loss, score)
 
 
 TASKS = {"digits": digits, "gpt": gpt}
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--measure-noise", type=int, default=0, metavar="STEPS")
     parser.add_argument("--checkpoint-steps", type=int, default=None)
     parser.add_argument("--checkpoints", type=Path, default=None)
+    parser.add_argument("--trace", type=Path, help="file that gets the number of every committed step")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -154,6 +156,7 @@ def main() -> None:
         task.optimizer,
         mode=options.mode,
         seed=options.seed,
+        max_batch=task.max_batch,
         checkpoint_dir=options.checkpoints,
         checkpoint_every_s=None,
         checkpoint_every_steps=options.checkpoint_steps,
@@ -174,6 +177,9 @@ def main() -> None:
             if not job.step(task.loss(task.model, batch)):
                 continue
             worlds.add(job.world)
+            if options.trace is not None and job.is_leader:
+                with options.trace.open("a") as file:
+                    file.write(f"{job.steps}\n")
             if freeze_at is not None and job.steps == freeze_at + 1:
                 for group in task.optimizer.param_groups:
                     group["lr"] = 0.0

@@ -32,12 +32,14 @@ class Session:
         spares: int = 0,
         name: str = "job",
         threads: int = 1,
-        preexec: Callable[[], None] | None = None,
+        prefix: tuple[str, ...] = (),
     ) -> None:
+        """`prefix` goes before the command, say `("unshare", "-m", "sh", "-c", ...)`."""
         self.directory = home / "jobs" / name
         self.log = home / f"{name}.log"
         home.mkdir(parents=True, exist_ok=True)
         command = [
+            *prefix,
             sys.executable, "-c", "from swell.cli import main; main()", "run", "--workers", workers,
             "--start", str(start), "--spares", str(spares), "--threads", str(threads), "--name", name,
             str(script), *arguments,
@@ -49,7 +51,6 @@ class Session:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                preexec_fn=preexec,
             )
 
     def __enter__(self) -> Session:
