@@ -52,15 +52,21 @@ def list_(as_json: bool, home: str | None) -> None:
     print_rich(table)
 
 
-@token.command(epilog="\b\nExample:\n  swell token revoke 0123456789ab\n")
-@click.argument("token_id")
+@token.command(epilog="\b\nExample:\n  swell token revoke ada\n")
+@click.argument("which")
 @json_option
 @home_option
-def revoke(token_id: str, as_json: bool, home: str | None) -> None:
-    """Make a token worthless at once. TOKEN_ID is as `swell token list` shows it."""
+def revoke(which: str, as_json: bool, home: str | None) -> None:
+    """Make a token worthless at once, or all tokens of a user. WHICH is as `swell token list` shows them."""
+    from swell.control.errors import NotFound
+
     with connect(home, admin=True) as client:
-        gone = client.revoke_token(token_id)
+        found = [one.token_id for one in client.tokens() if which in (one.token_id, one.user)]
+        if not found:
+            raise NotFound(f"there is no token or user '{which}'; 'swell token list' shows them")
+        gone = [client.revoke_token(token_id) for token_id in found]
     if as_json:
-        print_json(gone.model_dump(mode="json"))
-    else:
-        click.echo(f"Token {gone.token_id} of {gone.user} is worthless now.")
+        print_json([one.model_dump(mode="json") for one in gone])
+        return
+    for one in gone:
+        click.echo(f"Token {one.token_id} of {one.user} is worthless now.")

@@ -224,8 +224,8 @@ def _profiles(log: Log, cluster: Cluster) -> ProfileSet:
 
 
 def _costs(log: Log, cluster: Cluster) -> _Cost:
-    """What a start and a resize cost: the seconds that jobs lost, shared out by least squares."""
-    rows, lost_s, told_s = [], [], []
+    """What a start and a resize cost: the work that jobs missed while they held GPUs, by least squares."""
+    rows, missed, told_s = [], [], []
     widest = max([sum(n.gpus for n in cluster.nodes)] + [g for j in log.jobs for _, g, _ in j.changes])
     for job in log.jobs:
         assert job.end is not None
@@ -234,11 +234,13 @@ def _costs(log: Log, cluster: Cluster) -> _Cost:
         held_s = sum(seconds for _, seconds in job.held)
         could = sum(curve[gpus] * seconds for gpus, seconds in job.held)
         if job.end.kind is EventKind.FINISHED and job.rates and could > 0:
-            rows.append([job.count(EventKind.ALLOCATED), job.count(EventKind.RESIZED)])
-            lost_s.append(max(held_s * (1 - job.work / could), 0.0))
+            rate = could / held_s  # so that a slow job counts as much as a fast one
+            speeds = [sum(curve[g] for _, g, what in job.changes if what is kind) for kind in _CHANGES[:2]]
+            rows.append([speed / rate for speed in speeds])
+            missed.append(max(could - job.work, 0.0) / rate)
     if not rows:
         return _Cost(0.0, float(np.mean(told_s)))
-    (startup_s, pause_s), _ = nnls(np.array(rows, dtype=np.float64), np.array(lost_s))
+    (startup_s, pause_s), _ = nnls(np.array(rows), np.array(missed))
     if not any(resizes for _, resizes in rows):
         pause_s = float(np.mean(told_s))
     return _Cost(float(startup_s), float(pause_s))

@@ -1,0 +1,156 @@
+"""Durations, deadlines, sizes and job files as people write them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swell.cli._jobfile import TEMPLATE, read_job
+from swell.cli._when import (
+    parse_bytes,
+    parse_deadline,
+    parse_duration,
+    say_duration,
+    say_moment,
+    say_until,
+)
+from swell.domain import InputError
+
+NOON_S = datetime(2026, 3, 10, 12, 0).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("90m", 5400), ("2h", 7200), ("1h30m", 5400), ("1.5d", 129600), ("2 H", 7200)],
+)
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2x", "-5m", "0", "nan", "inf", "2h later"])
+def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="like 90"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2h", datetime(2026, 3, 10, 14, 0)),
+        ("18:30", datetime(2026, 3, 10, 18, 30)),
+        ("09:00", datetime(2026, 3, 11, 9, 0)),
+        ("today 12:01", datetime(2026, 3, 10, 12, 1)),
+        ("tomorrow 09:00", datetime(2026, 3, 11, 9, 0)),
+        ("Tomorrow  9:05", datetime(2026, 3, 11, 9, 5)),
+        ("2026-03-12T09:00", datetime(2026, 3, 12, 9, 0)),
+        ("2026-03-12 09:00", datetime(2026, 3, 12, 9, 0)),
+    ],
+)
+def test_deadlines_are_read(text: str, moment: datetime) -> None:
+    assert parse_deadline(text, NOON_S) == moment.timestamp()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("eventually", "say it like 2h"),
+        ("25:00", "no time of the day"),
+        ("today 09:00", "past already"),
+        ("2020-01-01", "past already"),
+    ],
+)
+def test_what_is_no_deadline_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        parse_deadline(text, NOON_S)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4GiB", 4 << 30), ("512MB", 512_000_000), ("1.5g", 1_500_000_000), ("2048", 2048)]
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.25, "0.2s"), (45, "45s"), (200, "3m 20s"), (7500, "2h 05m"), (100_000, "1d 03h"), (None, "-")],
+)
+def test_durations_are_said(seconds: float | None, said: str) -> None:
+    assert say_duration(seconds) == said
+
+
+def test_moments_name_the_day_unless_it_is_today() -> None:
+    assert say_moment(NOON_S + 60, NOON_S) == "12:01:00"
+    assert say_moment(NOON_S + 86400, NOON_S) == "tomorrow 12:00"
+    assert say_moment(NOON_S + 5 * 86400, NOON_S) == "2026-03-15 12:00"
+    assert say_until(NOON_S + 120, NOON_S) == "12:02:00 (in 2m 00s)"
+    assert say_until(NOON_S - 120, NOON_S) == "11:58:00 (2m 00s ago)"
+
+
+def test_the_template_is_a_job_file_and_stays_one_with_every_line_in_use(tmp_path: Path) -> None:
+    text = TEMPLATE.format(file="job.toml", name="digits", script="train.py")
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    script, options = read_job(path)
+    assert script == str(tmp_path / "train.py")
+    assert options == {"name": "digits", "args": [], "workdir": str(tmp_path)}
+    used = "\n".join(
+        line.removeprefix("# ") if " = " in line or line.startswith("# [") else line
+        for line in text.splitlines()
+    )
+    path.write_text(used)
+    _, options = read_job(path)
+    assert options["memory_bytes"] == 4 << 30
+    assert options["checkpoint_s"] == 60.0
+    assert options["env"] == {"OMP_NUM_THREADS": "1"}
+    assert options["max_workers"] == 8
+    assert "deadline_s" in options and options["auto"] is True
+
+
+def test_yaml_says_the_same_as_toml(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(
+        'script = "t.py"\nargs = ["--lr", "0.1"]\nmax_workers = 2\n[env]\nA = "1"\n'
+    )
+    (tmp_path / "a.yaml").write_text("script: t.py\nargs: [--lr, 0.1]\nmax_workers: 2\nenv: {A: 1}\n")
+    assert read_job(tmp_path / "a.toml") == read_job(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('name = "x"', "script is missing"),
+        ('script = "t.py"\nmax_worker = 3', "there is no field 'max_worker'. Did you mean 'max_workers'?"),
+        ('script = "t.py"\nmax_workers = "3"', "max_workers: must be a whole number"),
+        ('script = "t.py"\ndeadline = "soon"', "deadline: 'soon' is not a deadline"),
+        ('script = "t.py"\nargs = "--lr 1"', "args: must be a list"),
+        ("script = ", "is not TOML"),
+    ],
+)
+def test_a_bad_job_file_is_refused_by_field(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        read_job(path)
+    assert expected in str(refused.value)
+    assert str(path) in str(refused.value)
+
+
+def test_flags_override_the_job_file(tmp_path: Path) -> None:
+    from swell.cli.submit import wanted
+
+    path = tmp_path / "job.toml"
+    path.write_text('name = "a"\nscript = "t.py"\nargs = ["1"]\nmax_workers = 2\n[env]\nA = "1"\nB = "2"\n')
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("name", "deadline", "workdir", "min_workers", "max_workers", "workers", "memory", "checkpoint")
+    )
+    nothing |= {"max_restarts": None, "auto": False, "env": ()}
+    _, options = wanted(str(path), (), **nothing)
+    assert (options["name"], options["args"], options["max_workers"]) == ("a", ["1"], 2)
+    _, options = wanted(str(path), ("2",), **nothing | {"name": "b", "max_workers": 4, "env": ("A=9",)})
+    assert (options["name"], options["args"], options["max_workers"]) == ("b", ["2"], 4)
+    assert options["env"] == {"A": "9", "B": "2"}
+    with pytest.raises(InputError, match="env must be NAME=VALUE"):
+        wanted(str(path), (), **nothing | {"env": ("A",)})

@@ -1,0 +1,214 @@
+"""Replay: an event log comes again, under the same policy the same, under others as they would have it.
+
+The logs here come from the simulator, with what a live control plane writes beside: nodes, work and speeds as
+seen. That live logs are replayed as well is tested on a live cluster (tests/cli/test_platform.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swell.domain import ANY_GPU, Cluster, Event, EventKind, InputError, JobSpec, read_events, write_events
+from swell.perf.profiles import MeasuredCounts, ProfileSet
+from swell.sim import NodeFailure, simulate
+from swell.sim.explore import Exploration
+from swell.sim.replay import _costs, read_log, replay
+
+STARTUP_S, PAUSE_S = 5.0, 1.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the recorded cluster loses at starts and resizes."""
+
+    def seconds(self, state_bytes: float, before: int, after: int) -> float:
+        return PAUSE_S if before else STARTUP_S
+
+
+def curve_of(index: int, gpus: int) -> np.ndarray:
+    """Iterations per second on 0 to `gpus` GPUs; jobs scale well or badly."""
+    counts = np.arange(gpus + 1, dtype=np.float64)
+    return (10.0 + index) * counts / (1 + (0.05 + 0.1 * (index % 3)) * np.maximum(counts - 1, 0))
+
+
+def jobs(count: int = 8, deadline: bool = False) -> list[JobSpec]:
+    return [
+        JobSpec(
+            job_id=f"job-{i}",
+            submit_s=7.0 * i,
+            model=f"job-{i}",
+            batch_size=1,
+            work=300.0 + 150.0 * (i % 4),
+            deadline_s=7.0 * i + 120.0 if deadline and i % 2 else None,
+        )
+        for i in range(count)
+    ]
+
+
+def record(
+    specs: list[JobSpec],
+    policy: str,
+    cluster: Cluster,
+    failures: tuple[NodeFailure, ...] = (),
+    explore: Exploration | None = None,
+) -> list[Event]:
+    """The log of a run, as a live control plane would have written it (from a moment far from 0)."""
+    width = 16
+    counts = np.arange(1.0, width + 1)
+    curves = {spec.job_id: curve_of(i, width) for i, spec in enumerate(specs)}
+    tables = [MeasuredCounts(name, {ANY_GPU: (counts, {1: c[1:]})}, 1e6) for name, c in curves.items()]
+    epoch_s = 1_000_000.0
+    events = [
+        Event(epoch_s - 60, EventKind.NODE_JOINED, node=n.name, data={"gpus": n.gpus, "gpu_type": "cpu"})
+        for n in cluster.nodes
+    ]
+    seen: dict[str, set[int]] = {}
+
+    def tell(event: Event) -> None:
+        data: dict[str, Any] = dict(event.data)
+        if event.kind is EventKind.SUBMITTED:
+            deadline_s = data.pop("deadline_s")
+            data |= {"deadline_s": None if deadline_s is None else epoch_s + deadline_s, "policy": policy}
+            data |= {"source": "none" if explore is not None else "history"}
+            del data["work"]
+        if "gpus" in data and event.kind in (EventKind.ALLOCATED, EventKind.RESIZED):
+            seen.setdefault(str(event.job_id), set()).add(len(data["gpus"]))
+        if event.kind in (EventKind.FINISHED, EventKind.REJECTED):
+            job_id = str(event.job_id)
+            sizes = seen.get(job_id) or {1, 2, 4}
+            work = next(s.work for s in specs if s.job_id == job_id)
+            data |= {"work": work, "params": None, "pause_s": PAUSE_S}
+            data |= {"rates": {str(n): float(curves[job_id][n]) for n in sizes}}
+        events.append(replace(event, time_s=epoch_s + event.time_s, data=data))
+
+    simulate(
+        specs,
+        ProfileSet(tables),
+        cluster,
+        policy,
+        interval_s=0.0,
+        resize_cost=Cost(),
+        failures=failures,
+        explore=explore,
+        on_event=tell,
+    )
+    return events
+
+
+@pytest.mark.parametrize("policy", ["afs-l", "elasticflow", "tiresias", "max-min"])
+@pytest.mark.parametrize("known", [True, False], ids=["known", "new"])
+def test_the_same_policy_on_the_same_cluster_gives_the_same(policy: str, known: bool) -> None:
+    explore = None if known else Exploration.of(3.0, ())
+    log = record(jobs(), policy, Cluster.parse("1x4"), explore=explore)
+    live, again = replay(log, [policy])
+    assert live["finished"] == again["finished"] == 8
+    assert again["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.05)
+    assert again["utilisation"] == pytest.approx(live["utilisation"], rel=0.10)
+
+
+def test_what_happened_is_told_as_it_was() -> None:
+    log = record(jobs(deadline=True), "elasticflow", Cluster.parse("1x4"))
+    (live,) = replay(log, [])
+    ends = [e for e in log if e.kind is EventKind.FINISHED]
+    assert live["avg_jct_s"] == pytest.approx(np.mean([e.data["jct_s"] for e in ends]))
+    assert live["policy"] == "what happened (elasticflow)"
+    assert live["cluster"] == "1x4"
+    assert live["deadline_jobs"] == 4
+    assert live["deadline_met"] == sum(e.data["met"] is True for e in ends)
+    assert live["finished"] + live["refused"] == 8
+    assert 0.3 < live["utilisation"] <= 1.0
+
+
+def test_costs_are_found_in_the_log() -> None:
+    log = read_log(record(jobs(), "afs-l", Cluster.parse("1x4")))
+    cost = _costs(log, Cluster.parse("1x4"))
+    assert cost.startup_s == pytest.approx(STARTUP_S, rel=0.2)
+    assert cost.pause_s == pytest.approx(PAUSE_S, rel=0.5)
+
+
+def test_a_larger_cluster_would_have_been_faster_and_emptier() -> None:
+    log = record(jobs(), "afs-l", Cluster.parse("1x4"))
+    live, larger = replay(log, ["afs-l"], Cluster.parse("4x4"))
+    assert larger["cluster"] == "4x4"
+    assert larger["avg_jct_s"] < 0.8 * live["avg_jct_s"]
+    assert larger["utilisation"] < live["utilisation"]
+
+
+def test_a_job_that_was_refused_runs_under_a_policy_that_refuses_nothing() -> None:
+    specs = [replace(spec, deadline_s=spec.submit_s + 12.0) for spec in jobs()]
+    log = record(specs, "elasticflow", Cluster.parse("1x2"))
+    live, same, other = replay(log, ["elasticflow", "afs-l"])
+    assert live["refused"] > 0
+    assert same["refused"] == live["refused"]
+    assert other["refused"] == 0
+    assert other["finished"] == 8
+    assert other["deadline_met"] <= live["deadline_met"] + live["refused"]
+
+
+def test_a_job_that_failed_holds_its_gpus_again_and_has_no_jct() -> None:
+    log = record(jobs(), "fifo", Cluster.parse("1x1"))
+    failed = [
+        replace(e, kind=EventKind.FAILED) if e.kind is EventKind.FINISHED and e.job_id == "job-0" else e
+        for e in log
+    ]
+    live, again = replay(failed, ["fifo"])
+    assert live["finished"] == again["finished"] == 7
+    assert again["makespan_s"] == pytest.approx(live["makespan_s"], rel=0.05)
+
+
+def test_jobs_under_way_are_left_out_and_counted() -> None:
+    log = [e for e in record(jobs(), "afs-l", Cluster.parse("1x4")) if e.time_s < 1_000_060]
+    live, _ = replay(log, ["afs-l"])
+    ended = sum(e.kind is EventKind.FINISHED for e in log)
+    assert live["jobs"] == ended
+    assert live["left_out"] == 8 - ended > 0
+
+
+def test_a_node_that_was_lost_is_lost_again() -> None:
+    failures = (NodeFailure(1, 20.0, 60.0),)
+    log = record(jobs(), "afs-l", Cluster.parse("2x2"), failures)
+    live, again = replay(log, ["afs-l"])
+    assert again["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.07)
+    whole = [e for e in log if e.kind is not EventKind.NODE_LOST]
+    assert replay(whole, ["afs-l"])[1]["avg_jct_s"] < again["avg_jct_s"]
+
+
+def test_a_log_file_says_the_same_as_the_events() -> None:
+    log = record(jobs(), "afs-l", Cluster.parse("1x4"))
+    assert replay(read_events(write_events(log)), ["max-min"]) == replay(log, ["max-min"])
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        (lambda e: e.kind is not EventKind.FINISHED, "no job in the log has ended yet"),
+        (lambda e: e.node is None, "the log names no nodes"),
+    ],
+)
+def test_a_log_that_cannot_be_replayed_is_refused(keep: Callable[[Event], bool], expected: str) -> None:
+    log = [e for e in record(jobs(), "afs-l", Cluster.parse("1x4")) if keep(e)]
+    with pytest.raises(InputError, match=expected):
+        replay(log, ["afs-l"])
+
+
+def test_a_job_that_never_said_how_far_it_is_holds_its_gpus_as_long_again() -> None:
+    log = [
+        replace(e, data=dict(e.data) | {"work": 0.0, "rates": {}}) if e.kind is EventKind.FINISHED else e
+        for e in record(jobs(3), "fifo", Cluster.parse("1x4"))
+    ]
+    live, again = replay(log, ["fifo"])
+    assert again["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.02)
+
+
+def test_jobs_explore_by_doubling_once_they_are_known_at_a_size() -> None:
+    spec = replace(jobs(1)[0], work=5000.0)
+    log = record([spec], "afs-l", Cluster.parse("1x8"), explore=Exploration.of(3.0, ()))
+    sizes = [len(e.data["gpus"]) for e in log if e.kind in (EventKind.ALLOCATED, EventKind.RESIZED)]
+    moments = [e.time_s - 1_000_000 for e in log if e.kind in (EventKind.ALLOCATED, EventKind.RESIZED)]
+    assert sizes == [1, 2, 4, 8]
+    assert np.diff(moments) == pytest.approx([STARTUP_S + 3.0, PAUSE_S + 3.0, PAUSE_S + 3.0])
