@@ -142,7 +142,7 @@ def test_two_deaths_in_a_row_end_in_the_last_recovery() -> None:
 def test_a_survivor_that_reports_a_broken_mesh_gets_the_candidate_it_missed() -> None:
     play = Play.training(3)
     play.m.exited("w1", -9, play.now)
-    assert play.m.broken("w2", 1, play.now) == [Announce(play.m.candidate, ("w2",))]
+    assert play.m.broken("w2", 1, 5, play.now) == [Announce(play.m.candidate, ("w2",))]
 
 
 def test_when_everybody_is_dead_prepared_newcomers_start_afresh_too() -> None:
@@ -178,7 +178,7 @@ def test_a_waiting_newcomer_is_told_when_the_epoch_turns() -> None:
     assert Turn("w2", 1) in out
     assert play.m.candidate is None
     candidate = announced(play.m.ready("w2", 1, play.now))
-    assert candidate is not None and "w2" in candidate.members
+    assert candidate is not None and "w2" in candidate.members and candidate.epoch == 1
 
 
 def test_a_failed_script_ends_the_job_once_with_its_exit_code() -> None:
@@ -197,10 +197,29 @@ def test_a_script_that_ends_before_the_others_is_an_error_that_says_what_to_do()
 
 def test_the_job_is_done_when_everybody_is() -> None:
     play = Play.training(2)
-    play.m.done("w0", play.now)
-    play.m.done("w1", play.now)
+    play.m.done("w0", 9, play.now)
+    play.m.done("w1", 9, play.now)
     assert play.m.exited("w0", 0, play.now) == []
     assert play.m.exited("w1", 0, play.now) == [Finish(0, "training is over")]
+
+
+def test_a_leader_killed_before_it_saved_its_result_means_another_run_from_the_checkpoint() -> None:
+    play = Play.training(2)
+    play.m.done("w0", 9, play.now)
+    play.m.done("w1", 9, play.now)
+    assert play.m.exited("w0", -9, play.now) == []
+    assert len(spawned(play.m.exited("w1", 0, play.now))) == 2
+
+
+def test_whoever_leaves_the_loop_while_others_go_on_is_named() -> None:
+    play = Play.training(2)
+    play.m.done("w1", 9, play.now)
+    (finish,) = [i for i in play.m.broken("w0", 1, 9, play.now) if isinstance(i, Finish)]
+    assert finish.code == 1 and "worker w1's script ended before training was over" in finish.reason
+    play = Play.training(3)
+    play.m.done("w1", 9, play.now)
+    out = play.m.broken("w0", 1, 8, play.now)  # it was in the last operation when somebody else died
+    assert announced(out) == Candidate(2, ("w0", "w2"), recovery=True)
 
 
 def test_workers_that_keep_dying_without_a_step_are_not_restarted_for_ever() -> None:

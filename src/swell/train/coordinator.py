@@ -58,6 +58,7 @@ class Coordinator:
                 target=self.config["target"],
                 spares=self.config.get("spares", 0),
                 silent_after_s=self.config.get("silent_after_s", 5.0),
+                kill_silent=self.config.get("kill_silent", True),
                 gather_s=self.config.get("gather_s", 1.0),
             )
         )
@@ -172,7 +173,7 @@ class Coordinator:
             if message["status"] == "ready":
                 out += m.ready(client.name, int(message.get("epoch", 0)), now)
             if message.get("broken"):
-                out += m.broken(client.name, int(message["broken"]), now)
+                out += m.broken(client.name, int(message["broken"]), int(message["operation"]), now)
             return out
         client.send({"type": "welcome", **self._status()})
         return []
@@ -200,13 +201,14 @@ class Coordinator:
         return out + self.membership.at_epoch(int(message["epoch"]), now)
 
     def _on_worker_broken(self, client: Client, message: Message, now: float) -> list[Instruction]:
-        return self.membership.broken(client.name, int(message["generation"]), now)
+        operation = int(message["operation"])
+        return self.membership.broken(client.name, int(message["generation"]), operation, now)
 
     def _on_worker_left(self, client: Client, message: Message, now: float) -> list[Instruction]:
         return self.membership.left(client.name, int(message["generation"]), now)
 
     def _on_worker_done(self, client: Client, message: Message, now: float) -> list[Instruction]:
-        return self.membership.done(client.name, now)
+        return self.membership.done(client.name, int(message["operation"]), now)
 
     def _on_worker_failed(self, client: Client, message: Message, now: float) -> list[Instruction]:
         if self.membership.result is None:
@@ -273,6 +275,7 @@ class Coordinator:
                             "members": list(candidate.members),
                             "addresses": addresses,
                             "recovery": candidate.recovery,
+                            "epoch": candidate.epoch,
                         }
                         self._event(
                             "candidate",

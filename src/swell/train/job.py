@@ -358,6 +358,9 @@ class Job:
 
     def found(self) -> None:
         """Nobody has live state: begin from the newest checkpoint, if there is one."""
+        if self._rehearsed:
+            os._exit(RESPAWN)  # this worker prepared for a job that is no more; its weights are spoilt
+        self.epoch = 0
         state = self._keeper.load()
         if state is not None:
             self.restore(state)
@@ -532,7 +535,7 @@ class Job:
     def _offer(self) -> int:
         if self._link is None:
             return 0
-        return self._link.offer()
+        return self._link.offer(self.epoch)
 
     def _enter(self) -> None:
         """Become part of the job: at once, or by way of a rehearsal if it is under way."""
@@ -561,11 +564,14 @@ class Job:
             if isinstance(found, int):
                 self._turned = found
                 return False
+            standing = self.epoch
             try:
                 entered = self._crew.enter(found, {})
             except PeerLost:
                 found.close()
                 continue
+            if self._rehearsed and self.epoch != standing:
+                os._exit(RESPAWN)  # the script's loop variable says otherwise
             self._rehearsing, self._entered = False, True
             self._link.entered(found, self.steps, self.epoch)
             self._shares.settle(entered.covered, self.rank, self.world)
@@ -607,7 +613,7 @@ class Job:
         while True:
             broken = self._crew.mesh.number
             self._crew.close()
-            mesh = self._link.wait_recovery(broken)
+            mesh = self._link.wait_recovery(broken, self._crew.operation)
             try:
                 entered = self._crew.enter(mesh, covered)
                 break
@@ -665,7 +671,7 @@ class Job:
         for loader in self._loaders.values():
             loader.close()
         if self._link is not None:
-            self._link.done()
+            self._link.done(self._crew.operation)
             self._link.flush()
 
 

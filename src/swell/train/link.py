@@ -34,6 +34,7 @@ class Offer:
     members: tuple[str, ...]
     addresses: dict[str, tuple[str, int]]
     recovery: bool
+    epoch: int
 
 
 class Link:
@@ -61,6 +62,7 @@ class Link:
         self._generation = 0
         self._members: tuple[str, ...] = ()
         self._broken = 0
+        self._operation = 0
         self._offer: Offer | None = None
         self._meshes: dict[int, Mesh] = {}
         self._inbound: dict[tuple[int, str], Peer] = {}
@@ -104,8 +106,8 @@ class Link:
         """Whether candidate `number` is still the latest."""
         return self._offer is not None and self._offer.number == number
 
-    def offer(self) -> int:
-        """The candidate this worker could switch to right now (0: none).
+    def offer(self, epoch: int) -> int:
+        """The candidate this worker, in `epoch`, could switch to right now (0: none).
 
         It is kept until `release`: having said yes, a worker must not change its mind because of a newer one.
         """
@@ -115,6 +117,8 @@ class Link:
             offer = self._offer
             if offer is None or offer.recovery or offer.number <= self._generation:
                 return 0
+            if offer.epoch != epoch and not set(offer.members) <= set(self._members):
+                return 0  # its newcomers stand in another epoch and will be told to come along
             if self.name not in offer.members or offer.number in self._meshes:
                 self._pinned = offer.number
                 return offer.number
@@ -139,11 +143,11 @@ class Link:
                 raise PeerLost(f"candidate {number} was overtaken")
             return self._meshes[number] if self.name in offer.members else None
 
-    def wait_recovery(self, after: int) -> Mesh:
+    def wait_recovery(self, after: int, operation: int) -> Mesh:
         """The generation `after` is broken: say so, and wait for the mesh of the one that replaces it."""
         with self._changed:
-            self._broken = after
-        self._send({"type": "broken", "generation": after})
+            self._broken, self._operation = after, operation
+        self._send({"type": "broken", "generation": after, "operation": operation})
 
         def found() -> bool:
             offer = self._offer
@@ -194,11 +198,11 @@ class Link:
         self._send({"type": "left", "generation": number})
         self.flush()
 
-    def done(self) -> None:
-        """The training loop is over here."""
+    def done(self, operation: int) -> None:
+        """The training loop is over here: this worker has no part in `operation` and later ones."""
         with self._changed:
-            self._status = "done"
-        self._send({"type": "done"})
+            self._status, self._operation = "done", operation
+        self._send({"type": "done", "operation": operation})
 
     def failed(self, code: int, error: str) -> None:
         """The user's script raised."""
@@ -247,6 +251,7 @@ class Link:
                 "members": list(self._members),
                 "epoch": self._epoch,
                 "broken": self._broken,
+                "operation": self._operation,
             }
         connection.send(message)
 
@@ -298,9 +303,11 @@ class Link:
                 tuple(data["members"]),
                 {n: (str(a[0]), int(a[1])) for n, a in data["addresses"].items() if a},
                 bool(data["recovery"]),
+                int(data["epoch"]),
             )
         with self._changed:
             if offer is not None and self._offer is not None and offer.number == self._offer.number:
+                self._offer.addresses.update(offer.addresses)
                 return
             if self._pinned and not (offer is not None and offer.recovery):
                 self._deferred.append(data)

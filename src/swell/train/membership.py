@@ -46,6 +46,8 @@ class Worker:
     ready_s: float = 0.0
     address: tuple[str, int] | None = None
     connected: bool = False
+    done_at: int = 0
+    """For a worker that is done: the first operation it has no part in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Candidate:
     members: tuple[str, ...]
     recovery: bool = False
     """The present generation is broken: enter this one at once."""
+    epoch: int = 0
+    """Where its newcomers stand: members in another epoch must not take them in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,8 @@ class Membership:
     target: int
     spares: int = 0
     silent_after_s: float = 5.0
+    kill_silent: bool = True
+    """End the process of a silent worker; where that cannot be done the fence alone must do."""
     gather_s: float = 1.0
     """How long a prepared newcomer waits for others under way, to join in one switch."""
 
@@ -130,8 +136,10 @@ class Membership:
     born: int = 0
     step: int = 0
     fruitless: int = 0
+    leader: str = ""
+    """The first member of the generation: what it prints and saves is the job's result."""
     finished: bool = False
-    """Some worker ran its whole script."""
+    """The leader ran its whole script."""
     result: Finish | None = None
 
     # ------------------------------------------------------------------ events
@@ -171,8 +179,9 @@ class Membership:
             worker.status = Status.DONE
         if name in self.members and worker.status in (Status.STARTING, Status.READY):
             worker.status = Status.MEMBER
-        if self.candidate is not None and (name in self.candidate.members or name in self.members):
-            out.append(Announce(self.candidate, (name,)))
+        if self.candidate is not None and name in self._concerned(self.candidate):
+            # To all of them: after a restart of the coordinator the others may lack this one's address.
+            out.append(Announce(self.candidate, self._concerned(self.candidate)))
         return out
 
     def ready(self, name: str, epoch: int, now_s: float) -> list[Instruction]:
@@ -212,10 +221,13 @@ class Membership:
             return []
         return [*self._adopt(number, members, now_s), *self._plan(now_s)]
 
-    def broken(self, name: str, number: int, now_s: float) -> list[Instruction]:
-        """A member's connections of generation `number` broke; it needs a new one."""
+    def broken(self, name: str, number: int, operation: int, now_s: float) -> list[Instruction]:
+        """A member's connections of generation `number` broke in `operation`; it needs a new one."""
         if self.result is not None or name not in self.workers:
             return []
+        for other in self.workers.values():
+            if other.status is Status.DONE and operation >= other.done_at:
+                return self._ended_early(other.name)
         if self.candidate is not None and self.candidate.recovery and self.candidate.number > number:
             return [Announce(self.candidate, (name,))]
         return self._recover()
@@ -226,10 +238,10 @@ class Membership:
             worker.status = Status.LEAVING
         return self._without(name)
 
-    def done(self, name: str, now_s: float) -> list[Instruction]:
-        """A worker came to the end of the training loop."""
+    def done(self, name: str, operation: int, now_s: float) -> list[Instruction]:
+        """A worker left the training loop and will take part in no operation from this one on."""
         if (worker := self.workers.get(name)) is not None:
-            worker.status = Status.DONE
+            worker.status, worker.done_at = Status.DONE, operation
             for other in self.workers.values():
                 # Nobody can join any more.
                 if other.status in (Status.STARTING, Status.READY):
@@ -259,22 +271,14 @@ class Membership:
         if worker.status is Status.DONE and code <= 0:
             self.workers.pop(name)
             self.members = [m for m in self.members if m != name]
-            self.finished = self.finished or code == 0
-            if not self.members and not self.finished:
-                return self._begin_again(now_s)
-            return self._closing()
+            self.finished = self.finished or (code == 0 and name == self.leader)
+            return self._closing() if self.members or self.finished else self._begin_again(now_s)
         if code == RESPAWN:
             return self.lost(name, "it asked to be started again", now_s)
         if code > 0:
             return self._finish(code, note or f"worker {name} ended with exit code {code}")
         if code == 0:
-            return self._finish(
-                1,
-                note
-                or f"worker {name}'s script ended before training was over. Let every worker run the loop "
-                "`for epoch in job.epochs(n)` to its end, or leave it on all of them together with "
-                "`if job.agree(...): break`",
-            )
+            return self._ended_early(name)
         return self.lost(name, f"killed by signal {-code}", now_s)
 
     def failed(self, name: str, code: int, now_s: float) -> list[Instruction]:
@@ -305,7 +309,7 @@ class Membership:
                 and now_s - worker.seen_s > self.silent_after_s
             ):
                 self.fenced.add(worker.name)
-                out += [Fence(worker.name), Kill(worker.name)]
+                out += [Fence(worker.name), *([Kill(worker.name)] if self.kill_silent else [])]
                 out += self.lost(worker.name, f"silent for {self.silent_after_s:g} s", now_s)
         return out or self._plan(now_s)
 
@@ -373,7 +377,7 @@ class Membership:
 
     def _announce(self, members: list[str], recovery: bool = False) -> list[Instruction]:
         self.counter = max(self.counter, self.generation) + 1
-        self.candidate = Candidate(self.counter, tuple(members), recovery)
+        self.candidate = Candidate(self.counter, tuple(members), recovery, self.epoch)
         return [Announce(self.candidate, self._concerned(self.candidate))]
 
     def _concerned(self, candidate: Candidate) -> tuple[str, ...]:
@@ -396,6 +400,7 @@ class Membership:
         self.generation, self.live = number, True
         self.counter = max(self.counter, number)
         self.members = [m for m in members if m in self.workers]
+        self.leader = members[0]
         for name in left:
             if name in self.workers:
                 self.workers[name].status = Status.LEAVING
@@ -417,7 +422,7 @@ class Membership:
             if worker.status is not Status.LEAVING:
                 worker.status = Status.LEAVING
                 out.append(Kill(worker.name))
-        self.live, self.candidate = False, None
+        self.live, self.candidate, self.epoch = False, None, 0
         return out + self._plan(now_s)
 
     def _died_fruitless(self, name: str, reason: str) -> list[Instruction]:
@@ -427,6 +432,21 @@ class Membership:
         return self._finish(
             1,
             f"{self.fruitless} workers died without a single step in between; the last was {name} ({reason})",
+        )
+
+    def _ended_early(self, name: str) -> list[Instruction]:
+        worker = self.workers[name]
+        if worker.address is None:
+            return self._finish(
+                1,
+                f"the script ended in worker {name} without ever calling swell.elastic(model, optimizer), so "
+                "nothing can be made elastic. Add the call (see docs/runtime.md), try --auto, or use plain python",
+            )
+        return self._finish(
+            1,
+            f"worker {name}'s script ended before training was over. Let every worker run the loop "
+            "`for epoch in job.epochs(n)` to its end, or leave it on all of them together with "
+            "`if job.agree(...): break`",
         )
 
     def _finish(self, code: int, reason: str) -> list[Instruction]:
@@ -456,6 +476,7 @@ class Membership:
             "target": self.target,
             "spares": self.spares,
             "silent_after_s": self.silent_after_s,
+            "kill_silent": self.kill_silent,
             "gather_s": self.gather_s,
             "generation": self.generation,
             "members": self.members,
@@ -466,6 +487,7 @@ class Membership:
             "fenced": sorted(self.fenced),
             "born": self.born,
             "step": self.step,
+            "leader": self.leader,
             "finished": self.finished,
             "recovering": self.candidate.number if self.candidate and self.candidate.recovery else 0,
         }

@@ -75,6 +75,9 @@ class Mesh:
                 for peer in self.peers.values():
                     peer.sock.sendall(frame)
                 answers = {rank: self._receive(rank, operation, phase) for rank in self.peers}
+            for rank, answer in answers.items():
+                if answer.get("what") != header.get("what"):
+                    self._complain(rank, (operation, phase), (operation, phase), answer, header)
         except OSError as error:
             raise PeerLost(f"generation {self.number} broke: {error}") from None
         answers[self.rank] = header
@@ -115,15 +118,19 @@ class Mesh:
 
     def _check(self, rank: int, mine: tuple[int, int], theirs: tuple[int, int], header: Header) -> None:
         if mine != theirs:
-            self.abandon()
-            raise OutOfStep(
-                f"worker {self.members[rank]} is at another point of the script than "
-                f"{self.members[self.rank]} "
-                f"(operation {theirs[0]}, phase {theirs[1]}, {header.get('what', '?')}, instead of operation "
-                f"{mine[0]}, phase {mine[1]}). Every worker must make the same calls of job.step, "
-                "job.reduce and job.agree in the same order; a condition that differs between workers must "
-                "first be agreed on with job.agree"
-            )
+            self._complain(rank, mine, theirs, header, {})
+
+    def _complain(
+        self, rank: int, mine: tuple[int, int], theirs: tuple[int, int], header: Header, own: Header
+    ) -> None:
+        self.abandon()
+        me, other = self.members[self.rank], self.members[rank]
+        raise OutOfStep(
+            f"worker {other} is at another point of the script than {me}: {header.get('what', '?')} (operation "
+            f"{theirs[0]}.{theirs[1]}) there, {own.get('what', '?')} ({mine[0]}.{mine[1]}) here. Every worker "
+            "must make the same calls of job.step, job.reduce and job.agree in the same order; a condition "
+            "that differs between workers must first be agreed on with job.agree"
+        )
 
     # ------------------------------------------------------------------ bulk
 

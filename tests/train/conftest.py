@@ -1,0 +1,157 @@
+"""Real jobs for tests: real processes, real sockets, real signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swell.train.client import JobClient
+from swell.train.jobdir import JobDirectory
+
+
+class RunningJob:
+    """One job of a test."""
+
+    def __init__(self, stage: Stage, directory: Path, pid: int) -> None:
+        self._stage = stage
+        self.directory = JobDirectory(directory)
+        self.pid = pid
+        self.code: int | None = None
+
+    def client(self) -> JobClient:
+        return JobClient(self.directory, wait_s=10.0)
+
+    def wait_for(self, condition: Callable[[dict[str, Any]], Any], timeout_s: float = 30.0) -> dict[str, Any]:
+        with self.client() as client:
+            return client.wait_for(condition, timeout_s)
+
+    def members(self, count: int) -> dict[str, Any]:
+        return self.wait_for(lambda s: len(s["members"]) == count and s["step"] > 0)
+
+    def resize(self, count: int) -> None:
+        with self.client() as client:
+            client.resize(count)
+
+    def kill(self, index: int, number: int = signal.SIGKILL) -> str:
+        with self.client() as client:
+            status = client.status()
+        name: str = status["members"][index]
+        os.kill(status["pids"][name], number)
+        return name
+
+    def kill_coordinator(self) -> None:
+        data = json.loads((self.directory.path / "coordinator.json").read_text())
+        os.kill(int(data["pid"]), signal.SIGKILL)
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        if self.code is None:
+            self.code = self._stage.ask({"wait": self.pid, "timeout_s": timeout_s})["code"]
+        assert self.code is not None, f"the job did not end in {timeout_s} s: {self.output()}"
+        return self.code
+
+    def output(self) -> str:
+        path = self.directory.path / "output.txt"
+        return path.read_text() if path.exists() else ""
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [e for e in self.directory.events() if e["event"] == name]
+
+    def left_behind(self) -> list[str]:
+        """Processes of this job that still exist."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                targets = [str(link.readlink()) for link in (process / "fd").iterdir()]
+                if any(target.startswith(str(self.directory.path)) for target in targets):
+                    found.append(process.name)
+        return found
+
+
+class Stage:
+    """Starts jobs from one prepared process."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._count = 0
+        self.jobs: list[RunningJob] = []
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("stage.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def run(
+        self, script: str | Path, *arguments: str, directory: Path | None = None, **config: Any
+    ) -> RunningJob:
+        """Start a job; `script` is a path or the text of one."""
+        self._count += 1
+        directory = directory or self._root / f"job{self._count}"
+        if isinstance(script, str):
+            text, script = textwrap.dedent(script), self._root / f"script{self._count}.py"
+            script.write_text(text)
+        defaults = {"threads": 1, "gather_s": 0.3, "silent_after_s": 5.0, "maximum": 4, "workers": 2}
+        fields = {**defaults, **config, "script": str(script), "arguments": list(arguments)}
+        job = RunningJob(
+            self, directory, self.ask({"launch": {**fields, "directory": str(directory)}})["pid"]
+        )
+        self.jobs.append(job)
+        return job
+
+    def end_jobs(self) -> None:
+        for job in self.jobs:
+            if job.code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(job.pid, signal.SIGKILL)
+                self.ask({"wait": job.pid, "timeout_s": 10})
+        self.jobs.clear()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def _stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    stage = Stage(tmp_path_factory.mktemp("jobs"))
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def stage(_stage: Stage) -> Iterator[Stage]:
+    """Start real jobs; whatever a test leaves running is ended."""
+    yield _stage
+    _stage.end_jobs()
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """Wait for a condition to become true."""
+
+    def check(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "it never came true"
+            time.sleep(0.02)
+
+    return check
