@@ -23,6 +23,10 @@ UNKNOWN_WORK = 1e9
 """Iterations of a job that has not said how long it is: long, so that nobody waits for it."""
 
 
+_DECIDED = (Phase.QUEUED, Phase.RUNNING)
+"""Phases in which the policy has a say."""
+
+
 @dataclass(slots=True)
 class Probe:
     """A short profiling run: over-allocate, then shrink, a few steps at each size (CoDDL)."""
@@ -184,34 +188,34 @@ class Scheduler:
         ledger, table = self.ledger, self.ledger.table
         cluster = _without(self.cluster, self._probed_per_node())
         widest = max(cluster.capacity, 1)
-        rows = [
-            row
-            for row in ledger.active().tolist()
-            if table.specs[row].job_id not in self.probes
-            and records[table.specs[row].job_id].phase in (Phase.QUEUED, Phase.RUNNING)
-        ]
-        rates = np.zeros((max(len(rows), 1), widest + 1))
-        pause_s = start_s = 0.0
-        for i, row in enumerate(rows):
+        rows, jobs = [], []
+        for row in ledger.active().tolist():
             job_id = table.specs[row].job_id
-            record, knowledge = records[job_id], known[job_id]
-            rates[i] = knowledge.curve(widest, cluster.gpus_per_node, cautious=cautious)
-            table.curve[row] = i
-            of = record.of if record.of is not None else knowledge.of
-            table.left[row] = UNKNOWN_WORK if of is None else max(of - record.done, 0.0)
-            table.rate[row] = 0.0
-            held_s = now_s - table.since_s[row]
-            table.attained_gpu_s[row] += table.gpus[row] * held_s
-            table.run_s[row] += held_s if table.gpus[row] else 0.0
-            table.since_s[row] = now_s
-            table.deadline_s[row] = self._deadline(record) or np.inf
-            table.min_gpus[row] = record.request.min_workers
-            most = record.request.max_workers
-            table.max_gpus[row] = _most(knowledge, widest if most is None else most)
-            table.belief[row] = knowledge.belief
-            pause_s = max(pause_s, knowledge.pause_s)
-            start_s = max(start_s, knowledge.startup_s)
+            record = records[job_id]
+            if record.phase in _DECIDED and job_id not in self.probes:
+                rows.append(row)
+                jobs.append((record, known[job_id]))
+        # Column by column: there may be thousands of jobs, and people wait for the answer.
         active = np.array(rows, dtype=np.int64)
+        rates = np.tile(np.arange(widest + 1, dtype=np.float64), (max(len(rows), 1), 1))
+        for i, (_, knowledge) in enumerate(jobs):
+            table.belief[rows[i]] = knowledge.belief
+            if knowledge.belief is not None:
+                rates[i] = knowledge.curve(widest, cluster.gpus_per_node, cautious=cautious)
+        table.curve[active] = np.arange(len(rows))
+        table.left[active] = [_left(record, knowledge) for record, knowledge in jobs]
+        table.rate[active] = 0.0
+        held_s = now_s - table.since_s[active]
+        table.attained_gpu_s[active] += table.gpus[active] * held_s
+        table.run_s[active] += np.where(table.gpus[active] > 0, held_s, 0.0)
+        table.since_s[active] = now_s
+        table.deadline_s[active] = [self._deadline(record) or np.inf for record, _ in jobs]
+        table.min_gpus[active] = [record.request.min_workers for record, _ in jobs]
+        table.max_gpus[active] = [
+            _most(knowledge, record.request.max_workers or widest) for record, knowledge in jobs
+        ]
+        pause_s = max((knowledge.pause_s for _, knowledge in jobs), default=0.0)
+        start_s = max((knowledge.startup_s for _, knowledge in jobs), default=0.0)
         return Snapshot(now_s, cluster, table, active, Curves(rates), pause_s, start_s)
 
     def _deadline(self, record: JobRecord) -> float | None:
@@ -279,6 +283,12 @@ def _without(cluster: Cluster, taken: Mapping[int, int]) -> Cluster:
         return replace(node, gpus=left) if left > 0 else replace(node, gpus=1, up=False)
 
     return Cluster(tuple(shrunk(i, node) for i, node in enumerate(cluster.nodes)))
+
+
+def _left(record: JobRecord, knowledge: Knowledge) -> float:
+    """Iterations still to be done, as far as is known."""
+    of = record.of if record.of is not None else knowledge.of
+    return UNKNOWN_WORK if of is None else max(of - record.done, 0.0)
 
 
 def _most(knowledge: Knowledge, bound: int) -> int:
