@@ -6,7 +6,7 @@ The same policies run in the simulator, so a look ahead is one call of it, on cu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -75,7 +75,8 @@ def finishes(
     result = simulate(
         jobs,
         ProfileSet(profiles),
-        Cluster(tuple(node for node in cluster.nodes if node.up)),
+        # Curves are of these very nodes, whatever their type.
+        Cluster(tuple(replace(node, gpu_type=ANY_GPU) for node in cluster.nodes if node.up)),
         chosen,
         resize_cost=_Cost(startup_s, pause_s),
     )

@@ -63,6 +63,12 @@ class LoggedJob:
         return sum(seconds for _, seconds in self.held)
 
     @property
+    def startup_s(self) -> float:
+        """From GPUs to the first step, as seen; for a job that never said how far it is, part of its work."""
+        assert self.end is not None
+        return float(self.end.data.get("startup_s") or 0.0) if self.rates else 0.0
+
+    @property
     def new(self) -> bool:
         """Whether nobody knew such a job when it came. One with a deadline was profiled before all else."""
         return (
@@ -97,11 +103,14 @@ class LoggedJob:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    startup_s: float
+    """What changes cost. A replayed job's profile carries its own start-up where others carry bytes."""
+
     pause_s: float
+    extra_s: float
+    """Of a start: what is lost beside the start-up itself, such as the time it takes to leave."""
 
     def seconds(self, state_bytes: float, before: int, after: int) -> float:
-        return self.pause_s if before else self.startup_s
+        return self.pause_s if before else state_bytes + self.extra_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +228,14 @@ def _profiles(log: Log, cluster: Cluster) -> ProfileSet:
     profiles = []
     for job in log.jobs:
         curve = job.curve(total, cluster.gpus_per_node)
-        profiles.append(MeasuredCounts(job.job_id, {kind: (counts, {1: curve[1:]}) for kind in kinds}, 1e6))
+        tables = {kind: (counts, {1: curve[1:]}) for kind in kinds}
+        # A joining worker is reckoned to need three times a profile's bytes; see `_Cost`.
+        profiles.append(MeasuredCounts(job.job_id, tables, job.startup_s / 3))
     return ProfileSet(profiles, "the event log")
 
 
 def _costs(log: Log, cluster: Cluster) -> _Cost:
-    """What a start and a resize cost: the work that jobs missed while they held GPUs, by least squares."""
+    """What changes cost beside start-ups: the work that jobs missed while they held GPUs, by least squares."""
     rows, missed, told_s = [], [], []
     widest = max([sum(n.gpus for n in cluster.nodes)] + [g for j in log.jobs for _, g, _ in j.changes])
     for job in log.jobs:
@@ -235,21 +246,23 @@ def _costs(log: Log, cluster: Cluster) -> _Cost:
         could = sum(curve[gpus] * seconds for gpus, seconds in job.held)
         if job.end.kind is EventKind.FINISHED and job.rates and could > 0:
             rate = could / held_s  # so that a slow job counts as much as a fast one
-            speeds = [sum(curve[g] for _, g, what in job.changes if what is kind) for kind in _CHANGES[:2]]
-            rows.append([speed / rate for speed in speeds])
-            missed.append(max(could - job.work, 0.0) / rate)
+            start, resize = (
+                sum(curve[g] for _, g, what in job.changes if what is kind) / rate for kind in _CHANGES[:2]
+            )
+            rows.append([start, resize])
+            missed.append(max((could - job.work) / rate - job.startup_s * start, 0.0))
     if not rows:
-        return _Cost(0.0, float(np.mean(told_s)))
-    (startup_s, pause_s), _ = nnls(np.array(rows), np.array(missed))
+        return _Cost(float(np.mean(told_s)), 0.0)
+    (extra_s, pause_s), _ = nnls(np.array(rows), np.array(missed))
     if not any(resizes for _, resizes in rows):
-        pause_s = float(np.mean(told_s))
-    return _Cost(float(startup_s), float(pause_s))
+        pause_s = np.mean(told_s)
+    return _Cost(float(pause_s), float(extra_s))
 
 
 def _learn_s(log: Log, cost: _Cost) -> float:
     """The shortest time in which a job that nobody knew was given more GPUs than it began with."""
     grown = [j for j in log.jobs if j.new and len(j.changes) > 1 and j.changes[1][1] > j.changes[0][1]]
-    times_s = [job.changes[1][0] - job.changes[0][0] - cost.startup_s for job in grown]
+    times_s = [job.changes[1][0] - job.changes[0][0] - job.startup_s - cost.extra_s for job in grown]
     return max(min(times_s), 0.1) if times_s else _LEARN_S
 
 
