@@ -220,3 +220,23 @@ def test_adaptive_jobs_train_on_mixed_types() -> None:
     cluster = Cluster.parse("1x4:A100,1x4:T4")
     record = simulate(jobs, PROFILES, cluster, "pollux:generations=5,population=10").record()
     assert record["finished"] == 6 and record["belief"] == "fitted"
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    interval_s=st.sampled_from([None, 60.0]),
+    cost=st.sampled_from(["0", "5", "model"]),
+)
+def test_elasticflow_keeps_what_it_promised(seed: int, interval_s: float | None, cost: str) -> None:
+    """With exact curves, whatever resizes cost and whether it decides at once or in rounds."""
+    jobs = generate_jobs(PROFILES, jobs=25, hours=1.0, seed=seed, deadlines=1.0)
+    result = simulate(
+        jobs,
+        PROFILES,
+        Cluster.parse("2x4"),
+        "elasticflow",
+        interval_s=interval_s,
+        resize_cost=parse_cost(cost),
+    )
+    assert result.promises_broken == 0

@@ -83,6 +83,7 @@ class ElasticFlow(Policy):
         """Everybody's minimum satisfactory share of this moment, then the spare GPUs."""
         jobs, pause_s = self._jobs(snapshot)
         plan = self._promises(snapshot, jobs, _by_deadline(jobs, snapshot.now_s), pause_s)
+        plan = self._least_late(snapshot, jobs, plan, pause_s)
         plan, gpus = spend_spare(jobs, plan, pause_s)
         self._plan, self._rows = plan, snapshot.rows
         return Decision(gpus)
@@ -143,6 +144,25 @@ class ElasticFlow(Policy):
             kept, lost = reserve_in_order(kept, jobs, order[np.isinf(kept.end_s[order])], pause_s)
             if lost < missed:
                 return kept
+        return plan
+
+    def _least_late(self, snapshot: Snapshot, jobs: Jobs, plan: Plan, pause_s: float) -> Plan:
+        """Plan promises that cannot be kept any more for the earliest end that costs no other promise.
+
+        It takes something nobody planned for to get here: a lost node, a migration, a curve that was wrong.
+        """
+        late = np.flatnonzero(np.isfinite(jobs.last_s) & np.isinf(plan.end_s))
+        empty = nothing_reserved(snapshot.now_s, snapshot.capacity, len(snapshot))
+        for i in late[np.argsort(jobs.last_s[late], kind="stable")].tolist():
+            end_s = self._earliest_last_s(i, jobs, plan, empty, pause_s) + SLACK_S
+            if math.isinf(end_s):
+                continue
+            jobs.due_s[i] = jobs.last_s[i] = end_s
+            kept = np.isfinite(plan.end_s)
+            kept[i] = True
+            order = np.argsort(jobs.last_s, kind="stable")
+            anew, missed = reserve_in_order(empty, jobs, order[kept[order]], pause_s)
+            plan = reserve_in_order(plan, jobs, np.array([i]), pause_s)[0] if missed else anew
         return plan
 
     def _squeeze_in(

@@ -84,7 +84,7 @@ class Snapshot:
         self._curves = curves
         self.capacity = cluster.capacity
         self.resize_cost_s = resize_cost_s
-        """What a change of allocation is expected to cost a job, for policies that plan with it."""
+        """What a change of allocation costs a job, waiting for a round included: for policies that plan."""
         self.start_cost_s = resize_cost_s if start_cost_s is None else start_cost_s
         """The same for a job that starts from nothing."""
 

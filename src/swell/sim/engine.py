@@ -112,8 +112,10 @@ class _Engine:
         self.on_event = on_event
         self.on_progress = on_progress
         self.has_admission = type(policy).admit is not Policy.admit
-        self.resize_cost_s = cost.seconds(world.typical_state_bytes, 1, 2)
-        self.start_cost_s = cost.seconds(world.typical_state_bytes, 0, 1)
+        # A policy that plans must know that a change also waits for the next round.
+        round_s = self.interval_s or 0.0
+        self.resize_cost_s = cost.seconds(world.typical_state_bytes, 1, 2) + round_s
+        self.start_cost_s = cost.seconds(world.typical_state_bytes, 0, 1) + round_s
 
         n = len(self.table)
         self.now_s = float(self.table.submit_s[0])
