@@ -93,6 +93,9 @@ class Share:
 class ElasticLoader:
     """Batches of a map-style data set for this worker; iterate it in every epoch like a DataLoader."""
 
+    streaming = False
+    """Which samples a worker has used only it knows: they are told in the headers of a step."""
+
     def __init__(
         self,
         job: Job,
@@ -190,6 +193,24 @@ class ElasticLoader:
             self._order = (self.passes, permutation(len(self.dataset), self.seed, self.passes))
         picked: list[int] = self._order[1][low:high].tolist()
         return picked
+
+    def batch(self, share: Share) -> Any:
+        """The micro-batch that was just taken from `share`."""
+        assert share.current is not None
+        return self.fetch(self.indices(share.current[1]))
+
+    def rehearsal(self) -> Any:
+        """A batch of a usual size to warm up with; nothing is used up."""
+        size = max(1, min(self.window() or self.batch_size, len(self.dataset)))
+        (low, high) = plan.parts(size, 2)[1] if size > 1 else (0, 1)
+        return self.fetch(self.indices((low, high)) or [0])
+
+    def header(self) -> dict[str, Any]:
+        """What the others must know of this worker's samples; nothing, where it follows from the cursor."""
+        return {}
+
+    def committed_by(self, headers: Sequence[dict[str, Any]]) -> None:
+        """A step took effect, with these headers of all workers."""
 
     def fetch(self, indices: list[int]) -> Any:
         """One batch, by the loader's processes if it has any."""

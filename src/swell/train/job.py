@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from swell.train.shares import Shares
 
 if TYPE_CHECKING:
     from swell.train.adaptation import Adaptation
+    from swell.train.stream import StreamLoader
 
 MODES = ("fixed", "adaptive", "consistent")
 
@@ -200,6 +201,50 @@ class Job:
         self._loaders[name] = made
         if train and self.mode == "adaptive":
             self._adapt(made)
+        if name in self._pending_loaders:
+            made.load(self._pending_loaders.pop(name))
+        return made
+
+    def stream(
+        self,
+        shards: Sequence[Any],
+        read: Callable[[Any], Iterable[Any]],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        micro_batch: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        name: str | None = None,
+        seed: int | None = None,
+    ) -> StreamLoader:
+        """Batches of a stream that is cut into `shards` (file names, ranges, ...); `read(shard)` gives
+        samples.
+
+        `read` must give the same samples in the same order every time. `shuffle` shuffles the shards.
+        """
+        from swell.train.stream import StreamLoader
+
+        name = name or f"loader{len(self._loaders)}"
+        if name in self._loaders:
+            raise UsageError(f"name: there are two loaders called {name!r}; give each its own")
+        if self.mode != "fixed":
+            raise UsageError(
+                f"mode: {self.mode!r} must know the samples of a step beforehand, and a stream does not; use "
+                "mode='fixed', or a data set with a length and job.loader"
+            )
+        made = StreamLoader(
+            self,
+            name,
+            shards,
+            read,
+            worker=self._link.name if self._link is not None else "w0",
+            batch_size=batch_size,
+            micro_batch=micro_batch,
+            shuffle=shuffle,
+            collate_fn=collate_fn,
+            seed=self.seed if seed is None else seed,
+        )
+        self._loaders[name] = made
         if name in self._pending_loaders:
             made.load(self._pending_loaders.pop(name))
         return made
@@ -382,9 +427,7 @@ class Job:
             return
         if self._rehearsing and not self._rehearsed:
             self._shares.drawn = [loader]
-            size = max(1, min(loader.window() or loader.batch_size, len(loader.dataset)))
-            (low, high) = plan.parts(size, 2)[1] if size > 1 else (0, 1)
-            yield loader.fetch(loader.indices((low, high)) or [0])
+            yield loader.rehearsal()
             self._rehearsed = True
         if self._rehearsing and not self._join():
             return
@@ -392,8 +435,10 @@ class Job:
             if not share.pending:  # nothing (left) for this worker in this step: take part all the same
                 self._sync()
                 continue
-            rank, position = share.take()
-            batch = loader.fetch(loader.indices(position))
+            rank, _ = share.take()
+            batch = loader.batch(share)
+            if batch is None:  # a stream that has nothing for this worker right now
+                continue
             if self._ranks is not None:
                 self._ranks.begin(rank, self.steps)
             yield batch
@@ -414,6 +459,9 @@ class Job:
             unused = self._flat.gather(share.samples / share.size)
             if unused:
                 header["unused"] = unused
+        streams = {ld.name: ld.header() for ld in self._shares.drawn if ld.streaming}
+        if streams:
+            header["streams"] = streams
         squares, weights = False, None
         if self._adaptive is not None:
             header |= self._adaptive.header(self._crew.mesh.number)
@@ -442,10 +490,17 @@ class Job:
     def _tree(self, size: int) -> Callable[[list[Header]], Tree | None]:
         if self._ranks is not None:
             return lambda headers: plan.worker_tree(self._logical, len(headers), size)
-        return lambda headers: plan.balanced([r for r, h in enumerate(headers) if h["n"]])
+        return lambda headers: plan.balanced([r for r, h in enumerate(headers) if h["n"]] or [0])
 
     def _commit(self, reduced: Reduced, alone: bool) -> None:
         headers = reduced.headers
+        streams = [ld for ld in self._shares.drawn if ld.streaming]
+        if streams and not self._rescale(headers, alone):  # nobody had a sample: only shards change hands
+            self._hand_out(streams, headers)
+            self._flat.clear()
+            self._shares.commit()
+            self._crew.completed()
+            return
         if not alone:
             silent = [set(h.get("unused", ())) for h in headers if h["n"]]
             self._flat.adopt(set.intersection(*silent) if silent and self._ranks is None else set())
@@ -458,6 +513,7 @@ class Job:
         self._update()
         self._flat.clear()
         share = self._shares.drawn[0].share
+        self._hand_out(streams, headers)
         self._shares.commit()
         self._crew.completed()
         self.steps += 1
@@ -471,6 +527,19 @@ class Job:
             self._adaptive.observe(step_s, reduced.sync_s, share.samples, len(share.covered))
         if self.rank == 0 and self._keeper.due(self.steps):
             self.save()
+
+    def _rescale(self, headers: list[Header], alone: bool) -> bool:
+        """Make the sum a mean over the samples that really came together; False if there was none."""
+        share = self._shares.drawn[0].share
+        total = sum(h["n"] for h in headers)
+        if share is not None and total not in (0, share.size):
+            vectors = [p.grad for p in self._flat.parameters.values() if p.grad is not None]
+            torch._foreach_mul_(vectors if alone else self._flat.outputs, share.size / total)
+        return total > 0
+
+    def _hand_out(self, streams: list[ElasticLoader], headers: list[Header]) -> None:
+        for loader in streams:
+            loader.committed_by([h["streams"][loader.name] for h in headers])
 
     def _tick(self, due: float) -> None:
         """Let the scheduler catch up with training: to `due` of its steps."""
