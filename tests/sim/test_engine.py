@@ -222,21 +222,10 @@ def test_adaptive_jobs_train_on_mixed_types() -> None:
     assert record["finished"] == 6 and record["belief"] == "fitted"
 
 
-@settings(max_examples=10, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    interval_s=st.sampled_from([None, 60.0]),
-    cost=st.sampled_from(["0", "5", "model"]),
-)
-def test_elasticflow_keeps_what_it_promised(seed: int, interval_s: float | None, cost: str) -> None:
-    """With exact curves, whatever resizes cost and whether it decides at once or in rounds."""
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), shape=st.sampled_from(["2x4", "4x2", "1x8"]))
+def test_elasticflow_with_exact_curves_and_free_resizes_breaks_no_promise(seed: int, shape: str) -> None:
     jobs = generate_jobs(PROFILES, jobs=25, hours=1.0, seed=seed, deadlines=1.0)
-    result = simulate(
-        jobs,
-        PROFILES,
-        Cluster.parse("2x4"),
-        "elasticflow",
-        interval_s=interval_s,
-        resize_cost=parse_cost(cost),
-    )
+    result = simulate(jobs, PROFILES, Cluster.parse(shape), "elasticflow")
+    assert (~np.isnan(result.promised_s)).sum() > 0
     assert result.promises_broken == 0
