@@ -4,12 +4,16 @@ Each job is a detached process tree (see `supervisor`) that needs nobody. The en
 such trees, speaks to their coordinators over the wire protocol, and listens to their reports. All it must
 know after a restart is in the jobs' directories: a job whose lock is held is alive, one with an exit.json is
 over, one with neither has lost all its processes.
+
+Slots are never used twice: a job is told to grow only when the workers of others that had to go have gone.
+Which slots it has is the scheduler's affair; here only their number matters, since all are on one machine
+(where there are GPUs, `supervisor` hands out one to each worker).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import os
 import select
 import signal
@@ -19,52 +23,34 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from swell.domain import Cluster, InputError, Placement
 from swell.engines.base import Launch, Observed, Report, RunState
-from swell.engines.processes import descendants, memory_bytes
-from swell.engines.supervisor import STOPPED, is_locked, write_json
+from swell.engines.local_job import STOP, LocalJob, Outcome
+from swell.engines.processes import MARK, mark, sweep
+from swell.engines.supervisor import is_locked, signal_supervisor
 from swell.train.errors import TrainError
-from swell.train.jobdir import JobDirectory
-from swell.train.wire import Connection
+from swell.train.wire import Connection, Message
+
+log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 STOP_GRACE_S = 60.0
 """A job that was asked to save its state and leave is ended after this long."""
 END_GRACE_S = 8.0
-MEMORY_EVERY_S = 1.0
+HANDOVER_S = 3.0
+"""How long a job waits for all of its slots before it makes do with those that are free."""
+RESTART_S = 0.5
+"""Between two attempts to start a job's processes."""
+_PAUSES = ("switch", "recovery")
+"""Events of a job that tell how long its training stood still."""
 
 
 def detect_gpus() -> int:
     """GPUs of this machine, as the driver lists them; 0 without one."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-
-
-@dataclass(slots=True)
-class _Job:
-    """What the engine keeps of one job."""
-
-    directory: Path
-    launch: Launch | None = None
-    wanted: Placement = ()
-    """What `apply` last asked for."""
-    applied: Placement = ()
-    """What the running processes were last told."""
-    connection: Connection | None = None
-    state: RunState = RunState.STARTING
-    alive: bool = False
-    stop_by_s: float | None = None
-    """Asked to stop; ended by force at this moment."""
-    ending: bool = False
-    ended: bool = False
-    exit_code: int | None = None
-    reason: str = ""
-    last_memory_s: float = 0.0
-    started_s: float = 0.0
-    reports: dict[str, Any] = field(default_factory=dict)
 
 
 class LocalEngine:
@@ -78,27 +64,34 @@ class LocalEngine:
             raise InputError("give either nodes or slots, not both", field="nodes")
         if slots is not None and slots < 1:
             raise InputError(f"slots must be at least 1, got {slots}", field="slots")
-        count = slots or detect_gpus() or os.cpu_count() or 1
-        self._cluster = Cluster.parse(nodes or f"1x{count}", "cpu" if not detect_gpus() else "gpu")
+        self._gpus = detect_gpus()
+        count = slots or self._gpus or os.cpu_count() or 1
+        self._cluster = Cluster.parse(nodes or f"1x{count}", "gpu" if self._gpus else "cpu")
+        self._slots = self._cluster.capacity
         self._home = home
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, LocalJob] = {}
         self._reports: deque[Report] = deque(maxlen=100_000)
         self._lock = threading.RLock()
+        """Held for every change of `_jobs` and of what is wanted of a job; never while waiting."""
         self._wake: Callable[[], None] = lambda: None
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._poke_r, self._poke_w = os.pipe()
         os.set_blocking(self._poke_w, False)
         os.set_blocking(self._poke_r, False)
-        self._children: list[subprocess.Popen[bytes]] = []
 
     # -- the interface -----------------------------------------------------------------------------------
 
     def start(self, wake: Callable[[], None]) -> None:
         """Find the jobs that live, and begin to listen."""
         self._wake = wake
-        for start in sorted((self._home / "jobs").glob("*/start.json")):
-            self._adopt(start.parent)
+        for path in sorted((self._home / "jobs").glob("*/start.json")):
+            try:
+                job = LocalJob.found(path.parent)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.error("%s cannot be read (%s): the job is not taken over", path, error)
+                continue
+            self._jobs[job.job_id] = job
         self._thread = threading.Thread(target=self._loop, name="swell-local-engine", daemon=True)
         self._thread.start()
 
@@ -109,7 +102,7 @@ class LocalEngine:
         if self._thread is not None:
             self._thread.join(timeout=10.0)
         for job in self._jobs.values():
-            self._disconnect(job)
+            job.disconnect()
 
     def cluster(self) -> Cluster:
         """The nodes, which never change here."""
@@ -119,33 +112,31 @@ class LocalEngine:
         """Have the job's workers on exactly these slots; carried out by the engine's thread."""
         with self._lock:
             job = self._jobs.get(launch.job_id)
-            if job is None or job.ended:
-                job = self._jobs[launch.job_id] = _Job(launch.job_dir)
-            job.launch, job.wanted = launch, placement
+            if job is None:
+                if not placement:
+                    return
+                job = self._jobs[launch.job_id] = LocalJob(launch.job_id, launch.job_dir)
+            job.launch = launch
+            if job.wanted == placement:
+                return
+            job.wanted, job.wanted_s = placement, time.monotonic()
+            if placement and not job.alive:
+                job.outcome = None  # it is to run again; how it ended before is history
         self._poke()
 
     def end(self, job_id: str) -> None:
         """End a job and all its processes."""
         with self._lock:
             job = self._jobs.get(job_id)
-            if job is not None:
-                job.ending, job.wanted = True, ()
+            if job is None:
+                return
+            job.ending, job.wanted = True, ()
         self._poke()
 
     def observe(self) -> dict[str, Observed]:
         """Jobs that live, and those that came to an end."""
         with self._lock:
-            return {
-                job_id: Observed(
-                    job_id=job_id,
-                    state=job.state,
-                    placement=job.applied if job.alive else (),
-                    exit_code=job.exit_code,
-                    reason=job.reason,
-                )
-                for job_id, job in self._jobs.items()
-                if not job.ending and (job.alive or job.exit_code is not None)
-            }
+            return {n: job.observed() for n, job in self._jobs.items() if job.present and not job.ending}
 
     def reports(self) -> Iterator[Report]:
         """What jobs said since the last call."""
@@ -170,8 +161,7 @@ class LocalEngine:
 
     def _loop(self) -> None:
         while not self._stopping:
-            with self._lock:
-                listening = {j.connection: n for n, j in self._jobs.items() if j.connection is not None}
+            listening = {j.connection: j for j in self._jobs.values() if j.connection is not None}
             watched: list[Any] = [self._poke_r, *listening]
             readable, _, _ = select.select(watched, [], [], TICK_S)
             if self._poke_r in readable:
@@ -179,228 +169,167 @@ class LocalEngine:
                     os.read(self._poke_r, 4096)
             for connection in readable:
                 if isinstance(connection, Connection):
-                    self._hear(listening[connection])
-            for child in [c for c in self._children if c.poll() is not None]:
-                self._children.remove(child)
-            for job_id in list(self._jobs):
-                self._tend(job_id)
+                    self._hear(listening[connection], connection)
+            with self._lock:
+                jobs = list(self._jobs.values())
+            # Whoever gives slots back goes first.
+            for job in sorted(jobs, key=lambda j: len(j.wanted) - j.told):
+                try:
+                    self._tend(job)
+                except OSError as error:  # a full disk, say: the others need not suffer
+                    log.error("job %s: %s", job.job_id, error)
 
-    def _tend(self, job_id: str) -> None:
+    def _tend(self, job: LocalJob) -> None:
         """Bring one job nearer to what is wanted of it."""
-        job, now_s = self._jobs[job_id], time.time()
-        alive = is_locked(job.directory)
+        now_s = time.monotonic()
+        alive = is_locked(job.directory) or job.starting
         if job.alive and not alive:
-            self._gone(job_id, job)
+            self._gone(job)
         elif alive and not job.alive:
-            job.alive, job.exit_code = True, None
+            with self._lock:
+                job.alive, job.outcome = True, None
             self._wake()
         if job.ending:
-            self._end(job_id, job, now_s)
+            self._end(job, now_s)
         elif not alive:
-            if job.wanted and now_s - job.started_s > 1.0:
-                self._spawn(job, now_s)
+            if not job.present:
+                job.outcome = Outcome.read(job.directory)  # it may have run in a moment when nobody looked
+            self._spawn(job, now_s)
         else:
-            if job.connection is None:
-                self._connect(job)
-            if job.connection is not None and job.wanted != job.applied:
+            job.connect(now_s)
+            if job.connection is not None:
                 self._tell(job, now_s)
             if job.stop_by_s is not None and now_s > job.stop_by_s:
-                self._kill(job)
-            self._watch_memory(job_id, job, now_s)
+                log.warning("job %s did not save its state in time and is ended", job.job_id)
+                self._signal(job, signal.SIGKILL)
 
-    def _spawn(self, job: _Job, now_s: float) -> None:
-        launch = job.launch
-        assert launch is not None
+    def _room(self, job: LocalJob) -> int:
+        """Slots that nobody else has a worker on, or was promised one."""
+        with self._lock:
+            return self._slots - sum(other.in_use for other in self._jobs.values() if other is not job)
+
+    # -- starting, resizing, stopping --------------------------------------------------------------------
+
+    def _grant(self, job: LocalJob, now_s: float) -> int:
+        """How many workers it may have at this moment: what is wanted, as far as there is room."""
+        wanted = len(job.wanted)
+        if wanted <= job.told:
+            return wanted
+        room = max(self._room(job), job.told)
+        if room >= wanted:
+            return wanted
+        return room if now_s - job.wanted_s > HANDOVER_S else job.told
+
+    def _spawn(self, job: LocalJob, now_s: float) -> None:
+        launch, workers = job.launch, self._grant(job, now_s)
+        if launch is None or workers < 1 or now_s - job.started_s < RESTART_S:
+            return
         job.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with contextlib.suppress(FileNotFoundError):
-            (job.directory / "exit.json").unlink()
-        runs = len(list((job.directory / "runs").glob("*")))
-        order = {
-            "job_id": launch.job_id,
-            "run": runs,
-            "command": list(launch.command),
-            "workdir": str(launch.workdir.resolve()),
-            "env": dict(launch.env),
-            "auto": launch.auto,
-            "max_workers": max(launch.max_workers, len(job.wanted)),
-            "workers": len(job.wanted),
-            "placement": list(job.wanted),
-            "checkpoint_s": launch.checkpoint_s,
-            "memory_bytes": launch.memory_bytes,
-        }
-        write_json(job.directory / "start.json", order)
-        with (job.directory / "supervisor.log").open("ab") as log:
+        (job.directory / "exit.json").unlink(missing_ok=True)
+        job.write_order(workers, self._slots, self._devices())
+        with (job.directory / "supervisor.log").open("ab") as errors:
             child = subprocess.Popen(
                 [sys.executable, "-m", "swell.engines.supervisor", str(job.directory)],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=errors,
+                stderr=errors,
                 start_new_session=True,
+                env={**os.environ, MARK: mark(job.directory)},
             )
-        self._children.append(child)
-        write_json(job.directory / "pid.json", {"pid": child.pid})
-        job.applied, job.state, job.exit_code, job.reason = job.wanted, RunState.STARTING, None, ""
-        job.started_s, job.stop_by_s, job.reports = now_s, None, {}
+        with self._lock:
+            job.started(child, workers, now_s)
+        self._wake()
 
-    def _connect(self, job: _Job) -> None:
-        runs = sorted((job.directory / "runs").glob("*"))
-        if not runs:
-            return
-        run = JobDirectory(runs[-1])
-        with contextlib.suppress(OSError, TrainError, ValueError, KeyError):
-            connection = Connection.open(run.address(), run.config()["secret"], timeout_s=1.0)
-            connection.request({"type": "hello", "role": "tool"})
-            connection.request({"type": "watch"})
-            job.connection = connection
+    def _devices(self) -> list[str]:
+        """A file for each GPU, to be locked by whoever uses it; none on CPU slots."""
+        folder = self._home / "devices"
+        if self._gpus:
+            folder.mkdir(exist_ok=True, mode=0o700)
+        return [str(folder / str(i)) for i in range(self._gpus)]
 
-    def _disconnect(self, job: _Job) -> None:
-        if job.connection is not None:
-            with contextlib.suppress(OSError):
-                job.connection.close()
-            job.connection = None
-
-    def _tell(self, job: _Job, now_s: float) -> None:
+    def _tell(self, job: LocalJob, now_s: float) -> None:
         """Send the job what is wanted of it now; a newer wish simply replaces an older one."""
-        assert job.connection is not None
-        try:
-            if job.wanted:
-                job.connection.send({"type": "resize", "workers": len(job.wanted)})
-                if job.stop_by_s is not None:
-                    return  # it is leaving: it will be started again once it is gone
-            else:
-                job.connection.send({"type": "stop", "save": True})
-                job.stop_by_s = now_s + STOP_GRACE_S
-                job.state = RunState.STOPPING
-        except OSError:
-            self._disconnect(job)
+        if job.stop_by_s is not None:
+            return  # it is leaving; if it is wanted again, it is started again once it is gone
+        if not job.wanted:
+            with self._lock:
+                job.stop_by_s, job.state = now_s + STOP_GRACE_S, RunState.STOPPING
+            job.send(STOP)
             return
-        job.applied = job.wanted
-        start = job.directory / "start.json"
-        order = json.loads(start.read_text()) | {"placement": list(job.wanted)}
-        write_json(start, order)
+        workers = self._grant(job, now_s)
+        if workers > job.told and job.leaving:
+            return  # those who leave still have their slots
+        if workers != job.told and job.send({"type": "resize", "workers": workers}):
+            with self._lock:
+                job.told = workers
+        if job.wanted != job.noted:
+            job.note_placement()
 
-    def _hear(self, job_id: str) -> None:
-        job = self._jobs[job_id]
-        assert job.connection is not None
+    # -- listening ---------------------------------------------------------------------------------------
+
+    def _hear(self, job: LocalJob, connection: Connection) -> None:
         try:
-            messages = job.connection.pending()
+            messages = connection.pending()
         except (OSError, TrainError):
-            self._disconnect(job)
+            job.disconnect()
             return
         for message in messages:
             kind = message.get("type")
             if kind == "report":
-                self._take_report(job_id, job, message["report"])
-            elif kind == "event" and message.get("event") == "generation":
-                pause_s = message.get("pause_s")
-                if pause_s is not None:
-                    self._add_report(job_id, "resized", {"pause_s": float(pause_s)})
+                self._take_report(job, message["report"])
+            elif kind == "event":
+                with self._lock:
+                    job.follow(message)
+                if message.get("event") in _PAUSES and message.get("pause_s") is not None:
+                    self._add_report(job, "resized", {"pause_s": float(message["pause_s"])})
 
-    def _take_report(self, job_id: str, job: _Job, said: dict[str, Any]) -> None:
-        if said.get("rank", 0) != 0:
+    def _take_report(self, job: LocalJob, said: Message) -> None:
+        if said.get("rank", 0) != 0 or job.stop_by_s is not None:
             return
         if job.state is RunState.STARTING:
             job.state = RunState.RUNNING
         progress = {k: said.get(k) for k in ("of", "batch_size", "epoch", "loss", "lr", "metrics")}
         progress["done"] = said.get("done", said.get("step", 0))
-        self._add_report(job_id, "progress", progress)
-        workers = int(said.get("workers", said.get("world", 1)))
+        self._add_report(job, "progress", progress)
         if said.get("local_batch") and said.get("step_s"):
-            timing = {k: said[k] for k in ("local_batch", "step_s", "sync_s")}
+            timing = {k: said.get(k, 0) for k in ("local_batch", "step_s", "sync_s", "accumulation")}
             timing |= {
-                "workers": workers,
-                "nodes": self._nodes(job),
-                "accumulation": said.get("accumulation", 0),
+                "workers": int(said.get("workers") or said.get("world") or 1),
+                "nodes": max(len(self._cluster.nodes_of(job.wanted)), 1),
             }
-            self._add_report(job_id, "timing", timing)
+            self._add_report(job, "timing", timing)
         if said.get("sqr") is not None and said.get("var") is not None:
-            self._add_report(job_id, "noise", {"sqr": said["sqr"], "var": said["var"]})
+            self._add_report(job, "noise", {"sqr": said["sqr"], "var": said["var"]})
 
-    def _add_report(self, job_id: str, kind: str, data: dict[str, Any]) -> None:
-        self._reports.append(Report(job_id=job_id, time_s=time.time(), kind=kind, data=data))
+    def _add_report(self, job: LocalJob, kind: str, data: dict[str, Any]) -> None:
+        self._reports.append(Report(job_id=job.job_id, time_s=time.time(), kind=kind, data=data))
         self._wake()
-
-    def _nodes(self, job: _Job) -> int:
-        return max(len(self._cluster.nodes_of(job.applied)), 1)
 
     # -- ends --------------------------------------------------------------------------------------------
 
-    def _adopt(self, directory: Path) -> None:
-        order = json.loads((directory / "start.json").read_text())
-        job = _Job(directory, wanted=tuple(order["placement"]), applied=tuple(order["placement"]))
-        job.alive = is_locked(directory)
-        job.launch = Launch(
-            job_id=order["job_id"],
-            command=tuple(order["command"]),
-            workdir=Path(order["workdir"]),
-            env=order["env"],
-            job_dir=directory,
-            auto=order["auto"],
-            max_workers=order["max_workers"],
-            memory_bytes=order["memory_bytes"],
-            checkpoint_s=order["checkpoint_s"],
-        )
-        if not job.alive:
-            job.wanted = ()  # whoever wants it to run will say so
-            self._read_exit(job)
-        self._jobs[order["job_id"]] = job
-
-    def _gone(self, job_id: str, job: _Job) -> None:
-        """Its processes are gone: in good order, by its own fault, or by somebody's -9."""
-        job.alive, job.stop_by_s = False, None
-        self._disconnect(job)
-        self._read_exit(job)
-        if job.exit_code is not None and job.state is not RunState.STOPPED:
-            job.wanted = ()
+    def _gone(self, job: LocalJob) -> None:
+        """Its supervisor is gone: in good order, by the job's own fault, or by somebody's -9."""
+        sweep(job.directory)
+        with self._lock:
+            job.gone()
         self._wake()
 
-    def _read_exit(self, job: _Job) -> None:
-        try:
-            exit_ = json.loads((job.directory / "exit.json").read_text())
-        except (OSError, ValueError):
-            job.exit_code = None
-            return
-        job.exit_code, job.reason = int(exit_["code"]), str(exit_["reason"])
-        if job.reason == STOPPED:
-            job.state = RunState.STOPPED
-        else:
-            job.state = RunState.FINISHED if job.exit_code == 0 else RunState.FAILED
-
-    def _end(self, job_id: str, job: _Job, now_s: float) -> None:
+    def _end(self, job: LocalJob, now_s: float) -> None:
         if not job.alive:
-            self._disconnect(job)
-            with contextlib.suppress(FileNotFoundError):
-                (job.directory / "start.json").unlink()
-            job.ended = True
-            del self._jobs[job_id]
-        elif job.stop_by_s is None or job.state is not RunState.STOPPING:
-            job.state, job.stop_by_s = RunState.STOPPING, now_s + END_GRACE_S
+            if not sweep(job.directory):
+                return  # seen to again at the next turn
+            job.disconnect()
+            with self._lock:
+                (job.directory / "start.json").unlink(missing_ok=True)
+                self._jobs.pop(job.job_id, None)
+            self._wake()
+        elif job.end_by_s is None:
+            job.end_by_s = now_s + END_GRACE_S
             self._signal(job, signal.SIGTERM)
-        elif now_s > job.stop_by_s:
-            self._kill(job)
+        elif now_s > job.end_by_s:
+            self._signal(job, signal.SIGKILL)
 
-    def _kill(self, job: _Job) -> None:
-        """End a job by force; its workers hold a pipe to the supervisor and end with it."""
-        self._signal(job, signal.SIGKILL)
-
-    def _signal(self, job: _Job, number: signal.Signals) -> None:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            pid = int(json.loads((job.directory / "pid.json").read_text())["pid"])
-            # The lock is held, so the supervisor lives and this pid is still its own.
-            if is_locked(job.directory):
-                os.kill(pid, number)
-
-    def _watch_memory(self, job_id: str, job: _Job, now_s: float) -> None:
-        limit = job.launch.memory_bytes if job.launch is not None else None
-        if limit is None or now_s - job.last_memory_s < MEMORY_EVERY_S:
-            return
-        job.last_memory_s = now_s
-        pid = int(json.loads((job.directory / "pid.json").read_text())["pid"])
-        largest = max((memory_bytes(child) for child in descendants(pid)), default=0)
-        if largest > limit:
-            reason = f"a worker used {largest / 2**20:.0f} MiB; the job's limit is {limit / 2**20:.0f} MiB"
-            self._kill(job)
-            deadline = time.monotonic() + 5.0
-            while is_locked(job.directory) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            write_json(job.directory / "exit.json", {"code": 137, "reason": reason, "time_s": now_s})
+    def _signal(self, job: LocalJob, number: signal.Signals) -> None:
+        """Its workers hold a pipe to the supervisor and end with it, however it ends."""
+        if not signal_supervisor(job.directory, number) and job.child is not None:
+            job.child.send_signal(number)

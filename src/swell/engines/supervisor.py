@@ -3,7 +3,15 @@
     python -m swell.engines.supervisor JOB_DIRECTORY
 
 It is a session of its own, so it and the job outlive the control plane. The lock makes sure that a job never
-runs twice at once, whoever starts it: a second supervisor finds it taken and leaves.
+runs twice at once, whoever starts it: a second supervisor finds it taken and leaves; one that comes after a
+supervisor was killed first ends whatever that one left.
+
+    start.json    what to run, written by the engine
+    lock          held while a supervisor lives; its content is the supervisor's process id
+    exit.json     how the job ended; absent if it was killed from outside
+    runs/0000     a run of the job, see `swell.train.jobdir`; the next run after a stop is 0001
+    checkpoints   shared by all runs
+    output.log    what the workers printed, in all runs
 """
 
 from __future__ import annotations
@@ -11,16 +19,24 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
-from swell.train.jobdir import JobDirectory
+from swell.engines.processes import descendants, memory_bytes, sweep
 from swell.train.launcher import Launcher, RunConfig
 
 STOPPED = "stopped"
 """Reason of a job that was asked to stop and saved its state."""
+OUT_OF_MEMORY = 137
+"""Exit code of a job that was ended for its memory."""
+MEMORY_EVERY_S = 1.0
+_LOCK_S = 3.0
+"""Somebody who only looks holds the lock for microseconds; whoever holds it longer than this runs the job."""
+_SWEEP_S = 20.0
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -38,8 +54,9 @@ def is_locked(directory: Path) -> bool:
     """Whether a supervisor of the job is alive."""
     try:
         with (directory / "lock").open("rb") as lock:
+            # Shared, so that two who look at the same time do not take each other for a supervisor.
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return True
             return False
@@ -47,29 +64,72 @@ def is_locked(directory: Path) -> bool:
         return False
 
 
+def signal_supervisor(directory: Path, number: signal.Signals) -> bool:
+    """Send a signal to the job's supervisor, and to nobody who has its process id after it."""
+    try:
+        pid = int((directory / "lock").read_text())
+        descriptor = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        return False
+    try:
+        # The descriptor is of whoever has the id now; with the lock still held that is the supervisor.
+        if not is_locked(directory):
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
 def supervise(directory: Path) -> int:
     """Run the job that `directory` describes to its end; returns its exit code."""
-    with (directory / "lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "r+b") as lock:
+        if not _take(lock):
             return 0  # it runs already
-        order = json.loads((directory / "start.json").read_text())
+        if not sweep(directory, _SWEEP_S):
+            return 1  # what an earlier supervisor left cannot be ended; the engine will try again
+        try:
+            order = json.loads((directory / "start.json").read_text())
+        except FileNotFoundError:
+            return 0  # it was ended before it began
         (directory / "exit.json").unlink(missing_ok=True)
-        run_dir = directory / "runs" / f"{order['run']:04d}"
+        run_dir = directory / "runs" / f"{len(list((directory / 'runs').glob('*'))):04d}"
         with (directory / "output.log").open("a") as output:
             code, reason = _run(order, directory, run_dir, output)
-        write_json(directory / "exit.json", {"code": code, "reason": reason, "time_s": time.time()})
+        sweep(directory, _SWEEP_S)
+        if reason is not None:
+            write_json(directory / "exit.json", {"code": code, "reason": reason, "time_s": time.time()})
         return code
 
 
-def _run(order: dict[str, Any], directory: Path, run_dir: Path, output: TextIO) -> tuple[int, str]:
+def _take(lock: IO[bytes]) -> bool:
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+    lock.truncate(0)
+    lock.write(str(os.getpid()).encode())
+    lock.flush()
+    return True
+
+
+def _run(order: dict[str, Any], directory: Path, run_dir: Path, output: TextIO) -> tuple[int, str | None]:
+    """Exit code and reason; no reason if it was ended by a signal from outside, which is not its fault."""
+
     def say(line: str) -> None:
         output.write(line + "\n")
         output.flush()
 
-    os.chdir(order["workdir"])
     try:
+        os.chdir(order["workdir"])
         config = RunConfig(
             script=order["command"][0],
             arguments=order["command"][1:],
@@ -78,7 +138,7 @@ def _run(order: dict[str, Any], directory: Path, run_dir: Path, output: TextIO) 
             workers=order["workers"],
             name=order["job_id"],
             directory=run_dir,
-            threads=1,
+            threads=order["threads"],
             env=order["env"],
             settings={
                 "auto": order["auto"],
@@ -86,16 +146,79 @@ def _run(order: dict[str, Any], directory: Path, run_dir: Path, output: TextIO) 
                 "checkpoint_s": order["checkpoint_s"],
             },
         )
-        launcher = Launcher(config, say)
+        launcher = _SlotLauncher(config, say, [Path(path) for path in order["devices"]])
     except (ValueError, OSError) as error:
         say(str(error))
         return 2, str(error)
+    watch = _MemoryWatch(order["memory_bytes"])
     code = launcher.run()
-    finish = [e for e in JobDirectory(run_dir).events() if e.get("event") == "finish"]
-    reason = str(finish[-1].get("reason", "")) if finish else "ended by a signal"
-    if code > 0:
-        reason = _last_error(run_dir) or reason
-    return code, reason
+    if watch.verdict:
+        say(watch.verdict)
+        return OUT_OF_MEMORY, watch.verdict
+    reason = launcher.reason
+    if reason.startswith("stopped by SIG"):
+        return code, None
+    return code, (_last_error(run_dir) if code > 0 else "") or reason
+
+
+class _SlotLauncher(Launcher):
+    """A launcher whose workers each have a GPU of their own, where there are any.
+
+    A worker sees one GPU alone (`CUDA_VISIBLE_DEVICES`). Which one is settled by a lock on a file for each
+    GPU of the machine, held while the worker lives: whoever dies, however, the GPU is free again.
+    """
+
+    def __init__(self, config: RunConfig, say: Any, devices: list[Path]) -> None:
+        super().__init__(config, say)
+        self._devices = devices
+        self._held: dict[str, IO[bytes]] = {}
+
+    @property
+    def reason(self) -> str:
+        """Why the job is over."""
+        return self._finish[1] if self._finish is not None else ""
+
+    def _order(self, worker: str) -> dict[str, Any]:
+        order = super()._order(worker)
+        for path in self._devices:
+            file = path.open("ab")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                continue
+            self._held[worker] = file
+            order["env"]["CUDA_VISIBLE_DEVICES"] = path.name
+            break
+        return order
+
+    def _exited(self, worker: str, code: int) -> None:
+        super()._exited(worker, code)
+        held = self._held.pop(worker, None)
+        if held is not None:
+            held.close()
+
+
+class _MemoryWatch:
+    """Ends the job once a process of it holds more memory than it may; needs no control plane."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.verdict = ""
+        self._limit = limit
+        if limit is not None:
+            threading.Thread(target=self._watch, name="swell-memory", daemon=True).start()
+
+    def _watch(self) -> None:
+        assert self._limit is not None
+        while not self.verdict:
+            time.sleep(MEMORY_EVERY_S)
+            largest = max((memory_bytes(pid) for pid in descendants(os.getpid())), default=0)
+            if largest > self._limit:
+                self.verdict = (
+                    f"a worker used {largest / 2**20:.0f} MiB of memory; the job's limit is "
+                    f"{self._limit / 2**20:.0f} MiB for each worker"
+                )
+                os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _last_error(run_dir: Path) -> str:

@@ -1,0 +1,224 @@
+"""What the local engine keeps of one job: what is wanted of it, its connection, who of it lives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swell.domain import Placement
+from swell.engines.base import Launch, Observed, RunState
+from swell.engines.supervisor import STOPPED, is_locked, write_json
+from swell.train.errors import TrainError
+from swell.train.jobdir import JobDirectory
+from swell.train.wire import Connection, Message
+
+CONNECT_EVERY_S = 0.2
+STOP: Message = {"type": "stop", "save": True}
+"""What a coordinator is told to have its job save its state and leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    state: RunState
+    code: int
+    reason: str
+
+    @classmethod
+    def read(cls, directory: Path) -> Outcome | None:
+        """What the supervisor wrote down; None if it was killed."""
+        try:
+            content = json.loads((directory / "exit.json").read_text())
+            code, reason = int(content["code"]), str(content["reason"])
+        except (OSError, ValueError, KeyError):
+            return None
+        if reason == STOPPED:
+            return cls(RunState.STOPPED, code, reason)
+        return cls(RunState.FINISHED if code == 0 else RunState.FAILED, code, reason)
+
+
+@dataclass(slots=True)
+class LocalJob:
+    """One job. Written by the engine's thread, under its lock where others look."""
+
+    job_id: str
+    directory: Path
+    launch: Launch | None = None
+    wanted: Placement = ()
+    """What `apply` last asked for, and since when."""
+    wanted_s: float = 0.0
+    noted: Placement = ()
+    """What the job's files say it has, for whoever adopts it."""
+    told: int = 0
+    """Workers that the running processes were last told to have."""
+    live: set[str] = field(default_factory=set)
+    """Names of the workers that have a process."""
+    members: set[str] = field(default_factory=set)
+    former: set[str] = field(default_factory=set)
+    """Who was a member once."""
+    connection: Connection | None = None
+    child: subprocess.Popen[bytes] | None = None
+    """The supervisor, if this engine started it."""
+    alive: bool = False
+    state: RunState = RunState.STARTING
+    outcome: Outcome | None = None
+    started_s: float = float("-inf")
+    tried_s: float = float("-inf")
+    stop_by_s: float | None = None
+    """Asked to save and leave; ended by force at this moment."""
+    ending: bool = False
+    end_by_s: float | None = None
+
+    @classmethod
+    def found(cls, directory: Path) -> LocalJob:
+        """A job that an earlier engine started."""
+        order = json.loads((directory / "start.json").read_text())
+        job = cls(str(order["job_id"]), directory)
+        job.launch = Launch(
+            job_id=job.job_id,
+            command=tuple(order["command"]),
+            workdir=Path(order["workdir"]),
+            env=order["env"],
+            job_dir=directory,
+            auto=order["auto"],
+            max_workers=order["max_workers"],
+            memory_bytes=order["memory_bytes"],
+            checkpoint_s=order["checkpoint_s"],
+        )
+        if is_locked(directory):
+            job.alive, job.wanted = True, tuple(order["placement"])
+            job.noted, job.told = job.wanted, len(job.wanted)
+        else:
+            job.outcome = Outcome.read(directory)  # whoever wants it to run again will say so
+        return job
+
+    # -- what others see ---------------------------------------------------------------------------------
+
+    @property
+    def starting(self) -> bool:
+        """Whether a supervisor of ours is on its way to the job's lock, or has it."""
+        return self.child is not None and self.child.poll() is None
+
+    @property
+    def present(self) -> bool:
+        """Whether there is anything to say of it: it lives, waits for slots, or its end is known."""
+        return self.alive or bool(self.wanted) or self.outcome is not None
+
+    @property
+    def in_use(self) -> int:
+        """Slots that it has workers on, or was told to use."""
+        return max(self.told, len(self.live)) if self.alive else 0
+
+    @property
+    def leaving(self) -> bool:
+        """Whether workers that trained and must not any more are still there."""
+        return bool((self.live & self.former) - self.members)
+
+    def observed(self) -> Observed:
+        """The job as the control plane sees it."""
+        if self.outcome is not None:
+            end = self.outcome
+            return Observed(job_id=self.job_id, state=end.state, exit_code=end.code, reason=end.reason)
+        return Observed(job_id=self.job_id, state=self.state, placement=self.wanted)
+
+    # -- its life ----------------------------------------------------------------------------------------
+
+    def write_order(self, workers: int, most: int, devices: list[str]) -> None:
+        """Write down what its supervisor shall run."""
+        launch = self.launch
+        assert launch is not None
+        order = {
+            "job_id": launch.job_id,
+            "command": list(launch.command),
+            "workdir": str(launch.workdir.resolve()),
+            "env": dict(launch.env),
+            "auto": launch.auto,
+            "max_workers": max(launch.max_workers, most),
+            "workers": workers,
+            "threads": 1,
+            "devices": devices,
+            "placement": list(self.wanted),
+            "checkpoint_s": launch.checkpoint_s,
+            "memory_bytes": launch.memory_bytes,
+        }
+        write_json(self.directory / "start.json", order)
+        self.noted = self.wanted
+
+    def note_placement(self) -> None:
+        """Bring the written order up to date, for whoever adopts the job."""
+        path = self.directory / "start.json"
+        write_json(path, json.loads(path.read_text()) | {"placement": list(self.wanted)})
+        self.noted = self.wanted
+
+    def started(self, child: subprocess.Popen[bytes], workers: int, now_s: float) -> None:
+        """Its supervisor is on its way."""
+        self.child, self.told, self.started_s = child, workers, now_s
+        self.alive, self.state, self.outcome = True, RunState.STARTING, None
+        self.stop_by_s = None
+        self.live, self.members, self.former = set(), set(), set()
+
+    def gone(self) -> None:
+        """Its supervisor is no more."""
+        self.disconnect()
+        self.alive, self.stop_by_s, self.told, self.noted, self.child = False, None, 0, (), None
+        self.live, self.members, self.former = set(), set(), set()
+        self.outcome = Outcome.read(self.directory)
+        if self.outcome is not None and self.outcome.state is RunState.STOPPED and self.wanted:
+            self.outcome = None  # it was wanted again while it left
+        else:
+            self.wanted = ()  # whoever wants it to run again will say so
+
+    def follow(self, event: Message) -> None:
+        """Keep track of who is there."""
+        kind = event.get("event")
+        if kind == "spawn":
+            self.live.add(str(event["worker"]))
+        elif kind == "exited":
+            self.live.discard(str(event["worker"]))
+        elif kind == "generation":
+            self.members = {str(name) for name in event["members"]}
+            self.former |= self.members
+
+    # -- its coordinator ---------------------------------------------------------------------------------
+
+    def connect(self, now_s: float) -> None:
+        """Get in touch with the job's coordinator, if it is there already."""
+        if self.connection is not None or now_s - self.tried_s < CONNECT_EVERY_S:
+            return
+        self.tried_s = now_s
+        runs = sorted((self.directory / "runs").glob("*"))
+        if not runs:
+            return
+        run = JobDirectory(runs[-1])
+        with contextlib.suppress(OSError, TrainError, ValueError, KeyError):
+            connection = Connection.open(run.address(), run.config()["secret"], timeout_s=1.0)
+            status = connection.request({"type": "hello", "role": "tool"})
+            connection.request({"type": "watch"})
+            self.told = int(status["target"])
+            self.live = set(status["workers"])
+            self.members = set(status["members"])
+            self.former |= self.members | {n for n, s in status["workers"].items() if s == "leaving"}
+            self.connection = connection
+            if self.stop_by_s is not None:  # the coordinator that was told so may be gone
+                self.send(STOP)
+
+    def send(self, message: Message) -> bool:
+        """Tell the coordinator something; False if it is away."""
+        assert self.connection is not None
+        try:
+            self.connection.send(message)
+        except OSError:
+            self.disconnect()
+            return False
+        return True
+
+    def disconnect(self) -> None:
+        """Hang up."""
+        if self.connection is not None:
+            with contextlib.suppress(OSError):
+                self.connection.close()
+            self.connection = None

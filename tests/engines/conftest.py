@@ -1,0 +1,90 @@
+"""Local engines with a home of their own, and a look at /proc to see what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from swell.engines import Launch, Observed, Report
+from swell.engines.local import LocalEngine
+from swell.engines.processes import processes_of
+
+TOY = Path(__file__).with_name("toy.py")
+
+
+class Bench:
+    """A home directory, the engines on it, and the jobs started in it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.engines: list[LocalEngine] = []
+        self.reports: list[Report] = []
+
+    def engine(self, slots: int = 4, **options: object) -> LocalEngine:
+        """Another engine on the same home, as after a restart of the control plane."""
+        made = LocalEngine(self.home, slots=slots, **options)  # type: ignore[arg-type]
+        made.start(lambda: None)
+        self.engines.append(made)
+        return made
+
+    def launch(self, job_id: str, *args: object, **options: object) -> Launch:
+        """A job that runs the toy."""
+        command = (str(TOY), *(str(a) for a in args))
+        values: dict[str, object] = {"workdir": self.home, "max_workers": 4, "checkpoint_s": 1.0} | options
+        return Launch(job_id=job_id, command=command, job_dir=self.home / "jobs" / job_id, **values)  # type: ignore[arg-type]
+
+    def wait(
+        self,
+        engine: LocalEngine,
+        job_id: str,
+        condition: Callable[[Observed | None], object],
+        timeout_s: float = 60,
+    ) -> Observed | None:
+        """What the engine sees of the job once `condition` holds."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.reports.extend(engine.reports())
+            seen = engine.observe().get(job_id)
+            if condition(seen):
+                return seen
+            assert time.monotonic() < deadline, (seen, self.output(job_id)[-2000:])
+            time.sleep(0.05)
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
+        """Until `condition` holds."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "waited too long"
+            time.sleep(0.05)
+
+    def output(self, job_id: str) -> str:
+        """What the job's workers printed."""
+        path = self.home / "jobs" / job_id / "output.log"
+        return path.read_text() if path.exists() else ""
+
+    def steps(self, job_id: str) -> list[int]:
+        """The steps the job's leaders printed, in order."""
+        return [int(line.split()[2]) for line in self.output(job_id).splitlines() if "| step " in line]
+
+    def processes(self, job_id: str) -> list[int]:
+        """Every living process of a job."""
+        return processes_of(self.home / "jobs" / job_id)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """A place for engines; whatever still runs at the end is killed."""
+    bench = Bench(tmp_path)
+    yield bench
+    for engine in bench.engines:
+        engine.close()
+    for folder in (tmp_path / "jobs").glob("*"):
+        for pid in processes_of(folder):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)

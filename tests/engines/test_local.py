@@ -1,0 +1,255 @@
+"""The local engine with real processes: starting, resizing, ends of every kind, and adoption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from swell.domain import InputError
+from swell.engines import RunState
+from swell.engines.local import LocalEngine
+from swell.engines.processes import descendants
+from swell.engines.supervisor import is_locked
+
+from .conftest import Bench
+
+
+def _holder(directory: Path) -> int:
+    return int((directory / "lock").read_text())
+
+
+def _workers(bench: Bench, job_id: str) -> set[int]:
+    """Worker processes of a job: what its zygote forked."""
+    found = set()
+    for pid in bench.processes(job_id):
+        if b"swell.train.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            found.update(descendants(pid))
+    return found
+
+
+def test_a_job_runs_is_resized_and_leaves_nothing_behind(bench: Bench) -> None:
+    engine = bench.engine()
+    launch = bench.launch("a", "--epochs", 6, "--sample-ms", 1.5)
+    engine.apply(launch, (0,))
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.RUNNING)
+    engine.apply(launch, (0, 1, 2))
+    bench.wait_for(lambda: " of 3" in bench.output("a"))
+    engine.apply(launch, (2,))
+    seen = bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
+    assert seen is not None and seen.exit_code == 0
+    assert bench.steps("a") == list(range(1, 97))
+    assert "final loss" in bench.output("a") and bench.output("a").rstrip().endswith(
+        bench.output("a").rstrip().splitlines()[-1]
+    )
+    bench.wait_for(lambda: not bench.processes("a"), 5)
+    assert [r for r in bench.reports if r.kind == "resized"]
+    engine.end("a")
+    bench.wait(engine, "a", lambda o: o is None)
+
+
+def test_a_burst_of_wishes_ends_in_the_newest(bench: Bench) -> None:
+    engine = bench.engine()
+    launch = bench.launch("a", "--epochs", 8, "--sample-ms", 2)
+    engine.apply(launch, (0,))
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.RUNNING)
+    for placement in [(0, 1), (0, 1, 2, 3), (3,), (0, 1, 2), (1, 2)]:
+        engine.apply(launch, placement)
+    bench.wait_for(lambda: " of 2" in bench.output("a"))
+    assert " of 4" not in bench.output("a")
+
+
+def test_the_reason_of_a_failure_is_kept(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.apply(bench.launch("a", "--fail-at", 3), (0, 1))
+    seen = bench.wait(engine, "a", lambda o: o and o.state is RunState.FAILED)
+    assert seen is not None and seen.exit_code == 1
+    assert seen.reason == "RuntimeError: the toy broke"
+    assert "Traceback" in bench.output("a")
+    bench.wait_for(lambda: not bench.processes("a"), 5)
+
+
+def test_a_worker_beyond_its_memory_ends_the_job_with_that_reason(bench: Bench) -> None:
+    engine = bench.engine()
+    launch = bench.launch("a", "--epochs", 50, "--hoard-mb", 700, "--sample-ms", 3, memory_bytes=600 << 20)
+    engine.apply(launch, (0,))
+    seen = bench.wait(engine, "a", lambda o: o and o.state is RunState.FAILED)
+    assert seen is not None and seen.exit_code == 137
+    assert "limit is 600 MiB" in seen.reason
+    bench.wait_for(lambda: not bench.processes("a"), 5)
+
+
+def test_jobs_live_on_without_their_engine_and_are_adopted(bench: Bench) -> None:
+    engine = bench.engine()
+    launch = bench.launch("a", "--epochs", 10, "--sample-ms", 1.5)
+    engine.apply(launch, (1, 2))
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.RUNNING)
+    engine.close()
+    before = len(bench.steps("a"))
+    bench.wait_for(lambda: len(bench.steps("a")) > before + 5)
+    adopted = bench.engine()
+    seen = adopted.observe()["a"]
+    assert seen.placement == (1, 2)
+    adopted.apply(launch, (1, 2, 3))
+    bench.wait_for(lambda: " of 3" in bench.output("a"))
+    bench.wait(adopted, "a", lambda o: o and o.state is RunState.FINISHED)
+    assert bench.steps("a") == list(range(1, 161))
+
+
+def test_a_job_that_ended_while_nobody_watched_is_found_with_its_exit(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.apply(bench.launch("a", "--epochs", 1), (0, 1))
+    bench.wait_for(lambda: is_locked(bench.home / "jobs" / "a"))
+    engine.close()
+    bench.wait_for(lambda: not is_locked(bench.home / "jobs" / "a"))
+    seen = bench.engine().observe()["a"]
+    assert (seen.state, seen.exit_code) == (RunState.FINISHED, 0)
+
+
+def test_stopped_jobs_save_their_state_and_go_on_from_it(bench: Bench) -> None:
+    engine = bench.engine()
+    launch = bench.launch("a", "--epochs", 8, "--sample-ms", 1.5, checkpoint_s=1000.0)
+    engine.apply(launch, (0, 1))
+    bench.wait_for(lambda: len(bench.steps("a")) >= 10)
+    engine.apply(launch, ())
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.STOPPED)
+    assert not bench.processes("a")
+    engine.apply(launch, (3,))
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
+    assert bench.steps("a") == list(range(1, 129)), "no step was lost or done twice"
+
+
+def test_a_job_wanted_again_while_it_leaves_comes_back(bench: Bench) -> None:
+    engine = bench.engine()
+    launch = bench.launch("a", "--epochs", 6, "--sample-ms", 1.5)
+    engine.apply(launch, (0, 1))
+    bench.wait_for(lambda: len(bench.steps("a")) >= 5)
+    engine.apply(launch, ())
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.STOPPING)
+    engine.apply(launch, (0,))
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
+    assert bench.steps("a") == list(range(1, 97))
+
+
+def test_a_killed_supervisor_takes_its_workers_along_and_the_job_goes_on_from_its_checkpoint(
+    bench: Bench,
+) -> None:
+    engine = bench.engine()
+    launch = bench.launch("a", "--epochs", 8, "--sample-ms", 1.5, checkpoint_s=0.3)
+    engine.apply(launch, (0, 1))
+    bench.wait_for(lambda: len(bench.steps("a")) >= 25)
+    os.kill(_holder(bench.home / "jobs" / "a"), signal.SIGKILL)
+    bench.wait(engine, "a", lambda o: o is None)  # it vanished: whoever wants it to run says so again
+    bench.wait_for(lambda: not bench.processes("a"), 10)
+    killed_at = len(bench.steps("a"))
+    engine.apply(launch, (0, 1))
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
+    again = bench.steps("a")[killed_at:]
+    assert again[0] > 1, "it began from a checkpoint, not from nothing"
+    assert again == list(range(again[0], 129))
+
+
+def test_a_killed_coordinator_is_not_noticed(bench: Bench) -> None:
+    engine = bench.engine()
+    launch = bench.launch("a", "--epochs", 8, "--sample-ms", 1.5)
+    engine.apply(launch, (0, 1))
+    bench.wait_for(lambda: len(bench.steps("a")) >= 5)
+    run = sorted((bench.home / "jobs" / "a" / "runs").iterdir())[-1]
+    os.kill(json.loads((run / "coordinator.json").read_text())["pid"], signal.SIGKILL)
+    engine.apply(launch, (0, 1, 2))
+    bench.wait_for(lambda: " of 3" in bench.output("a"))
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
+    assert bench.steps("a") == list(range(1, 129))
+
+
+def test_killing_every_worker_resumes_from_the_checkpoint(bench: Bench) -> None:
+    engine = bench.engine()
+    launch = bench.launch("a", "--epochs", 8, "--sample-ms", 1.5, checkpoint_s=0.3)
+    engine.apply(launch, (0, 1))
+    bench.wait_for(lambda: len(bench.steps("a")) >= 25)
+    killed_at = len(bench.steps("a"))
+    for pid in _workers(bench, "a"):
+        os.kill(pid, signal.SIGKILL)
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
+    steps = bench.steps("a")
+    restart = next(i for i in range(1, len(steps)) if steps[i] != steps[i - 1] + 1)
+    assert restart >= killed_at and steps[restart] > 1
+    assert steps[restart:] == list(range(steps[restart], 129))
+
+
+def test_two_engines_cannot_run_one_job_twice(bench: Bench) -> None:
+    first, second = bench.engine(), bench.engine()
+    launch = bench.launch("a", "--epochs", 6, "--sample-ms", 1.5)
+    first.apply(launch, (0,))
+    second.apply(launch, (0,))
+    bench.wait(first, "a", lambda o: o and o.state is RunState.RUNNING)
+    time.sleep(4.0)  # the second supervisor has given up by now
+    runs = [p for p in (bench.home / "jobs" / "a" / "runs").iterdir()]
+    assert len(runs) == 1
+    bench.wait(first, "a", lambda o: o and o.state is RunState.FINISHED)
+    assert bench.steps("a") == list(range(1, 97))
+
+
+def test_an_ended_job_is_gone_with_all_its_processes(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.apply(bench.launch("a", "--epochs", 100, "--sample-ms", 3), (0, 1))
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.RUNNING)
+    engine.end("a")
+    assert "a" not in engine.observe()
+    bench.wait_for(lambda: not bench.processes("a"), 15)
+    bench.wait_for(lambda: not (bench.home / "jobs" / "a" / "start.json").exists(), 5)
+
+
+def test_a_job_ended_before_its_supervisor_is_up_never_runs(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.apply(bench.launch("a"), (0,))
+    engine.end("a")
+    bench.wait_for(lambda: not (bench.home / "jobs" / "a" / "start.json").exists())
+    time.sleep(1.0)
+    assert not bench.processes("a") and not bench.steps("a")
+
+
+def test_slots_change_hands_only_when_they_are_free(bench: Bench) -> None:
+    engine = bench.engine(slots=2)
+    first = bench.launch("a", "--epochs", 6, "--sample-ms", 1.5)
+    second = bench.launch("b", "--epochs", 3, "--sample-ms", 1.5)
+    engine.apply(first, (0, 1))
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.RUNNING)
+    engine.apply(first, (0,))
+    engine.apply(second, (1,))
+    most = 0
+    while not all((o := engine.observe().get(name)) and o.state is RunState.FINISHED for name in ("a", "b")):
+        most = max(most, len(_workers(bench, "a")) + len(_workers(bench, "b")))
+        time.sleep(0.02)
+    assert most == 2
+
+
+def test_every_worker_has_a_gpu_of_its_own_where_there_are_some(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swell.engines.local.detect_gpus", lambda: 4)
+    engine = bench.engine(slots=None)  # type: ignore[arg-type]
+    assert engine.cluster().capacity == 4
+    for name in ("a", "b"):
+        engine.apply(bench.launch(name, "--epochs", 4, "--sample-ms", 3), (0, 1))
+    bench.wait_for(lambda: all(" of 2" in bench.output(name) for name in ("a", "b")))
+    devices = [
+        line.split("device ")[1].split()[0]
+        for name in ("a", "b")
+        for line in bench.output(name).splitlines()
+        if "device " in line
+    ]
+    assert sorted(devices) == ["0", "1", "2", "3"]
+
+
+def test_nodes_and_slots_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not both"):
+        LocalEngine(tmp_path, nodes="2x2", slots=4)
+    with pytest.raises(InputError, match="at least 1"):
+        LocalEngine(tmp_path, slots=0)
+    cluster = LocalEngine(tmp_path, nodes="2x2").cluster()
+    assert [(n.gpus, n.up) for n in cluster.nodes] == [(2, True), (2, True)]

@@ -1,0 +1,48 @@
+"""A small elastic training script for tests: computing is a sleep, so that it scales on any machine.
+
+Each sample takes `--sample-ms`, whoever computes it, so two workers are nearly twice as fast as one even
+where there are fewer cores than workers. The leader prints a line for every step and the loss at the end.
+"""
+
+import argparse
+import os
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import swell
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--sample-ms", type=float, default=1.0)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--fail-at", type=int, default=-1)
+parser.add_argument("--hoard-mb", type=int, default=0)
+args = parser.parse_args()
+
+torch.manual_seed(args.seed)
+inputs = torch.randn(512, 16)
+targets = inputs @ torch.randn(16, 1) + 0.5 * torch.randn(512, 1)
+model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+job = swell.elastic(model, optimizer, seed=args.seed)
+loader = job.loader(TensorDataset(inputs, targets), batch_size=32)
+hoard = bytearray(0)
+print(f"device {os.environ.get('CUDA_VISIBLE_DEVICES', '-')} pid {os.getpid()}", flush=True)
+for _ in job.epochs(args.epochs):
+    for x, y in loader:
+        time.sleep(len(x) * args.sample_ms / 1000)
+        if job.steps == args.fail_at and not job.rehearsing:
+            raise RuntimeError("the toy broke")
+        if args.hoard_mb and not job.rehearsing and not hoard:
+            hoard = bytearray(args.hoard_mb << 20)
+        job.step(nn.functional.mse_loss(model(x), y))
+        if job.is_leader:
+            print(f"step {job.steps} at {time.time():.3f} pid {os.getpid()} of {job.world}", flush=True)
+if job.is_leader:
+    with torch.no_grad():
+        print(f"final loss {float(nn.functional.mse_loss(model(inputs), targets)):.6f}", flush=True)
+sys.exit(0)
