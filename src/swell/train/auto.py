@@ -38,7 +38,7 @@ from swell.train.auto_output import LeaderOnly
 from swell.train.auto_pass import Pass
 from swell.train.client import JobClient
 from swell.train.data import fetch, key
-from swell.train.errors import TrainError
+from swell.train.errors import RESPAWN
 from swell.train.jobdir import JobDirectory
 from swell.train.link import Link
 from swell.train.mesh import Header
@@ -79,6 +79,8 @@ class Watch:
         """A backward pass has run since the last step."""
         self._queued = False
         self._agreed = 0
+        self._accumulates = False
+        """The script does not step with every batch, so that its own count of batches matters."""
         self._ahead: list[int] | None = None
         """Where the others are, if they left a pass early that this worker is still in."""
         self._last = Reduced([], 0.0, 0.0)
@@ -171,13 +173,14 @@ class Watch:
         here.training = self._trains[here.loader] = True
         self._passes += 1
         self._pass = here
-        if self.job is not None and not self.job.forwarding:
+        if self.job is not None and not self.job.forwarding and not self._founding:
             self.job.epoch = here.ordinal
             self.link.at_epoch(here.ordinal)
 
     def _boundary(self) -> None:
         agreed, self._agreed = self._agreed, 0
-        if self._dirty:  # in the middle of gradient accumulation
+        if self._dirty:
+            self._accumulates = True
             if agreed:
                 self.link.release()
             return
@@ -209,6 +212,8 @@ class Watch:
             if self._dirty:  # until a step, so that gradient accumulation stays in phase
                 return here.idle()
             if job.later is not None:
+                if self._short_of(here, job.later["script"]):
+                    return here.idle()
                 job.arrive(job.later)
                 self.link.at_epoch(here.ordinal)
             elif not job.join() or job.later is not None:
@@ -228,11 +233,22 @@ class Watch:
             raise StopIteration
         here.index, self._ahead = index + 1, None
 
-    def is_at(self, ordinal: int, steps: int) -> bool:
-        """Whether the script stands where a state with that pass and number of steps was taken."""
+    def _short_of(self, here: Pass, state: dict[str, Any]) -> int:
+        """How many batches more the script must count to be in phase with its gradient accumulation."""
+        return int(state["position"]["batch"]) - here.drawn if state["accumulates"] else 0
+
+    def is_at(self, state: dict[str, Any], steps: int) -> bool:
+        """Whether the script stands where `state` was captured, after that many steps."""
+        here = self._pass
+        assert here is not None
         if self._founding:
             return steps == 0
-        return self._pass is not None and self._pass.ordinal == ordinal
+        if here.ordinal != int(state["position"]["pass"]):
+            return False
+        short = self._short_of(here, state)
+        if short < 0:  # it has counted too far
+            os._exit(RESPAWN)
+        return short == 0
 
     # ------------------------------------------------------------------ state
 
@@ -243,13 +259,14 @@ class Watch:
         return {
             "position": self._pass.position(),
             "seed": self.seed,
+            "accumulates": self._accumulates,
             "variables": auto_script.variables(frames, self.root),
             "objects": {name: item.state_dict() for name, item in self._stateful(frames).items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `capture` gave; position and variables follow when the script is there."""
-        self.seed = int(state["seed"])
+        self.seed, self._accumulates = int(state["seed"]), bool(state["accumulates"])
         self._given = cloned(state)
         items = self._stateful(auto_script.script_frames(self.root))
         for name, value in self._given["objects"].items():
@@ -283,7 +300,9 @@ class Watch:
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """The optimizer has stepped."""
         self._dirty = False
-        if self.job is not None and not self.alone and not self.job.forwarding:
+        if self.alone:
+            self.link.step += 1
+        elif self.job is not None and not self.job.forwarding:
             self.job.stepped(self._last)
 
     def _why_not(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> str:
@@ -322,6 +341,7 @@ class Watch:
             here.go_to(self._given["position"])
             here.window = here.batches[here.index]
             here.counts = False
+        job.epoch = here.ordinal
         self.link.at_epoch(here.ordinal)
 
     def _on_gradient(self, _parameter: Tensor) -> None:
@@ -353,10 +373,13 @@ class Watch:
             at = [here.ordinal, here.index]
             header = {"what": "step", "n": high - low if here.counts else 0, "at": at, "part": [low, high]}
             size = len(here.window)
+        header["steps"] = job.steps
         reduced = self._last = job.average(header, header["n"] / size, _tree)
         self._agreed = _common([h["candidate"] for h in reduced.headers])
         if header["candidate"] and not self._agreed:
             self.link.release()
+        if job.steps != reduced.headers[0]["steps"]:
+            os._exit(RESPAWN)  # this worker's script went its own way: a fresh one takes its place
         going = _going(reduced.headers)
         total = sum(h["n"] for h in going)
         if total and total != size:
@@ -387,7 +410,9 @@ class Watch:
         for pool in self._pools.values():
             pool.close()
         if self.job is None:
-            self.link.done()
+            if not self.alone:  # it never trained
+                self._be_the_only_one()
+            self.link.done(0)
             self.link.flush()
         elif self.job.forwarding:
             self.job._quit_rehearsal()
@@ -403,17 +428,28 @@ class Watch:
             raise SystemExit(_failed(f"{line}; {more}"))
         self.alone = True
         sys.stderr.write(f"{line}; it runs on one worker\n")
-        with (
-            contextlib.suppress(OSError, TrainError),
-            JobClient(self.link.directory, wait_s=5.0) as client,
-        ):
+        self._be_the_only_one()
+
+    def _be_the_only_one(self) -> None:
+        """Be the job's single worker; whoever else was started is ended by the coordinator."""
+        with JobClient(self.link.directory, wait_s=10.0) as client:
             client.resize(1)
+        epoch = int(self.link.welcome()["epoch"])
+        while True:
+            self.link.announce_ready(epoch)
+            found = self.link.wait_join()
+            if isinstance(found, int):
+                epoch = found
+            elif found.size == 1:
+                self.link.entered(found, 0, epoch)
+                return
 
 
 def _going(headers: list[Header]) -> list[Header]:
-    """Those of the members furthest in the script who have samples."""
+    """The members with samples who are furthest in the script and have stepped as often as the leader."""
     furthest = max(h["at"] for h in headers)
-    return [h for h in headers if h["n"] and h["at"] == furthest]
+    steps = headers[0]["steps"]
+    return [h for h in headers if h["n"] and h["at"] == furthest and h["steps"] == steps]
 
 
 def _tree(headers: list[Header]) -> Tree | None:

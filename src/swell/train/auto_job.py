@@ -24,8 +24,8 @@ from swell.train.state import _cloned as cloned
 class Script(Protocol):
     """What the job needs to know of the script."""
 
-    def is_at(self, ordinal: int, steps: int) -> bool:
-        """Whether it stands where a state with that pass and number of steps was taken."""
+    def is_at(self, state: dict[str, Any], steps: int) -> bool:
+        """Whether it stands where `state` was captured, after that many steps."""
 
     def capture(self) -> dict[str, Any]:
         """Its position and variables."""
@@ -40,7 +40,11 @@ class ScriptJob(Job):
     def __init__(
         self, script: Script, model: nn.Module, optimizer: torch.optim.Optimizer, link: Link, seed: int
     ) -> None:
-        super().__init__(model, optimizer, seed=seed, link=link)
+        every_s = float(link.config.get("checkpoint_s", 60.0))
+        directory = link.config.get("checkpoints")
+        super().__init__(
+            model, optimizer, seed=seed, link=link, checkpoint_dir=directory, checkpoint_every_s=every_s
+        )
         self._script = script
         self.later: dict[str, Any] | None = None
         """A state this worker has received and will take over when its script has come there."""
@@ -58,7 +62,7 @@ class ScriptJob(Job):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a state over now, or keep it until the script has come to its position."""
-        if self._script.is_at(int(state["script"]["position"]["pass"]), int(state["steps"])):
+        if self._script.is_at(state["script"], int(state["steps"])):
             self.arrive(state)
         else:
             self.later = cloned(state)
@@ -88,7 +92,7 @@ class ScriptJob(Job):
 
     def average(self, header: Header, weight: float, tree: Callable[[list[Header]], Tree | None]) -> Reduced:
         """Make this worker's gradients (and buffers) the weighted sum of everybody's."""
-        header["candidate"] = self._link.offer() if self._link is not None else 0
+        header["candidate"] = self._offer()
         if self.world == 1:
             return Reduced([header], 0.0, 0.0)
         if weight:

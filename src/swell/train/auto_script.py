@@ -108,75 +108,67 @@ def script_frames(root: Path) -> list[FrameType]:
 
 
 def variables(frames: list[FrameType], root: Path) -> dict[str, Any]:
-    """Numbers, texts and collections of them in the script's variables, by 'depth.name'."""
-    out: dict[str, Any] = {}
-    for name, _, value in _named(frames):
-        if _is_plain(value):
-            out[name] = value
-        elif _is_own(value, root):
-            inside = {k: v for k, v in vars(value).items() if _is_plain(v)}
-            if inside:
-                out[f"{name}."] = inside
-    return out
+    """Numbers, texts and collections of them in the script's variables and in its own objects, by name.
+
+    Names are 'depth.name' for a variable of the call at that depth, 'depth.name.attribute' inside objects.
+    """
+    return {name: value for name, value in _walk(frames, root) if _is_plain(value)}
 
 
 def set_variables(frames: list[FrameType], values: dict[str, Any], root: Path) -> None:
     """Give the script's variables other values, in place (what a debugger does)."""
-    for name, (index, key), value in list(_named(frames)):
-        frame = frames[index]
-        if name in values and _is_plain(value):
-            frame.f_locals[key] = values[name]
-            if frame.f_code.co_name != "<module>" and sys.version_info < (3, 13):
-                _to_fast(frame)
-        elif f"{name}." in values and _is_own(value, root):
-            vars(value).update(values[f"{name}."])
-    for index, frame in enumerate(frames):  # what exists there and not yet here
-        known = set(frame.f_locals)
-        for name, value in values.items():
-            depth, _, key = name.partition(".")
-            if depth == str(index) and key and not key.endswith(".") and key not in known:
+    owners = {name: vars(value) for name, value in _walk(frames, root) if _is_own(value, root)}
+    for name, value in values.items():
+        owner, _, key = name.rpartition(".")
+        if owner in owners:
+            owners[owner][key] = value
+        elif owner.isdigit() and int(owner) < len(frames):
+            frame = frames[int(owner)]
+            if _is_plain(frame.f_locals.get(key)):
                 frame.f_locals[key] = value
-                if frame.f_code.co_name != "<module>" and sys.version_info < (3, 13):
-                    _to_fast(frame)
+                _to_fast(frame)
 
 
 def stateful(frames: list[FrameType], root: Path, besides: set[int]) -> dict[str, Any]:
     """Schedulers, scalers, averaged models and the like: variables with state_dict and load_state_dict."""
     out: dict[str, Any] = {}
     seen = set(besides)
-    for name, _, value in _named(frames):
-        candidates = [(name, value)]
-        if _is_own(value, root):
-            candidates += [(f"{name}.{k}", v) for k, v in vars(value).items()]
-        for label, item in candidates:
-            if id(item) in seen or isinstance(item, type):
-                continue
-            if callable(getattr(item, "load_state_dict", None)) and callable(
-                getattr(item, "state_dict", None)
-            ):
-                seen.add(id(item))
-                try:
-                    statetree.split(item.state_dict())
-                except (statetree.UnsupportedState, TypeError, RuntimeError, NotImplementedError):
-                    continue
-                out[label] = item
+    for name, item in _walk(frames, root):
+        if id(item) in seen or isinstance(item, type):
+            continue
+        if not callable(getattr(item, "load_state_dict", None)) or not callable(
+            getattr(item, "state_dict", None)
+        ):
+            continue
+        seen.add(id(item))
+        try:
+            statetree.split(item.state_dict())
+        except (statetree.UnsupportedState, TypeError, RuntimeError, NotImplementedError):
+            continue  # it stays what the script made of it here
+        out[name] = item
     return out
 
 
 def instances(frames: list[FrameType], kind: type, root: Path) -> list[Any]:
     """The distinct objects of `kind` in the script's variables."""
-    found: dict[int, Any] = {}
-    for _, _, value in _named(frames):
-        inside = vars(value).values() if _is_own(value, root) else ()
-        found |= {id(item): item for item in (value, *inside) if isinstance(item, kind)}
-    return list(found.values())
+    return list({id(item): item for _, item in _walk(frames, root) if isinstance(item, kind)}.values())
 
 
-def _named(frames: list[FrameType]) -> Iterator[tuple[str, tuple[int, str], Any]]:
+def _walk(frames: list[FrameType], root: Path) -> Iterator[tuple[str, Any]]:
+    """All variables of the script's calls and, a few levels down, attributes of its own objects."""
+    seen: set[int] = set()
+
+    def inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        yield name, value
+        if depth and _is_own(value, root) and id(value) not in seen:
+            seen.add(id(value))
+            for key, item in list(vars(value).items()):
+                yield from inside(f"{name}.{key}", item, depth - 1)
+
     for index, frame in enumerate(frames):
         for key, value in list(frame.f_locals.items()):
-            if not key.startswith("__") and not key.startswith("."):
-                yield f"{index}.{key}", (index, key), value
+            if not key.startswith(("__", ".")):
+                yield from inside(f"{index}.{key}", value, 4)
 
 
 def _is_own(value: Any, root: Path) -> bool:
@@ -213,4 +205,6 @@ def _is_plain(value: Any) -> bool:
 
 def _to_fast(frame: FrameType) -> None:
     """Write `f_locals` back into a function's variables; Python 3.13 does so by itself."""
+    if frame.f_code.co_name == "<module>" or sys.version_info >= (3, 13):
+        return
     ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

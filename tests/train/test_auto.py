@@ -1,0 +1,258 @@
+"""`--auto`: scripts that know nothing of swell, on changing workers."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+PLAIN = """
+    import json, os, sys, time
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    epochs, pace, folder = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+
+    def main():
+        torch.manual_seed(3)
+        x = torch.randn(210, 4)
+        y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(210, 1)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.7)
+        train = DataLoader(TensorDataset(x[:200], y[:200]), batch_size=20, shuffle=True)
+        valid = DataLoader(TensorDataset(x[200:], y[200:]), batch_size=4)
+        history, steps = [], 0
+        for epoch in range(epochs):
+            for a, b in train:
+                time.sleep(pace)
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(a), b).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                steps += 1
+            scheduler.step()
+            with torch.no_grad():
+                seen = sum(len(a) for a, b in valid)
+                history.append(sum(nn.functional.mse_loss(model(a), b).item() for a, b in valid))
+        print("epochs", len(history), "steps", steps, "seen", seen, "lr", optimizer.param_groups[0]["lr"])
+        result = {"weights": model[0].weight.flatten().tolist(), "history": history[-1], "steps": steps}
+        with open(f"{folder}/{os.environ.get('SWELL_WORKER', 'plain')}.json", "w") as file:
+            json.dump(result, file)
+
+    main()
+"""
+
+
+def _results(folder: Path) -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def _auto(stage: Any, script: Any, *arguments: str, **config: Any) -> Any:
+    return stage.run(script, *arguments, settings={"auto": True}, **config)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(_stage: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The result of PLAIN on a single worker throughout."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    job = _auto(_stage, PLAIN, "40", "0", str(folder), workers=1)
+    assert job.wait() == 0, job.output()
+    return _results(folder)["w0"]
+
+
+def test_the_weights_do_not_depend_on_the_workers(
+    stage: Any, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    job = _auto(stage, PLAIN, "40", "0.005", str(tmp_path), workers=1)
+    job.members(1)
+    for count in (2, 3, 1):
+        job.resize(count)
+        job.members(count)
+    job.resize(2)
+    job.members(2)
+    assert job.wait() == 0, job.output()
+    assert [len(e["members"]) for e in job.events("generation")] == [1, 2, 3, 1, 2]
+    results = _results(tmp_path)
+    assert len(results) == 2, "both workers ran the script to its end"
+    for result in results.values():
+        assert result["weights"] == pytest.approx(undisturbed["weights"], abs=1e-4)
+        assert result["history"] == pytest.approx(undisturbed["history"], abs=1e-4)
+        assert result["steps"] == undisturbed["steps"] == 400
+    assert job.output().count("epochs 40 steps 400 seen 10 lr") == 1, "only the leader speaks"
+    assert job.left_behind() == []
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_costs_no_step(stage: Any, tmp_path: Path, undisturbed: dict[str, Any], victim: int) -> None:
+    job = _auto(stage, PLAIN, "40", "0.005", str(tmp_path), workers=2)
+    job.members(2)
+    job.wait_for(lambda s: s["step"] >= 30)
+    job.kill(victim)
+    job.wait_for(lambda s: s["step"] >= 60)
+    assert job.wait() == 0, job.output()
+    for result in _results(tmp_path).values():
+        assert result["steps"] == 400
+        assert result["weights"] == pytest.approx(undisturbed["weights"], abs=0.1)
+
+
+def test_when_everybody_dies_the_script_goes_on_from_the_checkpoint(
+    stage: Any, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    job = stage.run(
+        PLAIN, "40", "0.005", str(tmp_path), workers=2, settings={"auto": True, "checkpoint_s": 0.1}
+    )
+    job.members(2)
+    job.wait_for(lambda s: s["step"] >= 150)
+    job.kill(0)
+    job.kill(0)
+    assert job.wait() == 0, job.output()
+    for result in _results(tmp_path).values():
+        assert result["steps"] == 400
+        assert result["weights"] == pytest.approx(undisturbed["weights"], abs=0.1)
+
+
+DEMANDING = """
+    import json, os, sys, time
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Meter:
+        def __init__(self):
+            self.batches = 0
+
+    class Trainer:
+        def __init__(self, epochs, folder, workers):
+            torch.manual_seed(0)
+            x = torch.randn(190, 6)
+            y = (x[:, 0] > x[:, 1]).long()
+            self.body, self.head = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16)), nn.Linear(16, 2)
+            both = [*self.body.parameters(), *self.head.parameters()]
+            self.optimizer = torch.optim.AdamW(both, lr=0.01)
+            self.loader = DataLoader(TensorDataset(x, y), 10, shuffle=True, num_workers=workers)
+            self.epochs, self.folder, self.meter, self.steps = epochs, folder, Meter(), 0
+            total = epochs * 10  # 19 batches, two to a step, and the last one alone
+            self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.02, total_steps=total)
+
+        def fit(self):
+            first, _ = next(iter(self.loader))
+            assert len(first) == 10
+            for epoch in range(self.epochs):
+                for i, (a, b) in enumerate(self.loader):
+                    time.sleep(0.005)
+                    loss = nn.functional.cross_entropy(self.head(self.body(a)), b)
+                    (loss / 2).backward()
+                    self.meter.batches += 1
+                    if i % 2 == 1 or i + 1 == len(self.loader):
+                        self.optimizer.step()
+                        self.optimizer.zero_grad()
+                        self.scheduler.step()
+                        self.steps += 1
+            state = torch.cat([p.flatten() for p in self.head.parameters()]).tolist()
+            result = {"weights": state, "steps": self.steps, "batches": self.meter.batches}
+            with open(f"{self.folder}/{os.environ['SWELL_WORKER']}.json", "w") as file:
+                json.dump(result, file)
+
+    Trainer(int(sys.argv[1]), sys.argv[2], int(sys.argv[3])).fit()
+"""
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_accumulation_schedules_trainers_and_loader_processes(
+    stage: Any, tmp_path: Path, processes: str
+) -> None:
+    job = _auto(stage, DEMANDING, "16", str(tmp_path), processes, workers=1)
+    job.members(1)
+    job.resize(3)
+    job.members(3)
+    assert job.wait() == 0, job.output()
+    results = list(_results(tmp_path).values())
+    assert len(results) == 3
+    for result in results:
+        assert result["weights"] == results[0]["weights"], "every worker has the same model"
+        assert result["steps"] == 160 and result["batches"] == 16 * 19, "newcomers have the script's counts"
+
+
+HEAD = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+    model = nn.Linear(2, 1)
+    data = TensorDataset(torch.randn(20, 2), torch.randn(20, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+UNSHARABLE = {
+    "without having drawn a batch from a DataLoader": """
+    for _ in range(3):
+        model(torch.randn(4, 2)).sum().backward()
+        optimizer.step()
+""",
+    "a closure": """
+    optimizer = torch.optim.LBFGS(model.parameters())
+    for a, b in DataLoader(data, batch_size=5):
+        def closure():
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(a), b)
+            loss.backward()
+            return loss
+        optimizer.step(closure)
+""",
+    "more than one optimizer": """
+    second = torch.optim.SGD(model.parameters(), lr=0.1)
+    for a, b in DataLoader(data, batch_size=5):
+        nn.functional.mse_loss(model(a), b).backward()
+        optimizer.step()
+        second.step()
+""",
+    "iterable data set": """
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(data)
+    for a, b in DataLoader(Stream(), batch_size=5):
+        nn.functional.mse_loss(model(a), b).backward()
+        optimizer.step()
+""",
+}
+
+
+@pytest.mark.parametrize("reason", UNSHARABLE)
+def test_what_cannot_be_shared_runs_on_one_worker_and_says_why(stage: Any, reason: str) -> None:
+    job = _auto(stage, HEAD + UNSHARABLE[reason] + "    print('came to its end')\n", workers=2, minimum=1)
+    assert job.wait() == 0, job.output()
+    assert reason in job.output() and "it runs on one worker" in job.output()
+    assert job.output().count("came to its end") == 1
+
+
+def test_what_cannot_be_shared_is_refused_where_one_worker_is_not_allowed(stage: Any) -> None:
+    reason = "a closure"
+    job = _auto(stage, HEAD + UNSHARABLE[reason], workers=2, minimum=2)
+    assert job.wait() == 2
+    assert reason in job.output() and "run it with --workers 1" in job.output()
+    assert "Traceback" not in job.output()
+
+
+def test_a_script_that_fails_shows_its_own_traceback(stage: Any) -> None:
+    job = _auto(stage, HEAD + "    raise KeyError('mine')\n", workers=1)
+    assert job.wait() == 1
+    assert "KeyError: 'mine'" in job.output()
+
+
+@pytest.mark.slow
+def test_the_plain_example_on_changing_workers_is_as_good_as_ever(stage: Any) -> None:
+    job = _auto(stage, EXAMPLES / "plain_mnist_style.py", "--epochs", "30", workers=1, maximum=3)
+    for count in (1, 2, 3, 1):
+        if count > 1 or job.events("generation"):
+            job.resize(count)
+        job.members(count)
+    assert job.wait(120) == 0, job.output()
+    assert "import swell" not in (EXAMPLES / "plain_mnist_style.py").read_text()
+    found = re.findall(r"final loss (\S+) accuracy (\S+)", job.output())
+    assert len(found) == 1
+    assert float(found[0][1]) >= 0.975, "five plain runs reach 0.981 to 0.992 (benchmarks/runtime/auto.py)"
