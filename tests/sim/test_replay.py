@@ -207,6 +207,13 @@ def test_a_job_that_never_said_how_far_it_is_holds_its_gpus_as_long_again() -> N
     assert again["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.02)
 
 
+def test_policies_that_decide_in_rounds_are_not_kept_waiting_for_them() -> None:
+    log = record(jobs(), "afs-l", Cluster.parse("1x4"))
+    live, pollux = replay(log, ["pollux"])
+    assert pollux["finished"] == 8
+    assert pollux["avg_jct_s"] < 2 * live["avg_jct_s"]
+
+
 def test_jobs_explore_by_doubling_once_they_are_known_at_a_size() -> None:
     spec = replace(jobs(1)[0], work=5000.0)
     log = record([spec], "afs-l", Cluster.parse("1x8"), explore=Exploration.of(3.0, ()))

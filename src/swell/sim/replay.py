@@ -19,6 +19,7 @@ from swell.perf.belief import JobBelief
 from swell.perf.goodput import BatchLimits
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.perf.throughput import ThroughputParams
+from swell.policies import make_policy
 from swell.sim.engine import NodeFailure, simulate
 from swell.sim.explore import Exploration
 from swell.sim.metrics import Result
@@ -26,6 +27,8 @@ from swell.sim.metrics import Result
 LIVE = "what happened"
 """The policy's place in the record of the live run."""
 _LEARN_S = 2.0
+_ROUNDS = 2000
+"""Rounds of a replay, for policies that have some: enough to be nearly at once, few enough to be quick."""
 _ENDS = (EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED, EventKind.REJECTED)
 _CHANGES = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
 
@@ -190,13 +193,22 @@ def replay(
             _profiles(log, where),
             where,
             policy,
-            interval_s=0.0,  # a live control plane decides when something happened, not in rounds
+            interval_s=_interval_s(log, policy),
             resize_cost=cost,
             explore=Exploration.of(_learn_s(log, cost), (job.job_id for job in log.jobs if not job.new)),
             failures=log.failures if cluster is None else (),
         )
         records.append(_record(log, result, policy, str(where)))
     return records
+
+
+def _interval_s(log: Log, policy: str) -> float:
+    """Live, every policy decides when something happened. One that also has rounds gets short ones."""
+    own_s = make_policy(policy).interval_s
+    if not own_s:
+        return 0.0
+    span_s = max(job.end.time_s for job in log.jobs if job.end is not None) - log.began_s
+    return min(own_s, max(1.0, span_s / _ROUNDS))
 
 
 def _specs(log: Log) -> list[JobSpec]:
@@ -235,7 +247,7 @@ def _profiles(log: Log, cluster: Cluster) -> ProfileSet:
 
 
 def _costs(log: Log, cluster: Cluster) -> _Cost:
-    """What changes cost beside start-ups: the work that jobs missed while they held GPUs, by least squares."""
+    """What changes cost beside start-ups: the work that jobs missed while holding GPUs, by least squares."""
     rows, missed, told_s = [], [], []
     widest = max([sum(n.gpus for n in cluster.nodes)] + [g for j in log.jobs for _, g, _ in j.changes])
     for job in log.jobs:
