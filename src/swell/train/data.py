@@ -205,6 +205,9 @@ class ElasticLoader:
         (low, high) = plan.parts(size, 2)[1] if size > 1 else (0, 1)
         return self.fetch(self.indices((low, high)) or [0])
 
+    def rewind(self) -> None:
+        """Samples handed out in the step under way are to be handed out again."""
+
     def header(self) -> dict[str, Any]:
         """What the others must know of this worker's samples; nothing, where it follows from the cursor."""
         return {}

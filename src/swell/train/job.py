@@ -14,16 +14,17 @@ nowhere, `_switch` goes to another generation. Without `swell run` the same code
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from swell.train import checks, plan
+from swell.train import checks, plan, reporting
 from swell.train import state as states
 from swell.train.crew import Crew
 from swell.train.data import ElasticLoader, MapDataset, key, seed_all
@@ -31,7 +32,7 @@ from swell.train.errors import LEFT, RESPAWN, PeerLost, UsageError
 from swell.train.flat import FlatModel
 from swell.train.jobdir import JobDirectory
 from swell.train.keeper import Keeper
-from swell.train.link import Link
+from swell.train.link import STOP, Link
 from swell.train.mesh import Header
 from swell.train.plan import Tree
 from swell.train.ranks import LogicalRanks, PartialSums
@@ -42,7 +43,10 @@ if TYPE_CHECKING:
     from swell.train.adaptation import Adaptation
     from swell.train.stream import StreamLoader
 
+log = logging.getLogger(__name__)
+
 MODES = ("fixed", "adaptive", "consistent")
+DEFAULT_CHECKPOINT_S = 60.0
 
 
 class Job:
@@ -62,7 +66,7 @@ class Job:
         seed: int = 0,
         device: torch.device | str | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
-        checkpoint_every_s: float | None = 60.0,
+        checkpoint_every_s: float | None = DEFAULT_CHECKPOINT_S,
         checkpoint_every_steps: int | None = None,
         keep_checkpoints: int = 3,
         learning_rate_rule: str = "adascale",
@@ -100,8 +104,11 @@ class Job:
         self._sums = PartialSums(list(self._flat.parameters.values()), self._flat.grad_in)
         self._shares = Shares(logical_ranks if self._ranks else None, self._sums)
         self._link = link
-        if checkpoint_dir is None and link is not None:
-            checkpoint_dir = link.directory.path / "checkpoints"
+        if link is not None:
+            checkpoint_dir = checkpoint_dir or link.config.get("checkpoints")
+            checkpoint_dir = checkpoint_dir or link.directory.path / "checkpoints"
+            if checkpoint_every_s == DEFAULT_CHECKPOINT_S:  # the script left it to whoever runs it
+                checkpoint_every_s = link.config.get("checkpoint_s", checkpoint_every_s)
         self._keeper = Keeper(checkpoint_dir, checkpoint_every_s, checkpoint_every_steps, keep_checkpoints)
         facts: Header = {"model": self._flat.layout.digest, "mode": mode, "logical_ranks": logical_ranks}
         self._crew = Crew(link, self._flat, self, facts)
@@ -123,6 +130,8 @@ class Job:
         self._ended = False
         self._metrics: dict[str, float] = {}
         self._last_commit_s = time.perf_counter()
+        self._pace = reporting.Pace()
+        self._epochs: int | None = None
 
     # ------------------------------------------------------------------ what scripts use
 
@@ -283,6 +292,7 @@ class Job:
         if by == "progress" and self.mode != "adaptive":
             raise UsageError("by: 'progress' needs mode='adaptive', where batches differ in worth")
         self._by = by or self._by
+        self._epochs = count
         self._enter()
         try:
             while self._more(count):
@@ -303,12 +313,16 @@ class Job:
         if self._rehearsing:
             self._quit_rehearsal()
 
-    def step(self, loss: Tensor) -> bool:
-        """Use one batch's loss (its mean over the batch). True if this completed an optimizer step."""
+    def step(self, loss: Tensor | Callable[[], Tensor]) -> bool:
+        """Use one batch's loss (its mean over the batch). True if this completed an optimizer step.
+
+        Given as a function, `job.step(lambda: loss_fn(model(x), y))`, the forward pass too may run out of
+        memory: the batch is then handed out again in smaller pieces, and what did not fit is remembered.
+        """
         self.backward(loss)
         return self.commit()
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor | Callable[[], Tensor]) -> None:
         """The first half of `step`: add this batch's gradients."""
         if not self._shares.drawn:
             raise UsageError(
@@ -317,16 +331,33 @@ class Job:
             )
         share = self._shares.drawn[0].share
         if self._rehearsing or share is None or share.current is None:
-            self._scaled(loss).backward()  # type: ignore[no-untyped-call]
+            self._scaled(loss() if callable(loss) else loss).backward()  # type: ignore[no-untyped-call]
             return
         rank, (low, high) = share.current
-        self._scaled(loss * ((high - low) / share.size)).backward()  # type: ignore[no-untyped-call]
+        try:
+            weighted = (loss() if callable(loss) else loss) * ((high - low) / share.size)
+            self._scaled(weighted).backward()  # type: ignore[no-untyped-call]
+        except torch.OutOfMemoryError:
+            if self._ranks is not None or len(self._shares.drawn) > 1 or high - low == 1:
+                raise
+            self._cut(self._shares.drawn[0], high - low)
+            return
         if self._ranks is not None:
             self._ranks.end(rank)
             self._sums.after(rank)
         self._shares.cover()
         if self._adaptive is not None and self._crew.size == 1 and len(share.covered) == 1 and share.pending:
             self._adaptive.after_backward(share.samples)
+
+    def _cut(self, loader: ElasticLoader, samples: int) -> None:
+        """A micro-batch of `samples` did not fit: compute this worker's part again, in smaller pieces."""
+        limit = self._adaptive.out_of_memory(samples) if self._adaptive is not None else samples // 2
+        log.warning("a batch of %d does not fit the memory; going on with %d at once", samples, limit)
+        self._flat.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        loader.micro_batch = limit
+        self._shares.begin_again(loader)
 
     def commit(self) -> bool:
         """The second half of `step`: if this worker's part is complete, sum with the others and update."""
@@ -512,7 +543,7 @@ class Job:
             self._adaptive.commit(reduced, alone=alone, nodes=self._crew.nodes, unscale=scale**-2)
         self._update()
         self._flat.clear()
-        share = self._shares.drawn[0].share
+        share, loader = self._shares.drawn[0].share, self._shares.drawn[0]
         self._hand_out(streams, headers)
         self._shares.commit()
         self._crew.completed()
@@ -521,7 +552,7 @@ class Job:
             self._tick(self.steps if self._adaptive is None else self._adaptive.steps_worth)
         if self._ranks is not None:
             self._ranks.between(self.steps)
-        step_s = self._report(reduced)
+        step_s = self._report(reduced, loader)
         if self._adaptive is not None and share is not None:
             self._adaptive.follow()
             self._adaptive.observe(step_s, reduced.sync_s, share.samples, len(share.covered))
@@ -578,7 +609,7 @@ class Job:
             self._crew.completed()
             return headers
 
-    def _report(self, reduced: Reduced) -> float:
+    def _report(self, reduced: Reduced, loader: ElasticLoader | None = None) -> float:
         """Say what this step was like; returns how long it took."""
         now = time.perf_counter()
         step_s, self._last_commit_s = now - self._last_commit_s, now
@@ -594,10 +625,23 @@ class Job:
                 "wait_s": round(reduced.wait_s, 6),
                 "sync_s": round(reduced.sync_s, 6),
                 "metrics": self._metrics,
+                "done": self.steps,
             }
+            if loader is not None:
+                now_with = (self._crew.mesh.number, loader.batch_size, loader.micro_batch or 0)
+                self._pace.add(now_with, step_s, reduced.sync_s)
+                self._link.report |= reporting.timing(self._pace, loader, self.world, self._crew.nodes)
+                self._link.report |= self._progress(loader)
             if self._adaptive is not None:
                 self._link.report |= {"adaptive": self._adaptive.report()}
         return step_s
+
+    def _progress(self, loader: ElasticLoader) -> dict[str, float | None]:
+        if self._adaptive is None:
+            return reporting.progress(loader, self._epochs, self.steps)
+        worth = self._adaptive.steps_worth if self._by == "progress" else None
+        tuned = int(self._adaptive.report()["init_batch"] or 1)
+        return reporting.adaptive_progress(loader, self._epochs, self.epoch, tuned, worth)
 
     # ------------------------------------------------------------------ membership
 
@@ -650,6 +694,8 @@ class Job:
     def _switch(self, number: int) -> None:
         """Everybody said yes to candidate `number` in the step that was just committed."""
         assert self._link is not None
+        if number == STOP:
+            self._leave_all()
         try:
             mesh = self._link.take(number)
         except PeerLost:
@@ -672,6 +718,18 @@ class Job:
         self._shares.settle(entered.covered, self.rank, self.world)
         if self.rank == 0:
             self._link.event("switch", step=self.steps, world=self.world, pause_s=time.perf_counter() - begin)
+
+    def _leave_all(self) -> NoReturn:
+        """The job was asked to end, to be started again some day: nobody trains after this step."""
+        assert self._link is not None
+        self._ended = True  # this script's end is not the end of training
+        if self.is_leader:
+            self.save(wait=True)
+            self._link.stopped()
+        else:
+            self._link.leaving(STOP)
+        self._crew.close()
+        raise SystemExit(LEFT)
 
     def _recover(self) -> bool:
         """Somebody is gone: form the next generation. True if the present operation is complete after all."""

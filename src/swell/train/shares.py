@@ -51,6 +51,15 @@ class Shares:
                 loader.share.ranks.append(rank)
                 loader.share.current = None
 
+    def begin_again(self, loader: ElasticLoader) -> None:
+        """This worker's gradients are gone: compute all of its share again, cut as the loader now says."""
+        share = loader.share
+        assert share is not None and share.current is not None
+        ranges = sorted([*share.covered, share.current[1], *(position for _, position in share.pending)])
+        share.covered, share.ranks, share.current = [], [], None
+        share.pending = [(-1, r) for r in plan.micro(ranges, loader.micro_batch)]
+        loader.rewind()
+
     def complete(self) -> bool:
         """Whether this worker has done its share of the step."""
         return bool(self.drawn) and all(ld.share is not None and not ld.share.pending for ld in self.drawn)

@@ -121,7 +121,7 @@ class StreamLoader(ElasticLoader):
 
     def window(self) -> int:
         """Places for samples in the next step; 0 at the end of the pass."""
-        self._readers = {t: r for t, r in self._readers.items() if not r.taken}  # of a step that was dropped
+        self.rewind()  # in case a step was dropped
         return 0 if self._queue.epoch_done else self.batch_size
 
     def advance(self, samples: int) -> None:
@@ -165,6 +165,10 @@ class StreamLoader(ElasticLoader):
         if reader is None:
             reader = self._readers[lease.token] = _Reader(self._read(self.dataset[lease.shard]), lease)
         return reader
+
+    def rewind(self) -> None:
+        """Samples handed out in the step under way are to be handed out again."""
+        self._readers = {token: reader for token, reader in self._readers.items() if not reader.taken}
 
     def header(self) -> dict[str, Any]:
         """What this worker took since the last commit, and how many further shards it wants."""
