@@ -122,10 +122,36 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
             "replay": _replayer(plane),
         }
         server = _listen(Server, plane, store, settings.port, options)
+        warm_up(store.setting("policy") or "elasticflow")
         plane.start()
         stack.callback(plane.stop)
         ready(server.url, plane, server.new_tokens)
         server.run()
+
+
+def warm_up(policy: str) -> None:
+    """Have the policy's inner loops and the fit compiled now, so that no job waits for it.
+
+    They are kept on disk: only the first start on a machine takes its time.
+    """
+    import numpy as np
+
+    from swell.domain import ANY_GPU, Cluster, JobSpec
+    from swell.perf.belief import JobBelief
+    from swell.perf.goodput import BatchLimits
+    from swell.perf.profiles import MeasuredCounts, ProfileSet
+    from swell.sim import simulate
+
+    belief = JobBelief(BatchLimits(64, 64, 1, 64), fixed_batch=64)
+    for workers in (1, 2, 4):
+        belief.observe(1, workers, 64 // workers, 0.1 / workers + 0.01, 0.01)
+    curve = belief.curve(4, 4)
+    profile = MeasuredCounts("job", {ANY_GPU: (np.arange(1.0, 5.0), {1: curve[1:]})}, 1e6)
+    jobs = [
+        JobSpec(job_id=str(i), submit_s=float(i), model="job", batch_size=1, work=100.0, deadline_s=deadline_s)
+        for i, deadline_s in enumerate([None, 60.0, 2.5, None])
+    ]
+    simulate(jobs, ProfileSet([profile]), Cluster.parse("1x4"), policy, interval_s=1.0, resize_cost=0.1)
 
 
 def _listen(server: Any, plane: Any, store: Any, port: int | None, options: dict[str, Any]) -> Any:
