@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from swell.perf.batch import BatchLimits
+from swell.train.adaptive import warm_up
 from swell.train.adaptive_mode import AdaptiveMode, Header
 from swell.train.data import ElasticLoader
 from swell.train.errors import UsageError
@@ -64,6 +65,7 @@ class Adaptation:
             adam=adam,
             weights=per_parameter,
         )
+        warm_up()
         loader.micro_batch = min(loader.micro_batch or self._mode.micro_batch, self._mode.micro_batch)
 
     def _precondition(

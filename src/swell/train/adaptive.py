@@ -123,6 +123,12 @@ class _Times:
         self.step_s.append(step_s)
 
 
+def warm_up() -> None:
+    """Load the compiled parts of fitting and choosing now, so that no step waits for them later."""
+    params = fit_throughput([1, 1], [1, 2], [8, 8], [0.01, 0.01], [0.01, 0.02])
+    best_goodput(params, 1.0, 1.0, BatchLimits(1, 2, 1, 2), [1], [1])
+
+
 class BatchTuner:
     """Picks (local batch, accumulation) for the present allocation from what it has seen."""
 
