@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from swell.train.checkpoint import list_checkpoints, verify
 
 ADAPTIVE = """
     import hashlib, json, sys, time
@@ -115,7 +118,6 @@ STREAM = """
         checkpoint_every_steps=10,
     )
     loader = job.stream(shards, read, batch_size=24)
-    begun = {}
     for epoch in job.epochs(EPOCHS):
         for x in loader:
             time.sleep(0.01)
@@ -161,8 +163,6 @@ def test_a_stream_resumes_after_everybody_died(stage: Any) -> None:
 
 
 def _kill(pid: int) -> None:
-    import os
-
     os.kill(pid, signal.SIGKILL)
 
 
@@ -180,3 +180,58 @@ def test_a_job_started_again_goes_on_from_its_directory(stage: Any, tmp_path: Pa
     assert again.wait(120) == 0
     _check_stream(_result(again))
     assert any(e["step"] > 0 for e in again.events("generation"))
+
+
+def test_a_truncated_newest_checkpoint_falls_back_and_says_so(stage: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "job"
+    job = stage.run(STREAM, "6", workers=2, directory=directory)
+    checkpoints = directory / "checkpoints"
+    job.wait_for(lambda s: len(list_checkpoints(checkpoints)) >= 2)
+    _kill(job.pid)
+    stage.end_jobs()
+    deadline = time.monotonic() + 10
+    while job.left_behind() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    before, newest = list_checkpoints(checkpoints)[-2:]
+    data = next(newest.glob("*.distcp"))
+    os.truncate(data, data.stat().st_size // 2)
+    again = stage.run(STREAM, "6", workers=2, directory=directory)
+    assert again.wait(120) == 0
+    _check_stream(_result(again))
+    assert f"{newest.name} cannot be used" in again.output()
+    assert "falling back to the one before" in again.output()
+    assert f"resumed from {before}" in again.output()
+
+
+FULL_DISK = """
+    import resource, time
+    import torch, swell
+    from torch import nn
+    from torch.utils.data import TensorDataset
+
+    model = nn.Linear(100, 1000)
+    job = swell.elastic(
+        model, torch.optim.SGD(model.parameters(), lr=0.01), checkpoint_every_s=None, checkpoint_every_steps=5
+    )
+    loader = job.loader(TensorDataset(torch.randn(80, 100)), batch_size=4)
+    for epoch in job.epochs(2):
+        for (x,) in loader:
+            time.sleep(0.02)
+            job.step(model(x).square().mean())
+            if job.steps == 2:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+            if job.steps == 20:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    if job.is_leader:
+        job.save(wait=True)
+        print("RESULT", '{"steps": %d}' % job.steps, flush=True)
+"""
+
+
+def test_a_disk_that_takes_no_more_costs_checkpoints_not_training(stage: Any) -> None:
+    job = stage.run(FULL_DISK, workers=2)
+    assert job.wait(120) == 0
+    assert _result(job)["steps"] == 40
+    assert "not saved, training goes on" in job.output()
+    saved = list_checkpoints(job.directory.path / "checkpoints")
+    assert [verify(path) for path in saved][-1] > 20, "once there is room again, checkpoints are saved again"
