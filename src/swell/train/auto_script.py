@@ -43,7 +43,7 @@ def find_model(optimizer: torch.optim.Optimizer) -> nn.Module:
     inner = {id(child) for module in modules for child in list(module.modules())[1:]}
     owners: list[tuple[int, nn.Module]] = []
     for module in modules:
-        if id(module) in inner or isinstance(module, Parts):
+        if id(module) in inner:
             continue
         own = [place[id(p)] for p in module.parameters() if id(p) in place]
         if own:
