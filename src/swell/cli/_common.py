@@ -85,6 +85,12 @@ def print_rich(table: Table) -> None:
     print_table(table, Console(highlight=False))
 
 
+def one_line(text: str, width: int = 80) -> str:
+    """The last line of what may be a traceback, cut to fit a table."""
+    line = text.strip().splitlines()[-1].strip() if text.strip() else ""
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
 def bar(done: float, of: float | None, width: int = 10) -> str:
     """How far something is, as a small bar and a percentage."""
     if not of:

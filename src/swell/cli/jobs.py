@@ -15,6 +15,7 @@ from swell.cli._common import (
     home_option,
     json_option,
     new_table,
+    one_line,
     print_json,
     print_rich,
 )
@@ -62,7 +63,7 @@ def queue(
             say_moment(job.submitted_s),
             finish(job),
             str(job.resizes),
-            job.reason,
+            one_line(job.reason),
         ]
         table.add_row(*([*row, job.owner] if admin else row))
     print_rich(table)
