@@ -4,7 +4,7 @@ Small on purpose, and without torch: it starts in a fraction of a second, so whe
 simply starts it again. Its whole memory is `state.json` in the job's directory (replaced atomically after
 every change) and what workers say when they reconnect. No training step ever waits for it.
 
-    python -m swell.train.coordinator JOB_DIRECTORY
+    python -m swell.train.coordinator JOB_DIRECTORY [LAUNCH]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from swell.train.jobdir import JobDirectory
-from swell.train.membership import Announce, Fence, Finish, Instruction, Kill, Membership, Spawn, Turn
+from swell.train.membership import Announce, Fence, Finish, Instruction, Kill, Membership, Spawn, Stop, Turn
 from swell.train.wire import Channel, Message, WireError
 
 TICK_S = 0.1
@@ -73,6 +73,9 @@ class Coordinator:
 
     async def run(self) -> None:
         """Serve until the job is over and the launcher knows it."""
+        self._watch_lifeline()
+        if self.over.is_set():
+            return
         self.job.lock("coordinator", 5.0)
         host = self.config.get("host", "127.0.0.1")
         try:
@@ -83,7 +86,6 @@ class Coordinator:
         self._save()
         self.job.write_address(host, self.port, os.getpid())
         self._event("coordinator", pid=os.getpid(), restarted=not self.fresh)
-        self._watch_lifeline()
         async with server:
             while not self.over.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -98,6 +100,12 @@ class Coordinator:
             return
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         asyncio.get_running_loop().add_reader(descriptor, self.over.set)
+        try:
+            gone = os.read(descriptor, 1) == b""  # a pipe that never had a writer does not report its end
+        except BlockingIOError:
+            gone = False
+        if gone or self.job.config().get("launch") != self.config.get("launch"):
+            self.over.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(self.config["secret"], writer)
@@ -207,6 +215,9 @@ class Coordinator:
     def _on_worker_left(self, client: Client, message: Message, now: float) -> list[Instruction]:
         return self.membership.left(client.name, int(message["generation"]), now)
 
+    def _on_worker_stopped(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        return self.membership.stopped()
+
     def _on_worker_done(self, client: Client, message: Message, now: float) -> list[Instruction]:
         return self.membership.done(client.name, int(message["operation"]), now)
 
@@ -248,6 +259,9 @@ class Coordinator:
 
     def _on_tool_stop(self, client: Client, message: Message, now: float) -> list[Instruction]:
         client.send({"type": "stopping"})
+        if message.get("save"):
+            self._event("stop")
+            return self.membership.stop(now)
         return self.membership._finish(int(message.get("code", 143)), "stopped on request")
 
     # ------------------------------------------------------------------ instructions out
@@ -265,6 +279,9 @@ class Coordinator:
                     self._tell(worker, {"type": "fenced"})
                 case Turn(worker, epoch):
                     self._tell(worker, {"type": "turn", "epoch": epoch})
+                case Stop(to):
+                    for worker in to:
+                        self._tell(worker, {"type": "stop"})
                 case Announce(candidate, to):
                     self._save()  # the number must be on disk before anybody hears it
                     message: Message = {"type": "candidate", "candidate": None}
@@ -331,8 +348,10 @@ class Coordinator:
 
 
 def main() -> None:
-    """Run the coordinator of the job whose directory is given."""
-    asyncio.run(Coordinator(Path(sys.argv[1])).run())
+    """Run the coordinator of the job whose directory (and launch) is given."""
+    coordinator = Coordinator(Path(sys.argv[1]))
+    if len(sys.argv) < 3 or coordinator.config.get("launch") == sys.argv[2]:
+        asyncio.run(coordinator.run())
 
 
 if __name__ == "__main__":

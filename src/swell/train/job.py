@@ -703,8 +703,7 @@ class Job:
             return
         if mesh is None:
             self._link.leaving(number)
-            self._crew.close()
-            raise SystemExit(LEFT)
+            self._leave()
         begin = time.perf_counter()
         old = self._crew.mesh
         try:
@@ -728,8 +727,7 @@ class Job:
             self._link.stopped()
         else:
             self._link.leaving(STOP)
-        self._crew.close()
-        raise SystemExit(LEFT)
+        self._leave()
 
     def _recover(self) -> bool:
         """Somebody is gone: form the next generation. True if the present operation is complete after all."""
@@ -788,6 +786,14 @@ class Job:
             self._tick(round(self._adaptive.epochs_worth) if self._adaptive and by_worth else self.epoch)
         if self._link is not None and self._more(count):
             self._link.at_epoch(self.epoch)
+
+    def _leave(self) -> NoReturn:
+        """End this worker's script; that its loop is left is not the end of training for the others."""
+        self._crew.close()
+        self._ended = True
+        for loader in self._loaders.values():
+            loader.close()
+        raise SystemExit(LEFT)
 
     def _end(self) -> None:
         if self._ended:

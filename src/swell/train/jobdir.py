@@ -38,7 +38,7 @@ class JobDirectory:
         path.mkdir(parents=True, exist_ok=True)
         (path / "logs").mkdir(exist_ok=True)
         self = cls(path)
-        self.lock("launcher", 0.0)
+        self.lock("launcher", 0.5)
         coordinator = self.lock("coordinator", 5.0)  # the last one of a run that was killed, on its way out
         os.close(coordinator)
         for old in ("state.json", "coordinator.json", "events.jsonl"):

@@ -143,10 +143,12 @@ class Launcher:
         self.name = config.name or f"{Path(config.script).stem}-{secrets.token_hex(2)}"
         self.path = config.directory or home() / "jobs" / self.name
         self.say = say
+        self._launch = secrets.token_hex(8)
         self.job = JobDirectory.create(
             self.path,
             {
                 "name": self.name,
+                "launch": self._launch,
                 "secret": new_secret(),
                 "script": str(Path(config.script).resolve()),
                 "minimum": config.minimum,
@@ -231,7 +233,7 @@ class Launcher:
         log = self.job.path / "logs" / "coordinator.log"
         with log.open("ab") as out:
             self._coordinator = subprocess.Popen(
-                [sys.executable, "-m", "swell.train.coordinator", str(self.path)],
+                [sys.executable, "-m", "swell.train.coordinator", str(self.path), self._launch],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -287,6 +289,7 @@ class Launcher:
         env = {
             "SWELL_JOB_DIR": str(self.path),
             "SWELL_WORKER": worker,
+            "SWELL_LAUNCH": self._launch,
             "SWELL_ERROR_FILE": str(self.path / "logs" / f"{worker}.error"),
             "OMP_NUM_THREADS": str(threads),
             "PYTHONUNBUFFERED": "1",

@@ -22,6 +22,8 @@ from swell.train.mesh import Mesh, Peer
 from swell.train.wire import Connection, Message, WireError
 
 _RETRY_S = 0.05
+STOP = -1
+"""In place of a candidate: the end of the job's run, with its state saved."""
 PATIENCE_S = 120.0
 """How long a worker with nothing to train on waits for the coordinator."""
 
@@ -42,6 +44,8 @@ class Link:
 
     def __init__(self, directory: JobDirectory, name: str) -> None:
         config = directory.config()
+        if os.environ.get("SWELL_LAUNCH", config.get("launch")) != config.get("launch"):
+            os._exit(FENCED)  # started for an earlier run of this job
         self.name = name
         self.directory = directory
         self.config = config
@@ -69,6 +73,7 @@ class Link:
         self._welcome: Message | None = None
         self._turn: int | None = None
         self._pinned = 0
+        self._stop = False
         self._deferred: list[Message | None] = []
         self._outbox: list[Message] = []
         self._connection: Connection | None = None
@@ -111,6 +116,8 @@ class Link:
 
         It is kept until `release`: having said yes, a worker must not change its mind because of a newer one.
         """
+        if self._stop:
+            return STOP
         if self._offer is None:
             return 0
         with self._changed:
@@ -196,6 +203,11 @@ class Link:
         with self._changed:
             self._status = "leaving"
         self._send({"type": "left", "generation": number})
+        self.flush()
+
+    def stopped(self) -> None:
+        """The job's state is on disk and its workers leave."""
+        self._send({"type": "stopped"})
         self.flush()
 
     def done(self, operation: int) -> None:
@@ -292,6 +304,8 @@ class Link:
                 if self._status == "ready" and message["epoch"] != self._epoch:
                     self._turn, self._status = int(message["epoch"]), "starting"
                 self._changed.notify_all()
+        elif kind == "stop":
+            self._stop = True
         elif kind == "candidate":
             self._on_candidate(message["candidate"])
 

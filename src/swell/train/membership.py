@@ -107,7 +107,17 @@ class Finish:
     reason: str
 
 
-Instruction = Spawn | Kill | Fence | Announce | Turn | Finish
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Tell these workers to save the job's state and leave at the next step."""
+
+    to: tuple[str, ...]
+
+
+Instruction = Spawn | Kill | Fence | Announce | Turn | Finish | Stop
+
+STOPPED = "stopped"
+"""Reason of a job that was asked to save its state and end."""
 
 
 @dataclass(slots=True)
@@ -138,6 +148,8 @@ class Membership:
     fruitless: int = 0
     leader: str = ""
     """The first member of the generation: what it prints and saves is the job's result."""
+    stopping: bool = False
+    """Asked to save its state and end."""
     finished: bool = False
     """The leader ran its whole script."""
     result: Finish | None = None
@@ -155,6 +167,15 @@ class Membership:
             raise ValueError("the job is over and cannot be resized")
         self.target = target
         return self._plan(now_s)
+
+    def stop(self, now_s: float) -> list[Instruction]:
+        """People or a scheduler want the job to save its state and end; it can be started again."""
+        self.stopping = True
+        return self._plan(now_s)
+
+    def stopped(self) -> list[Instruction]:
+        """The leader has the state on disk."""
+        return self._finish(0, STOPPED)
 
     def hello(
         self,
@@ -262,7 +283,8 @@ class Membership:
         if code == FENCED or name in self.fenced:
             self.workers.pop(name)
             return self._plan(now_s)
-        if worker.status is Status.LEAVING:
+        left = self.stopping and code == 0 and worker.status is not Status.DONE
+        if worker.status is Status.LEAVING or left:
             self.workers.pop(name)
             return [*self._without(name), *(self._closing() or self._plan(now_s))]
         if code == RESPAWN and name not in self.members:
@@ -333,6 +355,10 @@ class Membership:
 
     def _plan(self, now_s: float) -> list[Instruction]:
         """Bring members towards the target: start, drop, or announce what is missing."""
+        if self.stopping and self.result is None:
+            if any(w.status in (Status.MEMBER, Status.DONE) for w in self.workers.values()):
+                return [Stop(tuple(self.members))]
+            return self._finish(0, STOPPED)  # nobody has state that is not on disk
         if self.result is not None or (self.candidate is not None and self.candidate.recovery):
             return []
         if any(w.status is Status.DONE for w in self.workers.values()):
@@ -440,7 +466,8 @@ class Membership:
             return self._finish(
                 1,
                 f"the script ended in worker {name} without ever calling swell.elastic(model, optimizer), so "
-                "nothing can be made elastic. Add the call (see docs/runtime.md), try --auto, or use plain python",
+                "nothing can be made elastic. Add the call (see docs/runtime.md), try --auto, or use plain "
+                "python",
             )
         return self._finish(
             1,
@@ -488,6 +515,7 @@ class Membership:
             "born": self.born,
             "step": self.step,
             "leader": self.leader,
+            "stopping": self.stopping,
             "finished": self.finished,
             "recovering": self.candidate.number if self.candidate and self.candidate.recovery else 0,
         }

@@ -126,10 +126,10 @@ class Mesh:
         self.abandon()
         me, other = self.members[self.rank], self.members[rank]
         raise OutOfStep(
-            f"worker {other} is at another point of the script than {me}: {header.get('what', '?')} (operation "
-            f"{theirs[0]}.{theirs[1]}) there, {own.get('what', '?')} ({mine[0]}.{mine[1]}) here. Every worker "
-            "must make the same calls of job.step, job.reduce and job.agree in the same order; a condition "
-            "that differs between workers must first be agreed on with job.agree"
+            f"worker {other} is at another point of the script than {me}: {header.get('what', '?')} "
+            f"(operation {theirs[0]}.{theirs[1]}) there, {own.get('what', '?')} ({mine[0]}.{mine[1]}) here; "
+            "every worker must make the same calls of job.step, job.reduce and job.agree in the same order; a "
+            "condition that differs between workers must first be agreed on with job.agree"
         )
 
     # ------------------------------------------------------------------ bulk

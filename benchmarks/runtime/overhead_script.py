@@ -1,0 +1,120 @@
+"""Our step and plain DDP's in the same two processes, in turns, so that both see the same machine.
+
+swell run --workers 2 benchmarks/runtime/overhead_script.py --mode fixed --out DIRECTORY
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import swell
+
+WIDTHS = (512, 2048, 2048, 2048)
+"""About 9.5 million parameters."""
+BATCH = 96
+
+
+def build() -> nn.Module:
+    """The model of both contestants."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for a, b in pairwise(WIDTHS):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(WIDTHS[-1], 10))
+
+
+def ddp_step(micro: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """One step of plain DDP with `micro` accumulated micro-batches."""
+    model = build()
+    wrapped: nn.Module = model
+    if dist.get_world_size() > 1:
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss = nn.CrossEntropyLoss()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        for part in range(micro):
+            a, b = x[part::micro], y[part::micro]
+            last = part == micro - 1 or not isinstance(wrapped, DistributedDataParallel)
+            with contextlib.nullcontext() if last else wrapped.no_sync():  # type: ignore[operator]
+                (loss(wrapped(a), b) / micro).backward()
+        optimizer.step()
+
+    return step
+
+
+def main() -> None:
+    """Alternate blocks of steps; rank 0 writes the times of both."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", default="fixed")
+    parser.add_argument("--blocks", type=int, default=12)
+    parser.add_argument("--block-steps", type=int, default=8)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    extra = {"max_batch": BATCH} if options.mode == "adaptive" else {}
+    job = swell.elastic(
+        model, optimizer, mode=options.mode, logical_ranks=4, checkpoint_every_s=None, **extra
+    )
+    x = torch.randn(96_000 // 8, WIDTHS[0])
+    y = torch.randint(0, 10, (len(x),))
+    batches = torch.utils.data.TensorDataset(x, y)
+    loader = job.loader(batches, batch_size=BATCH)
+    loss = nn.CrossEntropyLoss()
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in job.epochs(1_000):
+        drawn = iter(loader)
+        a, b = next(drawn)  # entering the loop made this worker a member
+        if not theirs:
+            store = dist.FileStore(str(options.out / f"store{job.world}"), job.world)
+            dist.init_process_group("gloo", store=store, rank=job.rank, world_size=job.world)
+            per_worker = 4 // job.world if options.mode == "consistent" else 1
+            plain = ddp_step(per_worker)
+            rows = BATCH // job.world
+            fixed = x[:rows].clone(), y[:rows].clone()
+        pending = (a, b)
+        while len(theirs) < options.blocks * options.block_steps:
+            for _ in range(options.block_steps):
+                begin = time.perf_counter()
+                done = False
+                while not done:
+                    done = job.step(loss(model(pending[0]), pending[1]))
+                    following = next(drawn, None)
+                    if following is None:
+                        break
+                    pending = following
+                ours.append(time.perf_counter() - begin)
+                if following is None:
+                    break
+            if following is None:
+                ours.pop()
+                break
+            for _ in range(options.block_steps):
+                begin = time.perf_counter()
+                plain(*fixed)
+                theirs.append(time.perf_counter() - begin)
+        else:
+            if job.is_leader:
+                (options.out / "result.json").write_text(json.dumps({"ours": ours, "theirs": theirs}))
+            dist.destroy_process_group()
+            return
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    main()
