@@ -188,7 +188,7 @@ def test_two_engines_cannot_run_one_job_twice(bench: Bench) -> None:
     second.apply(launch, (0,))
     bench.wait(first, "a", lambda o: o and o.state is RunState.RUNNING)
     time.sleep(4.0)  # the second supervisor has given up by now
-    runs = [p for p in (bench.home / "jobs" / "a" / "runs").iterdir()]
+    runs = list((bench.home / "jobs" / "a" / "runs").iterdir())
     assert len(runs) == 1
     bench.wait(first, "a", lambda o: o and o.state is RunState.FINISHED)
     assert bench.steps("a") == list(range(1, 97))

@@ -1,7 +1,8 @@
 """A small elastic training script for tests: computing is a sleep, so that it scales on any machine.
 
 Each sample takes `--sample-ms`, whoever computes it, so two workers are nearly twice as fast as one even
-where there are fewer cores than workers. The leader prints a line for every step and the loss at the end.
+where there are fewer cores than workers. The leader prints a line as it completes each step, and the loss at
+the end.
 """
 
 import argparse
@@ -39,9 +40,9 @@ for _ in job.epochs(args.epochs):
             raise RuntimeError("the toy broke")
         if args.hoard_mb and not job.rehearsing and not hoard:
             hoard = bytearray(args.hoard_mb << 20)
-        job.step(nn.functional.mse_loss(model(x), y))
         if job.is_leader:
-            print(f"step {job.steps} at {time.time():.3f} pid {os.getpid()} of {job.world}", flush=True)
+            print(f"step {job.steps + 1} at {time.time():.3f} pid {os.getpid()} of {job.world}", flush=True)
+        job.step(nn.functional.mse_loss(model(x), y))
 if job.is_leader:
     with torch.no_grad():
         print(f"final loss {float(nn.functional.mse_loss(model(inputs), targets)):.6f}", flush=True)
