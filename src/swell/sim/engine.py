@@ -347,7 +347,8 @@ class _Engine:
             self._emit(EventKind.PREEMPTED, row, before=before, **why)
             return
         pause_s = self.cost.seconds(self.world.state_bytes(row), len(before), len(placement))
-        table.paused_until_s[row] = self.now_s + pause_s
+        # A resize during start-up does not cut it short.
+        table.paused_until_s[row] = max(float(table.paused_until_s[row]), self.now_s + pause_s)
         if math.isinf(table.first_start_s[row]):
             table.first_start_s[row] = self.now_s
         else:
