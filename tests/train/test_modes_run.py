@@ -235,3 +235,15 @@ def test_a_disk_that_takes_no_more_costs_checkpoints_not_training(stage: Any) ->
     assert "not saved, training goes on" in job.output()
     saved = list_checkpoints(job.directory.path / "checkpoints")
     assert [verify(path) for path in saved][-1] > 20, "once there is room again, checkpoints are saved again"
+
+
+def test_a_death_after_somebody_left_is_not_taken_for_an_early_end(stage: Any) -> None:
+    """A leaver's loop ends too, but training goes on without it, and newcomers still may join."""
+    job = stage.run(STREAM, "8", workers=3)
+    job.members(3)
+    job.resize(2)
+    job.members(2)
+    dead = job.kill(1)
+    job.wait_for(lambda s: len(s["members"]) == 2 and dead not in s["members"])
+    assert job.wait(120) == 0
+    _check_stream(_result(job))
