@@ -33,12 +33,18 @@ class Book:
 
     def add(self, record: JobRecord) -> None:
         """Take in a job, with what earlier jobs of its kind taught."""
-        mark = fingerprint(record.request)
+        self.records[record.job_id] = record
+        self.recall(record.job_id)
+
+    def recall(self, job_id: str) -> None:
+        """Begin with what jobs of the same kind taught so far."""
+        record = self.records[job_id]
+        known = self.known.get(job_id)
+        mark = fingerprint(record.request) if known is None else known.fingerprint
         knowledge = Knowledge.from_history(mark, self.store.recall(mark))
         if record.of is not None:
             knowledge.of = record.of
-        self.records[record.job_id] = record
-        self.known[record.job_id] = knowledge
+        self.known[job_id] = knowledge
 
     def remove(self, job_id: str) -> None:
         """Let a job go."""
@@ -66,6 +72,8 @@ class Book:
     def remember(self, record: JobRecord, now_s: float) -> None:
         """Keep what an ended job taught for the next of its kind."""
         knowledge = self.known.get(record.job_id)
+        if knowledge is not None and record.phase is Phase.FINISHED and knowledge.of is None:
+            knowledge.of = record.done or None  # it never said how long it is; now that is known
         if knowledge is not None and knowledge.belief is not None and knowledge.belief.known:
             self.store.remember(knowledge.fingerprint, now_s, knowledge.to_json())
 

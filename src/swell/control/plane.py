@@ -40,11 +40,15 @@ GATHER_S = 0.02
 """A burst is given this long to arrive before it becomes one decision."""
 MOST_GATHER_S = 0.5
 """With many jobs a decision takes a while; then people's requests get at least three times as long."""
+FEW = 4
+"""Up to so many submissions at a time get an estimate by looking ahead; a crowd gets a rougher one."""
 PROGRESS_EVERY_S = 5.0
 """How often a job's progress is written down."""
 PROBE_STEPS = 3
 PROBE_LIMIT_S = 30.0
 """Longest that a profiling run stays at one size once it trains."""
+PROBE_START_S = 120.0
+"""Longest that a job may take to get slots and train its first step before it is refused unseen."""
 LOST_AFTER_S = 3.0
 """A job that should run and that the engine does not know for this long has vanished."""
 
@@ -104,6 +108,8 @@ class ControlPlane:
             self._scheduler = Scheduler(policy, self._cluster())
             for record in sorted(self.store.jobs(over=False, limit=1_000_000), key=lambda r: r.submitted_s):
                 self._add(record)
+                if record.promise.pending and record.request.deadline_s is not None:
+                    self._scheduler.probe(record, self.clock())
             self._announce_nodes()
         self._thread = threading.Thread(target=self._loop, name="swell-control", daemon=True)
         self._thread.start()
@@ -173,12 +179,13 @@ class ControlPlane:
     def _take_in(self, tickets: Sequence[Ticket[_Submission, JobRecord]]) -> None:
         """Take in all that were submitted at about the same time, in one transaction."""
         accepted: list[tuple[JobRecord, Sequence[int], Sequence[Event]]] = []
+        quick = len(tickets) > FEW
         with self._lock:
             try:
                 with self.store.transaction():
                     for ticket in tickets:
                         try:
-                            ticket.answer = self._accept(ticket.wish, accepted)
+                            ticket.answer = self._accept(ticket.wish, accepted, quick)
                         except InputError as error:
                             ticket.refusal = error
             except BaseException:
@@ -192,11 +199,14 @@ class ControlPlane:
                     continue
                 self._decide = True
                 if record.promise.pending:
-                    self._scheduler.probe(record.job_id, record.submitted_s, record.request.max_workers)
+                    self._scheduler.probe(record, record.submitted_s)
             self.wake()
 
     def _accept(
-        self, wish: _Submission, accepted: list[tuple[JobRecord, Sequence[int], Sequence[Event]]]
+        self,
+        wish: _Submission,
+        accepted: list[tuple[JobRecord, Sequence[int], Sequence[Event]]],
+        quick: bool,
     ) -> JobRecord:
         """Write one submission down, unless its key says that it was already."""
         if wish.key is not None:
@@ -206,7 +216,7 @@ class ControlPlane:
         record = self._new_record(wish.request, wish.owner)
         self._add(record)
         try:
-            record = replace(record, promise=self._promise(record))
+            record = replace(record, promise=self._promise(record, quick=quick))
             if not record.promise.admitted:
                 record = replace(
                     record, phase=Phase.REFUSED, ended_s=record.submitted_s, reason=record.promise.reason
@@ -366,8 +376,8 @@ class ControlPlane:
             raise InputError("deadline_s must be in the future", field="deadline_s")
         check_fits(self._scheduler.cluster, request.min_workers)
 
-    def _promise(self, record: JobRecord) -> Promise:
-        return promises.promise(record, self._book, self._scheduler, self.clock())
+    def _promise(self, record: JobRecord, *, quick: bool = False) -> Promise:
+        return promises.promise(record, self._book, self._scheduler, self.clock(), quick=quick)
 
     # -- the loop's parts --------------------------------------------------------------------------------
 
@@ -389,6 +399,7 @@ class ControlPlane:
             self._happen(record, happening, now_s, save=due or record.of != of)
             if due:
                 self._saved_at[report.job_id] = now_s
+                self._book.remember(record, now_s)
         elif report.kind == "timing":
             if knowledge.timing(data):
                 self._decide = True
@@ -442,20 +453,24 @@ class ControlPlane:
     def _advance_probes(self, now_s: float) -> None:
         for job_id, probe in list(self._scheduler.probes.items()):
             knowledge, record = self._book.known[job_id], self._book.records[job_id]
-            seen = sum(n for (_, workers, _), n in knowledge.seen.items() if workers == probe.sizes[0])
-            trains = bool(knowledge.seen)
-            if not trains:
-                probe.since_s = now_s
-            if seen < PROBE_STEPS and now_s - probe.since_s < PROBE_LIMIT_S:
+            if record.phase not in (Phase.QUEUED, Phase.RUNNING):
                 continue
+            if not probe.sizes and knowledge.source == "none":
+                self._book.recall(job_id)  # another job of its kind may have been seen meanwhile
+            if knowledge.seen:
+                seen = sum(n for (_, workers, _), n in knowledge.seen.items() if workers == probe.size)
+                if seen < PROBE_STEPS and now_s - probe.since_s < PROBE_LIMIT_S:
+                    continue
+                over = self._scheduler.probe_step_over(job_id, now_s)
+            else:
+                probe.since_s = now_s
+                over = self._book.known[job_id].known or now_s - probe.asked_s > PROBE_START_S
             self._decide = True
-            if self._scheduler.probe_step_over(job_id, now_s):
-                self._answer_after_probe(record, now_s)
-
-    def _answer_after_probe(self, record: JobRecord, now_s: float) -> None:
-        if record.request.deadline_s is not None and record.promise.pending:
-            answer = promises.after_profiling(record, self._book, self._scheduler, now_s)
-            self._happen(record, lifecycle.Answered(answer), now_s)
+            if over:
+                self._scheduler.probes.pop(job_id, None)
+                self._book.remember(record, now_s)
+                answer = promises.after_profiling(record, self._book, self._scheduler, now_s)
+                self._happen(record, lifecycle.Answered(answer), now_s)
 
     def _allocate(self, now_s: float) -> None:
         started = time.perf_counter()

@@ -32,8 +32,17 @@ class Probe:
     """A short profiling run: over-allocate, then shrink, a few steps at each size (CoDDL)."""
 
     sizes: list[int]
-    """Sizes still to be measured, the present one first."""
+    """Sizes still to be measured, the present one first; none before it has slots."""
+    asked_s: float
     since_s: float
+    """When the present size began, or the job began to train."""
+    least: int
+    most: int | None
+
+    @property
+    def size(self) -> int:
+        """Slots it holds, or is to get, now."""
+        return self.sizes[0] if self.sizes else 0
 
 
 class Scheduler:
@@ -122,10 +131,11 @@ class Scheduler:
         self, records: Mapping[str, JobRecord], known: Mapping[str, Knowledge], now_s: float
     ) -> tuple[dict[str, Placement], float]:
         """Placements that should change, and when the policy wants to be asked again if nothing happens."""
+        self._begin_probes(records, now_s)
         wanted: dict[int, int] = {}
-        for job_id in list(self.probes):
-            if job_id in self.ledger.rows:
-                wanted[self.ledger.rows[job_id]] = self.probes[job_id].sizes[0]
+        for job_id, probe in self.probes.items():
+            if job_id in self.ledger.rows and probe.size:
+                wanted[self.ledger.rows[job_id]] = probe.size
         snapshot = self._snapshot(records, known, now_s)
         wake_s = np.inf
         table = self.ledger.table
@@ -221,7 +231,8 @@ class Scheduler:
     def _deadline(self, record: JobRecord) -> float | None:
         """The deadline the policy must keep: only once it has been promised."""
         deadline_s = record.request.deadline_s
-        if deadline_s is None or deadline_s <= record.submitted_s or not record.promise.admitted:
+        promised = record.promise.admitted and not record.promise.pending
+        if deadline_s is None or deadline_s <= record.submitted_s or not promised:
             return None
         return deadline_s
 
@@ -230,14 +241,33 @@ class Scheduler:
 
     # -- profiling runs ----------------------------------------------------------------------------------
 
-    def probe(self, job_id: str, now_s: float, most: int | None) -> None:
-        """Start a profiling run on the free slots, or on half the cluster if there are fewer."""
+    def probe(self, record: JobRecord, now_s: float) -> None:
+        """Have a profiling run as soon as there are slots for one."""
+        request = record.request
+        self.probes[record.job_id] = Probe([], now_s, now_s, request.min_workers, request.max_workers)
+
+    def _begin_probes(self, records: Mapping[str, JobRecord], now_s: float) -> None:
+        """Begin the first profiling run that waits: on all free slots, else on one of jobs without a promise.
+
+        One at a time: the next of the same kind may need none. Whoever was promised a finish loses nothing.
+        """
+        waiting = [job_id for job_id, probe in self.probes.items() if not probe.sizes]
+        if not waiting or len(waiting) < len(self.probes):
+            return
+        probe = self.probes[waiting[0]]
         free = int(self.placer.occupancy.free_gpus)
-        first = max(free, self.cluster.capacity // 2, 1)
-        if most is not None:
-            first = min(first, most)
-        sizes = [1 << i for i in range(first.bit_length() - 1, -1, -1)]
-        self.probes[job_id] = Probe(sizes, now_s)
+        yielding = sum(
+            len(r.wanted)
+            for r in records.values()
+            if r.promise.guaranteed_s is None and r.job_id != waiting[0]
+        )
+        first = max(free, probe.least)
+        if first > free + yielding:
+            return
+        first = min(first, probe.most or first)
+        halvings = [1 << i for i in range(first.bit_length() - 1, -1, -1)]
+        probe.sizes = [size for size in halvings if size >= probe.least] or [probe.least]
+        probe.since_s = now_s
 
     def probe_step_over(self, job_id: str, now_s: float) -> bool:
         """The present size has been measured. True if that was the last."""
@@ -257,11 +287,11 @@ class Scheduler:
             row = self.ledger.rows.get(job_id)
             if row is None:
                 continue
-            held = self.ledger.table.placement[row][: probe.sizes[0]]
+            held = self.ledger.table.placement[row][: probe.size]
             for gpu in held:
                 node = int(self.cluster.node_of_gpu[gpu])
                 taken[node] = taken.get(node, 0) + 1
-            missing += probe.sizes[0] - len(held)
+            missing += probe.size - len(held)
         free = self.placer.occupancy.free
         order = sorted(range(len(free)), key=lambda n: (-int(free[n]), n))
         for node in order + order:
