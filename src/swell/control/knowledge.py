@@ -56,6 +56,7 @@ class Knowledge:
     """By number of workers: iterations done and the seconds they took, as they went by."""
     _now: tuple[float, float] | None = None
     _before: tuple[float, float, int] | None = None
+    _curves: dict[bool, tuple[tuple[int, int, int], FloatArray]] = field(default_factory=dict)
 
     @property
     def known(self) -> bool:
@@ -110,10 +111,17 @@ class Knowledge:
         """Iterations per second by workers; cautious: no faster on more workers than were ever seen."""
         if self.belief is None:
             return np.arange(max_gpus + 1, dtype=np.float64)
+        # Every decision asks for every job's, and few of them have changed.
+        asked = (self.belief.version, max_gpus, gpus_per_node)
+        before = self._curves.get(cautious)
+        if before is not None and before[0] == asked:
+            return before[1]
         curve = self.belief.curve(max_gpus, gpus_per_node).copy()
         most = self.belief.most_gpus
         if cautious and self.belief.prior is None and 0 < most < max_gpus:
             curve[most + 1 :] = np.minimum(curve[most + 1 :], curve[most])
+        curve.setflags(write=False)
+        self._curves[cautious] = (asked, curve)
         return curve
 
     def error(self, gpus: int) -> float:

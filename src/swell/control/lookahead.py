@@ -94,13 +94,18 @@ def estimate(
     cluster: Cluster,
     policy: str,
     now_s: float,
+    *,
+    quick: bool = False,
 ) -> Estimate:
-    """The likely finish of one job, with a range of two standard deviations of the model's own error."""
+    """The likely finish of one job, with a range of two standard deviations of the model's own error.
+
+    `quick` when others wait for the answer too: by the fair share, without a look ahead.
+    """
     knowledge = known[record.job_id]
     of = record.of if record.of is not None else knowledge.of
     if not knowledge.known or of is None or cluster.capacity == 0:
         return Estimate(finish_s=None, source=knowledge.source)
-    if len(records) <= MOST_JOBS:
+    if len(records) <= MOST_JOBS and not quick:
         finish_s = finishes(records, known, cluster, policy, now_s).get(record.job_id)
     else:
         share = max(cluster.capacity // len(records), 1)
