@@ -61,7 +61,7 @@ class Running:
             "arguments": arguments,
             "maximum": 2,
             "workers": 1,
-            "threads": 4,
+            "threads": 4 if (os.cpu_count() or 1) >= 8 else 1,
             "silent_after_s": 20.0,
             "gather_s": 0.1,
             "settings": settings,

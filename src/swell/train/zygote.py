@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -30,12 +31,30 @@ def prepare() -> None:
 
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
-    for kind in (torch.optim.SGD, torch.optim.AdamW):
-        optimizer = kind(model.parameters(), lr=0.0)
-        swell.train.job.Job(model, optimizer)
-        model(torch.zeros(1, 2)).sum().backward()
-        optimizer.step()
+    with _hidden_devices():
+        for kind in (torch.optim.SGD, torch.optim.AdamW):
+            optimizer = kind(model.parameters(), lr=0.0)
+            swell.train.job.Job(model, optimizer)
+            if torch.version.cuda is None and torch.version.hip is None:
+                model(torch.zeros(1, 2)).sum().backward()
+            else:  # backward would start a thread for every device, which no fork survives
+                for parameter in model.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
     np.random.default_rng(0).permutation(2)
+
+
+@contextlib.contextmanager
+def _hidden_devices() -> Iterator[None]:
+    """Optimizers ask whether there is a GPU, and the mere question initialises CUDA: answer for it."""
+    import torch
+
+    asked = torch.cuda.is_available
+    torch.cuda.is_available = lambda: False
+    try:
+        yield
+    finally:
+        torch.cuda.is_available = asked
 
 
 def child(order: dict[str, Any]) -> int:
