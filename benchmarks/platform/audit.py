@@ -1,0 +1,121 @@
+"""Watches a platform from outside: what its event log says, and what /proc says."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from swell.domain import Event, EventKind
+from swell.engines.processes import MARK, parent
+
+_TAKES = (EventKind.ALLOCATED, EventKind.RESIZED)
+_GIVES = (
+    EventKind.PREEMPTED,
+    EventKind.FINISHED,
+    EventKind.FAILED,
+    EventKind.CANCELLED,
+    EventKind.REJECTED,
+)
+
+
+def most_slots_held(events: Sequence[Event], capacity: int) -> int:
+    """The most slots held at once by the event log's account; AssertionError if one was held twice."""
+    held: dict[str, tuple[int, ...]] = {}
+    most = 0
+    for time_s, together in groupby(events, key=lambda event: event.time_s):
+        for event in together:  # the changes of one decision take effect together
+            if event.kind in _TAKES:
+                held[str(event.job_id)] = tuple(event.data["gpus"])
+            elif event.kind in _GIVES:
+                held.pop(str(event.job_id), None)
+        slots = [slot for placement in held.values() for slot in placement]
+        assert len(slots) == len(set(slots)), f"a slot has two jobs at {time_s}: {held}"
+        assert all(0 <= slot < capacity for slot in slots), f"a slot that is not there at {time_s}: {held}"
+        most = max(most, len(slots))
+    return most
+
+
+def _read(pid: int, name: str) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    return b""
+
+
+def _with_command(word: bytes) -> dict[int, bytes]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            command = _read(int(entry.name), "cmdline")
+            if word in command:
+                found[int(entry.name)] = command
+    return found
+
+
+def workers(home: Path) -> dict[str, int]:
+    """Worker processes of each job under `home` that live now: what the jobs' fork servers forked."""
+    zygotes = _with_command(b"swell.train.zygote")
+    start = f"{MARK}={home.resolve()}/jobs/".encode()
+    count: dict[str, int] = {}
+    for pid in zygotes:
+        if parent(pid) not in zygotes:
+            continue
+        for entry in _read(pid, "environ").split(b"\0"):
+            if entry.startswith(start):
+                job_id = entry.removeprefix(start).decode()
+                count[job_id] = count.get(job_id, 0) + 1
+    return count
+
+
+def supervisors(home: Path) -> dict[str, int]:
+    """Supervisor processes of each job that hold its lock or are on their way to it."""
+    count: dict[str, int] = {}
+    for command in _with_command(b"swell.engines.supervisor").values():
+        directory = Path(command.split(b"\0")[-2].decode(errors="replace"))
+        if directory.is_relative_to(home):
+            count[directory.name] = count.get(directory.name, 0) + 1
+    return count
+
+
+class ProcessWatch:
+    """Looks at /proc several times a second for as long as it is entered."""
+
+    def __init__(self, home: Path, every_s: float = 0.15) -> None:
+        self.home = home
+        self.most_workers = 0
+        self.looks = 0
+        self.seen: list[dict[str, int]] = []
+        self._every_s = every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> ProcessWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(timeout=10.0)
+
+    def _watch(self) -> None:
+        while not self._over.wait(self._every_s):
+            now = workers(self.home)
+            self.looks += 1
+            if sum(now.values()) > self.most_workers:
+                self.most_workers = sum(now.values())
+                self.seen.append(now)
+
+
+def overlapping_runs(lines: Iterable[str]) -> int:
+    """How often two leaders of one job trained at the same time, by the lines the toy prints."""
+    spans: dict[str, tuple[float, float]] = {}
+    for line in lines:
+        if "| step " in line and " pid " in line:
+            words = line.split()
+            at, pid = float(words[4]), words[6]
+            first, _ = spans.get(pid, (at, at))
+            spans[pid] = (first, at)
+    ordered = sorted(spans.values())
+    return sum(ordered[i][1] > ordered[i + 1][0] for i in range(len(ordered) - 1))

@@ -1,0 +1,119 @@
+"""A whole platform for a test: store, control plane and an engine with real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from swell.control.database import connect
+from swell.control.model import JobRecord, JobRequest, Phase
+from swell.control.plane import ControlPlane
+from swell.control.store import Store
+from swell.domain import Event
+from swell.engines import Engine
+from swell.engines.local import LocalEngine
+from swell.engines.processes import processes_of
+
+TOY = Path(__file__).parent.parent / "engines" / "toy.py"
+
+ENGINES: dict[str, Callable[[Path, str], Engine]] = {
+    "local": lambda home, nodes: LocalEngine(home, nodes=nodes),
+}
+"""Every engine that real jobs run on; each gets the same tests."""
+
+
+class Platform:
+    """A control plane in this process and the jobs it runs."""
+
+    def __init__(self, home: Path, engine: str, policy: str, nodes: str) -> None:
+        self.home, self._engine, self._policy, self._nodes = home, engine, policy, nodes
+        self.plane = self._open()
+
+    def _open(self) -> ControlPlane:
+        store = Store(connect(str(self.home / "store.db")))
+        engine = ENGINES[self._engine](self.home, self._nodes)
+        plane = ControlPlane(store, engine, home=self.home, policy=self._policy, interval_s=1.0)
+        plane.start()
+        return plane
+
+    def restart(self) -> None:
+        """Another control plane in place of this one; jobs go on meanwhile."""
+        self.close()
+        self.plane = self._open()
+
+    def close(self) -> None:
+        """Stop the control plane."""
+        self.plane.stop()
+        self.plane.store.close()
+
+    def submit(self, name: str, *args: object, **options: object) -> JobRecord:
+        """Hand in the toy."""
+        request = JobRequest(name=name, script=str(TOY), args=tuple(map(str, args)), **options)  # type: ignore[arg-type]
+        return self.plane.submit(request, "ann")
+
+    def wait(
+        self, job_id: str, condition: Callable[[JobRecord], object], timeout_s: float = 90.0
+    ) -> JobRecord:
+        """The job's record once `condition` holds."""
+        deadline = time.monotonic() + timeout_s
+        while not condition(record := self.plane.job(job_id)):
+            assert time.monotonic() < deadline, (record, self.plane.trouble, self.output(job_id)[-1500:])
+            time.sleep(0.05)
+        return record
+
+    def wait_over(self, *job_ids: str, timeout_s: float = 120.0) -> list[JobRecord]:
+        """All records once they are over."""
+        until = time.monotonic() + timeout_s
+        return [self.wait(j, lambda r: r.phase.over, max(until - time.monotonic(), 0.0)) for j in job_ids]
+
+    def output(self, job_id: str) -> str:
+        """What the job printed."""
+        path = self.home / "jobs" / job_id / "output.log"
+        return path.read_text() if path.exists() else ""
+
+    def steps(self, job_id: str) -> int:
+        """Steps its leaders printed."""
+        return self.output(job_id).count("| step ")
+
+    def loss(self, job_id: str) -> float:
+        """The loss the toy printed at its end."""
+        lines = [line for line in self.output(job_id).splitlines() if "final loss" in line]
+        assert len(lines) == 1, f"the end of training was printed {len(lines)} times"
+        return float(lines[0].split()[-1])
+
+    def events(self) -> list[Event]:
+        """The whole log."""
+        return [event for _, event in self.plane.events(limit=100_000)]
+
+
+@pytest.fixture
+def platform(tmp_path: Path) -> Iterator[Callable[..., Platform]]:
+    """Makes a platform; afterwards nothing of it is left."""
+    made: list[Platform] = []
+
+    def make(engine: str = "local", policy: str = "elasticflow", nodes: str = "1x4") -> Platform:
+        made.append(Platform(tmp_path, engine, policy, nodes))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for record in one.plane.jobs():
+            if not record.phase.over:
+                with contextlib.suppress(Exception):
+                    one.plane.cancel(record.job_id)
+        one.close()
+    for folder in (tmp_path / "jobs").glob("*"):
+        for pid in processes_of(folder):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def finished(record: JobRecord) -> bool:
+    """Whether a job came to a good end."""
+    return record.phase is Phase.FINISHED

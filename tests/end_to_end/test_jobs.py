@@ -1,0 +1,54 @@
+"""Six jobs on four slots: all finish, slots are never used twice, promises are kept, the models are right."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import runpy
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from benchmarks.platform.audit import ProcessWatch, most_slots_held
+
+from swell.control.model import Phase
+
+from .conftest import ENGINES, TOY, Platform, finished
+
+
+def alone(*args: str) -> float:
+    """The toy's final loss without swell around it."""
+    said, before = io.StringIO(), sys.argv
+    sys.argv = [str(TOY), *args, "--sample-ms", "0"]
+    try:
+        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+            runpy.run_path(str(TOY), run_name="__main__")
+    finally:
+        sys.argv = before
+    return float(said.getvalue().split()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+@pytest.mark.parametrize("policy", ["elasticflow", "pollux"])
+def test_six_jobs_on_four_slots(platform: Callable[..., Platform], engine: str, policy: str) -> None:
+    here = platform(engine, policy)
+    with ProcessWatch(here.home) as watch:
+        jobs = {}
+        for i in range(6):
+            options = {} if i % 2 else {"deadline_s": time.time() + 150 + 10 * i}
+            args = ("--epochs", str(3 + i % 3), "--seed", str(i))
+            jobs[here.submit(f"toy{i}", *args, "--sample-ms", 2.5, **options).job_id] = (args, options)
+            time.sleep(0.3)
+        records = here.wait_over(*jobs, timeout_s=240)
+    assert [r.phase for r in records] == [Phase.FINISHED] * 6, [r.reason for r in records]
+    assert most_slots_held(here.events(), 4) == 4
+    assert watch.most_workers <= 4, f"{watch.seen[-1]} after {watch.looks} looks"
+    promised = [r for r in records if r.promise.guaranteed_s is not None]
+    if policy == "elasticflow":  # pollux promises nothing; a job may be over before its answer is due
+        assert len(promised) >= 2
+    assert all(r.ended_s is not None and r.ended_s <= r.promise.guaranteed_s for r in promised)  # type: ignore[operator]
+    for record in records:
+        assert finished(record)
+        assert here.loss(record.job_id) == pytest.approx(alone(*jobs[record.job_id][0]), rel=2e-3)
