@@ -141,15 +141,19 @@ class Arena:
             return f"exit code {code}"
         if not out.exists():
             return "it ended well but without a result"
-        samples, batch = schedule.get("samples", 50), schedule.get("batch", 16)
         weight = json.loads(out.read_text())["weight"]
-        rest = samples % batch
-        expected = sorted([1 / batch] * (samples - rest) + [1 / rest if rest else 0] * rest)
-        for epoch, row in enumerate(weight):
-            if sorted(row) != expected:
-                odd = {i: w for i, w in enumerate(row) if w not in (1 / batch, 1 / rest if rest else 0)}
-                return f"epoch {epoch}: samples not used exactly once: {odd}"
-        return None
+        return check_counts(weight, schedule.get("samples", 50), schedule.get("batch", 16))
+
+
+def check_counts(weight: list[list[float]], samples: int, batch: int) -> str | None:
+    """What is wrong with the counts: each entry must be one use in a step of its size."""
+    rest = samples % batch
+    expected = sorted([1 / batch] * (samples - rest) + [1 / rest if rest else 0] * rest)
+    for epoch, row in enumerate(weight):
+        if sorted(row) != expected:
+            odd = {i: w for i, w in enumerate(row) if w not in expected}
+            return f"epoch {epoch}: samples not used exactly once: {odd or row}"
+    return None
 
 
 def _alive(directory: Path) -> bool:

@@ -139,6 +139,7 @@ class ElasticLoader:
         self.passes = 0
         self.cursor = 0
         self.share: Share | None = None
+        self._taken_over = False
         self._num_workers = num_workers
         self._pool: Any = None
         self._order: tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None = None
@@ -162,6 +163,7 @@ class ElasticLoader:
         self.passes, self.cursor = int(state["passes"]), int(state["cursor"])
         self.batch_size = int(state["batch_size"])
         self.share = None
+        self._taken_over = True
 
     def window(self) -> int:
         """Samples in the next step; 0 at the end of the pass."""
@@ -174,6 +176,13 @@ class ElasticLoader:
         """A step with `samples` samples was committed."""
         self.cursor += samples
         self.share = None
+
+    def begin(self) -> None:
+        """The script starts to iterate. A pass left at its very end (by `zip`, say) is over, unless that is
+        where the job stood when this worker took its position over."""
+        if self.window() == 0 and not self._taken_over:
+            self.turn()
+        self._taken_over = False
 
     def turn(self) -> None:
         """The pass is over."""

@@ -462,6 +462,7 @@ class Job:
             self._rehearsed = True
         if self._rehearsing and not self._join():
             return
+        loader.begin()
         while (share := self._shares.draw(loader, self.rank, self.world)) is not None:
             if not share.pending:  # nothing (left) for this worker in this step: take part all the same
                 self._sync()

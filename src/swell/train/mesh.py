@@ -128,7 +128,7 @@ class Mesh:
         raise OutOfStep(
             f"worker {other} is at another point of the script than {me}: {header.get('what', '?')} "
             f"(operation {theirs[0]}.{theirs[1]}) there, {own.get('what', '?')} ({mine[0]}.{mine[1]}) here; "
-            "every worker must make the same calls of job.step, job.reduce and job.agree in the same order; a "
+            "every worker must make the same calls of job.step, job.reduce, job.agree in the same order; a "
             "condition that differs between workers must first be agreed on with job.agree"
         )
 

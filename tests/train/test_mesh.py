@@ -1,0 +1,151 @@
+"""Mesh and reducer between threads with real sockets and real shared memory: sums, deaths, far members."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swell.train.errors import OutOfStep, PeerLost
+from swell.train.flat import FlatModel
+from swell.train.mesh import READY, VOTE, Mesh, Peer
+from swell.train.plan import balanced
+from swell.train.reducer import Reducer
+
+
+def meshes(size: int, abouts: list[dict[str, Any]] | None = None) -> list[Mesh]:
+    abouts = abouts or [{} for _ in range(size)]
+    names = tuple(f"w{i}" for i in range(size))
+    peers: list[dict[int, Peer]] = [{} for _ in range(size)]
+    for a in range(size):
+        for b in range(a + 1, size):
+            left, right = socket.socketpair()
+            peers[a][b] = Peer(names[b], left, abouts[b])
+            peers[b][a] = Peer(names[a], right, abouts[a])
+    return [Mesh(1, names, names[i], peers[i]) for i in range(size)]
+
+
+def together(*actions: Callable[[], Any]) -> list[Any]:
+    """Run actions at the same time; exceptions are results too."""
+    results: list[Any] = [None] * len(actions)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = actions[index]()
+        except Exception as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(actions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "somebody waits for ever"
+    return results
+
+
+def test_everybody_hears_everybody_in_rank_order() -> None:
+    crowd = meshes(4)
+    heard = together(*[lambda m=m: m.exchange(7, READY, {"rank": m.rank}) for m in crowd])
+    assert all([h["rank"] for h in headers] == [0, 1, 2, 3] for headers in heard)
+
+
+def test_bulk_of_any_size_arrives_whole_and_blocks_nobody() -> None:
+    crowd = meshes(3)
+    size = 3_000_000
+
+    def act(mesh: Mesh) -> list[bytearray]:
+        sinks = {r: bytearray(size) for r in mesh.peers}
+        payloads = {r: [memoryview(bytes([mesh.rank + 1]) * size)] for r in mesh.peers}
+        mesh.exchange(1, READY, {}, payloads, {r: [memoryview(s)] for r, s in sinks.items()})
+        mesh.exchange(1, VOTE, {})
+        return [sinks.get(r, bytearray()) for r in range(3)]
+
+    results = together(*[lambda m=m: act(m) for m in crowd])
+    for rank, sinks in enumerate(results):
+        for other in {0, 1, 2} - {rank}:
+            assert sinks[other] == bytes([other + 1]) * size
+
+
+def test_a_dead_member_is_noticed_by_all_at_once() -> None:
+    crowd = meshes(3)
+    crowd[2].close()
+    results = together(*[lambda m=m: m.exchange(1, READY, {}) for m in crowd[:2]])
+    assert all(isinstance(r, PeerLost) for r in results)
+
+
+def test_abandoning_wakes_a_member_that_waits_for_a_silent_one() -> None:
+    crowd = meshes(2)
+    timer = threading.Timer(0.2, crowd[0].abandon)
+    timer.start()
+    (result,) = together(lambda: crowd[0].exchange(1, READY, {}))
+    assert isinstance(result, PeerLost)
+
+
+def test_members_at_different_points_are_told_what_to_do() -> None:
+    crowd = meshes(2)
+    results = together(
+        lambda: crowd[0].exchange(1, READY, {"what": "step"}),
+        lambda: crowd[1].exchange(1, READY, {"what": "agree"}),
+    )
+    told = [r for r in results if isinstance(r, OutOfStep)]
+    assert told and "same calls" in str(told[0])
+
+
+def wide(seed: int, width: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Linear(width, width)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("width", [8, 1200], ids=["direct", "slices"])
+@pytest.mark.parametrize("far", [False, True], ids=["shared-memory", "sockets"])
+def test_all_members_have_the_same_sum_bit_for_bit(width: int, far: bool) -> None:
+    size = 3
+    models = [wide(seed, width) for seed in range(size)]
+    flats = [FlatModel(model) for model in models]
+    abouts = [{} if far else {"segment": f.segment.describe()} for f in flats]
+    reducers = [Reducer(f) for f in flats]
+    for reducer, mesh in zip(reducers, meshes(size, abouts)):
+        reducer.connect(mesh)
+        assert [reducer.is_far(r) for r in mesh.peers] == [far] * (size - 1)
+        reducer.flat.gather(1.0)
+    tree = balanced([0, 1, 2])
+    results = together(
+        *[lambda r=r: r.all_reduce(5, {"n": 1}, lambda _: tree, squares=True) for r in reducers]
+    )
+    grads = [m.weight.grad for m in models]
+    assert all(g is not None for g in grads)
+    expected = (grads[0] + grads[1]) + grads[2]  # type: ignore[operator]
+    for flat, model, result, reducer in zip(flats, models, results, reducers):
+        assert not isinstance(result, Exception), result
+        flat.adopt(set())
+        assert model.weight.grad is not None and torch.equal(model.weight.grad, expected)
+        assert reducer.held == 5
+    squares = results[0].part_squares
+    assert squares == results[1].part_squares == results[2].part_squares
+    for rank in range(size):
+        both = [wide(rank, width).weight.grad, wide(rank, width).bias.grad]
+        assert squares[rank] == pytest.approx(
+            sum(float((g**2).sum()) for g in both if g is not None), rel=1e-4
+        )
+
+
+def test_a_member_without_samples_takes_part_but_adds_nothing() -> None:
+    models = [wide(seed, 8) for seed in range(2)]
+    flats = [FlatModel(model) for model in models]
+    reducers = [Reducer(f) for f in flats]
+    for reducer, mesh in zip(reducers, meshes(2, [{"segment": f.segment.describe()} for f in flats])):
+        reducer.connect(mesh)
+    flats[1].gather(1.0)
+    together(*[lambda r=r: r.all_reduce(1, {}, lambda _: 1) for r in reducers])
+    flats[0].adopt(set())
+    assert models[0].weight.grad is not None and models[1].weight.grad is not None
+    assert torch.equal(models[0].weight.grad, models[1].weight.grad)
