@@ -194,6 +194,20 @@ def test_noise_scale_agrees_with_a_direct_measurement(
     assert fleet.modes[0].noise.biased == (workers == 1 and limit == 32)
 
 
+@pytest.mark.parametrize(("limit", "biased", "updates"), [(16, False, 100), (32, True, 100)])
+def test_a_single_worker_may_measure_one_step_of_four(limit: int, biased: bool, updates: int) -> None:
+    fleet = Fleet(_sgd, LIMITS)
+    mode = AdaptiveMode(fleet.optimizer, LIMITS, alone_every=4, decide_every=10_000)
+    fleet.modes = [mode]
+    rng = torch.Generator().manual_seed(5)
+    for _ in range(400):
+        mode.micro_batch = limit
+        fleet.step(torch.randint(fleet.epoch_size, (32,), generator=rng), update=False)
+    assert mode.noise.updates == updates
+    assert mode.noise.biased == biased
+    assert mode.noise.noise_scale(32) == pytest.approx(_direct(fleet), rel=0.35)
+
+
 @pytest.mark.parametrize("optimizer", [_sgd, _adam])
 def test_more_workers_take_fewer_steps_to_the_same_score(
     optimizer: Callable[[Any], torch.optim.Optimizer],
@@ -322,7 +336,7 @@ def test_reports_are_plain_numbers() -> None:
     assert all(isinstance(v, (int, float, bool, type(None))) for v in report.values())
 
 
-@pytest.mark.parametrize("field", ["every", "decide_every"])
+@pytest.mark.parametrize("field", ["every", "alone_every", "decide_every"])
 def test_bad_settings_are_refused_by_name(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         AdaptiveMode(_sgd([nn.Parameter(torch.ones(1))]), LIMITS, **{field: 0})

@@ -27,6 +27,9 @@ from swell.train.flat import FlatModel
 from swell.train.noise import AdamPreconditioner, NoiseScale
 from swell.train.reducer import Reduced
 
+_LARGE, _SELDOM = 1_000_000, 4
+"""From that many parameters on, norms that cost extra passes over them are taken in one step of four."""
+
 DEFAULT_GROWTH = 32
 """The largest batch tried if the user sets none, as a multiple of the tuned one."""
 
@@ -56,9 +59,12 @@ class Adaptation:
         self._buckets: list[Tensor] = []
         self._generation = -1
         adam, per_parameter = self._precondition(optimizer)
+        large = sum(p.numel() for p in flat.parameters.values()) >= _LARGE
         self._mode = AdaptiveMode(
             optimizer,
             limits,
+            every=_SELDOM if large and adam is not None else 1,
+            alone_every=_SELDOM if large else 1,
             learning_rate_rule=learning_rate_rule,
             warmup_epochs=warmup_epochs,
             epoch_scale=len(loader.dataset) / tuned,
@@ -116,7 +122,7 @@ class Adaptation:
             total_square=reduced.total_square,
             nodes=nodes,
             epochs_done=loader.passes + loader.cursor / len(loader.dataset),
-            whole=self._gradients() if alone and self._mode.measuring else (),
+            whole=self._gradients() if alone else (),
             unscale=unscale,
         )
 

@@ -18,7 +18,7 @@ order, so
 users keep
    seeing the learning rate they tuned.
 
-Norms can be taken every `every` steps: averages over a thousand steps do not need each of them.
+Averages over a thousand steps do not need the norms of each of them: large models skip some.
 """
 
 from __future__ import annotations
@@ -53,14 +53,18 @@ class AdaptiveMode:
         learning_rate_rule: str = "adascale",
         warmup_epochs: float = 0.0,
         every: int = 1,
+        alone_every: int = 1,
         decide_every: int = 10,
         adam: AdamPreconditioner | None = None,
         weights: Sequence[Tensor] = (),
         epoch_scale: float = math.inf,
         tuner: BatchTuner | None = None,
     ) -> None:
-        """`adam` fills `weights`, flat buffers that match those given as `whole` and to `keep_first`."""
-        for name, value in (("every", every), ("decide_every", decide_every)):
+        """`adam` fills `weights`, flat buffers that match those given as `whole` and to `keep_first`.
+
+        Norms are taken every `every` steps; by a single worker, whom they cost more, every `alone_every`.
+        """
+        for name, value in (("every", every), ("alone_every", alone_every), ("decide_every", decide_every)):
             if value < 1:
                 raise ValueError(f"{name}: got {value}, must be at least 1")
         self._optimizer = optimizer
@@ -68,6 +72,7 @@ class AdaptiveMode:
         self._rule = rule(learning_rate_rule)
         self._warmup_epochs = warmup_epochs
         self._every = every
+        self._alone_every = alone_every
         self._decide_every = decide_every
         self.noise = NoiseScale(epoch_scale=epoch_scale)
         self.tuner = tuner or BatchTuner(limits)
@@ -107,9 +112,9 @@ class AdaptiveMode:
 
         `gradients` are flat buffers like those of `commit`, with what this micro-batch adds to the mean.
         """
-        if self.measuring:
+        self._first_samples = samples
+        if self.step % self._alone_every == 0:
             self._memory.keep(gradients, self.weights)
-            self._first_samples = samples
 
     # ------------------------------------------------------------------ the exchange
 
@@ -161,7 +166,7 @@ class AdaptiveMode:
         """
         samples = sum(part_samples)
         scale = samples / self._limits.init_batch
-        if self.measuring and samples:
+        if samples and (self.measuring or len(headers) == 1):
             self._update_noise(part_samples, part_squares, total_square, scale, whole, unscale)
         self._learn_times(headers, nodes)
         at_least = max(
@@ -212,22 +217,32 @@ class AdaptiveMode:
         shares = [(sqr, size) for sqr, size in zip(part_squares, part_samples) if size]
         first, self._first_samples = self._first_samples, 0
         if len(shares) > 1:
-            # A share is size / samples times the mean gradient of its worker; that mean counts size /
-            # samples.
+            # A share is size / samples times its worker's mean gradient, and that mean counts size / samples.
             mean = sum(sqr * samples / size for sqr, size in shares)
             self.noise.update(mean * unscale, total_square * unscale, len(shares), scale)
             self._memory.forget()
-        elif 0 < first < samples:
-            norms = self._memory.split(whole, first / samples, self.weights)
-            if norms is not None:
-                self.noise.update(norms.parts_sqr * unscale, norms.total_sqr * unscale, 2.0, scale)
-        elif whole and (norms := self._memory.pair(whole, self.weights)) is not None:
-            parts, total = norms.parts_sqr * unscale, norms.total_sqr * unscale
-            self.noise.update(parts, total, 2.0, 2.0 * scale, biased=True)
+        elif whole:
+            self._update_alone(first / samples, scale, whole, unscale)
         if self._adam is not None and self._measured % _REFRESH_PRECONDITIONER == 0:
             self._adam.refresh()
             self._memory.forget()  # norms under two different preconditioners cannot be compared
         self._measured += 1
+
+    def _update_alone(self, first: float, scale: float, whole: Sequence[Tensor], unscale: float) -> None:
+        """A single worker: `keep_first` kept the first share of its samples, or it pairs steps in a row."""
+        since = self.step % self._alone_every
+        if 0.0 < first < 1.0:
+            norms = self._memory.split(whole, first, self.weights) if since == 0 else None
+            biased = False
+        elif since == 0 and self._alone_every > 1:
+            self._memory.keep(whole, self.weights)
+            return
+        else:
+            norms = self._memory.pair(whole, self.weights) if since < 2 else None
+            biased = True
+        if norms is not None:
+            parts, total = norms.parts_sqr * unscale, norms.total_sqr * unscale
+            self.noise.update(parts, total, 2.0, 2.0 * scale if biased else scale, biased=biased)
 
     def _learn_times(self, headers: Sequence[Header], nodes: int) -> None:
         """Everybody records the same times, the means over the workers, so that anybody can become rank 0."""
