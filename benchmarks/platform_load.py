@@ -43,6 +43,7 @@ GROWTH_BYTES_PER_JOB = 1024.0
 def serve(home: Path, slots: str, duration_s: float, policy: str) -> None:
     """A server until it is told to end. Runs in a process of its own."""
     from swell.api.server import Server
+    from swell.cli._platform import warm_up
     from swell.control.database import connect
     from swell.control.plane import ControlPlane
     from swell.control.store import Store
@@ -52,6 +53,7 @@ def serve(home: Path, slots: str, duration_s: float, policy: str) -> None:
     store = Store(connect(str(home / "store.db")))
     engine = NullEngine(Cluster.parse(slots), duration_s=duration_s)
     plane = ControlPlane(store, engine, home=home, policy=policy)
+    warm_up(policy)  # as `swell up` does
     plane.start()
     Server(plane, store, home=home, port=0).run()
     plane.stop()
