@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench bench-runtime clean
 .DEFAULT_GOAL := help
 
 help:  ## What can be made
@@ -33,6 +33,9 @@ lint: $(STAMP)  ## Style, types and the import contract
 
 bench: $(STAMP)  ## Fidelity, speed and decision-time benchmarks (needs ../shared/data)
 	$(BIN)/python -m benchmarks.all
+
+bench-runtime: $(STAMP)  ## The elastic runtime: pauses, deaths, overhead, bit-identity (20 minutes)
+	$(BIN)/python -m benchmarks.runtime
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+from benchmarks.runtime.arena import check_counts  # noqa: E402
+from benchmarks.runtime.exactly_once import SCHEDULE, timed  # noqa: E402
 
 
 class Arena:
@@ -51,24 +53,6 @@ def arena() -> Iterator[Arena]:
     made.close()
 
 
-KINDS = ["resize", "resize", "kill", "kill", "kill_all", "coordinator", "restart", "freeze"]
-EVENT = st.tuples(st.sampled_from([0.0, 0.02, 0.1, 0.3]), st.sampled_from(KINDS), st.integers(1, 4))
-SCHEDULE = st.fixed_dictionaries(
-    {
-        "workers": st.integers(1, 4),
-        "samples": st.sampled_from([33, 50, 64]),
-        "batch": st.sampled_from([8, 16]),
-        "epochs": st.just(8),
-        "pace": st.sampled_from([0.0, 0.005, 0.01]),
-        "checkpoint_every": st.sampled_from([1, 3, 10]),
-        "mode": st.sampled_from(["fixed", "fixed", "consistent"]),
-        "loader_workers": st.sampled_from([0, 0, 2]),
-        "first": st.floats(0.1, 0.6),
-        "events": st.lists(EVENT, min_size=1, max_size=5),
-    }
-)
-
-
 @settings(
     max_examples=10,
     deadline=None,
@@ -77,16 +61,11 @@ SCHEDULE = st.fixed_dictionaries(
 )
 @given(SCHEDULE)
 def test_every_sample_is_in_the_model_exactly_once_per_epoch(arena: Arena, schedule: dict[str, Any]) -> None:
-    events = [list(event) for event in schedule["events"]]
-    events[0][0] = schedule["first"]
-    result = arena.play({**schedule, "events": events})
+    result = arena.play(timed(schedule))
     assert result["problem"] is None, json.dumps(result, indent=1)
 
 
 def test_the_check_itself_sees_a_sample_used_twice() -> None:
-    sys.path.insert(0, str(ROOT))
-    from benchmarks.runtime.arena import check_counts
-
     assert check_counts([[0.5, 0.5, 1.0]], samples=3, batch=2) is None
     assert "epoch 0" in str(check_counts([[0.5, 1.0, 1.0]], samples=3, batch=2))
     assert "epoch 1" in str(check_counts([[0.5, 0.5, 1.0], [0.5, 0.5, 0.0]], samples=3, batch=2))

@@ -1,0 +1,90 @@
+"""`make bench-runtime`: every figure of the runtime with its anchor beside it, in out/runtime.json.
+
+python -m benchmarks.runtime [--quick] [part ...]        parts: see PARTS
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.common import OUT
+from benchmarks.runtime import (
+    anchors,
+    coordinator,
+    death,
+    exactly_once,
+    identity,
+    overhead,
+    start,
+    switch,
+)
+
+TARGETS: dict[str, Any] = {
+    "switch": {"join_ms": {"small": 15, "large": 60}, "leave_ms": 10},
+    "death": {"median_ms": 80, "largest_ms": 1000, "steps_lost_or_repeated": 0, "frozen": "detection + 1 s"},
+    "start": {"cold_s": 4.0, "spare_s": 0.4},
+    "overhead": {"fixed": 1.02, "adaptive": 1.05, "consistent": 1.06},
+    "identity": {"identical": True},
+    "exactly_once": {"failed": 0, "schedules": 200},
+    "coordinator": {"steps_lost_or_repeated": 0, "kills": 10},
+}
+ANCHORS: dict[str, Any] = {
+    "switch": {"torchrun": "fails, or 3.1 to 3.6 s", "torchft_ms": {"small": 22, "large": 62}},
+    "death": {"torchrun": "2.2 to 3.3 s, half of the tries hung", "torchft": "0.5 s tuned, 5 s by default"},
+}
+
+
+def parts(quick: bool) -> dict[str, Callable[[], Any]]:
+    """Name -> measurement. `quick` takes a minute or two and is for trying things out."""
+    models = ("small", "large")
+    few = quick
+    return {
+        "switch": lambda: {m: switch.measure(m, 4 if few else 10) for m in models},
+        "death": lambda: {m: death.measure(m, 5 if few else 50) for m in models} | {"frozen": death.frozen()},
+        "start": lambda: {k: start.measure(k, 3 if few else 10) for k in ("cold", "fork", "spare")},
+        "overhead": lambda: {m: overhead.measure(m) for m in ("fixed", "adaptive", "consistent")},
+        "identity": identity.measure,
+        "exactly_once": lambda: exactly_once.measure(10 if few else 200),
+        "coordinator": lambda: coordinator.measure(3 if few else 10),
+        "torchrun_death": lambda: anchors.torchrun_death(1 if few else 4),
+    }
+
+
+def main() -> None:
+    """Run the parts asked for (all by default) and merge them into out/runtime.json."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("parts", nargs="*")
+    options = parser.parse_args()
+    known = parts(options.quick)
+    unknown = [p for p in options.parts if p not in known]
+    if unknown:
+        parser.error(f"unknown parts {', '.join(unknown)}; known are {', '.join(known)}")
+    OUT.mkdir(exist_ok=True)
+    path = OUT / "runtime.json"
+    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() and options.parts else {}
+    report["machine"] = {"cores": os.cpu_count(), "torch": torch.__version__, "transport": "loopback"}
+    for name in options.parts or known:
+        load = os.getloadavg()[0]
+        begin = time.monotonic()
+        report[name] = {
+            "measured": known[name](),
+            "target": TARGETS.get(name),
+            "anchor": ANCHORS.get(name),
+            "load_at_start": round(load, 2),
+            "wall_s": round(time.monotonic() - begin, 1),
+        }
+        path.write_text(json.dumps(report, indent=1))
+        print(name, json.dumps(report[name]["measured"]), flush=True)
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
