@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from swell.domain import InputError, SwellError
 
@@ -64,22 +64,21 @@ def prepare(home: Path) -> None:
         ) from error
 
 
-@contextlib.contextmanager
-def only_one(home: Path) -> Iterator[None]:
-    """Be the one control plane of this home, or refuse."""
-    with (home / LOCK).open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SwellError(
-                f"a control plane is running for {home} already (process {running_pid(home)}):"
-                " 'swell top' shows it, 'swell down' stops it, --home gives another"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
-        lock.truncate(0)
+def only_one(home: Path) -> TextIO:
+    """Be the one control plane of this home until the lock is closed, or refuse."""
+    lock = (home / LOCK).open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise SwellError(
+            f"a control plane is running for {home} already (process {running_pid(home)}):"
+            " 'swell top' shows it, 'swell down' stops it, --home gives another"
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
 
 
 def running_pid(home: Path) -> int | None:
@@ -105,7 +104,10 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
     from swell.policies import make_policy
 
     prepare(settings.home)
-    with only_one(settings.home), contextlib.ExitStack() as stack:
+    with only_one(settings.home) as lock:
+        # A descriptor that nobody closes: held until the process is gone, so that a free lock means just that.
+        os.dup(lock.fileno())
+    with contextlib.ExitStack() as stack:
         store = Store(connect(settings.store or str(settings.home / "store.db")))
         stack.callback(store.close)
         if settings.policy is not None:
@@ -148,8 +150,8 @@ def warm_up(policy: str) -> None:
     curve = belief.curve(4, 4)
     profile = MeasuredCounts("job", {ANY_GPU: (np.arange(1.0, 5.0), {1: curve[1:]})}, 1e6)
     jobs = [
-        JobSpec(job_id=str(i), submit_s=float(i), model="job", batch_size=1, work=100.0, deadline_s=deadline_s)
-        for i, deadline_s in enumerate([None, 60.0, 2.5, None])
+        JobSpec(job_id=str(i), submit_s=float(i), model="job", batch_size=1, work=100.0, deadline_s=by_s)
+        for i, by_s in enumerate([None, 60.0, 2.5, None])
     ]
     simulate(jobs, ProfileSet([profile]), Cluster.parse("1x4"), policy, interval_s=1.0, resize_cost=0.1)
 

@@ -1,0 +1,419 @@
+"""The platform as people use it: real commands, a real control plane, real training in real processes.
+
+The tests of this file share one control plane and are run in order, by one process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swell.cli import COMMANDS
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.xdist_group("platform"), pytest.mark.timeout(240)]
+
+Done = subprocess.CompletedProcess[str]
+
+TRAIN = """
+import argparse, time, torch, swell
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--fail", action="store_true")
+epochs, fail = parser.parse_args().epochs, parser.parse_args().fail
+torch.manual_seed(0)
+model = torch.nn.Linear(20, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+data = torch.utils.data.TensorDataset(torch.randn(512, 20), torch.randint(0, 2, (512,)))
+job = swell.elastic(model, optimizer)
+loader = job.loader(data, batch_size=32)
+for epoch in job.epochs(epochs):
+    for x, y in loader:
+        time.sleep(0.002 * len(x))
+        job.step(torch.nn.functional.cross_entropy(model(x), y))
+    if fail:
+        raise RuntimeError("this script is broken")
+    if job.is_leader:
+        print(f"epoch {epoch} ended", flush=True)
+"""
+
+
+class Place:
+    """A directory with a training script and a home for a control plane."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.home = path / "home"
+        (path / "train.py").write_text(TRAIN)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        left_out = ("SWELL_URL", "SWELL_TOKEN", "SWELL_CA")
+        kept = {name: value for name, value in os.environ.items() if name not in left_out}
+        return kept | {"SWELL_HOME": str(self.home), "COLUMNS": "160", "TZ": "UTC"} | more
+
+    def swell(self, *words: object, timeout_s: float = 100, **environment: str) -> Done:
+        """Run a command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "swell", *map(str, words)],
+            cwd=self.path,
+            env=self.environment(**environment),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def json(self, *words: object, **environment: str) -> Any:
+        """Run a command that answers with JSON."""
+        command = 2 if words[0] == "token" else 1
+        done = self.swell(*words[:command], "--json", *words[command:], **environment)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def wait_for(self, job_id: str, until: Callable[[dict[str, Any]], bool], timeout_s: float = 90) -> Any:
+        """Look at a job until something is true of it."""
+        give_up = time.monotonic() + timeout_s
+        while time.monotonic() < give_up:
+            job = self.json("describe", job_id)["job"]
+            if until(job):
+                return job
+            time.sleep(0.3)
+        raise AssertionError(f"{job_id} is still {job}")
+
+    def leftovers(self) -> list[str]:
+        """Command lines of processes that belong to this place."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(self.home) in command:
+                found.append(command)
+        return found
+
+
+def over(job: dict[str, Any]) -> bool:
+    return job["phase"] in ("finished", "failed", "cancelled", "refused")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A control plane with four slots; nothing of it may be left in the end."""
+    place = Place(tmp_path_factory.mktemp("platform"))
+    done = place.swell("up", "-d", "--slots", 4, "--port", 0)
+    assert done.returncode == 0, done.stderr
+    yield place
+    done = place.swell("down")
+    assert done.returncode == 0, done.stderr
+    assert place.leftovers() == []
+
+
+def submit(place: Place, *words: object) -> str:
+    job_id: str = place.json("submit", "-d", *words)["job_id"]
+    return job_id
+
+
+def test_without_a_control_plane_every_command_says_how_to_start_one(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    for words in (("queue",), ("submit", "train.py"), ("top", "--once"), ("nodes",), ("replay",)):
+        done = place.swell(*words)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr == (
+            f"swell: no control plane is running here ({place.home}): start one with 'swell up'\n"
+        )
+    done = place.swell("down")
+    assert done.returncode == 1
+    assert "'swell up' starts one" in done.stderr
+
+
+def test_up_keeps_its_home_private_and_to_itself(place: Place) -> None:
+    assert place.home.stat().st_mode & 0o777 == 0o700
+    for name in ("admin", "user"):
+        assert (place.home / "tokens" / name).stat().st_mode & 0o777 == 0o600
+    for words in (("up",), ("up", "-d")):
+        done = place.swell(*words)
+        assert done.returncode == 1
+        assert re.fullmatch(
+            r"swell: a control plane is running for .* already \(process \d+\): .*\n", done.stderr
+        )
+
+
+def test_submit_shows_the_promise_then_the_output_and_what_to_type_next(place: Place) -> None:
+    done = place.swell("submit", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"Job train-\w+ is in\.\nEstimate: none yet; nobody here has seen", done.stdout)
+    assert "epoch 3 ended" in done.stdout
+    assert re.search(r"train-\w+ finished after \d", done.stdout)
+    assert re.search(r"Next:\n  swell describe train-\w+\n  swell logs train-\w+\n$", done.stdout)
+    assert "starts on slot" in done.stderr
+
+
+def test_the_second_run_is_estimated_from_the_first(place: Place) -> None:
+    done = place.swell("quote", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "from earlier runs of this script" in done.stdout
+    promise = place.json("quote", "train.py")
+    assert promise["admitted"] is True
+    assert promise["estimate"]["source"] == "history"
+    assert promise["estimate"]["earliest_s"] <= promise["estimate"]["finish_s"]
+
+
+def test_a_deadline_that_cannot_be_kept_is_refused_with_one_that_can(place: Place) -> None:
+    for command in ("quote", "submit"):
+        done = place.swell(command, "--deadline", "1s", "train.py")
+        assert done.returncode == 3
+        text = done.stdout if command == "quote" else done.stderr
+        assert re.search(r"^Refused: .* cannot be promised\.\nIn the way: .+\.\n", text)
+        assert re.search(r"^Counter-offer: .* would be promised\.\nTo take it: --deadline \w+$", text, re.M)
+    offer = text.rsplit(" ", 1)[1].strip()
+    done = place.swell("submit", "--deadline", offer, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "Promised: done by" in done.stdout
+    assert "by its deadline" in done.stdout
+
+
+def test_a_script_that_fails_says_why_and_exits_1(place: Place) -> None:
+    done = place.swell("submit", "--name", "broken", "train.py", "--fail")
+    assert done.returncode == 1
+    assert "this script is broken" in done.stdout + done.stderr
+    told = place.json("describe", "broken")
+    assert told["job"]["phase"] == "failed"
+    assert "RuntimeError: this script is broken" in told["job"]["reason"]
+
+
+def test_a_job_file_is_as_good_as_flags(place: Place) -> None:
+    assert place.swell("init", "train.py").returncode == 0
+    again = place.swell("init", "train.py")
+    assert again.returncode == 2
+    assert "job.toml is there already; --force writes over it" in again.stderr
+    text = (place.path / "job.toml").read_text().replace("args = []", 'args = ["--epochs", "1"]')
+    (place.path / "job.toml").write_text(text)
+    done = place.swell("submit", "job.toml")
+    assert done.returncode == 0, done.stderr
+    assert "epoch 0 ended" in done.stdout
+    assert "epoch 1 ended" not in done.stdout
+
+
+def test_a_job_is_paused_resumed_bounded_and_cancelled(place: Place) -> None:
+    job_id = submit(place, "--name", "long", "--checkpoint", "2s", "train.py", "--epochs", 500)
+    job = place.wait_for(job_id, lambda job: job["done"] > 20)
+    assert [row["job_id"] for row in place.json("queue")] == [job_id]
+    assert place.swell("pause", "long").returncode == 0
+    assert place.wait_for(job_id, lambda job: job["phase"] == "paused")["wanted"] == []
+    done_before = job["done"]
+    assert place.swell("resume", "long").returncode == 0
+    job = place.wait_for(job_id, lambda job: job["phase"] == "running" and job["done"] > done_before + 20)
+    assert job["restarts"] == 0
+    assert place.swell("scale", "long", "--max", 2).returncode == 0
+    job = place.wait_for(job_id, lambda job: len(job["wanted"]) == 2)
+    assert job["request"]["max_workers"] == 2
+    told = place.swell("describe", "long").stdout
+    for expected in ("Why:", "Workers:", "Progress:", "Estimate:   done at about", "What it went through:"):
+        assert expected in told
+    assert place.swell("cancel", "long").returncode == 0
+    assert place.wait_for(job_id, over)["phase"] == "cancelled"
+    refused = place.swell("resume", job_id)
+    assert refused.returncode == 1
+    assert "there is nothing to resume" in refused.stderr
+
+
+def test_top_shows_nodes_slots_and_jobs(place: Place) -> None:
+    job_id = submit(place, "--name", "shown", "train.py", "--epochs", 300)
+    place.wait_for(job_id, lambda job: job["done"] > 10)
+    text = place.swell("top", "--once").stdout
+    assert re.search(r"swell \d\d:\d\d:\d\d   policy elasticflow   \d of 4 slots in use", text)
+    assert "n0" in text and job_id in text and "■" in text
+    view = place.json("top")
+    (row,) = [job for job in view["jobs"] if job["job_id"] == job_id]
+    assert row["steps_per_s"] > 0
+    assert view["slots"] == 4 and view["used"] == len(row["wanted"])
+    place.swell("cancel", job_id)
+
+
+def test_the_policy_is_switched_while_a_job_runs(place: Place) -> None:
+    assert place.json("policy") == {"policy": "elasticflow"}
+    assert place.json("policy", "afs-l") == {"policy": "afs-l"}
+    refused = place.swell("policy", "afs-z")
+    assert refused.returncode == 2
+    assert "unknown policy 'afs-z'. Did you mean" in refused.stderr
+    assert place.json("policy") == {"policy": "afs-l"}
+    place.json("policy", "elasticflow")
+
+
+def test_another_user_sees_nothing_of_mine_and_may_not_rule(place: Place) -> None:
+    made = place.json("token", "create", "ada", "--expires", "1h")
+    url = json.loads((place.home / "server.json").read_text())["url"]
+    theirs = {"SWELL_URL": url, "SWELL_TOKEN": made["token"], "SWELL_HOME": str(place.path / "nowhere")}
+    assert place.json("queue", "--all", **theirs) == []
+    assert len(place.json("queue", "--all")) > 0
+    refused = place.swell("policy", "afs-l", **theirs)
+    assert refused.returncode == 1
+    assert "only an administrator may" in refused.stderr
+    (mine, *_) = place.json("queue", "--all")
+    assert place.swell("logs", mine["job_id"], **theirs).returncode == 1
+    assert place.swell("token", "revoke", "ada").returncode == 0
+    refused = place.swell("queue", **theirs)
+    assert refused.returncode == 1
+    assert "this token is not known here" in refused.stderr
+
+
+def test_a_replay_of_what_happened_here_is_near_to_it(place: Place) -> None:
+    names = [f"crowd{i}" for i in range(4)]
+    ids = [submit(place, "--name", name, "train.py", "--epochs", 12 + 2 * i) for i, name in enumerate(names)]
+    for job_id in ids:
+        assert place.wait_for(job_id, over, timeout_s=200)["phase"] == "finished"
+    events = [json.loads(line) for line in place.swell("events", "--json", "--admin").stdout.splitlines()]
+    theirs = [e for e in events if e.get("job_id") in ids or "node" in e]
+    (place.path / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in theirs))
+    words = ("replay", "--policy", "elasticflow", "--policy", "tiresias", "--from", "log.jsonl")
+    live, same, other = place.json(*words)
+    took_s = [e["jct_s"] for e in theirs if e["kind"] == "finished"]
+    assert live["avg_jct_s"] == pytest.approx(sum(took_s) / 4, rel=0.01)
+    assert same["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.10)
+    assert other["resizes"] == 0
+    larger = place.json(*words, "--cluster", "4x4")[1]
+    assert larger["avg_jct_s"] < live["avg_jct_s"]
+
+
+def test_the_control_plane_can_be_killed_while_a_job_trains_on(place: Place) -> None:
+    job_id = submit(place, "--name", "survivor", "train.py", "--epochs", 60)
+    before = place.wait_for(job_id, lambda job: job["done"] > 10)
+    pid = int((place.home / "up.lock").read_text())
+    os.kill(pid, signal.SIGKILL)
+    done = place.swell("queue")
+    assert done.returncode == 1
+    assert "no control plane is running here" in done.stderr
+    time.sleep(2.0)
+    assert place.swell("up", "-d", "--slots", 4, "--port", 0).returncode == 0
+    after = place.wait_for(job_id, lambda job: job["done"] > before["done"] + 10)
+    assert (after["restarts"], after["phase"]) == (0, "running")
+    submitted = [e for e in place.swell("events", "--job", job_id).stdout.splitlines() if "starts on" in e]
+    assert len(submitted) == 1, "it was started once"
+    place.swell("cancel", job_id)
+
+
+def test_down_saves_running_jobs_and_up_goes_on_with_them(place: Place) -> None:
+    job_id = submit(place, "--name", "kept", "train.py", "--epochs", 100)
+    before = place.wait_for(job_id, lambda job: job["done"] > 30)
+    done = place.swell("down")
+    assert done.returncode == 0, done.stderr
+    assert "go on with the next 'swell up'" in done.stdout
+    assert place.leftovers() == []
+    assert place.swell("up", "-d", "--slots", 4, "--port", 0).returncode == 0
+    after = place.wait_for(job_id, lambda job: job["done"] > before["done"] + 5)
+    assert after["restarts"] == 0
+    place.swell("cancel", job_id)
+    place.wait_for(job_id, over)
+
+
+def test_in_the_foreground_it_says_what_happens_and_ends_on_ctrl_c(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swell", "up", "--nodes", "2x2", "--port", "0"],
+        cwd=tmp_path,
+        env=place.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert re.match(r"swell is up at http://127\.0\.0\.1:\d+: 4 slots, policy elasticflow\.", first)
+        give_up = time.monotonic() + 30
+        while place.swell("nodes").returncode and time.monotonic() < give_up:
+            time.sleep(0.2)
+        nodes = place.json("nodes")
+        assert [(n["name"], n["gpus"]) for n in nodes] == [("n0", 2), ("n1", 2)]
+        assert place.json("drain", "n1")[1]["draining"] is True
+        refused = place.swell("drain", "n7")
+        assert refused.returncode == 1
+        assert "there is no node 'n7'; nodes: n0, n1" in refused.stderr
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert "out of service (drained)" in rest
+        assert "Traceback" not in rest
+        assert rest.endswith("'swell up' finds them, 'swell down' ends them.\n")
+        assert not (place.home / "server.json").exists()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--host", "0.0.0.0"), "give a certificate and key, or say --insecure"),
+        (("--slots", "2", "--nodes", "1x2"), "give either --nodes or --slots, not both"),
+        (("--policy", "polux"), "unknown policy 'polux'. Did you mean 'pollux'?"),
+        (("--nodes", "four"), "'four': need NODESxGPUS"),
+        (("--store", "mysql://x"), "need a path, sqlite:///path or postgresql://"),
+        (("--tls-cert", "a.pem"), "key is missing"),
+    ],
+)
+@pytest.mark.parametrize("detach", [(), ("-d",)], ids=["foreground", "background"])
+def test_up_refuses_nonsense_in_one_line(
+    tmp_path: Path, words: tuple[str, ...], expected: str, detach: tuple[str, ...]
+) -> None:
+    place = Place(tmp_path)
+    done = place.swell("up", *detach, *words)
+    assert done.returncode in (1, 2)
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert place.leftovers() == []
+
+
+def examples(text: str) -> list[list[str]]:
+    """The commands under 'Example:' of a help text."""
+    _, _, example = text.partition("Example:\n")
+    lines = [shlex.split(line.strip()) for line in example.strip().splitlines()]
+    assert lines, "there is no example"
+    assert all(line[0] == "swell" for line in lines)
+    return [line[1:] for line in lines]
+
+
+# In the order in which they make sense; 'train' is a job that runs.
+TRIED = [
+    "init", "quote", "submit", "queue", "describe", "logs", "events", "top", "nodes", "drain", "policy",
+    "scale", "pause", "resume", "cancel", "replay", "token", "token create", "token list", "token revoke",
+]  # fmt: skip
+
+
+def test_every_example_in_a_help_text_works(place: Place) -> None:
+    submit(place, "train.py", "--epochs", 300)
+    for command in TRIED:
+        help_text = place.swell(*command.split(), "--help").stdout
+        for words in examples(help_text):
+            assert words[: len(command.split())] == command.split()
+            done = place.swell(*words)
+            assert done.returncode == 0, f"swell {' '.join(words)}: {done.stderr}"
+
+
+def test_the_examples_of_up_and_down_work(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    for command in ("up", "down"):
+        for words in examples(place.swell(command, "--help").stdout):
+            done = place.swell(*words)
+            assert done.returncode == 0, done.stderr
+    assert place.leftovers() == []
+
+
+def test_no_command_of_the_platform_is_left_untried() -> None:
+    elsewhere = {"simulate", "policies", "generate", "run", "resize", "up", "down"}
+    assert set(COMMANDS) - elsewhere == {command.split()[0] for command in TRIED}
