@@ -32,6 +32,9 @@ class Keeper:
         self._every_s, self._every_steps, self._keep = every_s, every_steps, keep
         self._made: Checkpointer | None = None
         self._last_step, self._last_s = 0, time.monotonic()
+        self._writing = False
+        self._lead_steps, self._lead_s = 0, 0.0
+        """How long the last save was being written: until it is on disk the one before counts."""
 
     def load(self) -> dict[str, Any] | None:
         """The newest state that verifies."""
@@ -45,19 +48,26 @@ class Keeper:
         return state
 
     def due(self, step: int) -> bool:
-        """Whether it is time to save."""
+        """Whether it is time to save: early enough to be on disk when the interval is over."""
         if self._directory is None:
             return False
+        now = time.monotonic()
+        if self._writing and self._made is not None and not self._made.saving:
+            self._writing = False
+            self._lead_steps, self._lead_s = step - self._last_step, now - self._last_s
         if self._every_steps is not None:
-            return step - self._last_step >= self._every_steps
-        return self._every_s is not None and time.monotonic() - self._last_s >= self._every_s
+            lead = min(self._lead_steps, self._every_steps // 2)
+            return step - self._last_step >= self._every_steps - lead
+        if self._every_s is None:
+            return False
+        return now - self._last_s >= self._every_s - min(self._lead_s, self._every_s / 2)
 
     def save(self, step: int, state: dict[str, Any], *, wait: bool = False) -> None:
         """Save `state` in the background."""
         checkpointer = self._checkpointer()
-        if checkpointer is not None:
+        if checkpointer is not None and checkpointer.save(step, state, wait=wait):
             self._last_step, self._last_s = step, time.monotonic()
-            checkpointer.save(step, state, wait=wait)
+            self._writing = not wait
 
     def wait(self) -> None:
         """Until what is being written is on disk."""
