@@ -90,6 +90,7 @@ def test_reports_of_an_adaptive_job_carry_its_statistics(stage: Any) -> None:
     assert report["grad_var"] > 0
     assert report["init_batch"] == 24
     assert not report["noise_biased"]
+    assert any(r.get("sqr", 0) > 0 and r.get("var", 0) > 0 for r in status["reports"].values())
 
 
 STREAM = """

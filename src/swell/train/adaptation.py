@@ -180,8 +180,15 @@ class Adaptation:
         return self._mode.progress
 
     def report(self) -> dict[str, float | int | bool | None]:
-        """Numbers for the job's reports."""
+        """What is known so far, as numbers."""
         return self._mode.report()
+
+    def beat(self) -> dict[str, Any]:
+        """What goes into the job's reports: all numbers, and under their own names those a scheduler reads."""
+        out: dict[str, Any] = {"adaptive": self.report()}
+        if self.noise.ready:
+            out |= {"sqr": self.noise.sqr, "var": self.noise.var}
+        return out
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values that `load_state_dict` takes."""

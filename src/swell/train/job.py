@@ -634,7 +634,7 @@ class Job:
                 self._link.report |= reporting.timing(self._pace, loader, self.world, self._crew.nodes)
                 self._link.report |= self._progress(loader)
             if self._adaptive is not None:
-                self._link.report |= {"adaptive": self._adaptive.report()}
+                self._link.report |= self._adaptive.beat()
         return step_s
 
     def _progress(self, loader: ElasticLoader) -> dict[str, float | None]:
