@@ -184,7 +184,7 @@ class Adaptation:
         return self._mode.report()
 
     def beat(self) -> dict[str, Any]:
-        """What goes into the job's reports: all numbers, and under their own names those a scheduler reads."""
+        """What goes into the job's reports: all numbers, and by their own names what a scheduler reads."""
         out: dict[str, Any] = {"adaptive": self.report()}
         if self.noise.ready:
             out |= {"sqr": self.noise.sqr, "var": self.noise.var}
