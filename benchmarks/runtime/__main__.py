@@ -19,9 +19,11 @@ from benchmarks.runtime import (
     anchors,
     coordinator,
     death,
+    disaster,
     exactly_once,
     identity,
     overhead,
+    quality,
     start,
     switch,
 )
@@ -34,6 +36,12 @@ TARGETS: dict[str, Any] = {
     "identity": {"identical": True},
     "exactly_once": {"failed": 0, "schedules": 200},
     "coordinator": {"steps_lost_or_repeated": 0, "kills": 10},
+    "quality": {
+        "modes": "within the spread of 5 runs",
+        "noise_scale_error": 0.2,
+        "steps": "fewer with more workers",
+    },
+    "disaster": {"lost": "at most the interval", "truncated": "falls back", "disk_full": "training goes on"},
 }
 ANCHORS: dict[str, Any] = {
     "switch": {"torchrun": "fails, or 3.1 to 3.6 s", "torchft_ms": {"small": 22, "large": 62}},
@@ -53,6 +61,8 @@ def parts(quick: bool) -> dict[str, Callable[[], Any]]:
         "identity": identity.measure,
         "exactly_once": lambda: exactly_once.measure(10 if few else 200),
         "coordinator": lambda: coordinator.measure(3 if few else 10),
+        "quality": lambda: quality.run(quick=few),
+        "disaster": lambda: disaster.run(quick=few),
         "torchrun_death": lambda: anchors.torchrun_death(1 if few else 4),
     }
 
