@@ -11,6 +11,7 @@ an interval. All that happened meanwhile becomes one decision.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import threading
@@ -35,6 +36,8 @@ from swell.engines import Engine, Launch, Observed, Report, RunState
 from swell.policies import make_policy
 
 __all__ = ["ControlPlane", "NodeView"]
+
+log = logging.getLogger(__name__)
 
 GATHER_S = 0.02
 """A burst is given this long to arrive before it becomes one decision."""
@@ -107,7 +110,9 @@ class ControlPlane:
             policy = self.store.setting("policy") or self._default_policy
             self._scheduler = Scheduler(policy, self._cluster())
             for record in sorted(self.store.jobs(over=False, limit=1_000_000), key=lambda r: r.submitted_s):
-                self._add(record)
+                if not self._add(record):
+                    lost = lifecycle.Granted((), "the slots it had are no more")
+                    self._happen(record, lost, self.clock())
                 if record.promise.pending and record.request.deadline_s is not None:
                     self._scheduler.probe(record, self.clock())
             self._announce_nodes()
@@ -153,6 +158,12 @@ class ControlPlane:
             except SwellError as error:
                 # The store may be full or the database away: nothing was changed, so try again.
                 self.trouble = str(error)
+                self._decide = True
+                self._stopping.wait(1.0)
+            except Exception as error:
+                # A mistake of ours. Jobs train on; whoever looks must see that nothing is decided.
+                log.exception("a turn of the control plane failed")
+                self.trouble = f"internal error: {error!r}; see the server's log"
                 self._decide = True
                 self._stopping.wait(1.0)
 
@@ -522,9 +533,9 @@ class ControlPlane:
     def _events_of(self, record: JobRecord) -> list[Event]:
         return views.submission(record, self._book.known[record.job_id], self._scheduler.policy_text)
 
-    def _add(self, record: JobRecord) -> None:
+    def _add(self, record: JobRecord) -> bool:
         self._book.add(record)
-        self._scheduler.add(record)
+        return self._scheduler.add(record)
 
     def _forget(self, job_id: str) -> None:
         """The job is over: it stays in the store and leaves memory."""

@@ -16,7 +16,7 @@ from swell.control.ledger import Ledger
 from swell.control.model import JobRecord, Phase
 from swell.domain import Cluster, InputError, IntArray, JobSpec, Node, Placement
 from swell.perf.curves import Curves
-from swell.placement import Placer, make_placer
+from swell.placement import NoRoom, Placer, make_placer
 from swell.policies import Admission, Policy, Snapshot, make_policy
 
 UNKNOWN_WORK = 1e9
@@ -76,8 +76,8 @@ class Scheduler:
         hurt = self.placer.set_cluster(cluster, keep_survivors=True)
         return {names[row]: placement for row, placement in hurt.items() if row in names}
 
-    def add(self, record: JobRecord) -> None:
-        """A job is active."""
+    def add(self, record: JobRecord) -> bool:
+        """A job is active. False if slots it had are no more, or another's."""
         request = record.request
         self.ledger.add(
             JobSpec(
@@ -91,8 +91,7 @@ class Scheduler:
                 max_gpus=request.max_workers,
             )
         )
-        if record.wanted:
-            self._adopt(record)
+        return not record.wanted or self._adopt(record)
 
     def remove(self, job_id: str) -> None:
         """A job is active no more."""
@@ -101,16 +100,20 @@ class Scheduler:
             self.ledger.remove(job_id)
         self.probes.pop(job_id, None)
 
-    def _adopt(self, record: JobRecord) -> None:
-        """Put a job back into the books after a restart, on the slots it has."""
+    def _adopt(self, record: JobRecord) -> bool:
+        """Put a job back into the books after a restart, on the slots it has, if they are still there."""
         row = self.ledger.rows.get(record.job_id)
         if row is None:
-            return
-        self.placer.occupancy.take(row, record.wanted)
+            return False
+        try:
+            self.placer.adopt(row, record.wanted)
+        except (NoRoom, InputError):
+            return False
         table = self.ledger.table
         table.gpus[row] = len(record.wanted)
         table.placement[row] = record.wanted
         table.first_start_s[row] = table.last_start_s[row] = record.started_s or record.submitted_s
+        return True
 
     # -- decisions ---------------------------------------------------------------------------------------
 

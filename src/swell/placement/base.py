@@ -113,6 +113,10 @@ class Placer(ABC):
             out[job] = occupancy.take_on(job, want.items(), before[job]) if want else ()
         return out
 
+    def adopt(self, job: int, placement: Placement) -> None:
+        """Enter what a job holds already, as after a restart; NoRoom if that is not free."""
+        self.occupancy.take(job, placement)
+
     def set_cluster(self, cluster: Cluster, *, keep_survivors: bool = False) -> dict[int, Placement]:
         """Follow nodes that were lost, came back or were added; returns what jobs that lost GPUs hold now.
 

@@ -99,6 +99,11 @@ class Buddy(Placer):
             self._lay_out()
         return out
 
+    def adopt(self, job: int, placement: Placement) -> None:
+        """Enter what a job holds already, as after a restart; NoRoom if that is not free."""
+        super().adopt(job, placement)
+        self._lay_out()
+
     def set_cluster(self, cluster: Cluster, *, keep_survivors: bool = False) -> dict[int, Placement]:
         """Follow nodes that were lost, came back or were added; returns what jobs that lost GPUs hold now."""
         out = super().set_cluster(cluster, keep_survivors=keep_survivors)
