@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test lint bench bench-runtime clean
+.PHONY: help setup demo demo-sim test lint bench bench-runtime clean
 .DEFAULT_GOAL := help
 
 help:  ## What can be made
@@ -19,8 +19,11 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP)  ## Make .venv with everything in it
 
-demo: $(STAMP)  ## Every kind of scheduler side by side on a generated workload
+demo: $(STAMP)  ## The platform on 4 CPU slots: jobs that swell and ebb, promises made and kept
 	$(BIN)/python scripts/demo.py
+
+demo-sim: $(STAMP)  ## Every kind of scheduler side by side on a generated workload
+	$(BIN)/python scripts/demo_sim.py
 
 test: $(STAMP)  ## The whole test suite
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

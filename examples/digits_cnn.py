@@ -10,6 +10,7 @@ What makes the plain loop elastic are the five lines marked with `# swell`.
 from __future__ import annotations
 
 import argparse
+import time
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64, help="of a step, over all workers")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--mode", choices=["fixed", "adaptive", "consistent"], default="fixed")
+    parser.add_argument("--fetch-ms", type=float, default=0.0, help="as if a sample came from slow storage")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, weights stay float32")
@@ -87,6 +89,7 @@ def main() -> None:
     for epoch in job.epochs(args.epochs):  # swell
         model.train()
         for images, labels in train_loader:
+            time.sleep(args.fetch_ms / 1000 * len(images))
             job.step(F.cross_entropy(forward(images), labels.to(args.device)))  # swell
         score = accuracy()
         job.log(accuracy=score)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import sysconfig
+import time
 from pathlib import Path
 
 import torch
@@ -35,6 +36,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--windows", type=int, default=6000, help="pieces of text in one epoch")
+    parser.add_argument("--fetch-ms", type=float, default=0.0, help="as if a sample came from slow storage")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, weights stay float32")
@@ -147,6 +149,7 @@ def main() -> None:
     for epoch in job.epochs(args.epochs):  # swell
         model.train()
         for x, y in train_loader:
+            time.sleep(args.fetch_ms / 1000 * len(x))
             job.step(loss_of(x, y))  # swell
         loss = validation()
         job.log(validation_loss=loss)

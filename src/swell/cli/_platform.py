@@ -105,7 +105,7 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
 
     prepare(settings.home)
     with only_one(settings.home) as lock:
-        # A descriptor that nobody closes: held until the process is gone, so that a free lock means just that.
+        # A descriptor that nobody closes: a lock that is free means that the process is gone.
         os.dup(lock.fileno())
     with contextlib.ExitStack() as stack:
         store = Store(connect(settings.store or str(settings.home / "store.db")))
