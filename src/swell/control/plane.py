@@ -91,6 +91,8 @@ class ControlPlane:
         self._observed: dict[str, Observed] = {}
         self._missing_since: dict[str, float] = {}
         self._granted_at: dict[str, float] = {}
+        self._hurt: dict[str, Placement] = {}
+        """What is left to jobs that lost slots with a node, until the next decision."""
         self._saved_at: dict[str, float] = {}
         self._decide = True
         self._decide_at_s = np.inf
@@ -434,14 +436,11 @@ class ControlPlane:
                 why = {"reason": "drained"} if node.name in self._drained else {}
                 data = {"gpus": node.gpus, "gpu_type": node.gpu_type} | why
                 events.append(Event(now_s, kind, node=node.name, data=data))
-        hurt = self._scheduler.set_cluster(cluster)
+        # Told to the jobs with the decision that follows: most find other slots in it.
+        self._hurt |= self._scheduler.set_cluster(cluster, now_s)
+        self._decide = True
         if events:
             self._book.publish(self.store.save([], events), events)
-        for job_id, survivors in hurt.items():
-            if job_id in self._book.records:
-                granted = lifecycle.Granted(survivors, "a node it was on is gone")
-                self._happen(self._book.records[job_id], granted, now_s)
-        self._decide = True
 
     def _reconcile(self, now_s: float) -> None:
         """Compare what should run with what does, and set right what differs."""
@@ -486,6 +485,8 @@ class ControlPlane:
     def _allocate(self, now_s: float) -> None:
         started = time.perf_counter()
         changed, wake_s = self._scheduler.decide(self._book.records, self._book.known, now_s)
+        hurt, self._hurt = self._hurt, {}
+        changed = {job_id: held for job_id, held in hurt.items() if job_id in self._book.records} | changed
         self.decision_s += time.perf_counter() - started
         self.decisions += 1
         interval_s = self._scheduler.policy.interval_s

@@ -67,13 +67,15 @@ class Scheduler:
             if record.wanted:
                 self._adopt(record)
 
-    def set_cluster(self, cluster: Cluster) -> dict[str, Placement]:
+    def set_cluster(self, cluster: Cluster, now_s: float) -> dict[str, Placement]:
         """Follow the nodes; returns what is left to the jobs that lost slots."""
         if cluster == self.cluster:
             return {}
         self.cluster = cluster
         names = {row: job_id for job_id, row in self.ledger.rows.items()}
         hurt = self.placer.set_cluster(cluster, keep_survivors=True)
+        for row, placement in hurt.items():
+            self._book(row, placement, now_s)
         return {names[row]: placement for row, placement in hurt.items() if row in names}
 
     def add(self, record: JobRecord) -> bool:

@@ -1,0 +1,79 @@
+"""What people do to jobs that run: pause, scale, drain, switch the policy, cancel, ask for a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from swell.control.model import JobRequest, Phase
+from swell.engines.processes import processes_of
+
+from .conftest import TOY, Platform, finished
+
+
+@pytest.mark.slow
+def test_a_life_with_pause_bounds_another_policy_and_a_drained_node(
+    platform: Callable[..., Platform],
+) -> None:
+    here = platform(policy="afs-l", nodes="2x2")
+    job_id = here.submit("toy", "--epochs", 40, "--sample-ms", 2).job_id
+    here.wait(job_id, lambda r: len(r.wanted) >= 2 and here.steps(job_id) > 5)
+
+    here.plane.pause(job_id)
+    here.wait(job_id, lambda r: r.phase is Phase.PAUSED and not processes_of(here.home / "jobs" / job_id))
+    paused_at = here.steps(job_id)
+    assert here.plane.job(job_id).wanted == ()
+    here.plane.resume(job_id)
+    here.wait(job_id, lambda r: here.steps(job_id) > paused_at)
+    first = [line for line in here.output(job_id).splitlines() if "| step " in line][paused_at]
+    assert int(first.split()[2]) == paused_at + 1, "it goes on with the step after the last"
+
+    here.plane.scale(job_id, 1, 1)
+    here.wait(job_id, lambda r: len(r.wanted) == 1)
+    here.plane.set_policy("elasticflow")
+    here.plane.scale(job_id, 1, None)
+    here.wait(job_id, lambda r: len(r.wanted) >= 2)
+
+    node = here.plane.nodes()[0].name
+    here.plane.drain(node)
+    here.wait(job_id, lambda r: r.wanted and min(r.wanted) >= 2)
+    assert here.plane.nodes()[0].used == 0
+    here.plane.undrain(node)
+
+    here.restart()
+    assert here.plane.policy() == "elasticflow"
+    assert here.plane.job(job_id).phase is Phase.RUNNING
+    record = here.wait(job_id, finished)
+    printed = [int(line.split()[2]) for line in here.output(job_id).splitlines() if "| step " in line]
+    assert printed == list(range(1, 641)), "every step once, through all of that"
+    assert record.restarts == 0 and record.resizes > 0
+
+
+@pytest.mark.slow
+def test_a_deadline_of_an_unknown_script_is_decided_after_a_profiling_run(
+    platform: Callable[..., Platform],
+) -> None:
+    here = platform()
+    args = ("--epochs", "60", "--sample-ms", "2")
+    easy = here.submit("easy", *args, deadline_s=time.time() + 900)
+    assert easy.promise.pending and "profiled" in easy.promise.reason
+    easy = here.wait(easy.job_id, lambda r: not r.promise.pending)
+    assert easy.promise.guaranteed_s is not None and easy.phase is Phase.RUNNING
+
+    # The same script is known now: its answer comes at once, and one that cannot be kept with an offer.
+    hard = here.submit("hard", *args, deadline_s=time.time() + 3)
+    assert hard.phase is Phase.REFUSED and not hard.promise.pending
+    assert hard.promise.earliest_deadline_s is not None and hard.promise.reason
+    request = JobRequest(
+        name="q", script=str(TOY), args=args, deadline_s=hard.promise.earliest_deadline_s + 60
+    )
+    assert here.plane.quote(request, "ann").admitted
+
+    here.plane.cancel(easy.job_id)
+    here.wait(easy.job_id, lambda r: r.phase is Phase.CANCELLED)
+    deadline = time.monotonic() + 20
+    while processes_of(here.home / "jobs" / easy.job_id):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
