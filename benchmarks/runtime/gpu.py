@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 FINAL = re.compile(r"final (accuracy|validation loss|test error|loss \S+ accuracy) (\d+\.\d+)")
 LONG = {
-    "digits_cnn": ["--epochs", "250"],
-    "tiny_gpt": ["--epochs", "12", "--windows", "12000", "--width", "256", "--layers", "4", "--lr", "1e-3"],
-    "recommender": ["--epochs", "60"],
+    "digits_cnn": ["--epochs", "60"],
+    "tiny_gpt": ["--epochs", "4", "--windows", "12000", "--width", "256", "--layers", "4", "--lr", "1e-3"],
+    "recommender": [],
 }
 BRIEF = {
     "digits_cnn": ["--epochs", "40"],
@@ -164,12 +164,13 @@ def examples(device: str, brief: bool) -> dict[str, Any]:
             entry["resized"] = quality(job.finish())
             entry |= job.changes() | {"resized_s": round(time.perf_counter() - begin, 1)}
         out[name] = entry
+        print(f"{name}: {json.dumps(entry)}", file=sys.stderr, flush=True)
     return out
 
 
 def auto(device: str, brief: bool) -> dict[str, Any]:
     """The unmodified script, 1 -> 2 -> 1."""
-    epochs = "40" if brief else "200"
+    epochs = "40" if brief else "60"
     arguments = ["--epochs", epochs, "--device", device, "--log-interval", "1000"]
     with running(EXAMPLES / "plain_mnist_style.py", arguments, auto=True) as job:
         job.grow_and_shrink(20 if brief else 100)
@@ -243,7 +244,9 @@ def consistent_worker(device: str, epochs: int) -> None:
 def overhead(device: str, brief: bool) -> dict[str, Any]:
     """Steps of an elastic job with one worker against a plain loop, in alternating blocks of one process."""
     out: dict[str, Any] = {}
-    sizes = {"tiny": (64, 1, 8)} if brief else {"small": (256, 4, 64), "large": (768, 12, 32)}
+    # The first two keep the processor busy with launching kernels, the third one the GPU with computing.
+    long = {"small": (256, 4, 64), "large": (768, 12, 32), "large_batch": (768, 12, 256)}
+    sizes = {"tiny": (64, 1, 8)} if brief else long
     for name, (width, layers, batch) in sizes.items():
         arguments = ["--worker", "overhead", "--device", device]
         arguments += ["--width", str(width), "--layers", str(layers), "--batch", str(batch)]
@@ -262,7 +265,7 @@ def overhead_worker(device: str, width: int, layers: int, batch: int) -> None:
     sys.path.insert(0, str(EXAMPLES))
     import tiny_gpt
 
-    context, blocks, steps = 256, 12, 20
+    context, blocks, steps = 256, 40, 20
     text = torch.randint(0, len(tiny_gpt.ALPHABET), (batch * steps, context + 1))
     data = TensorDataset(text[:, :-1].contiguous(), text[:, 1:].contiguous())
 
