@@ -51,7 +51,7 @@ def main() -> None:
     model = build(options.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     job = swell.elastic(model, optimizer, mode=options.mode, checkpoint_every_s=None)
-    loader = job.loader(data(options.model, 96_000), batch_size=options.batch)
+    loader = job.loader(data(options.model, 9_600), batch_size=options.batch)
     loss = nn.CrossEntropyLoss()
     worker = os.environ.get("SWELL_WORKER", "solo")
     with (options.out / f"{worker}.steps").open("a", buffering=1) as out:

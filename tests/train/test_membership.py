@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from swell.train.errors import RESPAWN
 from swell.train.membership import (
     MAX_FRUITLESS_DEATHS,
+    SETTLE_S,
     Announce,
     Candidate,
     Fence,
@@ -130,7 +131,9 @@ def test_a_death_is_answered_with_a_recovery_and_then_a_replacement() -> None:
     out = play.m.exited("w1", -9, play.now)
     assert announced(out) == Candidate(2, ("w0", "w2"), recovery=True)
     assert spawned(out) == []
-    assert spawned(play.switch()) == ["w3"]
+    assert spawned(play.switch()) == [], "survivors come first"
+    play.now += SETTLE_S
+    assert spawned(play.m.tick(play.now)) == ["w3"]
 
 
 def test_two_deaths_in_a_row_end_in_the_last_recovery() -> None:
@@ -143,6 +146,20 @@ def test_a_survivor_that_reports_a_broken_mesh_gets_the_candidate_it_missed() ->
     play = Play.training(3)
     play.m.exited("w1", -9, play.now)
     assert play.m.broken("w2", 1, 5, play.now) == [Announce(play.m.candidate, ("w2",))]
+
+
+def test_a_peer_and_a_closed_connection_together_are_proof_of_death() -> None:
+    play = Play.training(3)
+    assert play.m.disconnected("w1", play.now) == [], "a connection may break for other reasons"
+    out = play.m.broken("w0", 1, 5, play.now, lost="w1")
+    assert announced(out) == Candidate(2, ("w0", "w2"), recovery=True)
+    assert Kill("w1") in out
+    assert play.m.exited("w1", -9, play.now) == [], "its exit is no news"
+    play = Play.training(3)
+    assert announced(play.m.broken("w0", 1, 5, play.now, lost="w1")) == Candidate(
+        2, ("w0", "w1", "w2"), recovery=True
+    )
+    assert announced(play.m.disconnected("w1", play.now)) == Candidate(3, ("w0", "w2"), recovery=True)
 
 
 def test_when_everybody_is_dead_prepared_newcomers_start_afresh_too() -> None:

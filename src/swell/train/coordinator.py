@@ -132,7 +132,8 @@ class Coordinator:
             self.agent = None
         if client.role == "worker" and self.workers.get(client.name) is client:
             del self.workers[client.name]
-            self.membership.disconnected(client.name)
+            self._carry_out(self.membership.disconnected(client.name, time.monotonic()))
+            self._save()
 
     # ------------------------------------------------------------------ messages in
 
@@ -209,8 +210,8 @@ class Coordinator:
         return out + self.membership.at_epoch(int(message["epoch"]), now)
 
     def _on_worker_broken(self, client: Client, message: Message, now: float) -> list[Instruction]:
-        operation = int(message["operation"])
-        return self.membership.broken(client.name, int(message["generation"]), operation, now)
+        operation, lost = int(message["operation"]), str(message.get("lost", ""))
+        return self.membership.broken(client.name, int(message["generation"]), operation, now, lost)
 
     def _on_worker_left(self, client: Client, message: Message, now: float) -> list[Instruction]:
         return self.membership.left(client.name, int(message["generation"]), now)

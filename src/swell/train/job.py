@@ -734,12 +734,13 @@ class Job:
         """Somebody is gone: form the next generation. True if the present operation is complete after all."""
         if self._link is None:
             raise PeerLost("a job of one has no peers to lose")
-        begin = time.perf_counter()
+        begin, noticed = time.perf_counter(), time.time()
         covered = self._shares.coverage()
         while True:
-            broken = self._crew.mesh.number
+            broken, lost = self._crew.mesh.number, self._crew.mesh.lost
             self._crew.close()
-            mesh = self._link.wait_recovery(broken, self._crew.operation)
+            mesh = self._link.wait_recovery(broken, self._crew.operation, lost)
+            connected = time.perf_counter()
             try:
                 entered = self._crew.enter(mesh, covered)
                 break
@@ -752,7 +753,12 @@ class Job:
             self._shares.settle(entered.covered, self.rank, self.world)
         if self.rank == 0:
             self._link.event(
-                "recovery", step=self.steps, world=self.world, pause_s=time.perf_counter() - begin
+                "recovery",
+                step=self.steps,
+                world=self.world,
+                connect_s=round(connected - begin, 6),
+                pause_s=round(time.perf_counter() - begin, 6),
+                noticed_s=round(noticed, 6),
             )
         return entered.complete
 

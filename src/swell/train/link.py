@@ -150,11 +150,11 @@ class Link:
                 raise PeerLost(f"candidate {number} was overtaken")
             return self._meshes[number] if self.name in offer.members else None
 
-    def wait_recovery(self, after: int, operation: int) -> Mesh:
+    def wait_recovery(self, after: int, operation: int, lost: str = "") -> Mesh:
         """The generation `after` is broken: say so, and wait for the mesh of the one that replaces it."""
         with self._changed:
             self._broken, self._operation = after, operation
-        self._send({"type": "broken", "generation": after, "operation": operation})
+        self._send({"type": "broken", "generation": after, "operation": operation, "lost": lost})
 
         def found() -> bool:
             offer = self._offer

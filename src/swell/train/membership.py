@@ -21,6 +21,10 @@ MAX_FRUITLESS_DEATHS = 5
 """Workers that may die in a row without the job making a step before it is given up."""
 
 
+SETTLE_S = 0.3
+"""How long survivors of a death have the machine for themselves before a replacement is started."""
+
+
 class Status(StrEnum):
     """Where a worker is in its life."""
 
@@ -143,6 +147,8 @@ class Membership:
     candidate: Candidate | None = None
     workers: dict[str, Worker] = field(default_factory=dict)
     fenced: set[str] = field(default_factory=set)
+    accused: set[str] = field(default_factory=set)
+    """Members whose connection a peer saw ending."""
     born: int = 0
     step: int = 0
     fruitless: int = 0
@@ -152,6 +158,8 @@ class Membership:
     """Asked to save its state and end."""
     finished: bool = False
     """The leader ran its whole script."""
+    calm_s: float = 0.0
+    """Before this time nobody new is started: survivors of a death come first."""
     result: Finish | None = None
 
     # ------------------------------------------------------------------ events
@@ -242,22 +250,32 @@ class Membership:
             return []
         return [*self._adopt(number, members, now_s), *self._plan(now_s)]
 
-    def broken(self, name: str, number: int, operation: int, now_s: float) -> list[Instruction]:
-        """A member's connections of generation `number` broke in `operation`; it needs a new one."""
+    def broken(
+        self, name: str, number: int, operation: int, now_s: float, lost: str = ""
+    ) -> list[Instruction]:
+        """A member's connections of generation `number` broke in `operation`; it needs a new one.
+
+        `lost` is the peer whose connection ended. If its connection to us has ended too, it is dead: its exit
+        will be reported some milliseconds later, when the system has taken its memory apart.
+        """
         if self.result is not None or name not in self.workers:
             return []
         for other in self.workers.values():
             if other.status is Status.DONE and operation >= other.done_at:
                 return self._ended_early(other.name)
+        if lost in self.members and lost in self.workers:
+            self.accused.add(lost)
+            if not self.workers[lost].connected:
+                return self._give_up(lost, now_s)
         if self.candidate is not None and self.candidate.recovery and self.candidate.number > number:
             return [Announce(self.candidate, (name,))]
-        return self._recover()
+        return self._recover(now_s)
 
     def left(self, name: str, number: int, now_s: float) -> list[Instruction]:
         """A member is on its way out: candidate `number` was agreed on and it is not in it."""
         if (worker := self.workers.get(name)) is not None:
             worker.status = Status.LEAVING
-        return self._without(name)
+        return self._without(name, now_s)
 
     def done(self, name: str, operation: int, now_s: float) -> list[Instruction]:
         """A worker left the training loop and will take part in no operation from this one on."""
@@ -269,10 +287,14 @@ class Membership:
                     other.status = Status.LEAVING
         return [Kill(w.name) for w in self.workers.values() if w.status is Status.LEAVING]
 
-    def disconnected(self, name: str) -> None:
-        """A worker's connection closed. Only its exit, or silence, says that it is dead."""
-        if (worker := self.workers.get(name)) is not None:
-            worker.connected = False
+    def disconnected(self, name: str, now_s: float) -> list[Instruction]:
+        """A worker's connection closed. That alone is not death; together with a peer's word it is."""
+        worker = self.workers.get(name)
+        if worker is None or self.result is not None:
+            return []
+        worker.connected = False
+        ended = worker.status in (Status.DONE, Status.LEAVING)
+        return self._give_up(name, now_s) if name in self.accused and not ended else []
 
     def exited(self, name: str, code: int, now_s: float, note: str = "") -> list[Instruction]:
         """A worker's process ended with `code` (negative: killed by that signal)."""
@@ -286,7 +308,7 @@ class Membership:
         left = self.stopping and code == 0 and worker.status is not Status.DONE
         if worker.status is Status.LEAVING or left:
             self.workers.pop(name)
-            return [*self._without(name), *(self._closing() or self._plan(now_s))]
+            return [*self._without(name, now_s), *(self._closing() or self._plan(now_s))]
         if code == RESPAWN and name not in self.members:
             self.workers.pop(name)
             return self._died_fruitless(name, "it asked to be started again") or self._plan(now_s)
@@ -318,7 +340,7 @@ class Membership:
             return self._plan(now_s)
         self.members.remove(name)
         if self.members:
-            return [*self._recover(), *self._plan(now_s)]
+            return [*self._recover(now_s), *self._plan(now_s)]
         return self._closing() or self._begin_again(now_s)
 
     def tick(self, now_s: float) -> list[Instruction]:
@@ -330,9 +352,7 @@ class Membership:
                 and self.result is None
                 and now_s - worker.seen_s > self.silent_after_s
             ):
-                self.fenced.add(worker.name)
-                out += [Fence(worker.name), *([Kill(worker.name)] if self.kill_silent else [])]
-                out += self.lost(worker.name, f"silent for {self.silent_after_s:g} s", now_s)
+                out += [Fence(worker.name), *self._give_up(worker.name, now_s)]
         return out or self._plan(now_s)
 
     def agent_connected(self, alive: list[str], now_s: float) -> list[Instruction]:
@@ -366,7 +386,8 @@ class Membership:
         out: list[Instruction] = []
         ready = sorted(self._with(Status.READY), key=lambda w: _age(w.name))
         starting = sorted(self._with(Status.STARTING), key=lambda w: _age(w.name))
-        surplus = len(self.members) + len(ready) + len(starting) - self.target - self.spares
+        waiting = max(0, self.target - len(self.members)) + self.spares
+        surplus = len(ready) + len(starting) - waiting
         for worker in reversed(ready + starting):  # the youngest, unprepared ones first
             if surplus <= 0:
                 break
@@ -375,7 +396,7 @@ class Membership:
             out.append(Kill(worker.name))
         ready = [w for w in ready if w.status is Status.READY]
         starting = [w for w in starting if w.status is Status.STARTING]
-        for _ in range(-surplus):
+        for _ in range(-surplus if now_s >= self.calm_s else 0):
             name = f"w{self.born}"
             self.born += 1
             self.workers[name] = Worker(name, Status.STARTING, now_s)
@@ -409,17 +430,25 @@ class Membership:
     def _concerned(self, candidate: Candidate) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.members, *candidate.members]))
 
-    def _recover(self) -> list[Instruction]:
+    def _recover(self, now_s: float) -> list[Instruction]:
+        self.calm_s = now_s + SETTLE_S
         going = [m for m in self.members if m in self.workers]
         going = [m for m in going if self.workers[m].status not in (Status.DONE, Status.LEAVING)]
         return self._announce(going, recovery=True) if going else []
 
-    def _without(self, name: str) -> list[Instruction]:
+    def _give_up(self, name: str, now_s: float) -> list[Instruction]:
+        """Go on without `name`, and see to it that it cannot come back."""
+        self.fenced.add(name)
+        self.accused.discard(name)
+        kill: list[Instruction] = [Kill(name)] if self.kill_silent else []
+        return [*self.lost(name, "it does not answer", now_s), *kill]
+
+    def _without(self, name: str, now_s: float) -> list[Instruction]:
         """A recovery that counted on `name` has to do without."""
         if self.candidate is None or not self.candidate.recovery or name not in self.candidate.members:
             return []
         self.members = [m for m in self.members if m != name]
-        return self._recover()
+        return self._recover(now_s)
 
     def _adopt(self, number: int, members: list[str], now_s: float) -> list[Instruction]:
         left = [m for m in self.members if m not in members]
@@ -438,7 +467,7 @@ class Membership:
         if self.candidate is not None and self.candidate.number <= number:
             self.candidate = None
         if len(self.members) < len(members) and self.members:  # somebody died around the switch
-            out += self._recover()
+            out += self._recover(now_s)
         return out
 
     def _begin_again(self, now_s: float) -> list[Instruction]:

@@ -46,6 +46,8 @@ class Mesh:
         self.size = len(members)
         self.peers = dict(peers)
         self.broken = False
+        self.lost = ""
+        """The peer whose connection was seen to end first."""
         for peer in self.peers.values():
             peer.sock.settimeout(None)
             with contextlib.suppress(OSError):
@@ -90,6 +92,11 @@ class Mesh:
             with contextlib.suppress(OSError):
                 peer.sock.shutdown(socket.SHUT_RDWR)
 
+    def _gone(self, rank: int) -> PeerLost:
+        if not self.broken:
+            self.lost = self.members[rank]
+        return PeerLost(f"{self.members[rank]} is gone")
+
     def close(self) -> None:
         """Release the sockets; only for the thread that uses the mesh."""
         self.abandon()
@@ -110,7 +117,7 @@ class Mesh:
         while len(inbox) < count:
             data = sock.recv(1 << 16)
             if not data:
-                raise PeerLost(f"{self.peers[rank].name} is gone")
+                raise self._gone(rank)
             inbox += data
         data = bytes(inbox[:count])
         del inbox[:count]
@@ -198,7 +205,7 @@ class Mesh:
         except BlockingIOError:
             return None
         if not data:
-            raise PeerLost(f"{self.peers[rank].name} is gone")
+            raise self._gone(rank)
         self._inbox[rank] += data
         return self._parse(rank, operation, phase)
 
@@ -231,7 +238,7 @@ class Mesh:
         except BlockingIOError:
             return
         if count == 0:
-            raise PeerLost(f"{self.peers[rank].name} is gone")
+            raise self._gone(rank)
         _advance(left, count)
 
 
