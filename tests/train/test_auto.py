@@ -118,6 +118,24 @@ def test_when_everybody_dies_the_script_goes_on_from_the_checkpoint(
         assert result["weights"] == pytest.approx(undisturbed["weights"], abs=0.1)
 
 
+def test_a_stopped_script_goes_on_where_it_was(
+    stage: Any, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    job = _auto(stage, PLAIN, "40", "0.005", str(tmp_path), workers=2)
+    job.members(2)
+    status = job.wait_for(lambda s: s["step"] >= 100)
+    report = status["reports"][status["members"][0]]
+    assert report["batch_size"] == 20 and report["local_batch"] == 10 and report["of"] is None
+    with job.client() as client:
+        client._connection.request({"type": "stop", "save": True})
+    assert job.wait() == 0 and _results(tmp_path) == {}
+    again = _auto(stage, PLAIN, "40", "0", str(tmp_path), directory=job.directory.path, workers=1)
+    assert again.wait() == 0, again.output()
+    result = _results(tmp_path)["w0"]
+    assert result["steps"] == 400
+    assert result["weights"] == pytest.approx(undisturbed["weights"], abs=1e-4)
+
+
 DEMANDING = """
     import json, os, sys, time
     import torch

@@ -303,7 +303,8 @@ class Watch:
         if self.alone:
             self.link.step += 1
         elif self.job is not None and not self.job.forwarding:
-            self.job.stepped(self._last)
+            here = self._pass
+            self.job.stepped(self._last, (here.loader.batch_size or len(here.window)) if here else 1)
 
     def _why_not(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> str:
         if (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None:

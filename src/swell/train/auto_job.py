@@ -7,11 +7,13 @@ crew, generations, recovery, state and checkpoints are the same.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from swell.train import reporting
 from swell.train.errors import PeerLost
 from swell.train.job import Job
 from swell.train.link import Link
@@ -34,17 +36,21 @@ class Script(Protocol):
         """Take over what `capture` gave."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a report says of a step: its samples, which one backward pass computes at once."""
+
+    batch_size: int
+    micro_batch: int | None = None
+
+
 class ScriptJob(Job):
     """A job whose loop belongs to somebody else: its state includes where the script is."""
 
     def __init__(
         self, script: Script, model: nn.Module, optimizer: torch.optim.Optimizer, link: Link, seed: int
     ) -> None:
-        every_s = float(link.config.get("checkpoint_s", 60.0))
-        directory = link.config.get("checkpoints")
-        super().__init__(
-            model, optimizer, seed=seed, link=link, checkpoint_dir=directory, checkpoint_every_s=every_s
-        )
+        super().__init__(model, optimizer, seed=seed, link=link)
         self._script = script
         self.later: dict[str, Any] | None = None
         """A state this worker has received and will take over when its script has come there."""
@@ -124,10 +130,15 @@ class ScriptJob(Job):
         if tensors:
             torch._foreach_mul_(tensors, factor)
 
-    def stepped(self, reduced: Reduced) -> None:
-        """The script's optimizer has stepped."""
+    def stepped(self, reduced: Reduced, batch_size: int) -> None:
+        """The script's optimizer has stepped on a batch of that size."""
         self.steps += 1
-        self._report(reduced)
+        step_s = self._report(reduced)
+        if self._link is not None:
+            self._pace.add((self._crew.mesh.number, batch_size), step_s, reduced.sync_s)
+            shape: Any = Shape(batch_size)
+            self._link.report |= reporting.timing(self._pace, shape, self.world, self._crew.nodes)
+            self._link.report["of"] = None  # how long the script goes on, only the script knows
 
     def boundary(self, agreed: int) -> None:
         """Between two steps, at rest: save, and go to another generation if all agreed to."""
