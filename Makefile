@@ -40,5 +40,9 @@ bench: $(STAMP)  ## Fidelity, speed and decision-time benchmarks (needs ../share
 bench-runtime: $(STAMP)  ## The elastic runtime: pauses, deaths, overhead, bit-identity (20 minutes)
 	$(BIN)/python -m benchmarks.runtime
 
+bench-platform: $(STAMP)  ## Crashes of the control plane and promises kept, with real jobs (10 minutes)
+	$(BIN)/python -m benchmarks.platform.crash
+	$(BIN)/python -m benchmarks.platform.quotes
+
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
