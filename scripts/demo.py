@@ -27,7 +27,7 @@ from rich.text import Text
 
 from swell.api.client import Client
 from swell.api.schemas import EventView, JobView
-from swell.cli._when import say_duration
+from swell.cli._when import parse_duration, say_duration
 
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS = ("examples/digits_cnn.py", "--epochs", "16", "--fetch-ms", "2")
@@ -84,8 +84,8 @@ class Demo:
             self.watch(client, lambda jobs: _over(jobs, "digits"))
             say("\nDigits is done, and known now. Again, this time within eight seconds?")
             offer = self.refused("--deadline", "8s", *DIGITS)
-            say("\nSo be it: we take the counter-offer.")
-            self.swell("submit", "-d", "--name", "digits-again", "--deadline", offer, *DIGITS)
+            say("\nSo be it. (Half as much again as the counter-offer: this machine has other things to do.)")
+            self.swell("submit", "-d", "--name", "digits-again", "--deadline", _half_more(offer), *DIGITS)
             self.watch(client, lambda jobs: _over(jobs, "gpt", "digits-again"))
             jobs = sorted(client.jobs(), key=lambda job: job.submitted_s)
             events = list(client.events(since=0, follow=False))
@@ -246,6 +246,10 @@ class Demo:
             check=False,
         )
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _half_more(deadline: str) -> str:
+    return f"{int(1.5 * parse_duration(deadline))}s"
 
 
 def _over(jobs: list[JobView], *names: str) -> bool:

@@ -109,6 +109,7 @@ def submission(record: JobRecord, knowledge: Knowledge, policy: str) -> list[Eve
         "model": request.script,
         "fingerprint": knowledge.fingerprint,
         "source": knowledge.source,
+        "startup_s": knowledge.startup_s,
         "policy": policy,
         "gpus": request.workers,
         "min_gpus": request.min_workers,

@@ -60,6 +60,7 @@ def simulate(
     belief: str | None = None,
     failures: Sequence[NodeFailure] = (),
     explore: Exploration | None = None,
+    planned_cost: ResizeCost | None = None,
     on_event: EventSink | None = None,
     on_progress: ProgressSink | None = None,
 ) -> Result:
@@ -69,6 +70,7 @@ def simulate(
         interval_s: length of the rounds; None for the policy's own, or at once if it has none.
         belief: 'profiles' or 'fitted' to override what the policy is told of the jobs' speed.
         explore: have jobs grow only as they become known, as on a live cluster.
+        planned_cost: what policies are told that changes cost, if not the truth.
     """
     if not jobs:
         raise InputError("nothing to simulate: the trace has no jobs", field="trace")
@@ -79,6 +81,8 @@ def simulate(
     ordered = sorted(jobs, key=lambda job: job.submit_s)
     world = World(ordered, profiles, cluster, chosen, belief)
     engine = _Engine(world, chosen, cluster, interval_s, cost, failures, explore, on_event, on_progress)
+    if planned_cost is not None:
+        engine.plan_with(planned_cost)
     started = time.process_time()
     engine.run()
     result = engine.result()
@@ -112,10 +116,7 @@ class _Engine:
         self.on_event = on_event
         self.on_progress = on_progress
         self.has_admission = type(policy).admit is not Policy.admit
-        # A policy that plans must know that a change also waits for the next round.
-        round_s = self.interval_s or 0.0
-        self.resize_cost_s = cost.seconds(world.typical_state_bytes, 1, 2) + round_s
-        self.start_cost_s = cost.seconds(world.typical_state_bytes, 0, 1) + round_s
+        self.plan_with(cost)
 
         n = len(self.table)
         self.now_s = float(self.table.submit_s[0])
@@ -144,6 +145,12 @@ class _Engine:
         self.capacity_gpu_s = 0.0
         self.gpu_s = 0.0
         self.stalled = False
+
+    def plan_with(self, cost: ResizeCost) -> None:
+        """Say what policies shall reckon a change to cost; it also waits for the next round."""
+        round_s, typical = self.interval_s or 0.0, self.world.typical_state_bytes
+        self.resize_cost_s = cost.seconds(typical, 1, 2) + round_s
+        self.start_cost_s = cost.seconds(typical, 0, 1) + round_s
 
     # -- the clock ---------------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ class LoggedJob:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What changes cost. A replayed job's profile carries its own start-up where others carry bytes."""
+    """What changes did cost. A replayed job's profile carries its own start-up where others carry bytes."""
 
     pause_s: float
     extra_s: float
@@ -114,6 +114,17 @@ class _Cost:
 
     def seconds(self, state_bytes: float, before: int, after: int) -> float:
         return self.pause_s if before else state_bytes + self.extra_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Believed:
+    """What changes were believed to cost when jobs came: live, policies planned with that."""
+
+    startup_s: float
+    pause_s: float
+
+    def seconds(self, state_bytes: float, before: int, after: int) -> float:
+        return self.pause_s if before else self.startup_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +206,7 @@ def replay(
             policy,
             interval_s=_interval_s(log, policy),
             resize_cost=cost,
+            planned_cost=_believed(log),
             explore=Exploration.of(_learn_s(log, cost), (job.job_id for job in log.jobs if not job.new)),
             failures=log.failures if cluster is None else (),
         )
@@ -269,6 +281,12 @@ def _costs(log: Log, cluster: Cluster) -> _Cost:
     if not any(resizes for _, resizes in rows):
         pause_s = np.mean(told_s)
     return _Cost(float(pause_s), float(extra_s))
+
+
+def _believed(log: Log) -> _Believed:
+    startups_s = [float(job.submitted.data.get("startup_s") or job.startup_s) for job in log.jobs]
+    pauses_s = [float(job.end.data.get("pause_s") or 0.0) for job in log.jobs if job.end is not None]
+    return _Believed(float(np.median(startups_s)), float(np.median(pauses_s)))
 
 
 def _learn_s(log: Log, cost: _Cost) -> float:
