@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo demo-sim test lint bench bench-runtime clean
+.PHONY: help setup demo demo-sim test lint bench bench-runtime bench-platform clean
 .DEFAULT_GOAL := help
 
 help:  ## What can be made

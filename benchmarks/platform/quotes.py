@@ -92,8 +92,9 @@ def main() -> None:
                 error = "-" if quote.error is None else f"{quote.error:+.1%}"
                 told = "-" if quote.predicted_s is None else f"{quote.predicted_s:.1f}"
                 print(
-                    f"{name:7} run {i + 1}  from {quote.source:8} predicted {told:>6} s  took {quote.took_s:5.1f} s"
-                    f"  error {error:>6}  workers {quote.sizes}  load {os.getloadavg()[0]:.1f}",
+                    f"{name:7} run {i + 1}  from {quote.source:8} predicted {told:>6} s"
+                    f"  took {quote.took_s:5.1f} s  error {error:>6}"
+                    f"  workers {quote.sizes}  load {os.getloadavg()[0]:.1f}",
                     flush=True,
                 )
 

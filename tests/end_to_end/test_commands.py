@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -77,3 +80,34 @@ def test_a_deadline_of_an_unknown_script_is_decided_after_a_profiling_run(
     while processes_of(here.home / "jobs" / easy.job_id):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_job_that_lost_all_its_processes_goes_on_from_its_checkpoint(
+    platform: Callable[..., Platform],
+) -> None:
+    here = platform()
+    job_id = here.submit("toy", "--epochs", 12, "--sample-ms", 2, checkpoint_s=0.5, max_workers=2).job_id
+    here.wait(job_id, lambda r: here.steps(job_id) > 30)
+    for pid in processes_of(here.home / "jobs" / job_id):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    before = here.steps(job_id)
+    record = here.wait(job_id, finished)
+    assert record.restarts == 1
+    printed = [int(line.split()[2]) for line in here.output(job_id).splitlines() if "| step " in line]
+    assert 1 < printed[before] <= before + 1
+    assert printed[before:] == list(range(printed[before], 193))
+    assert here.loss(job_id) > 0
+
+
+@pytest.mark.slow
+def test_a_job_that_always_dies_is_given_up_with_a_reason(platform: Callable[..., Platform]) -> None:
+    here = platform()
+    job_id = here.submit("toy", "--epochs", 50, "--sample-ms", 2, max_restarts=0, max_workers=1).job_id
+    here.wait(job_id, lambda r: here.steps(job_id) > 3)
+    for pid in processes_of(here.home / "jobs" / job_id):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    record = here.wait(job_id, lambda r: r.phase.over)
+    assert record.phase is Phase.FAILED and "died" in record.reason

@@ -32,7 +32,7 @@ from swell.control.scheduler import Scheduler, check_fits
 from swell.control.store import Store
 from swell.control.views import NodeView
 from swell.domain import Cluster, Event, EventKind, InputError, Placement, SwellError
-from swell.engines import Engine, Launch, Observed, Report, RunState
+from swell.engines import Engine, Launch, Observed, Report
 from swell.policies import make_policy
 
 __all__ = ["ControlPlane", "NodeView"]
@@ -91,6 +91,8 @@ class ControlPlane:
         self._observed: dict[str, Observed] = {}
         self._missing_since: dict[str, float] = {}
         self._granted_at: dict[str, float] = {}
+        self._unconfirmed: set[str] = set()
+        """Jobs that ran when the last plane ended and have not been looked for yet."""
         self._hurt: dict[str, Placement] = {}
         """What is left to jobs that lost slots with a node, until the next decision."""
         self._saved_at: dict[str, float] = {}
@@ -112,6 +114,7 @@ class ControlPlane:
             policy = self.store.setting("policy") or self._default_policy
             self._scheduler = Scheduler(policy, self._cluster())
             for record in sorted(self.store.jobs(over=False, limit=1_000_000), key=lambda r: r.submitted_s):
+                self._unconfirmed.add(record.job_id)
                 if not self._add(record):
                     lost = lifecycle.Granted((), "the slots it had are no more")
                     self._happen(record, lost, self.clock())
@@ -449,11 +452,16 @@ class ControlPlane:
             record = self._book.records.get(job_id)
             if record is not None:
                 self._happen(record, lifecycle.Seen(observed), now_s)
-            elif observed.state not in (RunState.FINISHED, RunState.FAILED):
+            else:
                 self.engine.end(job_id)
         for job_id, record in list(self._book.records.items()):
             if record.phase is not Phase.RUNNING or job_id in self._observed:
                 self._missing_since.pop(job_id, None)
+                self._unconfirmed.discard(job_id)
+                continue
+            if job_id in self._unconfirmed:  # decided by a plane that was killed before it could say so
+                self._unconfirmed.discard(job_id)
+                self.engine.apply(self._launch(record), record.wanted)
                 continue
             since_s = self._missing_since.setdefault(job_id, now_s)
             if now_s - since_s >= LOST_AFTER_S:

@@ -117,11 +117,11 @@ class LocalEngine:
                     return
                 job = self._jobs[launch.job_id] = LocalJob(launch.job_id, launch.job_dir)
             job.launch = launch
-            if job.wanted == placement:
-                return
+            if job.wanted == placement or job.over:
+                return  # whoever asked has not seen yet how it ended
             job.wanted, job.wanted_s = placement, time.monotonic()
             if placement and not job.alive:
-                job.outcome = None  # it is to run again; how it ended before is history
+                job.outcome = None  # it was stopped, and is to go on
         self._poke()
 
     def end(self, job_id: str) -> None:

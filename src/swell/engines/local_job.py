@@ -109,6 +109,11 @@ class LocalJob:
         return self.alive or bool(self.wanted) or self.outcome is not None
 
     @property
+    def over(self) -> bool:
+        """Whether its script came to an end: it must not be started again."""
+        return self.outcome is not None and self.outcome.state is not RunState.STOPPED
+
+    @property
     def in_use(self) -> int:
         """Slots that it has workers on, or was told to use."""
         return max(self.told, len(self.live)) if self.alive else 0
