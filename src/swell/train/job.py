@@ -6,38 +6,35 @@
         for x, y in loader:
             job.step(loss_fn(model(x), y))
 
-The story of a step is in docs/runtime.md; here it reads: `_run_loader` hands out this worker's part,
-`backward` adds its gradients, `_sync` sums them with the others', `_commit` takes effect everywhere or
-nowhere, `_switch` goes to another generation. Without `swell run` the same code is a crew of one.
+Here is what scripts use, and the state that travels. What happens in a step is in `stepping`, how a worker
+comes in and goes on in another generation in `member`. Without `swell run` the same code is a crew of one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from swell.train import checks, plan, reporting
+from swell.train import checks, reporting
 from swell.train import state as states
 from swell.train.crew import Crew
-from swell.train.data import ElasticLoader, MapDataset, key, seed_all
-from swell.train.errors import LEFT, RESPAWN, PeerLost, UsageError
+from swell.train.data import ElasticLoader, MapDataset
+from swell.train.errors import RESPAWN, UsageError
 from swell.train.flat import FlatModel
 from swell.train.jobdir import JobDirectory
 from swell.train.keeper import Keeper
-from swell.train.link import STOP, Link
+from swell.train.link import Link
 from swell.train.mesh import Header
-from swell.train.plan import Tree
 from swell.train.ranks import LogicalRanks, PartialSums
-from swell.train.reducer import Reduced
 from swell.train.shares import Shares
+from swell.train.stepping import Stepper
 
 if TYPE_CHECKING:
     from swell.train.adaptation import Adaptation
@@ -49,7 +46,7 @@ MODES = ("fixed", "adaptive", "consistent")
 DEFAULT_CHECKPOINT_S = 60.0
 
 
-class Job:
+class Job(Stepper):
     """One training run, seen from one of its workers."""
 
     def __init__(
@@ -136,36 +133,11 @@ class Job:
     # ------------------------------------------------------------------ what scripts use
 
     @property
-    def rank(self) -> int:
-        """This worker's place in the present generation (changes when membership does)."""
-        return self._crew.rank
-
-    @property
-    def world(self) -> int:
-        """Workers in the present generation."""
-        return self._crew.size
-
-    @property
-    def generation(self) -> int:
-        """The number of the present generation; grows with every change of membership."""
-        return self._crew.mesh.number
-
-    @property
-    def is_leader(self) -> bool:
-        """True on exactly one worker: the one that prints and saves."""
-        return self._crew.rank == 0 and not self._rehearsing
-
-    @property
     def adaptive(self) -> Adaptation:
         """What adaptive mode has found out: noise scale, progress, reports."""
         if self._adaptive is None:
             raise UsageError("job.adaptive: needs mode='adaptive' and a training loader made by job.loader")
         return self._adaptive
-
-    @property
-    def rehearsing(self) -> bool:
-        """This worker is preparing and not yet part of the job."""
-        return self._rehearsing
 
     def loader(
         self,
@@ -322,50 +294,6 @@ class Job:
         self.backward(loss)
         return self.commit()
 
-    def backward(self, loss: Tensor | Callable[[], Tensor]) -> None:
-        """The first half of `step`: add this batch's gradients."""
-        if not self._shares.drawn:
-            raise UsageError(
-                "job.step: no batch was drawn since the last step. Iterate a loader made by job.loader(...), "
-                "and call job.step once for each batch"
-            )
-        share = self._shares.drawn[0].share
-        if self._rehearsing or share is None or share.current is None:
-            self._scaled(loss() if callable(loss) else loss).backward()  # type: ignore[no-untyped-call]
-            return
-        rank, (low, high) = share.current
-        try:
-            weighted = (loss() if callable(loss) else loss) * ((high - low) / share.size)
-            self._scaled(weighted).backward()  # type: ignore[no-untyped-call]
-        except torch.OutOfMemoryError:
-            if self._ranks is not None or len(self._shares.drawn) > 1 or high - low == 1:
-                raise
-            self._cut(self._shares.drawn[0], high - low)
-            return
-        if self._ranks is not None:
-            self._ranks.end(rank)
-            self._sums.after(rank)
-        self._shares.cover()
-        if self._adaptive is not None and self._crew.size == 1 and len(share.covered) == 1 and share.pending:
-            self._adaptive.after_backward(share.samples)
-
-    def _cut(self, loader: ElasticLoader, samples: int) -> None:
-        """A micro-batch of `samples` did not fit: compute this worker's part again, in smaller pieces."""
-        limit = self._adaptive.out_of_memory(samples) if self._adaptive is not None else samples // 2
-        log.warning("a batch of %d does not fit the memory; going on with %d at once", samples, limit)
-        self._flat.clear()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        loader.micro_batch = limit
-        self._shares.begin_again(loader)
-
-    def commit(self) -> bool:
-        """The second half of `step`: if this worker's part is complete, sum with the others and update."""
-        if self._rehearsing:
-            self._rehearse_update()
-            return False
-        return self._sync() if self._shares.complete() else False
-
     def reduce(self, **values: float | Tensor) -> dict[str, float]:
         """The sum over all workers of each named value."""
         mine = {name: float(value) for name, value in values.items()}
@@ -442,349 +370,12 @@ class Job:
             self.restore(state)
             self._crew.operation = int(state["operation"])
 
-    def save(self, *, wait: bool = False) -> None:
-        """Write a checkpoint now (on the leader; the others do nothing)."""
-        if self.is_leader:
-            self._keeper.save(self.steps, self.capture(), wait=wait)
-
-    # ------------------------------------------------------------------ the loop
-
-    def _run_loader(self, loader: ElasticLoader) -> Iterator[Any]:
-        self._enter()
-        if not loader.train:
-            batches = loader.evaluation(self.rank, self.world)
-            for indices in batches[:1] if self._rehearsing else batches:
-                yield loader.fetch(indices)
-            return
-        if self._rehearsing and not self._rehearsed:
-            self._shares.drawn = [loader]
-            yield loader.rehearsal()
-            self._rehearsed = True
-        if self._rehearsing and not self._join():
-            return
-        loader.begin()
-        while (share := self._shares.draw(loader, self.rank, self.world)) is not None:
-            if not share.pending:  # nothing (left) for this worker in this step: take part all the same
-                self._sync()
-                continue
-            rank, _ = share.take()
-            batch = loader.batch(share)
-            if batch is None:  # a stream that has nothing for this worker right now
-                continue
-            if self._ranks is not None:
-                self._ranks.begin(rank, self.steps)
-            yield batch
-
-    # ------------------------------------------------------------------ one step, together
-
-    def _sync(self) -> bool:
-        """Sum the gradients with everybody's and commit. False: somebody died, samples are to be redone."""
-        share = self._shares.drawn[0].share
-        assert share is not None
-        mesh, alone = self._crew.mesh, self._crew.size == 1
-        header: Header = {"what": "step", "n": share.samples, "candidate": self._offer()}
-        if self._ranks is not None:
-            if not alone:
-                block = range(*plan.blocks(self._logical, self.world)[self.rank])
-                self._flat.gather_ranks(self._ranks.after_step(block, share.ranks))
-        elif not alone and share.samples:
-            unused = self._flat.gather(share.samples / share.size)
-            if unused:
-                header["unused"] = unused
-        streams = {ld.name: ld.header() for ld in self._shares.drawn if ld.streaming}
-        if streams:
-            header["streams"] = streams
-        squares, weights = False, None
-        if self._adaptive is not None:
-            header |= self._adaptive.header(self._crew.mesh.number)
-            squares, weights = self._adaptive.measuring, self._adaptive.weights
-        if alone:
-            reduced = Reduced([header], 0.0, 0.0)
-        else:
-            try:
-                reduced = self._crew.all_reduce(
-                    header, self._tree(share.size), squares=squares, weights=weights
-                )
-            except PeerLost:
-                if not self._recover():
-                    return False
-                assert self._crew.reducer.result is not None
-                reduced = self._crew.reducer.result
-        offered = header["candidate"]
-        agreed = mesh is self._crew.mesh and all(h["candidate"] == offered for h in reduced.headers)
-        self._commit(reduced, alone)
-        if offered and agreed:
-            self._switch(offered)
-        elif offered and self._link is not None:
-            self._link.release()
-        return True
-
-    def _tree(self, size: int) -> Callable[[list[Header]], Tree | None]:
-        if self._ranks is not None:
-            return lambda headers: plan.worker_tree(self._logical, len(headers), size)
-        return lambda headers: plan.balanced([r for r, h in enumerate(headers) if h["n"]] or [0])
-
-    def _commit(self, reduced: Reduced, alone: bool) -> None:
-        headers = reduced.headers
-        streams = [ld for ld in self._shares.drawn if ld.streaming]
-        if streams and not self._rescale(headers, alone):  # nobody had a sample: only shards change hands
-            self._hand_out(streams, headers)
-            self._flat.clear()
-            self._shares.commit()
-            self._crew.completed()
-            return
-        if not alone:
-            silent = [set(h.get("unused", ())) for h in headers if h["n"]]
-            self._flat.adopt(set.intersection(*silent) if silent and self._ranks is None else set())
-        elif self._ranks is not None:
-            self._flat.adopt_inputs()
-            self._ranks.commit(self._shares.drawn[0].share.ranks if self._shares.drawn[0].share else [])
-        if self._adaptive is not None:
-            scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
-            self._adaptive.commit(reduced, alone=alone, nodes=self._crew.nodes, unscale=scale**-2)
-        self._update()
-        self._flat.clear()
-        share, loader = self._shares.drawn[0].share, self._shares.drawn[0]
-        self._hand_out(streams, headers)
-        self._shares.commit()
-        self._crew.completed()
-        self.steps += 1
-        if self._step_scheduler == "step":
-            self._tick(self.steps if self._adaptive is None else self._adaptive.steps_worth)
-        if self._ranks is not None:
-            self._ranks.between(self.steps)
-        step_s = self._report(reduced, loader)
-        if self._adaptive is not None and share is not None:
-            self._adaptive.follow()
-            self._adaptive.observe(step_s, reduced.sync_s, share.samples, len(share.covered))
-        if self.rank == 0 and self._keeper.due(self.steps):
-            self.save()
-
-    def _rescale(self, headers: list[Header], alone: bool) -> bool:
-        """Make the sum a mean over the samples that really came together; False if there was none."""
-        share = self._shares.drawn[0].share
-        total = sum(h["n"] for h in headers)
-        if share is not None and total not in (0, share.size):
-            vectors = [p.grad for p in self._flat.parameters.values() if p.grad is not None]
-            torch._foreach_mul_(vectors if alone else self._flat.outputs, share.size / total)
-        return total > 0
-
-    def _hand_out(self, streams: list[ElasticLoader], headers: list[Header]) -> None:
-        for loader in streams:
-            loader.committed_by([h["streams"][loader.name] for h in headers])
-
-    def _tick(self, due: float) -> None:
-        """Let the scheduler catch up with training: to `due` of its steps."""
-        while self.scheduler is not None and self._ticks + 1 <= due + 1e-6:
-            self.scheduler.step()
-            self._ticks += 1
-
-    def _scaled(self, loss: Tensor) -> Tensor:
-        scaled: Tensor = self.scaler.scale(loss) if self.scaler is not None else loss
-        return scaled
-
-    def _update(self) -> None:
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._flat.parameters.values(), self._clip_norm)
-        rate = contextlib.nullcontext() if self._adaptive is None else self._adaptive.scaled_learning_rate()
-        with rate:
-            if self.scaler is not None:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-            else:
-                self.optimizer.step()
-
-    def _share(self, header: Header) -> list[Header]:
-        """Show `header` to everybody and return everybody's, whoever dies meanwhile."""
-        if self._rehearsing or not self._entered:
-            return [header]
-        while True:
-            try:
-                headers = self._crew.share(header)
-            except PeerLost:
-                if not self._recover():
-                    continue
-                headers = self._crew.held_headers()
-            self._crew.completed()
-            return headers
-
-    def _report(self, reduced: Reduced, loader: ElasticLoader | None = None) -> float:
-        """Say what this step was like; returns how long it took."""
-        now = time.perf_counter()
-        step_s, self._last_commit_s = now - self._last_commit_s, now
-        if self._link is not None:
-            self._link.step = self.steps
-            self._link.report = {
-                "step": self.steps,
-                "epoch": self.epoch,
-                "generation": self._crew.mesh.number,
-                "rank": self.rank,
-                "world": self.world,
-                "step_s": round(step_s, 6),
-                "wait_s": round(reduced.wait_s, 6),
-                "sync_s": round(reduced.sync_s, 6),
-                "metrics": self._metrics,
-                "done": self.steps,
-            }
-            if loader is not None:
-                now_with = (self._crew.mesh.number, loader.batch_size, loader.micro_batch or 0)
-                self._pace.add(now_with, step_s, reduced.sync_s)
-                self._link.report |= reporting.timing(self._pace, loader, self.world, self._crew.nodes)
-                self._link.report |= self._progress(loader)
-            if self._adaptive is not None:
-                self._link.report |= self._adaptive.beat()
-        return step_s
-
-    def _progress(self, loader: ElasticLoader) -> dict[str, float | None]:
-        if self._adaptive is None:
-            return reporting.progress(loader, self._epochs, self.steps)
-        worth = self._adaptive.steps_worth if self._by == "progress" else None
-        tuned = int(self._adaptive.report()["init_batch"] or 1)
-        return reporting.adaptive_progress(loader, self._epochs, self.epoch, tuned, worth)
-
-    # ------------------------------------------------------------------ membership
-
-    def _offer(self) -> int:
-        if self._link is None:
-            return 0
-        return self._link.offer(self.epoch)
-
-    def _enter(self) -> None:
-        """Become part of the job: at once, or by way of a rehearsal if it is under way."""
-        if self._entered or self._rehearsing:
-            return
-        if self._link is None:
-            self._crew.enter(self._crew.mesh, {})
-            self._entered = True
-            self._begin_random()
-            return
-        welcome = self._link.welcome()
-        self.epoch = int(welcome["epoch"])
-        if welcome["live"]:
-            self._rehearsing = True
-            return
-        while not self._join():
-            assert self._turned is not None
-            self.epoch, self._turned = self._turned, None
-
-    def _join(self) -> bool:
-        """Wait to be taken in. False: the job went on to another epoch (`_turned`), come along."""
-        assert self._link is not None
-        self._link.announce_ready(self.epoch)
-        while True:
-            found = self._link.wait_join()
-            if isinstance(found, int):
-                self._turned = found
-                return False
-            standing = self.epoch
-            try:
-                entered = self._crew.enter(found, {})
-            except PeerLost:
-                found.close()
-                continue
-            if self._rehearsed and self.epoch != standing:
-                os._exit(RESPAWN)  # the script's loop variable says otherwise
-            self._rehearsing, self._entered = False, True
-            self._link.entered(found, self.steps, self.epoch)
-            self._shares.settle(entered.covered, self.rank, self.world)
-            self._begin_random()
-            return True
-
-    def _switch(self, number: int) -> None:
-        """Everybody said yes to candidate `number` in the step that was just committed."""
-        assert self._link is not None
-        if number == STOP:
-            self._leave_all()
-        try:
-            mesh = self._link.take(number)
-        except PeerLost:
-            self._recover()
-            return
-        if mesh is None:
-            self._link.leaving(number)
-            self._leave()
-        begin = time.perf_counter()
-        old = self._crew.mesh
-        try:
-            entered = self._crew.enter(mesh, {})
-        except PeerLost:
-            old.close()
-            self._recover()
-            return
-        old.close()
-        self._link.entered(mesh, self.steps, self.epoch)
-        self._shares.settle(entered.covered, self.rank, self.world)
-        if self.rank == 0:
-            self._link.event("switch", step=self.steps, world=self.world, pause_s=time.perf_counter() - begin)
-
-    def _leave_all(self) -> NoReturn:
-        """The job was asked to end, to be started again some day: nobody trains after this step."""
-        assert self._link is not None
-        self._ended = True  # this script's end is not the end of training
-        if self.is_leader:
-            self.save(wait=True)
-            self._link.stopped()
-        else:
-            self._link.leaving(STOP)
-        self._leave()
-
-    def _recover(self) -> bool:
-        """Somebody is gone: form the next generation. True if the present operation is complete after all."""
-        if self._link is None:
-            raise PeerLost("a job of one has no peers to lose")
-        begin, noticed = time.perf_counter(), time.time()
-        covered = self._shares.coverage()
-        while True:
-            broken, lost = self._crew.mesh.number, self._crew.mesh.lost
-            self._crew.close()
-            mesh = self._link.wait_recovery(broken, self._crew.operation, lost)
-            connected = time.perf_counter()
-            try:
-                entered = self._crew.enter(mesh, covered)
-                break
-            except PeerLost:
-                continue
-        self._link.entered(mesh, self.steps, self.epoch)
-        if entered.complete:
-            self._shares.others = dict(entered.covered)
-        else:
-            self._shares.settle(entered.covered, self.rank, self.world)
-        if self.rank == 0:
-            self._link.event(
-                "recovery",
-                step=self.steps,
-                world=self.world,
-                connect_s=round(connected - begin, 6),
-                pause_s=round(time.perf_counter() - begin, 6),
-                noticed_s=round(noticed, 6),
-            )
-        return entered.complete
-
-    def _begin_random(self) -> None:
-        if self._ranks is not None:
-            self._ranks.between(self.steps)
-        elif self._link is not None:
-            seed_all(key(self.seed, self._link.name, self._crew.mesh.number))
-
-    def _rehearse_update(self) -> None:
-        """Build the optimizer's state; what it does to the weights is overwritten by the state to come."""
-        with contextlib.suppress(RuntimeError):
-            self._update()
-        self._flat.clear()
-        self._shares.drawn = []
-
-    def _quit_rehearsal(self) -> None:
-        """The script left its loop before this worker was part of the job: begin again in a fresh process."""
-        os._exit(RESPAWN)
-
     def _more(self, count: int) -> bool:
-        """Whether another pass over the data brings training closer to `count` epochs than it is."""
+        """Whether training is not yet worth `count` epochs."""
         if self._adaptive is None or self._by == "data":
             return self.epoch < count
-        worth = self._adaptive.epochs_worth
-        return self.epoch == 0 < count or worth * (1.0 + 0.5 / max(self.epoch, 1)) < count
+        self._adaptive.until_epochs = count
+        return not self._adaptive.enough()
 
     def _end_of_epoch(self, count: int) -> None:
         self.epoch += 1
@@ -793,26 +384,6 @@ class Job:
             self._tick(round(self._adaptive.epochs_worth) if self._adaptive and by_worth else self.epoch)
         if self._link is not None and self._more(count):
             self._link.at_epoch(self.epoch)
-
-    def _leave(self) -> NoReturn:
-        """End this worker's script; that its loop is left is not the end of training for the others."""
-        self._crew.close()
-        self._ended = True
-        for loader in self._loaders.values():
-            loader.close()
-        raise SystemExit(LEFT)
-
-    def _end(self) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        if self.is_leader:
-            self._keeper.wait()
-        for loader in self._loaders.values():
-            loader.close()
-        if self._link is not None:
-            self._link.done(self._crew.operation)
-            self._link.flush()
 
 
 _taken: set[tuple[str, str]] = set()

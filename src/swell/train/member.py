@@ -1,0 +1,225 @@
+"""A worker's membership in its job: coming in, going on in another generation, leaving.
+
+The story is in docs/runtime.md ("Generations", "Death"); the other side of it is `membership`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from swell.train.crew import Crew
+from swell.train.data import ElasticLoader, key, seed_all
+from swell.train.errors import LEFT, RESPAWN, PeerLost
+from swell.train.flat import FlatModel
+from swell.train.keeper import Keeper
+from swell.train.link import STOP, Link
+from swell.train.ranks import LogicalRanks
+from swell.train.shares import Shares
+
+if TYPE_CHECKING:
+    from swell.train.adaptation import Adaptation
+
+
+class Member:
+    """What a job knows of the others; `Job` sets the fields."""
+
+    epoch: int
+    steps: int
+    seed: int
+    _link: Link | None
+    _crew: Crew
+    _flat: FlatModel
+    _shares: Shares
+    _ranks: LogicalRanks | None
+    _keeper: Keeper
+    _adaptive: Adaptation | None
+    _loaders: dict[str, ElasticLoader]
+    _entered: bool
+    _rehearsing: bool
+    """Preparing, and not yet part of the job."""
+    _rehearsed: bool
+    _turned: int | None
+    """The epoch that a newcomer has to come along to."""
+    _ended: bool
+
+    def capture(self) -> dict[str, Any]:
+        """Everything that makes up the training state."""
+        raise NotImplementedError
+
+    @property
+    def rank(self) -> int:
+        """This worker's place in the present generation (changes when membership does)."""
+        return self._crew.rank
+
+    @property
+    def world(self) -> int:
+        """Workers in the present generation."""
+        return self._crew.size
+
+    @property
+    def generation(self) -> int:
+        """The number of the present generation; grows with every change of membership."""
+        return self._crew.mesh.number
+
+    @property
+    def is_leader(self) -> bool:
+        """True on exactly one worker: the one that prints and saves."""
+        return self._crew.rank == 0 and not self._rehearsing
+
+    @property
+    def rehearsing(self) -> bool:
+        """This worker is preparing and not yet part of the job."""
+        return self._rehearsing
+
+    def save(self, *, wait: bool = False) -> None:
+        """Write a checkpoint now (on the leader; the others do nothing)."""
+        if self.is_leader:
+            self._keeper.save(self.steps, self.capture(), wait=wait)
+
+    def _offer(self) -> int:
+        if self._link is None:
+            return 0
+        return self._link.offer(self.epoch)
+
+    def _enter(self) -> None:
+        """Become part of the job: at once, or by way of a rehearsal if it is under way."""
+        if self._entered or self._rehearsing:
+            return
+        if self._link is None:
+            self._crew.enter(self._crew.mesh, {})
+            self._entered = True
+            self._begin_random()
+            return
+        welcome = self._link.welcome()
+        self.epoch = int(welcome["epoch"])
+        if welcome["live"]:
+            self._rehearsing = True
+            return
+        while not self._join():
+            assert self._turned is not None
+            self.epoch, self._turned = self._turned, None
+
+    def _join(self) -> bool:
+        """Wait to be taken in. False: the job went on to another epoch (`_turned`), come along."""
+        assert self._link is not None
+        self._link.announce_ready(self.epoch)
+        while True:
+            found = self._link.wait_join()
+            if isinstance(found, int):
+                self._turned = found
+                return False
+            standing = self.epoch
+            try:
+                entered = self._crew.enter(found, {})
+            except PeerLost:
+                found.close()
+                continue
+            if self._rehearsed and self.epoch != standing:
+                os._exit(RESPAWN)  # the script's loop variable says otherwise
+            self._rehearsing, self._entered = False, True
+            self._link.entered(found, self.steps, self.epoch)
+            self._shares.settle(entered.covered, self.rank, self.world)
+            self._begin_random()
+            return True
+
+    def _switch(self, number: int) -> None:
+        """Everybody said yes to candidate `number` in the step that was just committed."""
+        assert self._link is not None
+        if number == STOP:
+            self._leave_all()
+        try:
+            mesh = self._link.take(number)
+        except PeerLost:
+            self._recover()
+            return
+        if mesh is None:
+            self._link.leaving(number)
+            self._leave()
+        begin = time.perf_counter()
+        old = self._crew.mesh
+        try:
+            entered = self._crew.enter(mesh, {})
+        except PeerLost:
+            old.close()
+            self._recover()
+            return
+        old.close()
+        self._link.entered(mesh, self.steps, self.epoch)
+        self._shares.settle(entered.covered, self.rank, self.world)
+        if self.rank == 0:
+            self._link.event("switch", step=self.steps, world=self.world, pause_s=time.perf_counter() - begin)
+
+    def _leave_all(self) -> NoReturn:
+        """The job was asked to end, to be started again some day: nobody trains after this step."""
+        assert self._link is not None
+        self._ended = True  # this script's end is not the end of training
+        if self.is_leader:
+            self.save(wait=True)
+            self._link.stopped()
+        else:
+            self._link.leaving(STOP)
+        self._leave()
+
+    def _recover(self) -> bool:
+        """Somebody is gone: form the next generation. True if the present operation is complete after all."""
+        if self._link is None:
+            raise PeerLost("a job of one has no peers to lose")
+        begin, noticed = time.perf_counter(), time.time()
+        covered = self._shares.coverage()
+        while True:
+            broken, lost = self._crew.mesh.number, self._crew.mesh.lost
+            self._crew.close()
+            mesh = self._link.wait_recovery(broken, self._crew.operation, lost)
+            connected = time.perf_counter()
+            try:
+                entered = self._crew.enter(mesh, covered)
+                break
+            except PeerLost:
+                continue
+        self._link.entered(mesh, self.steps, self.epoch)
+        if entered.complete:
+            self._shares.others = dict(entered.covered)
+        else:
+            self._shares.settle(entered.covered, self.rank, self.world)
+        if self.rank == 0:
+            self._link.event(
+                "recovery",
+                step=self.steps,
+                world=self.world,
+                connect_s=round(connected - begin, 6),
+                pause_s=round(time.perf_counter() - begin, 6),
+                noticed_s=round(noticed, 6),
+            )
+        return entered.complete
+
+    def _begin_random(self) -> None:
+        if self._ranks is not None:
+            self._ranks.between(self.steps)
+        elif self._link is not None:
+            seed_all(key(self.seed, self._link.name, self._crew.mesh.number))
+
+    def _quit_rehearsal(self) -> None:
+        """The script left its loop before this worker was part of the job: begin again in a fresh process."""
+        os._exit(RESPAWN)
+
+    def _leave(self) -> NoReturn:
+        """End this worker's script; that its loop is left is not the end of training for the others."""
+        self._crew.close()
+        self._ended = True
+        for loader in self._loaders.values():
+            loader.close()
+        raise SystemExit(LEFT)
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if self.is_leader:
+            self._keeper.wait()
+        for loader in self._loaders.values():
+            loader.close()
+        if self._link is not None:
+            self._link.done(self._crew.operation)
+            self._link.flush()

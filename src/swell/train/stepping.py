@@ -1,0 +1,291 @@
+"""One step, together: a worker's part, the sum with the others, what takes effect everywhere or nowhere.
+
+`_run_loader` hands out the part, `backward` adds its gradients, `_sync` sums them with the others', `_commit`
+updates. See docs/runtime.md ("The story of a step").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swell.train import plan, reporting
+from swell.train.data import ElasticLoader
+from swell.train.errors import PeerLost, UsageError
+from swell.train.member import Member
+from swell.train.mesh import Header
+from swell.train.plan import Tree
+from swell.train.ranks import PartialSums
+from swell.train.reducer import Reduced
+
+log = logging.getLogger(__name__)
+
+
+class Stepper(Member):
+    """A member that trains; `Job` sets the fields."""
+
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    scaler: Any
+    mode: str
+    _step_scheduler: str
+    _ticks: int
+    """Steps of the scheduler so far."""
+    _by: str
+    _clip_norm: float | None
+    _logical: int
+    _sums: PartialSums
+    _metrics: dict[str, float]
+    _last_commit_s: float
+    _pace: reporting.Pace
+    _epochs: int | None
+
+    def backward(self, loss: Tensor | Callable[[], Tensor]) -> None:
+        """The first half of `step`: add this batch's gradients."""
+        if not self._shares.drawn:
+            raise UsageError(
+                "job.step: no batch was drawn since the last step. Iterate a loader made by job.loader(...), "
+                "and call job.step once for each batch"
+            )
+        share = self._shares.drawn[0].share
+        if self._rehearsing or share is None or share.current is None:
+            self._scaled(loss() if callable(loss) else loss).backward()  # type: ignore[no-untyped-call]
+            return
+        rank, (low, high) = share.current
+        try:
+            weighted = (loss() if callable(loss) else loss) * ((high - low) / share.size)
+            self._scaled(weighted).backward()  # type: ignore[no-untyped-call]
+        except torch.OutOfMemoryError:
+            if self._ranks is not None or len(self._shares.drawn) > 1 or high - low == 1:
+                raise
+            self._cut(self._shares.drawn[0], high - low)
+            return
+        if self._ranks is not None:
+            self._ranks.end(rank)
+            self._sums.after(rank)
+        self._shares.cover()
+        if self._adaptive is not None and self._crew.size == 1 and len(share.covered) == 1 and share.pending:
+            self._adaptive.after_backward(share.samples)
+
+    def commit(self) -> bool:
+        """The second half of `step`: if this worker's part is complete, sum with the others and update."""
+        if self._rehearsing:
+            self._rehearse_update()
+            return False
+        return self._sync() if self._shares.complete() else False
+
+    def _cut(self, loader: ElasticLoader, samples: int) -> None:
+        """A micro-batch of `samples` did not fit: compute this worker's part again, in smaller pieces."""
+        limit = self._adaptive.out_of_memory(samples) if self._adaptive is not None else samples // 2
+        log.warning("a batch of %d does not fit the memory; going on with %d at once", samples, limit)
+        self._flat.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        loader.micro_batch = limit
+        self._shares.begin_again(loader)
+
+    def _run_loader(self, loader: ElasticLoader) -> Iterator[Any]:
+        self._enter()
+        if not loader.train:
+            batches = loader.evaluation(self.rank, self.world)
+            for indices in batches[:1] if self._rehearsing else batches:
+                yield loader.fetch(indices)
+            return
+        if self._rehearsing and not self._rehearsed:
+            self._shares.drawn = [loader]
+            yield loader.rehearsal()
+            self._rehearsed = True
+        if self._rehearsing and not self._join():
+            return
+        loader.begin()
+        while (share := self._shares.draw(loader, self.rank, self.world)) is not None:
+            if not share.pending:  # nothing (left) for this worker in this step: take part all the same
+                self._sync()
+                continue
+            rank, _ = share.take()
+            batch = loader.batch(share)
+            if batch is None:  # a stream that has nothing for this worker right now
+                continue
+            if self._ranks is not None:
+                self._ranks.begin(rank, self.steps)
+            yield batch
+
+    def _sync(self) -> bool:
+        """Sum the gradients with everybody's and commit. False: somebody died, samples are to be redone."""
+        share = self._shares.drawn[0].share
+        assert share is not None
+        mesh, alone = self._crew.mesh, self._crew.size == 1
+        header: Header = {"what": "step", "n": share.samples, "candidate": self._offer()}
+        if self._ranks is not None:
+            if not alone:
+                block = range(*plan.blocks(self._logical, self.world)[self.rank])
+                self._flat.gather_ranks(self._ranks.after_step(block, share.ranks))
+        elif not alone and share.samples:
+            unused = self._flat.gather(share.samples / share.size)
+            if unused:
+                header["unused"] = unused
+        streams = {ld.name: ld.header() for ld in self._shares.drawn if ld.streaming}
+        if streams:
+            header["streams"] = streams
+        squares, weights = False, None
+        if self._adaptive is not None:
+            header |= self._adaptive.header(self._crew.mesh.number)
+            squares, weights = self._adaptive.measuring, self._adaptive.weights
+        if alone:
+            reduced = Reduced([header], 0.0, 0.0)
+        else:
+            try:
+                reduced = self._crew.all_reduce(
+                    header, self._tree(share.size), squares=squares, weights=weights
+                )
+            except PeerLost:
+                if not self._recover():
+                    return False
+                assert self._crew.reducer.result is not None
+                reduced = self._crew.reducer.result
+        offered = header["candidate"]
+        agreed = mesh is self._crew.mesh and all(h["candidate"] == offered for h in reduced.headers)
+        self._commit(reduced, alone)
+        if offered and agreed:
+            self._switch(offered)
+        elif offered and self._link is not None:
+            self._link.release()
+        return True
+
+    def _tree(self, size: int) -> Callable[[list[Header]], Tree | None]:
+        if self._ranks is not None:
+            return lambda headers: plan.worker_tree(self._logical, len(headers), size)
+        return lambda headers: plan.balanced([r for r, h in enumerate(headers) if h["n"]] or [0])
+
+    def _commit(self, reduced: Reduced, alone: bool) -> None:
+        headers = reduced.headers
+        streams = [ld for ld in self._shares.drawn if ld.streaming]
+        if streams and not self._rescale(headers, alone):  # nobody had a sample: only shards change hands
+            self._hand_out(streams, headers)
+            self._flat.clear()
+            self._shares.commit()
+            self._crew.completed()
+            return
+        if not alone:
+            silent = [set(h.get("unused", ())) for h in headers if h["n"]]
+            self._flat.adopt(set.intersection(*silent) if silent and self._ranks is None else set())
+        elif self._ranks is not None:
+            self._flat.adopt_inputs()
+            self._ranks.commit(self._shares.drawn[0].share.ranks if self._shares.drawn[0].share else [])
+        if self._adaptive is not None:
+            scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
+            self._adaptive.commit(reduced, alone=alone, nodes=self._crew.nodes, unscale=scale**-2)
+        self._update()
+        self._flat.clear()
+        share, loader = self._shares.drawn[0].share, self._shares.drawn[0]
+        self._hand_out(streams, headers)
+        self._shares.commit()
+        self._crew.completed()
+        self.steps += 1
+        if self._step_scheduler == "step":
+            self._tick(self.steps if self._adaptive is None else self._adaptive.steps_worth)
+        if self._ranks is not None:
+            self._ranks.between(self.steps)
+        step_s = self._report(reduced, loader)
+        if self._adaptive is not None and share is not None:
+            self._adaptive.follow()
+            self._adaptive.observe(step_s, reduced.sync_s, share.samples, len(share.covered))
+        if self.rank == 0 and self._keeper.due(self.steps):
+            self.save()
+
+    def _rescale(self, headers: list[Header], alone: bool) -> bool:
+        """Make the sum a mean over the samples that really came together; False if there was none."""
+        share = self._shares.drawn[0].share
+        total = sum(h["n"] for h in headers)
+        if share is not None and total not in (0, share.size):
+            vectors = [p.grad for p in self._flat.parameters.values() if p.grad is not None]
+            torch._foreach_mul_(vectors if alone else self._flat.outputs, share.size / total)
+        return total > 0
+
+    def _hand_out(self, streams: list[ElasticLoader], headers: list[Header]) -> None:
+        for loader in streams:
+            loader.committed_by([h["streams"][loader.name] for h in headers])
+
+    def _tick(self, due: float) -> None:
+        """Let the scheduler catch up with training: to `due` of its steps."""
+        while self.scheduler is not None and self._ticks + 1 <= due + 1e-6:
+            self.scheduler.step()
+            self._ticks += 1
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        scaled: Tensor = self.scaler.scale(loss) if self.scaler is not None else loss
+        return scaled
+
+    def _update(self) -> None:
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._flat.parameters.values(), self._clip_norm)
+        rate = contextlib.nullcontext() if self._adaptive is None else self._adaptive.scaled_learning_rate()
+        with rate:
+            if self.scaler is not None:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            else:
+                self.optimizer.step()
+
+    def _share(self, header: Header) -> list[Header]:
+        """Show `header` to everybody and return everybody's, whoever dies meanwhile."""
+        if self._rehearsing or not self._entered:
+            return [header]
+        while True:
+            try:
+                headers = self._crew.share(header)
+            except PeerLost:
+                if not self._recover():
+                    continue
+                headers = self._crew.held_headers()
+            self._crew.completed()
+            return headers
+
+    def _report(self, reduced: Reduced, loader: ElasticLoader | None = None) -> float:
+        """Say what this step was like; returns how long it took."""
+        now = time.perf_counter()
+        step_s, self._last_commit_s = now - self._last_commit_s, now
+        if self._link is not None:
+            self._link.step = self.steps
+            self._link.report = {
+                "step": self.steps,
+                "epoch": self.epoch,
+                "generation": self._crew.mesh.number,
+                "rank": self.rank,
+                "world": self.world,
+                "step_s": round(step_s, 6),
+                "wait_s": round(reduced.wait_s, 6),
+                "sync_s": round(reduced.sync_s, 6),
+                "metrics": self._metrics,
+                "done": self.steps,
+            }
+            if loader is not None:
+                now_with = (self._crew.mesh.number, loader.batch_size, loader.micro_batch or 0)
+                self._pace.add(now_with, step_s, reduced.sync_s)
+                self._link.report |= reporting.timing(self._pace, loader, self.world, self._crew.nodes)
+                self._link.report |= self._progress(loader)
+            if self._adaptive is not None:
+                self._link.report |= self._adaptive.beat()
+        return step_s
+
+    def _progress(self, loader: ElasticLoader) -> dict[str, float | None]:
+        if self._adaptive is None:
+            return reporting.progress(loader, self._epochs, self.steps)
+        worth = self._adaptive.steps_worth if self._by == "progress" else None
+        tuned = int(self._adaptive.report()["init_batch"] or 1)
+        return reporting.adaptive_progress(loader, self._epochs, self.epoch, tuned, worth)
+
+    def _rehearse_update(self) -> None:
+        """Build the optimizer's state; what it does to the weights is overwritten by the state to come."""
+        with contextlib.suppress(RuntimeError):
+            self._update()
+        self._flat.clear()
+        self._shares.drawn = []
