@@ -26,6 +26,7 @@ from swell.train.jobdir import JobDirectory
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "plain_mnist_style.py"
 SCHEDULE = (2, 3, 1)
+HOLD_STEPS = 100
 
 
 def plain(arguments: list[str]) -> tuple[float, float]:
@@ -52,7 +53,8 @@ def elastic(arguments: list[str]) -> tuple[float, float, list[dict[str, Any]]]:
                 client.wait_for(lambda s: s["step"] > 0)
                 for count in SCHEDULE:
                     client.resize(count)
-                    client.wait_for(lambda s, count=count: len(s["members"]) == count, 60.0)
+                    now = client.wait_for(lambda s, count=count: len(s["members"]) == count, 60.0)
+                    client.wait_for(lambda s, begin=now["step"]: s["step"] >= begin + HOLD_STEPS, 60.0)
             output, _ = process.communicate(timeout=300)
             if process.returncode:
                 raise RuntimeError(output)

@@ -79,10 +79,8 @@ class Watch:
         """A backward pass has run since the last step."""
         self._queued = False
         self._agreed = 0
-        self._accumulates = False
-        """The script does not step with every batch, so that its own count of batches matters."""
-        self._ahead: list[int] | None = None
-        """Where the others are, if they left a pass early that this worker is still in."""
+        self._counts = False
+        """The script does not step with every batch, or leaves passes early: its count of batches matters."""
         self._last = Reduced([], 0.0, 0.0)
         self._strangers: list[Tensor] = []
         self._given: dict[str, Any] = {}
@@ -123,8 +121,6 @@ class Watch:
             self._begin_pass(here)
         self._pass = here
         here.advance()
-        if self._ahead is not None:
-            self._follow(here)
         if job.forwarding:
             idle = self._forward(here)
             if idle is not None:
@@ -167,6 +163,9 @@ class Watch:
 
     def _begin_pass(self, here: Pass) -> None:
         """A training pass begins."""
+        before = self._pass
+        if before is not None and before is not here and before.training and not before.over:
+            self._counts = True  # the script has left a pass before its end
         if here.ordinal != self._passes:
             here.ordinal = self._passes
             here.reorder(key(self.seed, here.ordinal))
@@ -180,7 +179,7 @@ class Watch:
     def _boundary(self) -> None:
         agreed, self._agreed = self._agreed, 0
         if self._dirty:
-            self._accumulates = True
+            self._counts = True
             if agreed:
                 self.link.release()
             return
@@ -224,18 +223,9 @@ class Watch:
             auto_script.set_variables(frames, self._given["variables"], self.root)
             return None
 
-    def _follow(self, here: Pass) -> None:
-        """Others left a pass early (a newcomer's count of batches differs from theirs): go after them."""
-        assert self._ahead is not None
-        ordinal, index = self._ahead
-        if here.ordinal < ordinal:
-            here.over = True
-            raise StopIteration
-        here.index, self._ahead = index + 1, None
-
     def _short_of(self, here: Pass, state: dict[str, Any]) -> int:
-        """How many batches more the script must count to be in phase with its gradient accumulation."""
-        return int(state["position"]["batch"]) - here.drawn if state["accumulates"] else 0
+        """How many batches more the script must count to come to the same decisions, where it counts."""
+        return int(state["position"]["batch"]) - here.drawn if state["counts"] else 0
 
     def is_at(self, state: dict[str, Any], steps: int) -> bool:
         """Whether the script stands where `state` was captured, after that many steps."""
@@ -259,14 +249,14 @@ class Watch:
         return {
             "position": self._pass.position(),
             "seed": self.seed,
-            "accumulates": self._accumulates,
+            "counts": self._counts,
             "variables": auto_script.variables(frames, self.root),
             "objects": {name: item.state_dict() for name, item in self._stateful(frames).items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `capture` gave; position and variables follow when the script is there."""
-        self.seed, self._accumulates = int(state["seed"]), bool(state["accumulates"])
+        self.seed, self._counts = int(state["seed"]), bool(state["counts"])
         self._given = cloned(state)
         items = self._stateful(auto_script.script_frames(self.root))
         for name, value in self._given["objects"].items():
@@ -379,18 +369,15 @@ class Watch:
         self._agreed = _common([h["candidate"] for h in reduced.headers])
         if header["candidate"] and not self._agreed:
             self.link.release()
-        if job.steps != reduced.headers[0]["steps"]:
-            os._exit(RESPAWN)  # this worker's script went its own way: a fresh one takes its place
         going = _going(reduced.headers)
+        if going and (going[0]["at"], going[0]["steps"]) != (header["at"], header["steps"]):
+            os._exit(RESPAWN)  # this worker's script went its own way: a fresh one takes its place
         total = sum(h["n"] for h in going)
         if total and total != size:
             job.rescale(size / total)
         if here is None or not here.window:
             return
         here.reduced = True
-        if going and going[0]["at"] != [here.ordinal, here.index]:
-            self._ahead = list(going[0]["at"])
-            return
         gaps = plan.missing(size, [(h["part"][0], h["part"][1]) for h in going])
         here.missing = [here.window[i] for low, high in gaps for i in range(low, high)]
 
