@@ -5,8 +5,9 @@ carries decisions out on the loader, so that `job` stays the story of a step.
 
 How long to train: `job.epochs(n)` in adaptive mode means the worth of n epochs at the tuned batch. A larger
 batch makes less progress per sample, so more samples are needed, though fewer steps and less time: that is
-what goodput weighs, and what keeps the model that comes out the same. Schedulers follow progress too. A job
-that must see the data exactly n times says `job.epochs(n, by="data")`.
+what goodput weighs, and what keeps the model that comes out the same. It ends at that step, be it in the
+middle of a pass. Schedulers follow progress too. A job that must see the data exactly n times says
+`job.epochs(n, by="data")`.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ class Adaptation:
             adam=adam,
             weights=per_parameter,
         )
+        self.until_epochs: float | None = None
+        """Training is over, in the middle of a pass too, once it is worth so many epochs."""
+        loader.enough = self.enough  # type: ignore[method-assign]
         warm_up()
         loader.micro_batch = min(loader.micro_batch or self._mode.micro_batch, self._mode.micro_batch)
 
@@ -166,6 +170,10 @@ class Adaptation:
     def preconditioner(self) -> list[Tensor] | None:
         """By parameter, flat: what gradients are multiplied by before norms are taken; or None."""
         return self._mode.weights
+
+    def enough(self) -> bool:
+        """Whether training is worth what was asked for."""
+        return self.until_epochs is not None and self.epochs_worth >= self.until_epochs - 1e-6
 
     @property
     def epochs_worth(self) -> float:

@@ -181,8 +181,8 @@ class AdaptiveMode:
                 warmup_epochs=self._warmup_epochs,
             )
         )
-        if samples:
-            self.progress += self.noise.gain(scale)
+        # A short batch counts by its samples, so that an epoch at the tuned batch is worth exactly one.
+        self.progress += self.noise.gain(scale) if scale >= 1.0 else scale
         self.step += 1
         self._decide(headers, nodes)
         return self.factor

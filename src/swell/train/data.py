@@ -168,9 +168,13 @@ class ElasticLoader:
     def window(self) -> int:
         """Samples in the next step; 0 at the end of the pass."""
         left = len(self.dataset) - self.cursor
-        if left <= 0 or (self.drop_last and left < self.batch_size):
+        if left <= 0 or (self.drop_last and left < self.batch_size) or self.enough():
             return 0
         return min(self.batch_size, left)
+
+    def enough(self) -> bool:
+        """Whether training is over before the pass is; replaced by whoever knows better than the loader."""
+        return False
 
     def advance(self, samples: int) -> None:
         """A step with `samples` samples was committed."""
