@@ -72,8 +72,9 @@ class Book:
     def remember(self, record: JobRecord, now_s: float) -> None:
         """Keep what an ended job taught for the next of its kind."""
         knowledge = self.known.get(record.job_id)
-        if knowledge is not None and record.phase is Phase.FINISHED and knowledge.of is None:
-            knowledge.of = record.done or None  # it never said how long it is; now that is known
+        if knowledge is not None and record.phase is Phase.FINISHED:
+            knowledge.finished(now_s)
+            knowledge.of = knowledge.of or record.done or None  # it may never have said how long it is
         if knowledge is not None and knowledge.belief is not None and knowledge.belief.known:
             self.store.remember(knowledge.fingerprint, now_s, knowledge.to_json())
 

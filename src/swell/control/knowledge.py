@@ -24,6 +24,9 @@ _ENOUGH_STEPS = 3
 """Step times of one configuration are believed once this many reports have come."""
 
 
+MOST_CLOSING_S = 60.0
+
+
 def fingerprint(request: JobRequest) -> str:
     """Jobs with the same fingerprint are expected to run alike."""
     script = Path(request.workdir, request.script)
@@ -49,11 +52,14 @@ class Knowledge:
     """From slots to the first step."""
     pause_s: float = 0.5
     """What a resize costs, as last seen."""
+    closing_s: float = 1.0
+    """From the last step to the end of its processes."""
     source: str = "none"
     """Where it comes from: 'model', 'history' or 'none'."""
     seen: dict[tuple[int, int, int], int] = field(default_factory=dict)
     ran: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By number of workers: iterations done and the seconds they took, as they went by."""
+    _moved_s: float | None = None
     _now: tuple[float, float] | None = None
     _before: tuple[float, float, int] | None = None
     _curves: dict[bool, tuple[tuple[int, int, int], FloatArray]] = field(default_factory=dict)
@@ -65,7 +71,14 @@ class Knowledge:
 
     def progressed(self, time_s: float, done: float) -> None:
         """Take in a progress report."""
+        if self._now is None or done > self._now[1]:
+            self._moved_s = time_s
         self._now = (time_s, done)
+
+    def finished(self, time_s: float) -> None:
+        """It is over: what came after its last step is known now."""
+        if self._moved_s is not None:
+            self.closing_s = min(max(time_s - self._moved_s, 0.0), MOST_CLOSING_S)
 
     def timing(self, data: dict[str, Any]) -> bool:
         """Take in a timing report; True if the belief changed."""
@@ -139,6 +152,7 @@ class Knowledge:
             "batch_size": self.batch_size,
             "startup_s": self.startup_s,
             "pause_s": self.pause_s,
+            "closing_s": self.closing_s,
             "most_gpus": 0 if self.belief is None else self.belief.most_gpus,
         }
 
@@ -158,6 +172,7 @@ class Knowledge:
             batch_size=batch,
             startup_s=float(content.get("startup_s", 15.0)),
             pause_s=float(content.get("pause_s", 0.5)),
+            closing_s=float(content.get("closing_s", 1.0)),
             source="history",
         )
 

@@ -114,6 +114,7 @@ def estimate(
         finish_s = now_s + knowledge.startup_s + wait * (of - record.done) / rate if rate > 0 else None
     if finish_s is None:
         return Estimate(finish_s=None, source=knowledge.source)
+    finish_s += knowledge.closing_s
     spread_s = 2 * knowledge.error(len(record.wanted)) * (finish_s - now_s)
     return Estimate(
         finish_s=finish_s,

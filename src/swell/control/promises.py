@@ -59,8 +59,10 @@ def promise(
     return Promise(
         admitted=False,
         estimate=Estimate(finish_s=None, source=knowledge.source),
-        # Room for the start-up of processes, which no curve knows.
-        earliest_deadline_s=None if earliest_s is None else earliest_s + knowledge.startup_s,
+        # Room for processes to start and to end, which no curve knows.
+        earliest_deadline_s=None
+        if earliest_s is None
+        else earliest_s + knowledge.startup_s + knowledge.closing_s,
         reason=answer.reason or "the deadline cannot be kept beside what was promised to others",
     )
 

@@ -224,7 +224,8 @@ class Scheduler:
         table.attained_gpu_s[active] += table.gpus[active] * held_s
         table.run_s[active] += np.where(table.gpus[active] > 0, held_s, 0.0)
         table.since_s[active] = now_s
-        table.deadline_s[active] = [self._deadline(record) or np.inf for record, _ in jobs]
+        # Its last step must be done a little before: processes take their time to end.
+        table.deadline_s[active] = [(self._deadline(r) or np.inf) - knows.closing_s for r, knows in jobs]
         table.min_gpus[active] = [record.request.min_workers for record, _ in jobs]
         table.max_gpus[active] = [
             _most(knowledge, record.request.max_workers or widest) for record, knowledge in jobs
