@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,25 @@ def find_job(client: Client, text: str) -> JobView:
         hint = nearest(text, [job.name for job in known])
         raise NotFound(f"there is no job '{text}'.{hint} 'swell queue --all' lists them")
     return found[0]
+
+
+def follow_logs(client: Client, job: JobView) -> None:
+    """Show a job's output until the job is over, also across restarts of the control plane."""
+    offset = 0
+    while True:
+        for text in client.logs(job, offset=offset, follow=True):
+            click.echo(text, nl=False)
+            offset += len(text.encode())
+        if client.job(job).over:
+            return
+        time.sleep(0.5)
+
+
+def active_jobs(client: Client) -> list[JobView]:
+    """Jobs that are not over, newest first, however many have ended since they came."""
+    found = [job for phase in ("queued", "running", "paused") for job in client.jobs(phase=phase)]
+    # One may have moved on between two questions.
+    return sorted({job.job_id: job for job in found}.values(), key=lambda job: -job.submitted_s)
 
 
 def print_json(value: Any) -> None:

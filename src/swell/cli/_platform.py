@@ -67,14 +67,19 @@ def prepare(home: Path) -> None:
 def only_one(home: Path) -> TextIO:
     """Be the one control plane of this home until the lock is closed, or refuse."""
     lock = (home / LOCK).open("a+")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    for attempt in range(10):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if attempt < 9:
+                time.sleep(0.05)  # somebody may just be looking whether it is held
+    else:
         lock.close()
         raise SwellError(
             f"a control plane is running for {home} already (process {running_pid(home)}):"
             " 'swell top' shows it, 'swell down' stops it, --home gives another"
-        ) from None
+        )
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

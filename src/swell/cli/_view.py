@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from swell.cli._common import active_jobs, bar, new_table
 from swell.cli._when import say_duration, say_moment
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 _RATE_OVER_S = 5.0
 _RECENT_S = 600.0
+_MOST_ENDED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +68,12 @@ class Watcher:
     def look(self) -> View:
         """What is there now."""
         now_s = time.time()
-        jobs = self.client.jobs(limit=200)
-        active = [job for job in jobs if not job.over]
-        ended = [job for job in jobs if job.over and now_s - (job.ended_s or 0.0) < _RECENT_S]
+        active = active_jobs(self.client)
+        ended = [
+            job
+            for job in self.client.jobs(limit=_MOST_ENDED)
+            if job.over and now_s - (job.ended_s or 0.0) < _RECENT_S
+        ]
         return View(
             now_s=now_s,
             policy=self.client.policy(),
@@ -90,8 +95,6 @@ def draw(view: View) -> Group:
     """The view for a terminal."""
     from rich.console import Group
     from rich.text import Text
-
-    from swell.cli._common import bar, new_table
 
     colours = {
         job.job_id: _COLOURS[i % len(_COLOURS)]

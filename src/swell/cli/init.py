@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from swell.cli._common import json_option, print_json
+
 EPILOG = """\b
 Example:
   swell init train.py --output train.toml --force
@@ -16,7 +18,8 @@ Example:
 @click.argument("script", default="train.py")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="[default: job.toml]")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
-def init(script: str, output: Path | None, force: bool) -> None:
+@json_option
+def init(script: str, output: Path | None, force: bool, as_json: bool) -> None:
     """Write a job file for SCRIPT in which every field is explained."""
     from swell.cli._jobfile import TEMPLATE
     from swell.domain import InputError
@@ -31,4 +34,7 @@ def init(script: str, output: Path | None, force: bool) -> None:
         path.write_text(TEMPLATE.format(file=path, name=name, script=script.replace("\\", "/")))
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})", field="output") from error
+    if as_json:
+        print_json({"file": str(path), "name": name})
+        return
     click.echo(f"Wrote {path}. Look it over, then: swell submit {path}")

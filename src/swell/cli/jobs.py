@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from swell.cli._common import (
+    active_jobs,
     admin_option,
     bar,
     connect,
     find_job,
+    follow_logs,
     home_option,
     json_option,
     new_table,
@@ -41,9 +43,10 @@ def queue(
 ) -> None:
     """List jobs, newest first: your own, or everybody's with --admin."""
     with connect(home, admin=admin) as client:
-        jobs = client.jobs(phase=phase, limit=limit)
-    if not everything and phase is None:
-        jobs = [job for job in jobs if not job.over]
+        if everything or phase is not None:
+            jobs = client.jobs(phase=phase, limit=limit)
+        else:
+            jobs = active_jobs(client)[:limit]
     if as_json:
         print_json([job.model_dump(mode="json") for job in jobs])
         return
@@ -88,7 +91,11 @@ def finish(job: JobView) -> str:
 def logs(job: str, follow: bool, admin: bool, home: str | None) -> None:
     """Show the output of a JOB (its id, the start of it, or its name)."""
     with connect(home, admin=admin) as client:
-        for text in client.logs(find_job(client, job), follow=follow):
+        found = find_job(client, job)
+        if follow:
+            follow_logs(client, found)
+            return
+        for text in client.logs(found):
             click.echo(text, nl=False)
 
 

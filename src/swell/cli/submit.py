@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from swell.cli._common import connect, home_option, json_option, print_json
+from swell.cli._common import connect, follow_logs, home_option, json_option, print_json
 from swell.cli._when import BYTES, DEADLINE, DURATION
 
 if TYPE_CHECKING:
@@ -186,9 +186,7 @@ def _follow(client: Client, home: str | None, job: JobView) -> bool:
     """Show a job's output until it is over, with what happens to it in between; False on Ctrl-C."""
     threading.Thread(target=_tell, args=(home, job), daemon=True).start()
     try:
-        for text in client.logs(job, follow=True):
-            click.echo(text, nl=False)
-        client.wait(job, timeout_s=60)
+        follow_logs(client, job)
     except KeyboardInterrupt:
         return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import click
@@ -39,7 +40,8 @@ def top(once: bool, every: float, as_json: bool, home: str | None) -> None:
                 console.width = max(console.width, 140) if not console.is_terminal else console.width
                 console.print(draw(view))
             return
-        with Live(draw(view), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        screen = Live(draw(view), console=console, screen=console.is_terminal, auto_refresh=False)
+        with contextlib.suppress(KeyboardInterrupt), screen as live:
             while True:
                 time.sleep(every)
                 live.update(draw(watcher.look()), refresh=True)

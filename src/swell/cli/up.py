@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swell.cli._common import home_option
+from swell.cli._common import home_option, json_option, print_json
 
 if TYPE_CHECKING:
     from swell.cli._platform import Settings
@@ -38,6 +38,7 @@ Example:
 @click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key (PEM).")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
 @click.option("-d", "--detach", is_flag=True, help="Run in the background.")
+@click.option("--json", "as_json", is_flag=True, help="With -d: say where it is as JSON.")
 @home_option
 def up(
     slots: int | None,
@@ -50,6 +51,7 @@ def up(
     tls_key: Path | None,
     insecure: bool,
     detach: bool,
+    as_json: bool,
     home: str | None,
 ) -> None:
     """Start the control plane, with this machine's GPUs (or CPU slots) as the cluster.
@@ -89,6 +91,9 @@ def up(
             f"a control plane is running for {where} already (process {pid}): 'swell down' stops it"
         )
     url = start_in_background(_words(settings), where)
+    if as_json:
+        print_json({"url": url, "pid": running_pid(where), "home": str(where)})
+        return
     click.echo(f"swell is up at {url} (its log: {where / 'server.log'})")
     _next_steps()
 
@@ -143,8 +148,9 @@ def _wait_for(count: int) -> None:
 
 @click.command(epilog=DOWN_EPILOG)
 @click.option("--keep-jobs", is_flag=True, help="Let running jobs train on.")
+@json_option
 @home_option
-def down(keep_jobs: bool, home: str | None) -> None:
+def down(keep_jobs: bool, as_json: bool, home: str | None) -> None:
     """Stop the control plane of this machine. Running jobs save their state first, unless told to train on.
 
     Nothing is lost either way: after the next `swell up` every job goes on where it was.
@@ -155,12 +161,14 @@ def down(keep_jobs: bool, home: str | None) -> None:
 
     where = home_dir(home)
     was_up = stop(where)
-    if was_up:
+    if was_up and not as_json:
         click.echo("The control plane has stopped.")
     saved: list[str] = []
     if not keep_jobs and where.is_dir():
-        saved = stop_jobs(where, _wait_for)
-        if saved:
-            click.echo("They have left, and go on with the next 'swell up'.")
+        saved = stop_jobs(where, lambda count: None if as_json else _wait_for(count))
     if not was_up and not saved:
         raise SwellError(f"no control plane is running for {where}; 'swell up' starts one")
+    if as_json:
+        print_json({"home": str(where), "saved": saved})
+    elif saved:
+        click.echo("They have left, and go on with the next 'swell up'.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import click
 
 from swell.cli._common import admin_option, connect, find_job, home_option
@@ -40,6 +42,8 @@ def events(
         past = deque(client.events(job=subject, since=since, follow=False), maxlen=last)
         for event in past:
             show(event)
-        if follow:
+        with contextlib.suppress(KeyboardInterrupt):
+            if not follow:
+                return
             for event in client.events(job=subject, since=past[-1].seq if past else since):
                 show(event)
