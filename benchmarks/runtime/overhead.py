@@ -36,6 +36,8 @@ def measure(mode: str, workers: int = 2, timeout_s: float = 150.0) -> dict[str, 
         "ours_ms": round(statistics.median(ours) * 1e3, 2),
         "ddp_ms": round(statistics.median(theirs) * 1e3, 2),
         "ratio": round(statistics.median(ratios), 4),
+        "ours_cpu_ms": round(statistics.median(times["ours_cpu"][8:]) * 1e3, 2),
+        "ddp_cpu_ms": round(statistics.median(times["theirs_cpu"][8:]) * 1e3, 2),
         "steps": len(theirs),
     }
 
