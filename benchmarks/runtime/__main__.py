@@ -17,6 +17,7 @@ import torch
 from benchmarks.common import OUT
 from benchmarks.runtime import (
     anchors,
+    auto,
     coordinator,
     death,
     disaster,
@@ -41,6 +42,7 @@ TARGETS: dict[str, Any] = {
         "noise_scale_error": 0.2,
         "steps": "fewer with more workers",
     },
+    "auto": {"accuracy": "within the spread of the plain runs"},
     "disaster": {"lost": "at most the interval", "truncated": "falls back", "disk_full": "training goes on"},
 }
 ANCHORS: dict[str, Any] = {
@@ -62,6 +64,7 @@ def parts(quick: bool) -> dict[str, Callable[[], Any]]:
         "exactly_once": lambda: exactly_once.measure(10 if few else 200),
         "coordinator": lambda: coordinator.measure(3 if few else 10),
         "quality": lambda: quality.run(quick=few),
+        "auto": lambda: auto.measure(2 if few else 5, 60),
         "disaster": lambda: disaster.run(quick=few),
         "torchrun_death": lambda: anchors.torchrun_death(1 if few else 4),
     }
