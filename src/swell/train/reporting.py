@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from swell.train.data import ElasticLoader
@@ -35,6 +39,14 @@ class Pace:
     def known(self) -> bool:
         """Whether there is a mean of this configuration."""
         return self._steps > 0
+
+
+def memory_bytes(device: torch.device) -> int:
+    """The most memory this worker ever held: of its device, or of the process where there is none."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def timing(pace: Pace, loader: ElasticLoader, workers: int, nodes: int) -> dict[str, Any]:

@@ -265,6 +265,7 @@ class Stepper(Member):
                 "wait_s": round(reduced.wait_s, 6),
                 "sync_s": round(reduced.sync_s, 6),
                 "metrics": self._metrics,
+                "memory_bytes": reporting.memory_bytes(self._flat.device),
                 "done": self.steps,
             }
             if loader is not None:
