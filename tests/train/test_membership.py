@@ -180,6 +180,16 @@ def test_a_silent_member_is_fenced_killed_and_refused_when_it_wakes() -> None:
     assert play.m.hello("w1", ("127.0.0.1", 1), "member", 1, ["w0", "w1"], 9.0) == [Fence("w1")]
 
 
+def test_a_coordinator_that_slept_blames_nobody() -> None:
+    play = Play.training(2, silent_after_s=3.0)
+    play.m.tick(0.5)
+    assert play.m.tick(100.0) == [], "the machine was suspended: nobody could be heard"
+    for at in (100.9, 101.8):
+        assert play.m.tick(at) == []
+    play.m.beat("w0", 5, 101.8)
+    assert Fence("w1") in play.m.tick(102.7), "but who stays silent afterwards is given up"
+
+
 @pytest.mark.parametrize("target", [0, 5])
 def test_a_resize_beyond_the_bounds_is_refused_with_the_bounds(target: int) -> None:
     play = Play.training(2)

@@ -263,7 +263,7 @@ class Coordinator:
         if message.get("save"):
             self._event("stop")
             return self.membership.stop(now)
-        return self.membership._finish(int(message.get("code", 143)), "stopped on request")
+        return self.membership.finish(int(message.get("code", 143)), "stopped on request")
 
     # ------------------------------------------------------------------ instructions out
 

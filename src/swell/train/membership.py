@@ -158,6 +158,7 @@ class Membership:
     """Asked to save its state and end."""
     finished: bool = False
     """The leader ran its whole script."""
+    ticked_s: float | None = None
     calm_s: float = 0.0
     """Before this time nobody new is started: survivors of a death come first."""
     result: Finish | None = None
@@ -183,7 +184,7 @@ class Membership:
 
     def stopped(self) -> list[Instruction]:
         """The leader has the state on disk."""
-        return self._finish(0, STOPPED)
+        return self.finish(0, STOPPED)
 
     def hello(
         self,
@@ -320,14 +321,14 @@ class Membership:
         if code == RESPAWN:
             return self.lost(name, "it asked to be started again", now_s)
         if code > 0:
-            return self._finish(code, note or f"worker {name} ended with exit code {code}")
+            return self.finish(code, note or f"worker {name} ended with exit code {code}")
         if code == 0:
             return self._ended_early(name)
         return self.lost(name, f"killed by signal {-code}", now_s)
 
     def failed(self, name: str, code: int, now_s: float) -> list[Instruction]:
         """The user's script raised in worker `name`: the job is over, once, with that exit code."""
-        return self._finish(code, f"the script failed in worker {name}")
+        return self.finish(code, f"the script failed in worker {name}")
 
     def lost(self, name: str, reason: str, now_s: float) -> list[Instruction]:
         """A worker is dead or given up: re-form without it, and replace it."""
@@ -346,6 +347,11 @@ class Membership:
     def tick(self, now_s: float) -> list[Instruction]:
         """Time passed: give up silent members, and let gathered newcomers join."""
         out: list[Instruction] = []
+        if self.ticked_s is not None and (gap_s := now_s - self.ticked_s) > 1.0:
+            # It was us who slept (a suspended machine, a starved process): nobody could be heard meanwhile.
+            for worker in self.workers.values():
+                worker.seen_s += gap_s
+        self.ticked_s = now_s
         for worker in list(self.workers.values()):
             if (
                 worker.status is Status.MEMBER
@@ -378,7 +384,7 @@ class Membership:
         if self.stopping and self.result is None:
             if any(w.status in (Status.MEMBER, Status.DONE) for w in self.workers.values()):
                 return [Stop(tuple(self.members))]
-            return self._finish(0, STOPPED)  # nobody has state that is not on disk
+            return self.finish(0, STOPPED)  # nobody has state that is not on disk
         if self.result is not None or (self.candidate is not None and self.candidate.recovery):
             return []
         if any(w.status is Status.DONE for w in self.workers.values()):
@@ -484,7 +490,7 @@ class Membership:
         self.fruitless += 1
         if self.fruitless <= MAX_FRUITLESS_DEATHS + self.target:
             return []
-        return self._finish(
+        return self.finish(
             1,
             f"{self.fruitless} workers died without a single step in between; the last was {name} ({reason})",
         )
@@ -492,20 +498,21 @@ class Membership:
     def _ended_early(self, name: str) -> list[Instruction]:
         worker = self.workers[name]
         if worker.address is None:
-            return self._finish(
+            return self.finish(
                 1,
                 f"the script ended in worker {name} without ever calling swell.elastic(model, optimizer), so "
                 "nothing can be made elastic. Add the call (see docs/runtime.md), try --auto, or use plain "
                 "python",
             )
-        return self._finish(
+        return self.finish(
             1,
             f"worker {name}'s script ended before training was over. Let every worker run the loop "
             "`for epoch in job.epochs(n)` to its end, or leave it on all of them together with "
             "`if job.agree(...): break`",
         )
 
-    def _finish(self, code: int, reason: str) -> list[Instruction]:
+    def finish(self, code: int, reason: str) -> list[Instruction]:
+        """The job is over, once."""
         if self.result is not None:
             return []
         self.result = Finish(code, reason)
@@ -517,7 +524,7 @@ class Membership:
             return []
         if any(w.status in (Status.MEMBER, Status.DONE) for w in self.workers.values()):
             return []
-        return self._finish(0, "training is over")
+        return self.finish(0, "training is over")
 
     def _with(self, status: Status) -> list[Worker]:
         return [w for w in self.workers.values() if w.status is status]
