@@ -246,6 +246,19 @@ def test_the_learning_rate_is_scaled_for_the_step_only() -> None:
     assert fleet.optimizer.param_groups[0]["lr"] == 0.05
 
 
+def test_adams_averages_forget_as_much_as_in_the_steps_this_one_stands_for() -> None:
+    fleet = Fleet(_adam, LIMITS)
+    fleet.resize(2)
+    mode = fleet.modes[0]
+    mode.factor, mode.worth = 2.0, 4.0
+    group = fleet.optimizer.param_groups[0]
+    with mode.scaled_learning_rate():
+        assert group["betas"] == pytest.approx((0.9**4, 0.999**4))
+        assert group["lr"] == pytest.approx(4e-3)
+    assert group["betas"] == (0.9, 0.999)
+    assert group["lr"] == 2e-3
+
+
 def test_a_plan_from_rank_0_is_adopted_by_everybody_at_once() -> None:
     fleet = Fleet(_sgd, LIMITS)
     fleet.resize(3)

@@ -85,6 +85,8 @@ class AdaptiveMode:
         self.step = 0
         self.factor = 1.0
         """What the learning rate of the last step was multiplied by."""
+        self.worth = 1.0
+        """Steps at the tuned batch that the last step stands for."""
         self._adam = adam
         self._weights = list(weights)
         self._measured = 0
@@ -181,6 +183,7 @@ class AdaptiveMode:
                 warmup_epochs=self._warmup_epochs,
             )
         )
+        self.worth = self.noise.gain(at_least)
         # A short batch counts by its samples, so that an epoch at the tuned batch is worth exactly one.
         self.progress += self.noise.gain(scale) if scale >= 1.0 else scale
         self.step += 1
@@ -271,16 +274,23 @@ class AdaptiveMode:
 
     @contextlib.contextmanager
     def scaled_learning_rate(self) -> Iterator[None]:
-        """Multiply every group's learning rate by the step's factor while the optimizer steps."""
+        """Multiply every group's learning rate by the step's factor while the optimizer steps.
+
+        Adam's averages forget per step. One step now stands for `worth` tuned ones, so they forget as much as
+        in those (see `scaling`).
+        """
         groups = self._optimizer.param_groups
-        before = [group["lr"] for group in groups]
-        for group, lr in zip(groups, before):
-            group["lr"] = lr * self.factor
+        names = ("lr", "betas") if self._adam is not None else ("lr",)
+        before = [{name: group[name] for name in names} for group in groups]
+        for group in groups:
+            group["lr"] = group["lr"] * self.factor
+            if self._adam is not None:
+                group["betas"] = tuple(beta**self.worth for beta in group["betas"])
         try:
             yield
         finally:
-            for group, lr in zip(groups, before):
-                group["lr"] = lr
+            for group, values in zip(groups, before):
+                group.update(values)
 
     def report(self) -> dict[str, float | int | bool | None]:
         """Numbers for the job's reports."""

@@ -11,6 +11,12 @@ Pure functions of a `BatchState`; one registry for `rule="..."` in the API.
                   over the tuned one
     constant      the learning rate stays
 
+Adam's running averages have a memory of 1 / (1 - beta) steps. A step worth g tuned ones has to forget as much
+as g of them did, beta^g, or a run with fewer, larger steps drags its early gradients along and falls behind:
+the rule of Malladi et al. (2022, "On the SDEs and scaling rules for adaptive gradient algorithms"), with the
+measured gain in place of the ratio of batches. `adaptive_mode` applies it together with the factor of the
+learning rate.
+
 AdaScale needs no warm-up: early gradients have little noise, so the gain is close to 1 by itself.
 """
 
