@@ -80,6 +80,7 @@ def measure(runs: int, epochs: int) -> dict[str, Any]:
         alone.append(plain(arguments))
         loss, accuracy, events = elastic(arguments)
         changing.append((loss, accuracy))
+        print(f"seed {seed}: plain {alone[-1]}, auto {changing[-1]}", file=sys.stderr, flush=True)
         schedules.append([[len(e["members"]), e["step"]] for e in events if e["event"] == "generation"])
         pauses += [round(e["pause_s"] * 1e3, 2) for e in events if e["event"] == "switch"]
     result: dict[str, Any] = {"what": "unmodified script, 1 -> 2 -> 3 -> 1 workers", "epochs": epochs}
