@@ -111,3 +111,22 @@ def test_a_job_that_always_dies_is_given_up_with_a_reason(platform: Callable[...
             os.kill(pid, signal.SIGKILL)
     record = here.wait(job_id, lambda r: r.phase.over)
     assert record.phase is Phase.FAILED and "died" in record.reason
+
+
+@pytest.mark.slow
+def test_the_second_run_of_a_script_is_quoted_from_history(platform: Callable[..., Platform]) -> None:
+    here = platform()
+    args = ("--epochs", 15, "--sample-ms", 2)
+    first = here.submit("first", *args)
+    assert first.promise.estimate.finish_s is None
+    here.wait(first.job_id, finished)
+    second = here.submit("second", *args)
+    estimate = second.promise.estimate
+    assert estimate.source == "history" and estimate.finish_s is not None
+    assert estimate.earliest_s is not None and estimate.latest_s is not None
+    assert estimate.earliest_s < estimate.finish_s < estimate.latest_s
+    ended = here.wait(second.job_id, finished)
+    assert ended.ended_s is not None
+    predicted_s, took_s = estimate.finish_s - second.submitted_s, ended.ended_s - second.submitted_s
+    # `benchmarks.platform.quotes` measures this on a quiet machine; here others compute too.
+    assert predicted_s == pytest.approx(took_s, rel=0.5)

@@ -34,33 +34,78 @@ def _workers(bench: Bench, job_id: str) -> set[int]:
 
 def test_a_job_runs_is_resized_and_leaves_nothing_behind(bench: Bench) -> None:
     engine = bench.engine()
-    launch = bench.launch("a", "--epochs", 6, "--sample-ms", 1.5)
+    launch = bench.launch("a", "--epochs", 10, "--sample-ms", 1.5)
     engine.apply(launch, (0,))
     bench.wait(engine, "a", lambda o: o and o.state is RunState.RUNNING)
-    engine.apply(launch, (0, 1, 2))
+    for placement in [(0, 1), (0, 1, 2, 3), (3,), (0, 1, 2)]:
+        engine.apply(launch, placement)
     bench.wait_for(lambda: " of 3" in bench.output("a"))
+    assert " of 4" not in bench.output("a"), "of a burst of wishes only the newest counts"
     engine.apply(launch, (2,))
     seen = bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
     assert seen is not None and seen.exit_code == 0
-    assert bench.steps("a") == list(range(1, 97))
-    assert "final loss" in bench.output("a") and bench.output("a").rstrip().endswith(
-        bench.output("a").rstrip().splitlines()[-1]
-    )
-    bench.wait_for(lambda: not bench.processes("a"), 5)
+    assert bench.steps("a") == list(range(1, 161))
+    assert "final loss" in bench.output("a")
     assert [r for r in bench.reports if r.kind == "resized"]
+    last = [r.data for r in bench.reports if r.kind == "progress"][-1]
+    assert last["of"] == 160 and 0 < last["done"] <= 160
+    timing = [r.data for r in bench.reports if r.kind == "timing" and r.data["workers"] == 1]
+    assert timing and timing[-1]["local_batch"] == 32 and timing[-1]["step_s"] > 0.045
+    bench.wait_for(lambda: not bench.processes("a"), 5)
     engine.end("a")
     bench.wait(engine, "a", lambda o: o is None)
 
 
-def test_a_burst_of_wishes_ends_in_the_newest(bench: Bench) -> None:
+def test_stopped_jobs_save_their_state_and_go_on_from_it(bench: Bench) -> None:
     engine = bench.engine()
-    launch = bench.launch("a", "--epochs", 8, "--sample-ms", 2)
-    engine.apply(launch, (0,))
-    bench.wait(engine, "a", lambda o: o and o.state is RunState.RUNNING)
-    for placement in [(0, 1), (0, 1, 2, 3), (3,), (0, 1, 2), (1, 2)]:
-        engine.apply(launch, placement)
-    bench.wait_for(lambda: " of 2" in bench.output("a"))
-    assert " of 4" not in bench.output("a")
+    launch = bench.launch("a", "--epochs", 10, "--sample-ms", 1.5, checkpoint_s=1000.0)
+    engine.apply(launch, (0, 1))
+    bench.wait_for(lambda: len(bench.steps("a")) >= 10)
+    engine.apply(launch, ())
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.STOPPED)
+    assert not bench.processes("a")
+    engine.apply(launch, (3,))
+    bench.wait_for(lambda: len(bench.steps("a")) >= 25)
+    engine.apply(launch, ())
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.STOPPING)
+    engine.apply(launch, (0, 1, 2))  # wanted again while it leaves: it comes back
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
+    assert bench.steps("a") == list(range(1, 161)), "no step was lost or done twice"
+
+
+def test_whatever_of_a_job_is_killed_it_goes_on(bench: Bench) -> None:
+    engine = bench.engine()
+    directory = bench.home / "jobs" / "a"
+    launch = bench.launch("a", "--epochs", 30, "--sample-ms", 1.5, checkpoint_s=0.3)
+    engine.apply(launch, (0, 1))
+    bench.wait_for(lambda: len(bench.steps("a")) >= 5)
+
+    # The coordinator: training does not notice, and the next one takes wishes.
+    run = sorted((directory / "runs").iterdir())[-1]
+    os.kill(json.loads((run / "coordinator.json").read_text())["pid"], signal.SIGKILL)
+    engine.apply(launch, (0, 1, 2))
+    bench.wait_for(lambda: " of 3" in bench.output("a"))
+    steps = bench.steps("a")
+    assert steps == list(range(1, len(steps) + 1))
+
+    # Every worker: the job's own processes begin again from the checkpoint.
+    bench.wait_for(lambda: len(bench.steps("a")) > len(steps) + 30)
+    for pid in _workers(bench, "a"):
+        os.kill(pid, signal.SIGKILL)
+    killed_at = len(bench.steps("a"))
+    bench.wait_for(lambda: len(bench.steps("a")) > killed_at + 20)
+    assert bench.steps("a")[killed_at + 1] > 1
+
+    # The supervisor: its workers go with it, and whoever wants the job to run says so again.
+    os.kill(_holder(directory), signal.SIGKILL)
+    bench.wait(engine, "a", lambda o: o is None)
+    bench.wait_for(lambda: not bench.processes("a"), 10)
+    killed_at = len(bench.steps("a"))
+    engine.apply(launch, (0, 1, 2))
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
+    again = bench.steps("a")[killed_at:]
+    assert again[0] > 1, "it began from a checkpoint, not from nothing"
+    assert again == list(range(again[0], 481))
 
 
 def test_the_reason_of_a_failure_is_kept(bench: Bench) -> None:
@@ -108,77 +153,6 @@ def test_a_job_that_ended_while_nobody_watched_is_found_with_its_exit(bench: Ben
     bench.wait_for(lambda: not is_locked(bench.home / "jobs" / "a"))
     seen = bench.engine().observe()["a"]
     assert (seen.state, seen.exit_code) == (RunState.FINISHED, 0)
-
-
-def test_stopped_jobs_save_their_state_and_go_on_from_it(bench: Bench) -> None:
-    engine = bench.engine()
-    launch = bench.launch("a", "--epochs", 8, "--sample-ms", 1.5, checkpoint_s=1000.0)
-    engine.apply(launch, (0, 1))
-    bench.wait_for(lambda: len(bench.steps("a")) >= 10)
-    engine.apply(launch, ())
-    bench.wait(engine, "a", lambda o: o and o.state is RunState.STOPPED)
-    assert not bench.processes("a")
-    engine.apply(launch, (3,))
-    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
-    assert bench.steps("a") == list(range(1, 129)), "no step was lost or done twice"
-
-
-def test_a_job_wanted_again_while_it_leaves_comes_back(bench: Bench) -> None:
-    engine = bench.engine()
-    launch = bench.launch("a", "--epochs", 6, "--sample-ms", 1.5)
-    engine.apply(launch, (0, 1))
-    bench.wait_for(lambda: len(bench.steps("a")) >= 5)
-    engine.apply(launch, ())
-    bench.wait(engine, "a", lambda o: o and o.state is RunState.STOPPING)
-    engine.apply(launch, (0,))
-    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
-    assert bench.steps("a") == list(range(1, 97))
-
-
-def test_a_killed_supervisor_takes_its_workers_along_and_the_job_goes_on_from_its_checkpoint(
-    bench: Bench,
-) -> None:
-    engine = bench.engine()
-    launch = bench.launch("a", "--epochs", 8, "--sample-ms", 1.5, checkpoint_s=0.3)
-    engine.apply(launch, (0, 1))
-    bench.wait_for(lambda: len(bench.steps("a")) >= 25)
-    os.kill(_holder(bench.home / "jobs" / "a"), signal.SIGKILL)
-    bench.wait(engine, "a", lambda o: o is None)  # it vanished: whoever wants it to run says so again
-    bench.wait_for(lambda: not bench.processes("a"), 10)
-    killed_at = len(bench.steps("a"))
-    engine.apply(launch, (0, 1))
-    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
-    again = bench.steps("a")[killed_at:]
-    assert again[0] > 1, "it began from a checkpoint, not from nothing"
-    assert again == list(range(again[0], 129))
-
-
-def test_a_killed_coordinator_is_not_noticed(bench: Bench) -> None:
-    engine = bench.engine()
-    launch = bench.launch("a", "--epochs", 8, "--sample-ms", 1.5)
-    engine.apply(launch, (0, 1))
-    bench.wait_for(lambda: len(bench.steps("a")) >= 5)
-    run = sorted((bench.home / "jobs" / "a" / "runs").iterdir())[-1]
-    os.kill(json.loads((run / "coordinator.json").read_text())["pid"], signal.SIGKILL)
-    engine.apply(launch, (0, 1, 2))
-    bench.wait_for(lambda: " of 3" in bench.output("a"))
-    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
-    assert bench.steps("a") == list(range(1, 129))
-
-
-def test_killing_every_worker_resumes_from_the_checkpoint(bench: Bench) -> None:
-    engine = bench.engine()
-    launch = bench.launch("a", "--epochs", 8, "--sample-ms", 1.5, checkpoint_s=0.3)
-    engine.apply(launch, (0, 1))
-    bench.wait_for(lambda: len(bench.steps("a")) >= 25)
-    killed_at = len(bench.steps("a"))
-    for pid in _workers(bench, "a"):
-        os.kill(pid, signal.SIGKILL)
-    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
-    steps = bench.steps("a")
-    restart = next(i for i in range(1, len(steps)) if steps[i] != steps[i - 1] + 1)
-    assert restart >= killed_at and steps[restart] > 1
-    assert steps[restart:] == list(range(steps[restart], 129))
 
 
 def test_two_engines_cannot_run_one_job_twice(bench: Bench) -> None:
