@@ -75,6 +75,16 @@ def test_a_frozen_worker_is_given_up_and_cannot_come_back(
     assert TRAINED in job.output() and "steps 2000" in job.output()
 
 
+def test_members_that_share_no_memory_train_grow_and_recover_over_sockets(stage: Any) -> None:
+    job = stage.run(LINEAR, "60", "0.005", workers=2, settings={"shared_memory": False})
+    job.members(2)
+    job.resize(3)
+    dead = job.members(3) and job.kill(0)
+    job.wait_for(lambda s: dead not in s["members"] and len(s["members"]) == 3)
+    assert job.wait() == 0
+    assert TRAINED in job.output() and "steps 600" in job.output()
+
+
 def test_training_goes_on_while_the_coordinator_is_killed_again_and_again(stage: Any) -> None:
     job = stage.run(LINEAR, "60", "0.005", workers=2)
     job.members(2)

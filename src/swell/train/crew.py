@@ -14,13 +14,17 @@ from torch import Tensor
 
 from swell.train import state as states
 from swell.train import statetree
-from swell.train.errors import UsageError
+from swell.train.errors import PeerLost, UsageError
 from swell.train.flat import FlatModel
 from swell.train.link import Link
 from swell.train.mesh import ENTER, READY, STATE, VOTE, Header, Mesh, solo
 from swell.train.plan import Range, Tree
 from swell.train.reducer import Reduced, Reducer
 from swell.train.segment import Segment
+
+
+_KEEP_STAGING_BYTES = 256 << 20
+"""Memory for handing over a state that is kept for the next newcomer; larger pieces are given back."""
 
 
 class Carrier(Protocol):
@@ -65,7 +69,8 @@ class Crew:
         self._held_headers: list[Header] = []
         self._staging: Segment | None = None
         if link is not None:
-            link.about = {"segment": flat.segment.describe(), **facts}
+            near = link.config.get("shared_memory", True)
+            link.about = {"segment": flat.segment.describe() if near else None, **facts}
 
     @property
     def rank(self) -> int:
@@ -96,8 +101,10 @@ class Crew:
         return self.reducer.all_reduce(self.operation, header, tree, squares=squares, weights=weights)
 
     def completed(self) -> None:
-        """The present operation took effect here."""
+        """The present operation took effect here (and newcomers who took part have their copy of the state)."""
         self.operation += 1
+        if self._staging is not None and self._staging.data_bytes > _KEEP_STAGING_BYTES:
+            self._staging = None
 
     def share(self, header: Header) -> list[Header]:
         """One attempt to show everybody's `header` to everybody, as an operation with a vote."""
@@ -174,10 +181,6 @@ class Crew:
             segment.touch()
             self._staging = segment
 
-    def forget_staging(self) -> None:
-        """Newcomers have their copy: release the memory."""
-        self._staging = None
-
     def _hand_over(self, source: int, to: list[int]) -> None:
         """Copy the state of `source` to the ranks in `to`."""
         mesh = self.mesh
@@ -190,26 +193,33 @@ class Crew:
             self.prepare_to_give(tensors)
             assert self._staging is not None
             states.copy_all(states.staged(description, self._staging), tensors)
+            far = [r for r in to if self.reducer.is_far(r)]
             message: Header = {
                 "document": document,
                 "names": list(named),
                 "tensors": description,
                 "segment": self._staging.describe(),
                 "operation": self.operation,
+                "through_sockets": far,
             }
             mesh.exchange(0, STATE, message)
-            far = [r for r in to if self.reducer.is_far(r)]
             if far:
                 raw = [self._staging.bytes(0, states.staged_bytes(description))]
                 mesh.exchange(1, STATE, {}, dict.fromkeys(far, raw), {})
             return
         message = mesh.exchange(0, STATE, {})[source]
+        segment: Segment | None = None
+        if message["through_sockets"]:
+            sinks: dict[int, list[memoryview]] = {}
+            if mesh.rank in message["through_sockets"]:
+                size = states.staged_bytes(message["tensors"])
+                segment = Segment.create(size)
+                sinks = {source: [segment.bytes(0, size)]}
+            mesh.exchange(1, STATE, {}, {}, sinks)
         if mesh.rank in to:
-            segment = Segment.open(message["segment"]) if not self.reducer.is_far(source) else None
+            segment = segment or Segment.open(message["segment"])
             if segment is None:
-                segment = Segment.create(states.staged_bytes(message["tensors"]))
-                raw = [segment.bytes(0, states.staged_bytes(message["tensors"]))]
-                mesh.exchange(1, STATE, {}, {}, {source: raw})
+                raise PeerLost(f"the state of {mesh.members[source]} vanished while it was handed over")
             views = dict(zip(message["names"], states.staged(message["tensors"], segment)))
             self._carrier.restore(statetree.join(message["document"], views))
             self.operation = int(message["operation"])

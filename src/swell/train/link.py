@@ -131,6 +131,13 @@ class Link:
                 return offer.number
             return 0
 
+    def newcomers(self) -> int:
+        """The candidate under way that somebody without state is in (0: none)."""
+        offer = self._offer
+        if offer is None or offer.number <= self._generation or set(offer.members) <= set(self._members):
+            return 0
+        return offer.number
+
     def release(self) -> None:
         """The step did not switch: newer candidates may replace the one offered."""
         with self._changed:

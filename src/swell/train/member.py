@@ -6,9 +6,11 @@ The story is in docs/runtime.md ("Generations", "Death"); the other side of it i
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from swell.train import statetree
 from swell.train.crew import Crew
 from swell.train.data import ElasticLoader, key, seed_all
 from swell.train.errors import LEFT, RESPAWN, PeerLost
@@ -43,6 +45,8 @@ class Member:
     _turned: int | None
     """The epoch that a newcomer has to come along to."""
     _ended: bool
+    _prepared_for: int = 0
+    """The candidate whose newcomers this worker has memory ready for."""
 
     def capture(self) -> dict[str, Any]:
         """Everything that makes up the training state."""
@@ -81,6 +85,12 @@ class Member:
     def _offer(self) -> int:
         if self._link is None:
             return 0
+        coming = self._link.newcomers()
+        if coming and coming != self._prepared_for and self.rank == 0:
+            # Memory for the copy of the state, before anybody waits for it.
+            self._prepared_for = coming
+            tensors = list(statetree.split(self.capture())[1].values())
+            threading.Thread(target=self._crew.prepare_to_give, args=(tensors,), daemon=True).start()
         return self._link.offer(self.epoch)
 
     def _enter(self) -> None:
