@@ -22,7 +22,6 @@ from swell.train.plan import Range, Tree
 from swell.train.reducer import Reduced, Reducer
 from swell.train.segment import Segment
 
-
 _KEEP_STAGING_BYTES = 256 << 20
 """Memory for handing over a state that is kept for the next newcomer; larger pieces are given back."""
 
@@ -101,7 +100,7 @@ class Crew:
         return self.reducer.all_reduce(self.operation, header, tree, squares=squares, weights=weights)
 
     def completed(self) -> None:
-        """The present operation took effect here (and newcomers who took part have their copy of the state)."""
+        """The present operation took effect here, and newcomers who took part have their state."""
         self.operation += 1
         if self._staging is not None and self._staging.data_bytes > _KEEP_STAGING_BYTES:
             self._staging = None
