@@ -121,6 +121,14 @@ def test_bfloat16_autocast_trains() -> None:
     assert job.steps == 4
 
 
+def test_a_compiled_model_trains_to_the_same_weights() -> None:
+    ours, theirs = net(), net()
+    compiled = torch.compile(ours, backend="eager")
+    train(compiled, torch.optim.SGD(ours.parameters(), lr=0.1))
+    plain(theirs, torch.optim.SGD(theirs.parameters(), lr=0.1))
+    assert equal(ours, theirs)
+
+
 def test_a_skipped_batch_counts_as_seen_but_adds_nothing() -> None:
     model = nn.Linear(6, 1)
     before = copy.deepcopy(model.state_dict())
@@ -251,6 +259,11 @@ def test_two_loaders_or_objects_with_one_name_are_refused() -> None:
 def test_an_object_without_a_state_dict_is_refused() -> None:
     with pytest.raises(UsageError, match="x: a int has no state_dict"):
         make().register("x", 3)
+
+
+def test_a_data_set_without_a_length_is_sent_to_streams() -> None:
+    with pytest.raises(UsageError, match=r"a generator has no length or no index.*job\.stream"):
+        make().loader((i for i in range(3)), batch_size=2)  # type: ignore[arg-type]
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
