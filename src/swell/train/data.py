@@ -113,8 +113,8 @@ class ElasticLoader:
     ) -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise UsageError(
-                f"dataset of loader {name!r}: a {type(dataset).__name__} has no length or no index; cut it into "
-                "shards (files, ranges) and use job.stream(shards, read, batch_size)"
+                f"dataset of loader {name!r}: a {type(dataset).__name__} has no length or no index; cut it "
+                "into shards (files, ranges) and use job.stream(shards, read, batch_size)"
             )
         if batch_size < 1:
             raise UsageError(f"batch_size: got {batch_size}, must be at least 1")
