@@ -55,7 +55,8 @@ class Account:
     unfinished: list[str] = field(default_factory=list)
     overlaps: int = 0
     missing_steps: list[str] = field(default_factory=list)
-    resumed_at: int = 0
+    resumed_at: int | None = None
+    """The first step of a job after all its workers were killed; None if none had a checkpoint by then."""
 
     @property
     def clean(self) -> bool:
@@ -168,12 +169,18 @@ def kill_once(server: Server, account: Account, chance: random.Random) -> None:
             account.queue_changed.append(f"{name} was {phase} and is {now}")
 
 
+def _has_checkpoint(directory: Path) -> bool:
+    return any((directory / "checkpoints").glob("*/*"))
+
+
 def kill_all_workers(server: Server, account: Account) -> None:
     """End every worker of one job; it must go on from its checkpoint, not from nothing."""
+    until_s = time.monotonic() + 20.0
+    while not (ready := [n for n in workers(server.home) if _has_checkpoint(server.home / "jobs" / n)]):
+        if time.monotonic() > until_s:
+            return
+        time.sleep(0.1)
     steps = printed(server.home)
-    ready = [n for n in workers(server.home) if (server.home / "jobs" / n / "checkpoints").exists()]
-    if not ready:
-        return
     name = max(ready, key=lambda n: steps.get(n, 0))
     log = server.home / "jobs" / name / "output.log"
     length = len(log.read_text())
