@@ -17,6 +17,7 @@ from swell.policies import Policy
 
 UNKNOWN = "first run of this script: it is profiled first; its deadline is decided in four minutes at most"
 UNSEEN = "it trained no step in two minutes, so no finish can be promised; submit it without a deadline"
+NO_ROOM = "first run of this script, and every slot is promised to others: there was none to profile it on"
 NO_LENGTH = "the job did not say how long it trains, so no finish can be promised"
 
 
@@ -71,6 +72,6 @@ def after_profiling(record: JobRecord, book: Book, scheduler: Scheduler, now_s: 
     """The answer that was put off until the job had been seen."""
     knowledge = book.known[record.job_id]
     if not knowledge.known:
-        reason = NO_LENGTH if knowledge.seen else UNSEEN
+        reason = NO_LENGTH if knowledge.seen else UNSEEN if record.started_s is not None else NO_ROOM
         return Promise(admitted=False, estimate=Estimate(finish_s=None), reason=reason)
     return promise(record, book, scheduler, now_s)
