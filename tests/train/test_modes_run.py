@@ -62,21 +62,21 @@ def _result(job: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_adaptive_workers_hold_one_model_through_joins_leaves_and_deaths(stage: Any, optimizer: str) -> None:
-    job = stage.run(ADAPTIVE, optimizer, "30", workers=1)
+    epochs = 60
+    job = stage.run(ADAPTIVE, optimizer, str(epochs), workers=1)
     job.members(1)
     job.resize(3)
     job.members(3)
     dead = job.kill(0)
-    job.wait_for(lambda s: len(s["members"]) == 3 and dead not in s["members"])
+    job.wait_for(lambda s: len(s["members"]) >= 2 and dead not in s["members"])
     job.resize(2)
-    job.members(2)
     assert job.wait(120) == 0
     result = _result(job)
     assert result["same_everywhere"]
     assert result["accuracy"] > 0.9
     assert result["largest_batch"] > 24, "the batch grew"
-    assert result["steps"] < 30 * 50, "fewer steps than at the tuned batch"
-    assert result["worth"] == pytest.approx(30, abs=1.5), "as much training as was asked for"
+    assert result["steps"] < epochs * 50, "fewer steps than at the tuned batch"
+    assert result["worth"] == pytest.approx(epochs, abs=0.5), "as much training as was asked for"
     assert result["ticks"] == int(result["progress"] + 1e-6), "the schedule follows progress, not steps"
     assert result["lr"] == (0.05 if optimizer == "sgd" else 2e-3), "users see the rate they tuned"
 
@@ -141,14 +141,13 @@ def _check_stream(result: dict[str, Any]) -> None:
 
 
 def test_a_stream_goes_through_joins_leaves_and_deaths(stage: Any) -> None:
-    job = stage.run(STREAM, "8", workers=1)
+    job = stage.run(STREAM, "12", workers=1)
     job.members(1)
     job.resize(3)
     job.members(3)
     dead = job.kill(1)
-    job.wait_for(lambda s: len(s["members"]) == 3 and dead not in s["members"])
+    job.wait_for(lambda s: len(s["members"]) >= 2 and dead not in s["members"])
     job.resize(2)
-    job.members(2)
     assert job.wait(120) == 0
     _check_stream(_result(job))
 
@@ -240,11 +239,11 @@ def test_a_disk_that_takes_no_more_costs_checkpoints_not_training(stage: Any) ->
 
 def test_a_death_after_somebody_left_is_not_taken_for_an_early_end(stage: Any) -> None:
     """A leaver's loop ends too, but training goes on without it, and newcomers still may join."""
-    job = stage.run(STREAM, "8", workers=3)
+    job = stage.run(STREAM, "12", workers=3)
     job.members(3)
     job.resize(2)
     job.members(2)
     dead = job.kill(1)
-    job.wait_for(lambda s: len(s["members"]) == 2 and dead not in s["members"])
+    job.wait_for(lambda s: s["members"] and dead not in s["members"])
     assert job.wait(120) == 0
     _check_stream(_result(job))
