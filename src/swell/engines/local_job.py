@@ -16,6 +16,8 @@ from swell.train.jobdir import JobDirectory
 from swell.train.wire import Connection, Message
 
 CONNECT_EVERY_S = 0.2
+ANSWER_S = 1.0
+"""A coordinator that takes longer is tried again later: other jobs wait meanwhile."""
 STOP: Message = {"type": "stop", "save": True}
 """What a coordinator is told to have its job save its state and leave."""
 
@@ -200,9 +202,9 @@ class LocalJob:
             return
         run = JobDirectory(runs[-1])
         with contextlib.suppress(OSError, TrainError, ValueError, KeyError):
-            connection = Connection.open(run.address(), run.config()["secret"], timeout_s=1.0)
-            status = connection.request({"type": "hello", "role": "tool"})
-            connection.request({"type": "watch"})
+            connection = Connection.open(run.address(), run.config()["secret"], timeout_s=ANSWER_S)
+            status = connection.request({"type": "hello", "role": "tool"}, ANSWER_S)
+            connection.request({"type": "watch"}, ANSWER_S)
             self.told = int(status["target"])
             self.live = set(status["workers"])
             self.members = set(status["members"])
