@@ -160,6 +160,9 @@ def test_a_peer_and_a_closed_connection_together_are_proof_of_death() -> None:
         2, ("w0", "w1", "w2"), recovery=True
     )
     assert announced(play.m.disconnected("w1", play.now)) == Candidate(3, ("w0", "w2"), recovery=True)
+    play = Play.training(3)
+    out = play.m.broken("w0", 1, 5, play.now, lost="w1", certain=True)
+    assert announced(out) == Candidate(2, ("w0", "w2"), recovery=True)
 
 
 def test_when_everybody_is_dead_prepared_newcomers_start_afresh_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +78,17 @@ def test_a_dead_member_is_noticed_by_all_at_once() -> None:
     crowd[2].close()
     results = together(*[lambda m=m: m.exchange(1, READY, {}) for m in crowd[:2]])
     assert all(isinstance(r, PeerLost) for r in results)
+
+
+def test_a_dying_process_is_noticed_before_its_sockets_close() -> None:
+    crowd = meshes(2)
+    sleeper = subprocess.Popen(["sleep", "60"])
+    crowd[0].processes[1] = sleeper.pid
+    threading.Timer(0.2, sleeper.kill).start()
+    (result,) = together(lambda: crowd[0].exchange(1, READY, {}))  # its sockets are still open
+    assert isinstance(result, PeerLost)
+    assert crowd[0].lost == "w1" and crowd[0].certain
+    sleeper.wait()
 
 
 def test_abandoning_wakes_a_member_that_waits_for_a_silent_one() -> None:

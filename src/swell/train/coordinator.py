@@ -211,7 +211,8 @@ class Coordinator:
 
     def _on_worker_broken(self, client: Client, message: Message, now: float) -> list[Instruction]:
         operation, lost = int(message["operation"]), str(message.get("lost", ""))
-        return self.membership.broken(client.name, int(message["generation"]), operation, now, lost)
+        number, certain = int(message["generation"]), bool(message.get("certain"))
+        return self.membership.broken(client.name, number, operation, now, lost, certain)
 
     def _on_worker_left(self, client: Client, message: Message, now: float) -> list[Instruction]:
         return self.membership.left(client.name, int(message["generation"]), now)

@@ -157,11 +157,20 @@ class Link:
                 raise PeerLost(f"candidate {number} was overtaken")
             return self._meshes[number] if self.name in offer.members else None
 
-    def wait_recovery(self, after: int, operation: int, lost: str = "") -> Mesh:
-        """The generation `after` is broken: say so, and wait for the mesh of the one that replaces it."""
+    def wait_recovery(self, broken: Mesh, operation: int) -> Mesh:
+        """That generation is broken: say so, and wait for the mesh of the one that replaces it."""
+        after = broken.number
         with self._changed:
             self._broken, self._operation = after, operation
-        self._send({"type": "broken", "generation": after, "operation": operation, "lost": lost})
+        self._send(
+            {
+                "type": "broken",
+                "generation": after,
+                "operation": operation,
+                "lost": broken.lost,
+                "certain": broken.certain,
+            }
+        )
 
         def found() -> bool:
             offer = self._offer

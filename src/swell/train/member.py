@@ -179,9 +179,8 @@ class Member:
         begin, noticed = time.perf_counter(), time.time()
         covered = self._shares.coverage()
         while True:
-            broken, lost = self._crew.mesh.number, self._crew.mesh.lost
             self._crew.close()
-            mesh = self._link.wait_recovery(broken, self._crew.operation, lost)
+            mesh = self._link.wait_recovery(self._crew.mesh, self._crew.operation)
             connected = time.perf_counter()
             try:
                 entered = self._crew.enter(mesh, covered)

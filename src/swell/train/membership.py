@@ -252,12 +252,12 @@ class Membership:
         return [*self._adopt(number, members, now_s), *self._plan(now_s)]
 
     def broken(
-        self, name: str, number: int, operation: int, now_s: float, lost: str = ""
+        self, name: str, number: int, operation: int, now_s: float, lost: str = "", certain: bool = False
     ) -> list[Instruction]:
         """A member's connections of generation `number` broke in `operation`; it needs a new one.
 
-        `lost` is the peer whose connection ended. If its connection to us has ended too, it is dead: its exit
-        will be reported some milliseconds later, when the system has taken its memory apart.
+        `lost` is the peer whose connection ended. If its connection to us has ended too, or the system says
+        that it is exiting (`certain`), it is dead: its exit will be reported later, when its memory is free.
         """
         if self.result is not None or name not in self.workers:
             return []
@@ -266,7 +266,7 @@ class Membership:
                 return self._ended_early(other.name)
         if lost in self.members and lost in self.workers:
             self.accused.add(lost)
-            if not self.workers[lost].connected:
+            if certain or not self.workers[lost].connected:
                 return self._give_up(lost, now_s)
         if self.candidate is not None and self.candidate.recovery and self.candidate.number > number:
             return [Announce(self.candidate, (name,))]

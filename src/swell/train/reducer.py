@@ -65,11 +65,12 @@ class Reducer:
             description = peer.about.get("segment")
             token = description["token"] if description else ""
             segment = self._maps.get(token) or Segment.open(description)
-            if segment is None:
+            if segment is None or description is None:
                 self._far.add(rank)
                 self._remote_in[rank] = [torch.empty_like(t) for t in self.flat.inputs]
             else:
                 maps[token] = segment
+                mesh.processes[rank] = int(description["pid"])
                 self._remote_in[rank] = layout.flats(segment, 0)
                 self._remote_out[rank] = layout.flats(segment, 1)
         self._maps = maps
