@@ -116,6 +116,21 @@ def test_checkpoint_in_mid_epoch_goes_on_with_the_unused_samples(tmp_path: Any) 
     assert job2.steps == 7
 
 
+def test_a_position_at_the_very_end_of_a_pass_is_taken_over_as_that() -> None:
+    """A newcomer that joins after the last step of an epoch must not begin the next one on its own."""
+    job, model, loader = _job()
+    for _ in job.epochs(1):
+        for x in loader:
+            job.step(model(x).mean())
+            if loader.committed == 50:
+                at_end = loader.state()
+    newcomer = _job()[2]
+    newcomer.load(at_end)
+    newcomer.begin()
+    assert newcomer.passes == 0
+    assert newcomer.window() == 0, "the pass is over, and its end is still to be seen by the script"
+
+
 class Crowd:
     """Stream loaders of several workers, driven as a job drives them, with deaths and joins."""
 

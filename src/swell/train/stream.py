@@ -118,6 +118,7 @@ class StreamLoader(ElasticLoader):
         self.passes, self.batch_size = int(state["passes"]), int(state["batch_size"])
         self._queue.load_state_dict(state["queue"])
         self._readers, self.share = {}, None
+        self._taken_over = True
 
     def window(self) -> int:
         """Places for samples in the next step; 0 at the end of the pass."""
