@@ -189,7 +189,10 @@ class Oasis(Policy):
             until_s = job.deadline_s - SLACK_S
         if until_s <= now_s:
             return -math.inf
-        edges = _slots(now_s, until_s, shortest_run_s / 4, self.slots)
+        # A slot holds at least a pause: of two ways that are both still paused, the programme would keep the
+        # cheaper one, which started later, and so on for ever.
+        count = self.slots if pause_s == 0 else min(self.slots, max(int((until_s - now_s) / pause_s), 1))
+        edges = _slots(now_s, until_s, max(shortest_run_s / 4, pause_s), count)
         used = _reserved(others, edges)
         prices = self._least * (self._most / self._least) ** (used / snapshot.capacity)
         payoff, end_s, gpus = best_schedule(job, edges, snapshot.capacity - used, prices, pause_s, self.steps)
