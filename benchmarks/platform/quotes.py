@@ -24,8 +24,8 @@ from swell.engines.local import LocalEngine
 ROOT = Path(__file__).parents[2]
 SCRIPTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "toy": ("tests/engines/toy.py", ("--epochs", "30", "--sample-ms", "2")),
-    "digits": ("examples/digits_cnn.py", ("--epochs", "20")),
-    "gpt": ("examples/tiny_gpt.py", ()),
+    "digits": ("examples/digits_cnn.py", ("--epochs", "16", "--fetch-ms", "2")),
+    "gpt": ("examples/tiny_gpt.py", ("--epochs", "2", "--windows", "3600", "--fetch-ms", "4")),
 }
 
 
@@ -82,7 +82,7 @@ def run(home: Path, name: str, policy: str, rounds: int, slots: int = 4) -> list
 def main() -> None:
     """Run and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", default=["toy", "digits"], choices=[[], *SCRIPTS])
+    parser.add_argument("names", nargs="*", default=["toy", "digits", "gpt"], choices=[[], *SCRIPTS])
     parser.add_argument("--policy", default="elasticflow")
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
