@@ -55,7 +55,8 @@ def measure(model: str, kills: int = 50, seed: int = 0) -> dict[str, Any]:
             pauses.append(_pause(steps, kill_s))
             numbers = [s.number for s in steps]
             lost += sum(b != a + 1 for a, b in pairwise(numbers))
-    return {**summary(pauses), "steps_lost_or_repeated": lost}
+        inside = [e["pause_s"] for e in job.directory.events() if e["event"] == "recovery"]
+    return {**summary(pauses), "steps_lost_or_repeated": lost, "inside": summary(inside)}
 
 
 def frozen(silent_after_s: float = 2.0) -> dict[str, float]:

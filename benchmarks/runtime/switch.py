@@ -35,7 +35,13 @@ def measure(model: str, rounds: int = 10) -> dict[str, Any]:
                 survivor, generation = _follow(job, count)
                 if (pause := pause_at_switch(job.timeline(survivor), generation)) is not None:
                     pauses.append(pause)
-    return {"join": summary(joins), "leave": summary(leaves)}
+        events = [e for e in job.directory.events() if e["event"] == "switch"]
+    # The gap between steps also holds the noise of two steps; the time inside the switch does not.
+    inside = {count: summary([e["pause_s"] for e in events if e["world"] == count]) for count in (3, 2)}
+    return {
+        "join": summary(joins) | {"inside": inside[3]},
+        "leave": summary(leaves) | {"inside": inside[2]},
+    }
 
 
 if __name__ == "__main__":
