@@ -54,12 +54,15 @@ def main() -> None:
     loader = job.loader(data(options.model, 9_600), batch_size=options.batch)
     loss = nn.CrossEntropyLoss()
     worker = os.environ.get("SWELL_WORKER", "solo")
+    logged = 0
     with (options.out / f"{worker}.steps").open("a", buffering=1) as out:
         for _ in job.epochs(1_000_000):
             for x, y in loader:
                 if options.pace:
                     time.sleep(options.pace)
-                if job.step(loss(model(x), y)):
+                job.step(loss(model(x), y))
+                if job.steps > logged:  # a step may also be committed while the next batch is drawn
+                    logged = job.steps
                     out.write(f"{job.steps} {job.world} {job.generation} {time.monotonic():.6f}\n")
                     if job.steps >= options.steps:
                         return

@@ -148,6 +148,14 @@ def test_a_survivor_that_reports_a_broken_mesh_gets_the_candidate_it_missed() ->
     assert play.m.broken("w2", 1, 5, play.now) == [Announce(play.m.candidate, ("w2",))]
 
 
+def test_a_late_word_of_a_broken_generation_breaks_its_successor_not() -> None:
+    play = Play.training(3)
+    play.m.broken("w0", 1, 5, play.now, lost="w1", certain=True)
+    play.switch()
+    assert play.m.broken("w2", 1, 5, play.now, lost="w1", certain=True) == []
+    assert play.m.candidate is None
+
+
 def test_a_peer_and_a_closed_connection_together_are_proof_of_death() -> None:
     play = Play.training(3)
     assert play.m.disconnected("w1", play.now) == [], "a connection may break for other reasons"

@@ -270,6 +270,8 @@ class Membership:
                 return self._give_up(lost, now_s)
         if self.candidate is not None and self.candidate.recovery and self.candidate.number > number:
             return [Announce(self.candidate, (name,))]
+        if number < self.generation:
+            return []  # others are in its successor already, and this one was told of it
         return self._recover(now_s)
 
     def left(self, name: str, number: int, now_s: float) -> list[Instruction]:
