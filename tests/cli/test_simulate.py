@@ -227,6 +227,8 @@ def long_run(swell: Swell, tmp_path: Path) -> Iterator[Callable[[int], subproces
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # Where the tests run in the background, interrupts are ignored, and that is inherited.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         started.append(process)
         give_up = time.monotonic() + 60

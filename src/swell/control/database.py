@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from typing import Any, Protocol
 
 from swell.control.errors import Conflict, StoreUnavailable
 from swell.domain import InputError
+
+_LOCK_WAIT_S = 5.0
+"""How long the lock of a control plane that just ended, or was killed, is waited for."""
 
 Row = tuple[Any, ...]
 Parameters = Sequence[Any]
@@ -129,15 +133,21 @@ class PostgresDatabase:
         self._connection = self._open()
 
     def _open(self) -> Any:
+        """Connect and take the lock; one that was held a moment ago may take that long to come free."""
+        give_up = time.monotonic() + _LOCK_WAIT_S
         try:
             connection = self._psycopg.connect(self._url, autocommit=True, connect_timeout=10)
-            held = connection.execute("SELECT pg_try_advisory_lock(%s)", (self._LOCK,)).fetchone()
+            while True:
+                row = connection.execute("SELECT pg_try_advisory_lock(%s)", (self._LOCK,)).fetchone()
+                if row and row[0]:
+                    return connection
+                if time.monotonic() > give_up:
+                    break
+                time.sleep(0.1)
         except self._psycopg.Error as error:
             raise StoreUnavailable(f"cannot reach the Postgres store: {error}") from error
-        if not (held and held[0]):
-            connection.close()
-            raise StoreUnavailable("another control plane is using this Postgres store")
-        return connection
+        connection.close()
+        raise StoreUnavailable("another control plane is using this Postgres store")
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

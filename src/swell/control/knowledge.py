@@ -22,9 +22,8 @@ from swell.perf.throughput import ThroughputParams
 
 _ENOUGH_STEPS = 3
 """Step times of one configuration are believed once this many reports have come."""
-
-
 MOST_CLOSING_S = 60.0
+"""A job that takes longer to end than this does something else."""
 
 
 def fingerprint(request: JobRequest) -> str:
@@ -59,6 +58,8 @@ class Knowledge:
     seen: dict[tuple[int, int, int], int] = field(default_factory=dict)
     ran: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By number of workers: iterations done and the seconds they took, as they went by."""
+    _last: tuple[int, int, int, float, float] | None = None
+    """Nodes, workers, local batch, step and sync seconds of the last timing report."""
     _moved_s: float | None = None
     _now: tuple[float, float] | None = None
     _before: tuple[float, float, int] | None = None
@@ -79,6 +80,8 @@ class Knowledge:
         """It is over: what came after its last step is known now."""
         if self._moved_s is not None:
             self.closing_s = min(max(time_s - self._moved_s, 0.0), MOST_CLOSING_S)
+        if self._last is not None and self.belief is not None and not self.belief.known:
+            self._believe()  # a job of a few seconds says little, but the next need not start from nothing
 
     def timing(self, data: dict[str, Any]) -> bool:
         """Take in a timing report; True if the belief changed."""
@@ -91,10 +94,14 @@ class Knowledge:
             self.belief = JobBelief(_limits(self.batch_size), fixed_batch=self.batch_size)
         key = (int(data.get("nodes", 1)), workers, local_batch)
         self.seen[key] = self.seen.get(key, 0) + 1
-        if self.seen[key] < _ENOUGH_STEPS:
-            return False
+        self._last = (*key, float(data["step_s"]), float(data["sync_s"]))
+        return self.seen[key] >= _ENOUGH_STEPS and self._believe()
+
+    def _believe(self) -> bool:
+        """Take the last step times into the model; True if that changed it."""
+        assert self.belief is not None and self._last is not None
         before = self.belief.version
-        self.belief.observe(*key, float(data["step_s"]), float(data["sync_s"]))
+        self.belief.observe(*self._last)
         if self.belief.version != before:
             self.source = "model"
         return self.belief.version != before
