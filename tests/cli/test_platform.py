@@ -163,10 +163,13 @@ def test_submit_shows_the_promise_then_the_output_and_what_to_type_next(place: P
 
 
 def test_the_second_run_is_estimated_from_the_first(place: Place) -> None:
-    done = place.swell("quote", "train.py")
+    same = ("train.py", "--epochs", 20)  # long enough to be seen at work, however busy the machine
+    done = place.swell("submit", *same)
+    assert done.returncode == 0, done.stderr
+    done = place.swell("quote", *same)
     assert done.returncode == 0, done.stderr
     assert "from earlier runs of this script" in done.stdout
-    promise = place.json("quote", "train.py")
+    promise = place.json("quote", *same)
     assert promise["admitted"] is True
     assert promise["estimate"]["source"] == "history"
     assert promise["estimate"]["earliest_s"] <= promise["estimate"]["finish_s"]
