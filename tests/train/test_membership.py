@@ -10,20 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swell.train.errors import RESPAWN
-from swell.train.membership import (
-    MAX_FRUITLESS_DEATHS,
-    SETTLE_S,
-    Announce,
-    Candidate,
-    Fence,
-    Finish,
-    Instruction,
-    Kill,
-    Membership,
-    Spawn,
-    Status,
-    Turn,
-)
+from swell.train.generations import Announce, Candidate, Fence, Finish, Instruction, Kill, Spawn, Status, Turn
+from swell.train.membership import MAX_FRUITLESS_DEATHS, SETTLE_S, Membership
 
 
 def spawned(instructions: list[Instruction]) -> list[str]:

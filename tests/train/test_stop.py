@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from swell.train.membership import STOPPED, Finish, Membership, Status, Stop, Worker
+from swell.train.generations import Finish, Status, Stop, Worker
+from swell.train.membership import STOPPED, Membership
 from swell.train.reporting import Pace
 
 

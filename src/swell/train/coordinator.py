@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from swell.train.generations import Announce, Fence, Finish, Instruction, Kill, Spawn, Stop, Turn
 from swell.train.jobdir import JobDirectory
-from swell.train.membership import Announce, Fence, Finish, Instruction, Kill, Membership, Spawn, Stop, Turn
+from swell.train.membership import Membership, place
 from swell.train.wire import Channel, Message, WireError
 
 TICK_S = 0.1
@@ -60,6 +61,7 @@ class Coordinator:
                 silent_after_s=self.config.get("silent_after_s", 5.0),
                 kill_silent=self.config.get("kill_silent", True),
                 gather_s=self.config.get("gather_s", 1.0),
+                slots=place(self.config["target"], self.config.get("slots")),
             )
         )
         self.port = int(saved["port"]) if saved is not None else 0
@@ -240,12 +242,19 @@ class Coordinator:
         self._event("exited", worker=name, code=code)
         return self.membership.exited(name, code, now, str(message.get("note", "")))
 
+    def _on_agent_lost(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        name = str(message["worker"])
+        self._event("exited", worker=name, code=-9)
+        return self.membership.vanished(name, now)
+
     def _on_agent_goodbye(self, client: Client, message: Message, now: float) -> list[Instruction]:
         self.over.set()
         return []
 
     def _on_tool_resize(self, client: Client, message: Message, now: float) -> list[Instruction]:
-        out = self.membership.resize(int(message["workers"]), now)
+        slots = message.get("slots")
+        places = None if slots is None else [int(slot) for slot in slots]
+        out = self.membership.resize(int(message["workers"]), now, places)
         self._event("resize", target=self.membership.target)
         client.send({"type": "resized", "workers": self.membership.target})
         return out
@@ -271,9 +280,9 @@ class Coordinator:
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Spawn(worker):
-                    self._event("spawn", worker=worker)
-                    self._tell_agent({"type": "spawn", "worker": worker})
+                case Spawn(worker, slot):
+                    self._event("spawn", worker=worker, **({} if slot is None else {"slot": slot}))
+                    self._tell_agent({"type": "spawn", "worker": worker, "slot": slot})
                 case Kill(worker):
                     self._tell_agent({"type": "kill", "worker": worker})
                 case Fence(worker):
@@ -335,6 +344,7 @@ class Coordinator:
             "minimum": m.minimum,
             "maximum": m.maximum,
             "workers": {w.name: w.status.value for w in m.workers.values()},
+            "slots": {w.name: w.slot for w in m.workers.values() if w.slot is not None},
             "epoch": m.epoch,
             "step": m.step,
             "over": m.result is not None,

@@ -41,6 +41,8 @@ class RunConfig:
     maximum: int = 1
     workers: int | None = None
     """To begin with; the maximum if not given."""
+    slots: list[int] | None = None
+    """Where the first workers shall be, one on each; for an agent to whom it matters."""
     spares: int = 0
     """Prepared workers kept waiting beyond those that train."""
     name: str | None = None
@@ -154,6 +156,7 @@ class Launcher:
                 "minimum": config.minimum,
                 "maximum": config.maximum,
                 "target": config.workers or config.maximum,
+                "slots": config.slots,
                 "spares": config.spares,
                 "silent_after_s": config.silent_after_s,
                 "gather_s": config.gather_s,
@@ -267,7 +270,7 @@ class Launcher:
         for message in messages:
             kind = message["type"]
             if kind == "spawn":
-                self._spawn(str(message["worker"]))
+                self._spawn(str(message["worker"]), message.get("slot"))
             elif kind == "kill":
                 self._kill(str(message["worker"]))
             elif kind == "finish":
@@ -305,7 +308,7 @@ class Launcher:
             "arguments": self.config.arguments,
         }
 
-    def _spawn(self, worker: str) -> None:
+    def _spawn(self, worker: str, slot: int | None = None) -> None:
         order = self._order(worker)
         self._workers[worker] = 0
         if self._zygote is not None:

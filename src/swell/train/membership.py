@@ -12,113 +12,31 @@ requests collapses and a newer one replaces an older one that has not switched, 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from swell.train.errors import FENCED, RESPAWN
+from swell.train.generations import (
+    Announce,
+    Candidate,
+    Fence,
+    Finish,
+    Instruction,
+    Kill,
+    Spawn,
+    Status,
+    Stop,
+    Turn,
+    Worker,
+)
 
 MAX_FRUITLESS_DEATHS = 5
 """Workers that may die in a row without the job making a step before it is given up."""
 
-
 SETTLE_S = 0.3
 """How long survivors of a death have the machine for themselves before a replacement is started."""
+AWAY_S = 1.0
+"""How long a place that could not be reached is left alone: by then it may have been taken from the job."""
 
-
-class Status(StrEnum):
-    """Where a worker is in its life."""
-
-    STARTING = "starting"
-    """Being started or preparing; not yet able to join."""
-    READY = "ready"
-    """Prepared, waiting to be part of a generation."""
-    MEMBER = "member"
-    """In the current generation."""
-    LEAVING = "leaving"
-    """Was dropped by a switch and is on its way out."""
-    DONE = "done"
-    """Finished the training loop."""
-
-
-@dataclass(slots=True)
-class Worker:
-    """What is known of one worker process."""
-
-    name: str
-    status: Status
-    seen_s: float
-    ready_s: float = 0.0
-    address: tuple[str, int] | None = None
-    connected: bool = False
-    done_at: int = 0
-    """For a worker that is done: the first operation it has no part in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A generation that may come: it does when every member of the present one agrees at one step."""
-
-    number: int
-    members: tuple[str, ...]
-    recovery: bool = False
-    """The present generation is broken: enter this one at once."""
-    epoch: int = 0
-    """Where its newcomers stand: members in another epoch must not take them in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    """Start a worker process under this name."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """End this worker's process."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """Tell this worker that it was given up."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Tell these workers of the candidate (None: an earlier one is withdrawn)."""
-
-    candidate: Candidate | None
-    to: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Tell a waiting newcomer that the job went on to another epoch."""
-
-    worker: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The job is over."""
-
-    code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Tell these workers to save the job's state and leave at the next step."""
-
-    to: tuple[str, ...]
-
-
-Instruction = Spawn | Kill | Fence | Announce | Turn | Finish | Stop
 
 STOPPED = "stopped"
 """Reason of a job that was asked to save its state and end."""
@@ -137,6 +55,8 @@ class Membership:
     """End the process of a silent worker; where that cannot be done the fence alone must do."""
     gather_s: float = 1.0
     """How long a prepared newcomer waits for others under way, to join in one switch."""
+    slots: tuple[int, ...] | None = None
+    """Where workers shall be, one on each; None if it does not matter."""
 
     generation: int = 0
     members: list[str] = field(default_factory=list)
@@ -165,8 +85,8 @@ class Membership:
 
     # ------------------------------------------------------------------ events
 
-    def resize(self, target: int, now_s: float) -> list[Instruction]:
-        """People or a scheduler want `target` workers."""
+    def resize(self, target: int, now_s: float, slots: list[int] | None = None) -> list[Instruction]:
+        """People or a scheduler want `target` workers, on these slots if it matters where they are."""
         if not self.minimum <= target <= self.maximum:
             raise ValueError(
                 f"workers: got {target}, this job allows {self.minimum} to {self.maximum} "
@@ -174,6 +94,7 @@ class Membership:
             )
         if self.result is not None:
             raise ValueError("the job is over and cannot be resized")
+        self.slots = place(target, slots, self.slots)
         self.target = target
         return self._plan(now_s)
 
@@ -346,6 +267,15 @@ class Membership:
             return [*self._recover(now_s), *self._plan(now_s)]
         return self._closing() or self._begin_again(now_s)
 
+    def vanished(self, name: str, now_s: float) -> list[Instruction]:
+        """The place a worker is on cannot be reached: whether its process lives or not, it must not go on."""
+        worker = self.workers.get(name)
+        if worker is None or self.result is not None or worker.status in (Status.LEAVING, Status.DONE):
+            return self.exited(name, 0 if worker and worker.status is Status.LEAVING else -9, now_s)
+        self.calm_s = now_s + AWAY_S
+        self.fruitless -= 1  # not the script's fault
+        return [Fence(name), *self._give_up(name, now_s)]
+
     def tick(self, now_s: float) -> list[Instruction]:
         """Time passed: give up silent members, and let gathered newcomers join."""
         out: list[Instruction] = []
@@ -372,7 +302,7 @@ class Membership:
                 out.append(Kill(name))
         for worker in [w for w in self.workers.values() if w.name not in alive]:
             if worker.status is Status.STARTING and worker.address is None:
-                out.append(Spawn(worker.name))
+                out.append(Spawn(worker.name, worker.slot))
             elif worker.status is Status.LEAVING:
                 out += self.exited(worker.name, 0, now_s)
             else:
@@ -392,27 +322,24 @@ class Membership:
         if any(w.status is Status.DONE for w in self.workers.values()):
             return []
         out: list[Instruction] = []
+        staying = self._staying()
         ready = sorted(self._with(Status.READY), key=lambda w: _age(w.name))
         starting = sorted(self._with(Status.STARTING), key=lambda w: _age(w.name))
-        waiting = max(0, self.target - len(self.members)) + self.spares
-        surplus = len(ready) + len(starting) - waiting
-        for worker in reversed(ready + starting):  # the youngest, unprepared ones first
-            if surplus <= 0:
-                break
-            surplus -= 1
+        free = self._open_slots(staying)
+        needed, surplus = self._newcomers(ready + starting, free, self.target - len(staying))
+        for worker in surplus:
             worker.status = Status.LEAVING
             out.append(Kill(worker.name))
         ready = [w for w in ready if w.status is Status.READY]
         starting = [w for w in starting if w.status is Status.STARTING]
-        for _ in range(-surplus if now_s >= self.calm_s else 0):
+        for slot in needed if now_s >= self.calm_s else []:
             name = f"w{self.born}"
             self.born += 1
-            self.workers[name] = Worker(name, Status.STARTING, now_s)
-            out.append(Spawn(name))
+            self.workers[name] = Worker(name, Status.STARTING, now_s, slot=slot)
+            out.append(Spawn(name, slot))
             starting.append(self.workers[name])
 
-        wanted = self.members[: self.target]
-        missing = self.target - len(wanted)
+        missing = self.target - len(staying)
         joiners = [w for w in ready if w.connected][:missing]
         if missing > len(joiners) and starting and joiners:
             # Others are on their way: joining together means one switch for all.
@@ -421,7 +348,10 @@ class Membership:
                 joiners = []
         if not self.live and len(joiners) < min(self.minimum, self.target):
             joiners = []
-        wanted = wanted + [w.name for w in joiners]
+        wanted = staying + [w.name for w in joiners]
+        if not staying and self.members and self.live:
+            # All shall be elsewhere: one stays until the newcomers have its state, and leaves then.
+            wanted = self.members[:1] + wanted if joiners else self.members
         if not wanted or wanted == self.members:
             if self.candidate is not None:
                 out.append(Announce(None, self._concerned(self.candidate)))
@@ -429,6 +359,36 @@ class Membership:
         elif self.candidate is None or list(self.candidate.members) != wanted:
             out += self._announce(wanted)
         return out
+
+    def _staying(self) -> list[str]:
+        """Members that go on under the present target, in their order."""
+        if self.slots is None:
+            return self.members[: self.target]
+        return [m for m in self.members if m in self.workers and self.workers[m].slot in self.slots]
+
+    def _open_slots(self, staying: list[str]) -> list[int] | None:
+        """Slots that no member is on; None if slots are not given out."""
+        if self.slots is None:
+            return None
+        taken = {self.workers[m].slot for m in staying}
+        return [slot for slot in self.slots if slot not in taken]
+
+    def _newcomers(
+        self, present: list[Worker], free: list[int] | None, missing: int
+    ) -> tuple[list[int | None], list[Worker]]:
+        """Slots to start somebody on, and who of those not in yet is one too many (oldest first in)."""
+        if free is None:
+            waiting = max(0, missing) + self.spares
+            surplus = max(len(present) - waiting, 0)
+            # The youngest, unprepared ones go first.
+            return [None] * max(waiting - len(present), 0), present[len(present) - surplus :][::-1]
+        too_many, still = [], list(free)
+        for worker in present:
+            if worker.slot in still:
+                still.remove(worker.slot)
+            else:
+                too_many.append(worker)
+        return list(still), too_many
 
     def _announce(self, members: list[str], recovery: bool = False) -> list[Instruction]:
         self.counter = max(self.counter, self.generation) + 1
@@ -439,7 +399,7 @@ class Membership:
         return tuple(dict.fromkeys([*self.members, *candidate.members]))
 
     def _recover(self, now_s: float) -> list[Instruction]:
-        self.calm_s = now_s + SETTLE_S
+        self.calm_s = max(self.calm_s, now_s + SETTLE_S)
         going = [m for m in self.members if m in self.workers]
         going = [m for m in going if self.workers[m].status not in (Status.DONE, Status.LEAVING)]
         return self._announce(going, recovery=True) if going else []
@@ -543,12 +503,13 @@ class Membership:
             "silent_after_s": self.silent_after_s,
             "kill_silent": self.kill_silent,
             "gather_s": self.gather_s,
+            "slots": self.slots,
             "generation": self.generation,
             "members": self.members,
             "counter": self.counter,
             "epoch": self.epoch,
             "live": self.live,
-            "workers": {w.name: w.status.value for w in self.workers.values()},
+            "workers": {w.name: [w.status.value, w.slot] for w in self.workers.values()},
             "fenced": sorted(self.fenced),
             "born": self.born,
             "step": self.step,
@@ -562,13 +523,35 @@ class Membership:
     def from_json(cls, data: dict[str, Any], now_s: float) -> Membership:
         """The state as it was; everybody has until `silent_after_s` to be heard of again."""
         data = dict(data)
-        workers = {n: Worker(n, Status(s), now_s) for n, s in data.pop("workers").items()}
+        workers = {
+            n: Worker(n, Status(status), now_s, slot=slot)
+            for n, (status, slot) in data.pop("workers").items()
+        }
+        slots = data.pop("slots")
         recovering = data.pop("recovering")
         fenced = set(data.pop("fenced"))
-        self = cls(**data, workers=workers, fenced=fenced)
+        self = cls(**data, slots=None if slots is None else tuple(slots), workers=workers, fenced=fenced)
         if recovering:
             self._announce(list(self.members), recovery=True)
         return self
+
+
+def place(
+    target: int, slots: list[int] | None, before: tuple[int, ...] | None = None
+) -> tuple[int, ...] | None:
+    """The slots of `target` workers; ValueError if they are not that many different ones.
+
+    Whoever wants another number of a job that has slots has to say which, unless it is fewer.
+    """
+    if slots is None:
+        if before is None or len(before) < target:
+            if before is not None:
+                raise ValueError(f"slots: which {target} slots is not said, and this job has {len(before)}")
+            return None
+        return before[:target]
+    if len(set(slots)) != target:
+        raise ValueError(f"slots: got {slots}, need {target} different ones, one for each worker")
+    return tuple(slots)
 
 
 def _age(name: str) -> int:

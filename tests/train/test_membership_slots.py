@@ -1,0 +1,145 @@
+"""Membership of jobs whose workers have places of their own: who leaves is who is on the wrong slot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from swell.train.generations import Announce, Candidate, Fence, Instruction, Kill, Spawn
+from swell.train.membership import AWAY_S, MAX_FRUITLESS_DEATHS, Membership
+
+
+class Play:
+    """A job on slots, driven by hand."""
+
+    def __init__(self, *slots: int, minimum: int = 1) -> None:
+        self.m = Membership(minimum=minimum, maximum=8, target=len(slots), slots=slots, gather_s=0.0)
+        self.now = 0.0
+        self.join(self.m.agent_connected([], self.now))
+
+    def join(self, out: list[Instruction]) -> None:
+        """Whoever is started gets ready, and every candidate is switched to until there is none."""
+        for name in [i.worker for i in out if isinstance(i, Spawn)]:
+            self.m.hello(name, ("127.0.0.1", 1), "starting", 0, [], self.now)
+            self.m.ready(name, self.m.epoch, self.now)
+        self.settle()
+
+    def settle(self) -> None:
+        for _ in range(5):
+            if self.m.candidate is None:
+                return
+            before = set(self.m.members)
+            self.m.switched(self.m.candidate.number, list(self.m.candidate.members), self.now)
+            for name in before - set(self.m.members):
+                self.m.exited(name, 0, self.now)
+
+    @property
+    def on(self) -> list[int | None]:
+        return [self.m.workers[name].slot for name in self.m.members]
+
+
+def candidates(out: list[Instruction]) -> list[Candidate]:
+    return [i.candidate for i in out if isinstance(i, Announce) and i.candidate is not None]
+
+
+def spawns(out: list[Instruction]) -> list[int | None]:
+    return [i.slot for i in out if isinstance(i, Spawn)]
+
+
+def test_first_workers_are_started_on_the_slots_given() -> None:
+    assert sorted(Play(3, 5).on) == [3, 5]  # type: ignore[type-var]
+
+
+def test_whoever_is_on_a_slot_that_is_withdrawn_leaves_however_old() -> None:
+    play = Play(0, 1, 2)
+    out = play.m.resize(2, 0.0, [1, 2])
+    assert [play.m.workers[n].slot for n in candidates(out)[-1].members] == [1, 2]
+    play.settle()
+    assert play.on == [1, 2]
+
+
+def test_a_move_of_one_worker_at_equal_size_starts_a_newcomer_and_drops_the_other_at_once() -> None:
+    play = Play(0, 1)
+    out = play.m.resize(2, 0.0, [1, 4])
+    assert spawns(out) == [4]
+    assert [play.m.workers[n].slot for n in candidates(out)[-1].members] == [1]
+    play.join(out)
+    assert play.on == [1, 4]
+
+
+def test_a_move_of_everybody_keeps_one_until_the_newcomers_have_its_state() -> None:
+    play = Play(0, 1)
+    out = play.m.resize(2, 0.0, [6, 7])
+    assert sorted(spawns(out)) == [6, 7]  # type: ignore[type-var]
+    assert not candidates(out), "nobody leaves before somebody can take over"
+    for name in [i.worker for i in out if isinstance(i, Spawn)]:
+        play.m.hello(name, ("127.0.0.1", 1), "starting", 0, [], 0.0)
+        out = play.m.ready(name, 0, 0.0)
+    first = candidates(out)[-1]
+    assert play.m.workers[first.members[0]].slot == 0 and len(first.members) == 3
+    play.settle()
+    assert play.on == [6, 7]
+
+
+def test_a_newcomer_on_a_slot_that_is_withdrawn_again_is_ended() -> None:
+    play = Play(0)
+    (newcomer,) = [i for i in play.m.resize(2, 0.0, [0, 3]) if isinstance(i, Spawn)]
+    assert newcomer.slot == 3
+    out = play.m.resize(2, 0.0, [0, 2])
+    assert Kill(newcomer.worker) in out
+    assert spawns(out) == [2]
+
+
+def test_a_dead_worker_is_replaced_where_it_was() -> None:
+    play = Play(2, 5)
+    name = next(n for n in play.m.members if play.m.workers[n].slot == 5)
+    play.m.exited(name, -9, 0.0)
+    play.settle()
+    assert spawns(play.m.tick(1.0)) == [5]
+
+
+def test_a_worker_that_cannot_be_reached_is_fenced_and_its_place_left_alone_for_a_while() -> None:
+    play = Play(0, 1)
+    name = play.m.members[1]
+    out = play.m.vanished(name, 1.0)
+    assert Fence(name) in out and not spawns(out)
+    assert [c.recovery for c in candidates(out)] == [True]
+    play.settle()
+    assert spawns(play.m.tick(1.0 + AWAY_S / 2)) == []
+    assert spawns(play.m.resize(2, 1.0 + AWAY_S, [0, 2])) == [2]
+    late = play.m.hello(name, ("127.0.0.1", 1), "member", 1, list(play.m.members), 3.0)
+    assert late == [Fence(name)], "when it comes back it is told that it was given up"
+
+
+def test_places_that_cannot_be_reached_do_not_make_a_job_fail() -> None:
+    play = Play(0)
+    now = 0.0
+    for _ in range(3 * MAX_FRUITLESS_DEATHS):
+        now += 2 * AWAY_S
+        for name in list(play.m.workers):
+            play.m.vanished(name, now)
+        play.m.tick(now + 1.5 * AWAY_S)
+    assert play.m.result is None
+
+
+def test_slots_survive_a_restart_of_the_coordinator() -> None:
+    play = Play(3, 4)
+    again = Membership.from_json(json.loads(json.dumps(play.m.to_json())), 1.0)
+    assert again.slots == (3, 4)
+    assert {w.slot for w in again.workers.values()} == {3, 4}
+
+
+@pytest.mark.parametrize("slots", [[1], [1, 1], [1, 2, 3]])
+def test_as_many_different_slots_as_workers_are_needed(slots: list[int]) -> None:
+    with pytest.raises(ValueError, match="need 2 different ones"):
+        Play(0).m.resize(2, 0.0, slots)
+
+
+def test_a_job_on_slots_grows_only_with_slots_named_and_shrinks_without() -> None:
+    play = Play(0, 1)
+    with pytest.raises(ValueError, match="slots"):
+        play.m.resize(3, 0.0)
+    play.m.resize(1, 0.0)
+    play.settle()
+    assert play.on == [0]
