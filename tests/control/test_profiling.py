@@ -82,3 +82,15 @@ def test_a_deadline_counts_only_once_it_was_promised() -> None:
     desk = _Desk(2)
     desk.add(_record("a"), probe=False)
     assert desk.scheduler._deadline(desk.records["a"]) is None
+
+
+def test_slots_in_other_hands_are_neither_profiled_on_nor_given_away() -> None:
+    desk = _Desk(4)
+    desk.scheduler.set_cluster(desk.scheduler.cluster.without([0, 3]), 0.0)
+    desk.add(_record("a"))
+    desk.add(_record("b"), probe=False)
+    assert desk.decide() == {"a": 2}
+    assert desk.records["a"].wanted == (1, 2)
+    desk.scheduler.set_cluster(Cluster.parse("1x4"), 2.0)
+    assert desk.decide() == {"b": 1}
+    assert set(desk.records["b"].wanted) < {0, 3}

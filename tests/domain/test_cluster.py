@@ -35,6 +35,15 @@ def test_a_lost_node_keeps_its_numbers_but_gives_no_capacity() -> None:
     assert lost.with_node(1, up=True) == cluster
 
 
+def test_gpus_in_other_hands_give_no_capacity() -> None:
+    cluster = Cluster.parse("2x4").without([1, 2, 5]).with_node(1, up=False)
+    assert cluster.node_gpus.tolist() == [2, 0]
+    assert cluster.capacity == 2
+    assert cluster.in_service.tolist() == [True, False, False, True] + [False] * 4
+    with pytest.raises(InputError, match="0 to 7"):
+        cluster.without([8])
+
+
 def test_shape_counts_gpus_per_node() -> None:
     cluster = Cluster.parse("3x4")
     assert cluster.shape((0,)) == (1,)

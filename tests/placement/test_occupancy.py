@@ -64,6 +64,22 @@ def test_a_lost_node_takes_its_gpus_from_its_jobs_and_gives_them_back_free():
     assert ledger.free_gpus == 3
 
 
+def test_gpus_in_other_hands_are_nobodys_to_take_and_come_back_free():
+    cluster = Cluster.parse("2x4")
+    ledger = Occupancy(cluster)
+    ledger.take(1, (0, 1))
+    ledger.take(2, (2, 3, 4))
+    assert ledger.set_cluster(cluster.without([3, 7])) == [2]
+    assert ledger.held(1) == (0, 1)
+    assert ledger.held(2) == (2, 4)
+    assert ledger.owner.tolist() == [1, 1, 2, DOWN, 2, FREE, FREE, DOWN]
+    assert ledger.free.tolist() == [0, 2]
+    with pytest.raises(NoRoom, match="out of service"):
+        ledger.take(3, (7,))
+    assert ledger.set_cluster(cluster) == []
+    assert ledger.free_gpus == 4
+
+
 def test_nodes_may_be_added_at_the_end_but_not_changed():
     cluster = Cluster.parse("2x2")
     ledger = Occupancy(cluster)

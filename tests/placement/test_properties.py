@@ -23,6 +23,7 @@ STEPS = st.lists(
         st.tuples(st.just("place"), st.dictionaries(JOBS, SHARES, min_size=1, max_size=5)),
         st.tuples(st.just("per-node"), st.tuples(JOBS, st.integers(0, 2**30))),
         st.tuples(st.just("flip"), st.tuples(st.integers(0, 7), st.booleans())),
+        st.tuples(st.just("held"), st.lists(st.integers(0, 31), max_size=5)),
     ),
     max_size=25,
 )
@@ -35,7 +36,7 @@ def check_ledger(placer):
     assert overlapping(held.values()) is None
     assert () not in held.values()
     owner = [
-        FREE if cluster.nodes[cluster.node_of_gpu[gpu]].up else DOWN
+        FREE if cluster.nodes[cluster.node_of_gpu[gpu]].up and gpu not in cluster.held else DOWN
         for gpu in range(len(cluster.node_of_gpu))
     ]
     for job, gpus in held.items():
@@ -97,6 +98,17 @@ def test_placers_keep_the_ledger_right_through_any_history(name, cluster, steps)
             per_node = Counter(cluster.node_of_gpu[gpu] for gpu in held)
             assert [per_node[node] for node in range(len(row))] == row
             check_answer(placer, before, answer, {job: sum(row)})
+        elif kind == "held":
+            now = placer.cluster
+            held = frozenset(gpu % len(now.node_of_gpu) for gpu in what)
+            assume(len(held) < now.capacity + len(now.held))
+            after = Cluster(now.nodes, held)
+            assume(after.capacity)
+            answer = placer.set_cluster(after, keep_survivors=True)
+            for job, gpus in before.items():
+                left = tuple(g for g in gpus if g not in held)
+                assert placer.occupancy.held(job) == left
+                assert (job in answer) == (left != gpus)
         else:
             index, keep = what
             index %= len(cluster.nodes)

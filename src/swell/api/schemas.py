@@ -212,6 +212,7 @@ class NodeView(Outgoing):
     up: bool = True
     draining: bool = False
     used: int = Field(default=0, description="Slots in use.")
+    held: int = Field(default=0, description="Slots that others than swell have at the moment.")
 
 
 class NodeList(Outgoing):

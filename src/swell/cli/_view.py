@@ -37,7 +37,7 @@ class View:
     @property
     def slots(self) -> int:
         """Slots in service."""
-        return sum(node.gpus for node in self.nodes if node.up)
+        return sum(node.gpus - node.held for node in self.nodes if node.up)
 
     @property
     def used(self) -> int:
@@ -117,7 +117,8 @@ def draw(view: View) -> Group:
         for slot in range(first, first + node.gpus):
             cells.append("■ " if slot in holder else "· ", colours.get(holder.get(slot, ""), "dim"))
         first += node.gpus
-        nodes.add_row(node.name, cells, "draining" if node.draining else "up" if node.up else "down")
+        state = "draining" if node.draining else "up" if node.up else "down"
+        nodes.add_row(node.name, cells, f"{state}, {node.held} held by others" if node.held else state)
     jobs = new_table(
         ["job", "phase", "workers", "progress", "steps/s", "finish", "resizes", "pause each"],
         right=["steps/s", "resizes", "pause each"],

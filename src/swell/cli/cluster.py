@@ -24,11 +24,14 @@ def nodes(as_json: bool, home: str | None) -> None:
     if as_json:
         print_json([node.model_dump(mode="json") for node in found])
         return
-    table = new_table(["node", "slots", "in use", "type", "state"], right=["slots", "in use"])
+    others = any(node.held for node in found)
+    columns = ["node", "slots", "in use", *(["others"] if others else []), "type", "state"]
+    table = new_table(columns, right=["slots", "in use", "others"])
     for node in found:
         state = "down" if not node.up else "drained" if node.draining and not node.used else "up"
         state = "draining" if node.draining and node.used else state
-        table.add_row(node.name, str(node.gpus), str(node.used), node.gpu_type, state)
+        held = [str(node.held)] if others else []
+        table.add_row(node.name, str(node.gpus), str(node.used), *held, node.gpu_type, state)
     print_rich(table)
 
 

@@ -76,7 +76,13 @@ def finishes(
         jobs,
         ProfileSet(profiles),
         # Curves are of these very nodes, whatever their type.
-        Cluster(tuple(replace(node, gpu_type=ANY_GPU) for node in cluster.nodes if node.up)),
+        Cluster(
+            tuple(
+                replace(node, gpus=int(gpus), gpu_type=ANY_GPU)
+                for node, gpus in zip(cluster.nodes, cluster.node_gpus, strict=True)
+                if gpus
+            )
+        ),
         chosen,
         resize_cost=_Cost(startup_s, pause_s),
     )

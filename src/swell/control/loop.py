@@ -315,7 +315,7 @@ class Loop:
         """The engine's nodes, less the drained ones."""
         cluster = self.engine.cluster()
         nodes = tuple(replace(n, up=n.up and n.name not in self._drained) for n in cluster.nodes)
-        return Cluster(nodes)
+        return Cluster(nodes, cluster.held)
 
     def _job_dir(self, job_id: str) -> Path:
         return self.home / "jobs" / job_id

@@ -7,16 +7,16 @@ answers with what each should have; it starts nothing itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from swell.control.knowledge import Knowledge
 from swell.control.ledger import Ledger
 from swell.control.model import JobRecord, Phase
-from swell.domain import Cluster, InputError, IntArray, JobSpec, Node, Placement
+from swell.domain import Cluster, InputError, IntArray, JobSpec, Placement
 from swell.perf.curves import Curves
-from swell.placement import NoRoom, Placer, make_placer
+from swell.placement import FREE, NoRoom, Placer, make_placer
 from swell.policies import Admission, Policy, Snapshot, make_policy
 
 UNKNOWN_WORK = 1e9
@@ -201,7 +201,7 @@ class Scheduler:
     ) -> Snapshot:
         """The jobs the policy decides on: not those that are paused or on a profiling run."""
         ledger, table = self.ledger, self.ledger.table
-        cluster = _without(self.cluster, self._probed_per_node())
+        cluster = self.cluster.without(self._probed())
         widest = max(cluster.capacity, 1)
         rows, jobs = [], []
         for row in ledger.active().tolist():
@@ -285,40 +285,24 @@ class Scheduler:
         del self.probes[job_id]
         return True
 
-    def _probed_per_node(self) -> dict[int, int]:
-        """Slots on each node that profiling runs hold or are to get: not the policy's to give."""
-        taken: dict[int, int] = {}
+    def _probed(self) -> list[int]:
+        """Slots that profiling runs hold or are to get: not the policy's to give."""
+        taken: list[int] = []
         missing = 0
         for job_id, probe in self.probes.items():
             row = self.ledger.rows.get(job_id)
             if row is None:
                 continue
             held = self.ledger.table.placement[row][: probe.size]
-            for gpu in held:
-                node = int(self.cluster.node_of_gpu[gpu])
-                taken[node] = taken.get(node, 0) + 1
+            taken += held
             missing += probe.size - len(held)
-        free = self.placer.occupancy.free
-        order = sorted(range(len(free)), key=lambda n: (-int(free[n]), n))
-        for node in order + order:
-            room = int(self.cluster.node_gpus[node]) - taken.get(node, 0)
-            part = min(missing, max(room, 0))
-            if part > 0:
-                taken[node] = taken.get(node, 0) + part
-                missing -= part
+        if missing:  # from the free ones first, on the emptiest nodes
+            owner, free = self.placer.occupancy.owner, self.placer.occupancy.free
+            node_of = self.cluster.node_of_gpu
+            usable = [int(g) for g in np.flatnonzero(self.cluster.in_service) if g not in set(taken)]
+            usable.sort(key=lambda g: (owner[g] != FREE, -int(free[node_of[g]]), g))
+            taken += usable[:missing]
         return taken
-
-
-def _without(cluster: Cluster, taken: Mapping[int, int]) -> Cluster:
-    """The cluster as a policy may see it while some slots are in use for profiling."""
-    if not taken:
-        return cluster
-
-    def shrunk(index: int, node: Node) -> Node:
-        left = node.gpus - taken.get(index, 0)
-        return replace(node, gpus=left) if left > 0 else replace(node, gpus=1, up=False)
-
-    return Cluster(tuple(shrunk(i, node) for i, node in enumerate(cluster.nodes)))
 
 
 def _left(record: JobRecord, knowledge: Knowledge) -> float:

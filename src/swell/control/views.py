@@ -26,16 +26,20 @@ class NodeView:
     up: bool
     draining: bool
     used: int
+    held: int = 0
+    """Slots that others than swell have at the moment."""
 
 
 def nodes(cluster: Cluster, drained: set[str], records: Iterable[JobRecord]) -> list[NodeView]:
     """The nodes, and how many of their slots are in use."""
-    used = [0] * len(cluster.nodes)
+    used, held = [0] * len(cluster.nodes), [0] * len(cluster.nodes)
+    for slot in cluster.held:
+        held[int(cluster.node_of_gpu[slot])] += 1
     for record in records:
         for slot in record.wanted:
             used[int(cluster.node_of_gpu[slot])] += 1
     return [
-        NodeView(n.name, n.gpus, n.gpu_type, n.up, n.name in drained, used[i])
+        NodeView(n.name, n.gpus, n.gpu_type, n.up, n.name in drained, used[i], held[i])
         for i, n in enumerate(cluster.nodes)
     ]
 

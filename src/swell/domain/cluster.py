@@ -19,6 +19,7 @@ from swell.domain.errors import InputError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 Placement = tuple[int, ...]
 """The GPU numbers a job holds, in ascending order; () while it holds none."""
@@ -46,10 +47,17 @@ class Cluster:
     """The machines there are, lost ones included."""
 
     nodes: tuple[Node, ...]
+    held: frozenset[int] = frozenset()
+    """GPU numbers that somebody outside holds at the moment: there, and not ours to give."""
 
     def __post_init__(self) -> None:
         if not self.nodes:
             raise InputError("a cluster needs at least one node", field="cluster")
+        total = sum(node.gpus for node in self.nodes)
+        if self.held and not 0 <= min(self.held) <= max(self.held) < total:
+            raise InputError(
+                f"held: GPU numbers must be 0 to {total - 1}, got {sorted(self.held)}", field="held"
+            )
 
     @classmethod
     def parse(cls, text: str, gpu_type: str = ANY_GPU) -> Cluster:
@@ -84,9 +92,18 @@ class Cluster:
         return np.repeat(np.arange(len(self.nodes)), [n.gpus for n in self.nodes]).astype(np.int64)
 
     @cached_property
+    def in_service(self) -> BoolArray:
+        """For each GPU number whether it can be given away: its node is up and nobody outside holds it."""
+        usable = np.array([n.up for n in self.nodes])[self.node_of_gpu]
+        usable[list(self.held)] = False
+        return usable
+
+    @cached_property
     def node_gpus(self) -> IntArray:
         """GPUs in service on each node: zero where the node is down."""
-        return np.array([n.gpus if n.up else 0 for n in self.nodes], dtype=np.int64)
+        if not self.held:
+            return np.array([n.gpus if n.up else 0 for n in self.nodes], dtype=np.int64)
+        return np.bincount(self.node_of_gpu[self.in_service], minlength=len(self.nodes)).astype(np.int64)
 
     @cached_property
     def capacity(self) -> int:
@@ -107,7 +124,11 @@ class Cluster:
         """The same cluster after a node was lost or came back."""
         nodes = list(self.nodes)
         nodes[index] = replace(nodes[index], up=up)
-        return Cluster(tuple(nodes))
+        return Cluster(tuple(nodes), self.held)
+
+    def without(self, gpus: Iterable[int]) -> Cluster:
+        """The same cluster with these GPUs in other hands."""
+        return Cluster(self.nodes, self.held.union(gpus))
 
     def shape(self, placement: Placement) -> tuple[int, ...]:
         """GPUs per node of a placement, over the nodes it touches, in node order."""

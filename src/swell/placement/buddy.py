@@ -52,7 +52,7 @@ class Layout:
         ranges.sort(key=len, reverse=True)
         gpu_at = list(chain.from_iterable(ranges))
         gpu_at += [-1] * (round_up(len(gpu_at)) - len(gpu_at))
-        in_service = np.append((cluster.node_gpus > 0)[cluster.node_of_gpu], False)  # -1 finds the last
+        in_service = np.append(cluster.in_service, False)  # -1 finds the last
         usable: npt.NDArray[np.bool_] = in_service[gpu_at]
         pairs = usable
         slots = [int(usable.sum())]

@@ -20,7 +20,7 @@ class Occupancy:
     """A mutable ledger of GPUs and the jobs on them. Jobs are non-negative integers.
 
     Invariants, true between any two calls:
-    - `owner[gpu]` is a job, FREE, or DOWN where the GPU's node is out of service;
+    - `owner[gpu]` is a job, FREE, or DOWN where the GPU is out of service;
     - `free[node]` counts the FREE entries of the node, and `free_gpus` all of them;
     - `crossing[node]` counts the jobs that hold GPUs here and on some other node as well;
     - `held(job)` is exactly the GPUs whose owner is `job`.
@@ -29,7 +29,7 @@ class Occupancy:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._layout(cluster)
-        self.owner: IntArray = np.where(self._in_service(cluster), FREE, DOWN).astype(np.int64)
+        self.owner: IntArray = np.where(cluster.in_service, FREE, DOWN).astype(np.int64)
         self.free: IntArray = cluster.node_gpus.copy()
         self.crossing: IntArray = np.zeros(len(cluster.nodes), dtype=np.int64)
         self.free_gpus: int = cluster.capacity
@@ -110,7 +110,7 @@ class Occupancy:
         return gpus
 
     def set_cluster(self, cluster: Cluster) -> list[int]:
-        """Follow nodes that were lost, came back or were added at the end; returns the jobs that lost GPUs.
+        """Follow GPUs that were lost, came back or were added at the end; returns the jobs that lost some.
 
         Such a job keeps the GPUs it has left, so that an elastic job can go on with them.
         """
@@ -122,12 +122,12 @@ class Occupancy:
                 "mark a lost node as not up, and add new ones at the end",
                 field="cluster",
             )
-        gone = [i for i, n in enumerate(old) if n.up and not cluster.nodes[i].up]
-        hurt = sorted({int(j) for i in gone for j in self.owner[self._slice(i)] if j >= 0})
+        in_service = cluster.in_service
+        lost = self.owner[~in_service[: len(self.owner)]]
+        hurt = sorted({int(job) for job in lost if job >= 0})
         survivors: dict[int, Placement] = {}
         for job in hurt:
-            survivors[job] = tuple(g for g in self.release(job) if cluster.nodes[self._node_of[g]].up)
-        in_service = self._in_service(cluster)
+            survivors[job] = tuple(gpu for gpu in self.release(job) if in_service[gpu])
         owner = np.full(len(in_service), FREE, dtype=np.int64)
         owner[: len(self.owner)] = np.maximum(self.owner, FREE)
         self.owner = np.where(in_service, owner, DOWN)
@@ -170,10 +170,3 @@ class Occupancy:
     def _layout(self, cluster: Cluster) -> None:
         self._first: list[int] = cluster.first_gpu.tolist()
         self._node_of: list[int] = cluster.node_of_gpu.tolist()
-
-    def _slice(self, node: int) -> slice:
-        return slice(self._first[node], self._first[node + 1])
-
-    @staticmethod
-    def _in_service(cluster: Cluster) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        return (cluster.node_gpus > 0)[cluster.node_of_gpu]
