@@ -101,15 +101,18 @@ def gaps(steps: list[Step]) -> list[float]:
     return [b.at_s - a.at_s for a, b in pairwise(steps)]
 
 
-def pause_at_switch(steps: list[Step], generation: int) -> float | None:
-    """What the switch to `generation` cost: the steps around it minus normal steps before and after."""
+def pause_at_switch(steps: list[Step], generation: int, around: int = 8) -> float | None:
+    """What the switch to `generation` cost: the two steps around it minus a normal one of each size.
+
+    The switch happens inside the call that commits the last step of the old size, so that step's row is the
+    first with the new generation. The step after it is the first of the new size: what is new to it counts.
+    """
     at = next((i for i, s in enumerate(steps) if s.generation == generation), None)
-    if at is None or at < 6 or at + 6 > len(steps):
+    if at is None or at < around + 1 or at + around + 2 > len(steps):
         return None
-    # A switch happens inside the call that commits the last step before it: count both gaps.
-    before = statistics.median(gaps(steps[at - 6 : at - 1]))
-    after = statistics.median(gaps(steps[at : at + 6]))
-    return (steps[at].at_s - steps[at - 2].at_s) - before - after
+    before = statistics.median(gaps(steps[at - 1 - around : at]))
+    after = statistics.median(gaps(steps[at + 1 : at + 2 + around]))
+    return (steps[at + 1].at_s - steps[at - 1].at_s) - before - after
 
 
 def summary(values: list[float]) -> dict[str, float]:

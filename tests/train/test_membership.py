@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swell.train.errors import RESPAWN
 from swell.train.generations import Announce, Candidate, Fence, Finish, Instruction, Kill, Spawn, Status, Turn
-from swell.train.membership import MAX_FRUITLESS_DEATHS, SETTLE_S, Membership
+from swell.train.membership import MAX_FRUITLESS_DEATHS, SETTLE_S, SPARE_AFTER_S, Membership
 
 
 def spawned(instructions: list[Instruction]) -> list[str]:
@@ -63,6 +63,17 @@ def test_growing_prepares_first_and_announces_when_the_newcomer_is_ready() -> No
     assert announced(play.ready("w2")) == Candidate(2, ("w0", "w1", "w2"))
     play.switch()
     assert play.m.members == ["w0", "w1", "w2"]
+
+
+def test_a_spare_is_prepared_when_a_switch_is_over_and_not_beside_it() -> None:
+    play = Play.training(2, spares=1)
+    assert spawned(play.m.tick(SPARE_AFTER_S / 2)) == []
+    play.now = SPARE_AFTER_S
+    assert spawned(play.m.tick(play.now)) == ["w2"]
+    play.ready("w2")
+    assert spawned(play.m.resize(3, play.now)) == []
+    assert spawned(play.switch()) == []
+    assert spawned(play.m.tick(play.now + SPARE_AFTER_S)) == ["w3"]
 
 
 def test_shrinking_drops_the_youngest_and_its_exit_is_no_failure() -> None:

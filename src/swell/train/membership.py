@@ -34,6 +34,8 @@ MAX_FRUITLESS_DEATHS = 5
 
 SETTLE_S = 0.3
 """How long survivors of a death have the machine for themselves before a replacement is started."""
+SPARE_AFTER_S = 1.0
+"""How long a new generation has the machine for itself before a spare is started: nobody waits for that."""
 AWAY_S = 1.0
 """How long a place that could not be reached is left alone: by then it may have been taken from the job."""
 
@@ -81,6 +83,8 @@ class Membership:
     ticked_s: float | None = None
     calm_s: float = 0.0
     """Before this time nobody new is started: survivors of a death come first."""
+    settled_s: float = 0.0
+    """Before this time no spare is started: a switch comes first."""
     result: Finish | None = None
 
     # ------------------------------------------------------------------ events
@@ -326,7 +330,7 @@ class Membership:
         ready = sorted(self._with(Status.READY), key=lambda w: _age(w.name))
         starting = sorted(self._with(Status.STARTING), key=lambda w: _age(w.name))
         free = self._open_slots(staying)
-        needed, surplus = self._newcomers(ready + starting, free, self.target - len(staying))
+        needed, surplus = self._newcomers(ready + starting, free, self.target - len(staying), now_s)
         for worker in surplus:
             worker.status = Status.LEAVING
             out.append(Kill(worker.name))
@@ -374,14 +378,16 @@ class Membership:
         return [slot for slot in self.slots if slot not in taken]
 
     def _newcomers(
-        self, present: list[Worker], free: list[int] | None, missing: int
+        self, present: list[Worker], free: list[int] | None, missing: int, now_s: float
     ) -> tuple[list[int | None], list[Worker]]:
         """Slots to start somebody on, and who of those not in yet is one too many (oldest first in)."""
         if free is None:
             waiting = max(0, missing) + self.spares
             surplus = max(len(present) - waiting, 0)
+            # A spare's preparation takes processors from the steps around a switch: it comes after it.
+            urgent = missing if missing > 0 or now_s < self.settled_s else waiting
             # The youngest, unprepared ones go first.
-            return [None] * max(waiting - len(present), 0), present[len(present) - surplus :][::-1]
+            return [None] * max(urgent - len(present), 0), present[len(present) - surplus :][::-1]
         too_many, still = [], list(free)
         for worker in present:
             if worker.slot in still:
@@ -420,7 +426,7 @@ class Membership:
 
     def _adopt(self, number: int, members: list[str], now_s: float) -> list[Instruction]:
         left = [m for m in self.members if m not in members]
-        self.generation, self.live = number, True
+        self.generation, self.live, self.settled_s = number, True, now_s + SPARE_AFTER_S
         self.counter = max(self.counter, number)
         self.members = [m for m in members if m in self.workers]
         self.leader = members[0]
