@@ -188,3 +188,18 @@ def test_whatever_happens_a_job_holds_slots_only_while_it_runs(happenings: list[
             assert not any(isinstance(one, Apply) for one in out)
         if record.phase.over and over_since is None:
             over_since = record
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        seen(RunState.FINISHED, ()),
+        seen(RunState.FAILED, (), exit_code=1),
+        CancelAsked("ann"),
+    ],
+)
+def test_an_answer_that_is_still_due_at_the_end_is_not_left_open(end: Happening) -> None:
+    record, _ = step(replace(RUNNING, promise=replace(RUNNING.promise, pending=True)), end, 110.0)
+    assert record.phase.over
+    assert not record.promise.pending
+    assert "before its profiling run was" in record.promise.reason

@@ -12,6 +12,7 @@ happening twice changes nothing the second time, because after a crash some are 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from swell.control.errors import Conflict
 from swell.control.model import JobRecord, Phase, Promise
@@ -183,28 +184,13 @@ def _seen(record: JobRecord, observed: Observed, now_s: float) -> Step:
     if observed.state is RunState.FINISHED:
         deadline_s = record.request.deadline_s
         met = None if deadline_s is None else now_s <= deadline_s
-        changed = replace(
-            record,
-            phase=Phase.FINISHED,
-            wanted=(),
-            ended_s=now_s,
-            exit_code=0,
-            done=record.of or record.done,
-            reason="",
-        )
+        changed = _over(record, Phase.FINISHED, now_s, "", exit_code=0, done=record.of or record.done)
         jct_s, work = now_s - record.submitted_s, changed.done
         log = _log(record, EventKind.FINISHED, now_s, jct_s=jct_s, met=met, work=work)
         return changed, [log, End(), Reschedule()]
     if observed.state is RunState.FAILED:
         reason = observed.reason or f"the script ended with exit code {observed.exit_code}"
-        changed = replace(
-            record,
-            phase=Phase.FAILED,
-            wanted=(),
-            ended_s=now_s,
-            exit_code=observed.exit_code,
-            reason=reason,
-        )
+        changed = _over(record, Phase.FAILED, now_s, reason, exit_code=observed.exit_code)
         code, work = observed.exit_code, record.done
         log = _log(record, EventKind.FAILED, now_s, reason=reason, exit_code=code, work=work)
         return changed, [log, End(), Reschedule()]
@@ -213,13 +199,21 @@ def _seen(record: JobRecord, observed: Observed, now_s: float) -> Step:
     return record, []
 
 
+def _over(record: JobRecord, phase: Phase, now_s: float, reason: str, **changes: Any) -> JobRecord:
+    """The job at its end. An answer that was still due is not given any more."""
+    promise = record.promise
+    if promise.pending:
+        promise = replace(promise, pending=False, reason="it was over before its profiling run was")
+    return replace(record, phase=phase, wanted=(), ended_s=now_s, reason=reason, promise=promise, **changes)
+
+
 def _vanished(record: JobRecord, now_s: float) -> Step:
     """All its workers are gone without a word: start again from its checkpoint, but not for ever."""
     if record.phase is not Phase.RUNNING:
         return record, []
     if record.restarts >= record.request.max_restarts:
         reason = f"all its workers died {record.restarts + 1} times; see its logs"
-        changed = replace(record, phase=Phase.FAILED, wanted=(), ended_s=now_s, reason=reason)
+        changed = _over(record, Phase.FAILED, now_s, reason)
         return changed, [
             _log(record, EventKind.FAILED, now_s, reason=reason, work=record.done),
             End(),
@@ -236,9 +230,7 @@ def _answered(record: JobRecord, promise: Promise, now_s: float) -> Step:
             return replace(record, promise=promise), []
         log = _log(record, EventKind.ADMITTED, now_s, finish_s=promise.guaranteed_s)
         return replace(record, promise=promise), [log]
-    changed = replace(
-        record, promise=promise, phase=Phase.REFUSED, wanted=(), ended_s=now_s, reason=promise.reason
-    )
+    changed = _over(replace(record, promise=promise), Phase.REFUSED, now_s, promise.reason)
     log = _log(
         record,
         EventKind.REJECTED,
@@ -257,7 +249,7 @@ def _cancelled(record: JobRecord, by: str, now_s: float) -> Step:
         return record, []
     if record.phase.over:
         raise Conflict(f"job '{record.job_id}' is {record.phase.value} already")
-    changed = replace(record, phase=Phase.CANCELLED, wanted=(), ended_s=now_s, reason=f"cancelled by {by}")
+    changed = _over(record, Phase.CANCELLED, now_s, f"cancelled by {by}")
     log = _log(record, EventKind.CANCELLED, now_s, by=by, work=record.done)
     return changed, [log, End(), Reschedule()]
 
