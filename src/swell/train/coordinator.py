@@ -20,7 +20,8 @@ from typing import Any
 
 from swell.train.generations import Announce, Fence, Finish, Instruction, Kill, Spawn, Stop, Turn
 from swell.train.jobdir import JobDirectory
-from swell.train.membership import Membership, place
+from swell.train.membership import Membership
+from swell.train.slots import place
 from swell.train.wire import Channel, Message, WireError
 
 TICK_S = 0.1

@@ -28,6 +28,7 @@ from swell.train.generations import (
     Turn,
     Worker,
 )
+from swell.train.slots import age, newcomers, place
 
 MAX_FRUITLESS_DEATHS = 5
 """Workers that may die in a row without the job making a step before it is given up."""
@@ -327,10 +328,14 @@ class Membership:
             return []
         out: list[Instruction] = []
         staying = self._staying()
-        ready = sorted(self._with(Status.READY), key=lambda w: _age(w.name))
-        starting = sorted(self._with(Status.STARTING), key=lambda w: _age(w.name))
+        ready = sorted(self._with(Status.READY), key=lambda w: age(w.name))
+        starting = sorted(self._with(Status.STARTING), key=lambda w: age(w.name))
         free = self._open_slots(staying)
-        needed, surplus = self._newcomers(ready + starting, free, self.target - len(staying), now_s)
+        missing = self.target - len(staying)
+        waiting = max(missing, 0) + self.spares
+        # A spare's preparation takes processors from the steps around a switch: it comes after it.
+        urgent = missing if missing > 0 or now_s < self.settled_s else waiting
+        needed, surplus = newcomers(ready + starting, free, waiting, urgent)
         for worker in surplus:
             worker.status = Status.LEAVING
             out.append(Kill(worker.name))
@@ -343,7 +348,6 @@ class Membership:
             out.append(Spawn(name, slot))
             starting.append(self.workers[name])
 
-        missing = self.target - len(staying)
         joiners = [w for w in ready if w.connected][:missing]
         if missing > len(joiners) and starting and joiners:
             # Others are on their way: joining together means one switch for all.
@@ -376,25 +380,6 @@ class Membership:
             return None
         taken = {self.workers[m].slot for m in staying}
         return [slot for slot in self.slots if slot not in taken]
-
-    def _newcomers(
-        self, present: list[Worker], free: list[int] | None, missing: int, now_s: float
-    ) -> tuple[list[int | None], list[Worker]]:
-        """Slots to start somebody on, and who of those not in yet is one too many (oldest first in)."""
-        if free is None:
-            waiting = max(0, missing) + self.spares
-            surplus = max(len(present) - waiting, 0)
-            # A spare's preparation takes processors from the steps around a switch: it comes after it.
-            urgent = missing if missing > 0 or now_s < self.settled_s else waiting
-            # The youngest, unprepared ones go first.
-            return [None] * max(urgent - len(present), 0), present[len(present) - surplus :][::-1]
-        too_many, still = [], list(free)
-        for worker in present:
-            if worker.slot in still:
-                still.remove(worker.slot)
-            else:
-                too_many.append(worker)
-        return list(still), too_many
 
     def _announce(self, members: list[str], recovery: bool = False) -> list[Instruction]:
         self.counter = max(self.counter, self.generation) + 1
@@ -540,25 +525,3 @@ class Membership:
         if recovering:
             self._announce(list(self.members), recovery=True)
         return self
-
-
-def place(
-    target: int, slots: list[int] | None, before: tuple[int, ...] | None = None
-) -> tuple[int, ...] | None:
-    """The slots of `target` workers; ValueError if they are not that many different ones.
-
-    Whoever wants another number of a job that has slots has to say which, unless it is fewer.
-    """
-    if slots is None:
-        if before is None or len(before) < target:
-            if before is not None:
-                raise ValueError(f"slots: which {target} slots is not said, and this job has {len(before)}")
-            return None
-        return before[:target]
-    if len(set(slots)) != target:
-        raise ValueError(f"slots: got {slots}, need {target} different ones, one for each worker")
-    return tuple(slots)
-
-
-def _age(name: str) -> int:
-    return int(name[1:]) if name[1:].isdigit() else 0
