@@ -129,6 +129,7 @@ class Crew:
             "held": holding,
             "covered": covered,
             "facts": self._facts,
+            "staging": self._staging.describe() if self._staging is not None else None,
         }
         headers = mesh.exchange(0, ENTER, mine)
         for name, header in zip(mesh.members, headers):
@@ -145,10 +146,11 @@ class Crew:
         if not live:
             if mesh.rank == 0:
                 self._carrier.found()
-            self._hand_over(0, [r for r in range(mesh.size) if r != 0])
+            self._hand_over(0, [r for r in range(mesh.size) if r != 0], None)
         elif len(live) < mesh.size:
             source = next(r for r in live if headers[r]["operation"] == top)
-            self._hand_over(source, [r for r in range(mesh.size) if r not in live])
+            staging = headers[source]["staging"]
+            self._hand_over(source, [r for r in range(mesh.size) if r not in live], staging)
         complete = False
         if not joined:
             if self.operation < top:
@@ -172,16 +174,22 @@ class Crew:
         """Leave the generation."""
         self.mesh.close()
 
-    def prepare_to_give(self, tensors: list[Tensor]) -> None:
-        """Have memory ready for a copy of the state, before anybody waits for it."""
+    def prepare(self, mesh: Mesh, to_give: list[Tensor]) -> None:
+        """Get the memory that `mesh` needs, before anybody waits for it; `to_give` if the state is ours to
+        give."""
+        self.reducer.prepare(mesh)
+        if to_give:
+            self._prepare_to_give(to_give)
+
+    def _prepare_to_give(self, tensors: list[Tensor]) -> None:
         need = states.staged_bytes(states.describe(tensors))
         if self._staging is None or self._staging.data_bytes < need:
             segment = Segment.create(need)
             segment.touch()
             self._staging = segment
 
-    def _hand_over(self, source: int, to: list[int]) -> None:
-        """Copy the state of `source` to the ranks in `to`."""
+    def _hand_over(self, source: int, to: list[int], staging: Header | None) -> None:
+        """Copy the state of `source` to the ranks in `to`, probably through the memory `staging`."""
         mesh = self.mesh
         if not to:
             return
@@ -189,7 +197,7 @@ class Crew:
             document, named = statetree.split(self._carrier.capture())
             tensors = [t.detach() for t in named.values()]
             description = states.describe(tensors)
-            self.prepare_to_give(tensors)
+            self._prepare_to_give(tensors)
             assert self._staging is not None
             states.copy_all(states.staged(description, self._staging), tensors)
             far = [r for r in to if self.reducer.is_far(r)]
@@ -206,6 +214,8 @@ class Crew:
                 raw = [self._staging.bytes(0, states.staged_bytes(description))]
                 mesh.exchange(1, STATE, {}, dict.fromkeys(far, raw), {})
             return
+        # Mapped while the source is still copying into it.
+        expected = Segment.open(staging) if mesh.rank in to and not self.reducer.is_far(source) else None
         message = mesh.exchange(0, STATE, {})[source]
         segment: Segment | None = None
         if message["through_sockets"]:
@@ -216,6 +226,8 @@ class Crew:
                 sinks = {source: [segment.bytes(0, size)]}
             mesh.exchange(1, STATE, {}, {}, sinks)
         if mesh.rank in to:
+            if segment is None and staging is not None and message["segment"]["token"] == staging["token"]:
+                segment = expected
             segment = segment or Segment.open(message["segment"])
             if segment is None:
                 raise PeerLost(f"the state of {mesh.members[source]} vanished while it was handed over")

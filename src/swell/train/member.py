@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from swell.train import statetree
@@ -46,8 +48,8 @@ class Member:
     _turned: int | None
     """The epoch that a newcomer has to come along to."""
     _ended: bool
-    _prepared_for: int = 0
-    """The candidate whose newcomers this worker has memory ready for."""
+    _preparing: tuple[int, threading.Thread] | None = None
+    """The candidate whose newcomers this worker gets memory ready for, and who does."""
 
     def capture(self) -> dict[str, Any]:
         """Everything that makes up the training state."""
@@ -86,13 +88,28 @@ class Member:
     def _offer(self) -> int:
         if self._link is None:
             return 0
-        coming = self._link.newcomers()
-        if coming and coming != self._prepared_for and self.rank == 0:
-            # Memory for the copy of the state, before anybody waits for it.
-            self._prepared_for = coming
-            tensors = list(statetree.split(self.capture())[1].values())
-            threading.Thread(target=self._crew.prepare_to_give, args=(tensors,), daemon=True).start()
-        return self._link.offer(self.epoch)
+        number = self._link.offer(self.epoch)
+        if number > 0 and not self._prepared(number):
+            self._link.release()
+            return 0
+        return number
+
+    def _prepared(self, number: int) -> bool:
+        """Whether memory for the newcomers of a connected candidate is there; it is got while all train."""
+        assert self._link is not None
+        if self._preparing is None or self._preparing[0] != number:
+            try:
+                mesh = self._link.take(number)
+            except PeerLost:
+                return True  # overtaken: nobody will agree on it
+            if mesh is None or set(mesh.members) <= set(self._crew.mesh.members):
+                return True
+            gives = next(m for m in mesh.members if m in self._crew.mesh.members) == self._link.name
+            tensors = list(statetree.split(self.capture())[1].values()) if gives else []
+            thread = threading.Thread(target=self._crew.prepare, args=(mesh, tensors), daemon=True)
+            thread.start()
+            self._preparing = (number, thread)
+        return not self._preparing[1].is_alive()
 
     def _enter(self) -> None:
         """Become part of the job: at once, or by way of a rehearsal if it is under way."""
@@ -122,6 +139,7 @@ class Member:
                 self._turned = found
                 return False
             standing = self.epoch
+            self._crew.prepare(found, [])
             try:
                 entered = self._crew.enter(found, {})
             except PeerLost:
@@ -146,8 +164,7 @@ class Member:
             self._recover()
             return
         if mesh is None:
-            self._link.leaving(number)
-            self._leave()
+            self._leave(number)
         begin = time.perf_counter()
         old = self._crew.mesh
         try:
@@ -169,9 +186,15 @@ class Member:
         if self.is_leader:
             self.save(wait=True)
             self._link.stopped()
-        else:
-            self._link.leaving(STOP)
-        self._leave()
+            self._end_here()
+        self._leave(STOP)
+
+    def _leave_if_out(self, number: int) -> None:
+        """Everybody said yes to candidate `number`: whoever is not in it has nothing more to do."""
+        assert self._link is not None
+        with contextlib.suppress(PeerLost):
+            if number != STOP and self._link.take(number) is None:
+                self._leave(number)
 
     def _recover(self) -> bool:
         """Somebody is gone: form the next generation. True if the present operation is complete after all."""
@@ -214,10 +237,15 @@ class Member:
         """The script left its loop before this worker was part of the job: begin again in a fresh process."""
         os._exit(RESPAWN)
 
-    def _leave(self) -> NoReturn:
+    def _leave(self, number: int) -> NoReturn:
+        """Candidate `number` was agreed on and this worker is not in it."""
+        assert self._link is not None
+        step_aside()
+        self._link.leaving(number)
+        self._end_here()
+
+    def _end_here(self) -> NoReturn:
         """End this worker's script; that its loop is left is not the end of training for the others."""
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, 19)  # ending takes the others' processors only when they idle
         self._crew.close()
         self._ended = True
         for loader in self._loaders.values():
@@ -235,3 +263,15 @@ class Member:
         if self._link is not None:
             self._link.done(self._crew.operation)
             self._link.flush()
+
+
+def step_aside() -> None:
+    """Let this process end on processors that nobody else wants: taking its memory apart is much work.
+
+    Of all threads, because the last one to end does that work.
+    """
+    if sys.platform != "linux":
+        return
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))

@@ -10,6 +10,7 @@ The sum is held by everybody before anybody uses it (`voted`): this is what lets
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from swell.train.segment import Segment
 
 _DIRECT_BYTES = 4 << 20
 _CHUNK = 1 << 17
+_LET_GO_AFTER_S = 1.0
 
 
 @dataclass(slots=True)
@@ -53,6 +55,14 @@ class Reducer:
         self._remote_out: dict[int, list[Tensor]] = {}
         self._far: set[int] = set()
         self._maps: dict[str, Segment] = {}
+        self._prepared: dict[str, Segment | None] = {}
+
+    def prepare(self, mesh: Mesh) -> None:
+        """Map the segments of members to come: in the background, while the present ones train."""
+        for peer in mesh.peers.values():
+            description = peer.about.get("segment")
+            if description and description["token"] not in self._maps:
+                self._prepared[description["token"]] = Segment.open(description)
 
     def connect(self, mesh: Mesh) -> None:
         """Use `mesh` from now on; map the segments of members on this host."""
@@ -64,7 +74,9 @@ class Reducer:
         for rank, peer in mesh.peers.items():
             description = peer.about.get("segment")
             token = description["token"] if description else ""
-            segment = self._maps.get(token) or Segment.open(description)
+            segment = self._maps.get(token) or self._prepared.get(token)
+            if segment is None and token not in self._prepared:
+                segment = Segment.open(description)
             if segment is None or description is None:
                 self._far.add(rank)
                 self._remote_in[rank] = [torch.empty_like(t) for t in self.flat.inputs]
@@ -73,7 +85,8 @@ class Reducer:
                 mesh.processes[rank] = int(description["pid"])
                 self._remote_in[rank] = layout.flats(segment, 0)
                 self._remote_out[rank] = layout.flats(segment, 1)
-        self._maps = maps
+        _let_go([segment for token, segment in self._maps.items() if token not in maps])
+        self._maps, self._prepared = maps, {}
 
     def is_far(self, rank: int) -> bool:
         """Whether that member's memory cannot be read from here."""
@@ -194,6 +207,14 @@ class Reducer:
             b = scratch[depth][: end - begin]
             self._add(right, bucket, begin, end, b, scratch, depth + 1)
         torch.add(a, b, out=into)
+
+
+def _let_go(segments: list[Segment]) -> None:
+    """Unmap memory of members that are gone, but not while everybody waits for the next step."""
+    if segments:
+        timer = threading.Timer(_LET_GO_AFTER_S, segments.clear)
+        timer.daemon = True
+        timer.start()
 
 
 def _leaves(tree: Tree | None) -> list[int]:

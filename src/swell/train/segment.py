@@ -11,12 +11,16 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 from typing import Any
 
 import torch
 
 _HEADER_BYTES = 64
 _TOKEN_BYTES = 32
+_MADV_POPULATE_READ = 22
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+"""For what python's `mmap` does only while it holds up all other threads."""
 
 
 class Segment:
@@ -58,8 +62,7 @@ class Segment:
         try:
             if os.fstat(descriptor).st_size != size:
                 return None
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            mapping = mmap.mmap(descriptor, size, flags=flags)
+            mapping = mmap.mmap(descriptor, size)
         except (OSError, ValueError):
             return None
         finally:
@@ -67,6 +70,8 @@ class Segment:
         token = bytes.fromhex(str(description["token"]))
         if mapping[:_TOKEN_BYTES] != token:
             return None
+        if _libc is not None:  # where it is not known, pages come one by one when they are first read
+            _libc.madvise(ctypes.c_void_p(_address(mapping)), ctypes.c_size_t(size), _MADV_POPULATE_READ)
         return cls(mapping, -1, token, False)
 
     def describe(self) -> dict[str, Any]:
@@ -91,9 +96,12 @@ class Segment:
 
     def touch(self) -> None:
         """Have every page in memory now, so that nobody waits for it later."""
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        ctypes.memset(address + _HEADER_BYTES, 0, self.data_bytes)
+        ctypes.memset(_address(self._map) + _HEADER_BYTES, 0, self.data_bytes)
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
+
+
+def _address(mapping: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapping))

@@ -151,6 +151,8 @@ class Stepper(Member):
                 reduced = self._crew.reducer.result
         offered = header["candidate"]
         agreed = mesh is self._crew.mesh and all(h["candidate"] == offered for h in reduced.headers)
+        if offered and agreed:
+            self._leave_if_out(offered)  # the update is for those who go on
         self._commit(reduced, alone)
         if offered and agreed:
             self._switch(offered)
