@@ -15,7 +15,6 @@ Every run must end by itself, with the same number of steps as an undisturbed on
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -29,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runtime.session import Session
+from benchmarks.runtime.session import Session, print_figures
 from swell.train.checkpoint import list_checkpoints
 from swell.train.jobdir import JobDirectory
 
@@ -220,18 +219,5 @@ def run(*, quick: bool = False) -> dict[str, Any]:
     return figures
 
 
-def main() -> None:
-    """Measure and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    figures = run(quick=options.quick)
-    text = json.dumps(figures, indent=1)
-    if options.out:
-        options.out.write_text(text)
-    print(text)
-
-
 if __name__ == "__main__":
-    main()
+    print_figures(__doc__ or "", lambda quick: run(quick=quick))

@@ -13,7 +13,6 @@ within the
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -23,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runtime.session import Session
+from benchmarks.runtime.session import Session, print_figures
 
 SCRIPT = Path(__file__).with_name("quality_task.py")
 TASKS = ("digits", "gpt")
@@ -150,19 +149,5 @@ def _read(path: Path) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    """Measure and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--task", choices=TASKS)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    figures = run(quick=options.quick)
-    text = json.dumps(figures, indent=1)
-    if options.out:
-        options.out.write_text(text)
-    print(text)
-
-
 if __name__ == "__main__":
-    main()
+    print_figures(__doc__ or "", lambda quick: run(quick=quick))

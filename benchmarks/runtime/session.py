@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -125,3 +127,15 @@ class Session:
         """Everything the launcher and the workers said."""
         logs = sorted((self.directory / "logs").glob("*.log")) if self.directory.exists() else []
         return "\n".join(path.read_text(errors="replace") for path in [self.log, *logs])
+
+
+def print_figures(what: str, measure: Callable[[bool], dict[str, Any]]) -> None:
+    """The command line of a benchmark by itself: `measure` (quickly or not), print, and write if asked to."""
+    parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    text = json.dumps(measure(options.quick), indent=1)
+    if options.out:
+        options.out.write_text(text)
+    print(text)
