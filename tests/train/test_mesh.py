@@ -161,3 +161,19 @@ def test_a_member_without_samples_takes_part_but_adds_nothing() -> None:
     flats[0].adopt(set())
     assert models[0].weight.grad is not None and models[1].weight.grad is not None
     assert torch.equal(models[0].weight.grad, models[1].weight.grad)
+
+
+def test_memory_mapped_beforehand_is_what_a_switch_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    flats = [FlatModel(wide(seed, 8)) for seed in range(2)]
+    mesh = meshes(2, [{"segment": f.segment.describe()} for f in flats])[0]
+    reducer = Reducer(flats[0])
+    reducer.prepare(mesh)
+
+    def opened_in_the_pause(_: object) -> None:
+        raise AssertionError("mapped while everybody waits")
+
+    monkeypatch.setattr("swell.train.reducer.Segment.open", opened_in_the_pause)
+    reducer.connect(mesh)
+    assert not reducer.is_far(1)
+    flats[1].inputs[0].fill_(7.0)
+    assert torch.equal(reducer._remote_in[1][0], flats[1].inputs[0])

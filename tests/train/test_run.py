@@ -17,7 +17,7 @@ from swell.cli import main
 from swell.train.errors import TrainError
 
 sys.path.insert(0, str(Path(__file__).parent))
-from scripts import LINEAR
+from scripts import LEAVING, LINEAR
 
 TRAINED = "weights [1.0, 2.0, 3.0, 4.0]"
 
@@ -33,6 +33,18 @@ def test_a_job_grows_and_shrinks_without_losing_a_step(stage: Any) -> None:
     assert TRAINED in job.output() and "steps 400" in job.output()
     assert [len(e["members"]) for e in job.events("generation")] == [1, 3, 2]
     assert job.left_behind() == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="scheduling classes of Linux")
+def test_whoever_leaves_takes_no_processor_from_those_who_go_on(stage: Any, tmp_path: Path) -> None:
+    job = stage.run(LEAVING, str(tmp_path), workers=2)
+    first, second = job.members(2)["members"]
+    job.resize(1)
+    job.members(1)
+    assert job.wait() == 0
+    (switch,) = job.events("switch")
+    assert (tmp_path / first).read_text() == "busy 300"
+    assert (tmp_path / second).read_text() == f"idle {switch['step'] - 1}", "its last update serves nobody"
 
 
 def test_a_burst_of_resizes_ends_at_the_last_one(stage: Any) -> None:
