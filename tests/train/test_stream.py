@@ -41,11 +41,14 @@ def _job(**options: Any) -> tuple[Job, Count, StreamLoader]:
     return job, model, job.stream(SHARDS, _read, batch_size=8)
 
 
+@pytest.mark.parametrize("prefetch", [0, 2, 100])
 @pytest.mark.parametrize("micro_batch", [None, 3])
-def test_every_sample_is_used_once_in_each_epoch_with_its_weight(micro_batch: int | None) -> None:
+def test_every_sample_is_used_once_in_each_epoch_with_its_weight(
+    micro_batch: int | None, prefetch: int
+) -> None:
     model = Count()
     job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=1.0))
-    loader = job.stream(SHARDS, _read, batch_size=8, micro_batch=micro_batch)
+    loader = job.stream(SHARDS, _read, batch_size=8, micro_batch=micro_batch, prefetch=prefetch)
     for _ in job.epochs(3):
         seen: Counter[float] = Counter()
         before = model.weight.detach().clone()
@@ -134,8 +137,9 @@ def test_a_position_at_the_very_end_of_a_pass_is_taken_over_as_that() -> None:
 class Crowd:
     """Stream loaders of several workers, driven as a job drives them, with deaths and joins."""
 
-    def __init__(self, lengths: list[int], batch: int, seed: int) -> None:
+    def __init__(self, lengths: list[int], batch: int, seed: int, prefetch: int) -> None:
         self.lengths = lengths
+        self.prefetch = prefetch
         self.batch = batch
         self.seed = seed
         self.born = 0
@@ -158,6 +162,7 @@ class Crowd:
             shuffle=True,
             collate_fn=lambda samples: samples,
             seed=self.seed,
+            prefetch=self.prefetch,
         )
         if self.workers:
             made.load(next(iter(self.workers.values())).state())
@@ -191,12 +196,13 @@ class Crowd:
     lengths=st.lists(st.integers(0, 12), min_size=1, max_size=7),
     batch=st.integers(1, 12),
     seed=st.integers(0, 5),
+    prefetch=st.sampled_from([0, 0, 3]),
     events=st.lists(st.sampled_from(["step", "step", "join", "die", "die and redo", "redo"]), max_size=25),
 )
 def test_whoever_comes_or_dies_each_sample_is_committed_once(
-    lengths: list[int], batch: int, seed: int, events: list[str]
+    lengths: list[int], batch: int, seed: int, prefetch: int, events: list[str]
 ) -> None:
-    crowd = Crowd(lengths, batch, seed)
+    crowd = Crowd(lengths, batch, seed, prefetch)
     whole = Counter({(s, i): 1 for s, n in enumerate(lengths) for i in range(n)})
 
     def over() -> bool:

@@ -194,6 +194,7 @@ class Job(Stepper):
         *,
         shuffle: bool = True,
         micro_batch: int | None = None,
+        prefetch: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         name: str | None = None,
         seed: int | None = None,
@@ -201,7 +202,8 @@ class Job(Stepper):
         """Batches of a stream that is cut into `shards` (file names, ranges, ...); `read(shard)` gives
         samples.
 
-        `read` must give the same samples in the same order every time. `shuffle` shuffles the shards.
+        `read` must give the same samples in the same order every time. `shuffle` shuffles the shards. With
+        `prefetch`, threads read up to that many samples of each shard at hand ahead of the training.
         """
         from swell.train.stream import StreamLoader
 
@@ -224,6 +226,7 @@ class Job(Stepper):
             shuffle=shuffle,
             collate_fn=collate_fn,
             seed=self.seed if seed is None else seed,
+            prefetch=prefetch,
         )
         self._loaders[name] = made
         if name in self._pending_loaders:

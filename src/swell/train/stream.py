@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from swell.train.ahead import Ahead
 from swell.train.data import ElasticLoader, Share
 from swell.train.errors import UsageError
 from swell.train.shards import Consumed, Lease, ShardQueue
@@ -79,7 +80,10 @@ class StreamLoader(ElasticLoader):
         shuffle: bool,
         collate_fn: Callable[[list[Any]], Any] | None,
         seed: int,
+        prefetch: int = 0,
     ) -> None:
+        if prefetch < 0:
+            raise UsageError(f"prefetch: got {prefetch}, must be at least 0")
         super().__init__(
             job,
             name,
@@ -97,7 +101,9 @@ class StreamLoader(ElasticLoader):
         self._worker = worker
         self._queue = ShardQueue(len(shards), seed=seed, shuffle=shuffle)
         self._readers: dict[int, _Reader] = {}
-        self._ahead = 2
+        self._prefetch = prefetch
+        self._opened: dict[int, Iterable[Any]] = {}
+        """By lease: shards that a thread already reads and that no batch has come to yet."""
 
     def __len__(self) -> int:
         raise TypeError("a stream does not know its length; count steps while it runs")
@@ -117,7 +123,7 @@ class StreamLoader(ElasticLoader):
         """Take over a position."""
         self.passes, self.batch_size = int(state["passes"]), int(state["batch_size"])
         self._queue.load_state_dict(state["queue"])
-        self._readers, self.share = {}, None
+        self._readers, self._opened, self.share = {}, {}, None
         self._taken_over = True
 
     def window(self) -> int:
@@ -132,7 +138,7 @@ class StreamLoader(ElasticLoader):
     def turn(self) -> None:
         """The pass is over."""
         self._queue.next_epoch()
-        self._readers = {}
+        self._readers, self._opened = {}, {}
         self.passes, self.share = self.passes + 1, None
 
     # ------------------------------------------------------------------ one step
@@ -164,8 +170,13 @@ class StreamLoader(ElasticLoader):
     def _reader(self, lease: Lease) -> _Reader:
         reader = self._readers.get(lease.token)
         if reader is None:
-            reader = self._readers[lease.token] = _Reader(self._read(self.dataset[lease.shard]), lease)
+            samples = self._opened.pop(lease.token, None) or self._open(lease)
+            reader = self._readers[lease.token] = _Reader(samples, lease)
         return reader
+
+    def _open(self, lease: Lease) -> Iterable[Any]:
+        samples = self._read(self.dataset[lease.shard])
+        return Ahead(samples, self._prefetch) if self._prefetch else samples
 
     def rewind(self) -> None:
         """Samples handed out in the step under way are to be handed out again."""
@@ -196,3 +207,10 @@ class StreamLoader(ElasticLoader):
         self._readers = {token: reader for token, reader in self._readers.items() if token in held}
         for reader in self._readers.values():
             reader.taken = 0
+        if self._prefetch:
+            self._open_next()
+
+    def _open_next(self) -> None:
+        """Begin to read what is leased and comes next."""
+        fresh = [e for e in self._queue.held_by(self._worker) if e.token not in self._readers]
+        self._opened = {e.token: self._opened.get(e.token) or self._open(e) for e in fresh}
