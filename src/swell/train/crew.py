@@ -16,6 +16,7 @@ from swell.train import state as states
 from swell.train import statetree
 from swell.train.errors import PeerLost, UsageError
 from swell.train.flat import FlatModel
+from swell.train.groups import Grouping
 from swell.train.link import Link
 from swell.train.mesh import ENTER, READY, STATE, VOTE, Header, Mesh, solo
 from swell.train.plan import Range, Tree
@@ -57,7 +58,11 @@ class Crew:
     def __init__(self, link: Link | None, flat: FlatModel, carrier: Carrier, facts: Header) -> None:
         self.link = link
         self.flat = flat
-        self.reducer = Reducer(flat)
+        grouping = None
+        if link is not None:
+            mode = str(facts.get("mode", ""))
+            grouping = Grouping.of(link.config, link.directory.path, flat.device, mode)
+        self.reducer = Reducer(flat, grouping)
         self.mesh: Mesh = solo(link.name if link else "w0")
         self.operation = 0
         """The next operation to complete; all before it are."""
@@ -70,6 +75,8 @@ class Crew:
         if link is not None:
             near = link.config.get("shared_memory", True)
             link.about = {"segment": flat.segment.describe() if near else None, **facts}
+            if grouping is not None:
+                link.about["device"] = grouping.about()
 
     @property
     def rank(self) -> int:

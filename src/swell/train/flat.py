@@ -112,14 +112,18 @@ class FlatModel:
         self.segment.touch()
         self.inputs = self.layout.flats(self.segment, 0)
         self.outputs = self.layout.flats(self.segment, 1)
+        self.direct = False
+        """What is gathered next is summed on the device; it need not go through the host's memory."""
+        self.summed_on_device = False
+        """Where the last sum is."""
         self._staged = self.device.type != "cpu"
         if self._staged:
-            self._device_in = [t.to(self.device) for t in self.inputs]
-            self._device_out = [t.to(self.device) for t in self.outputs]
+            self.device_inputs = [t.to(self.device) for t in self.inputs]
+            self.device_outputs = [t.to(self.device) for t in self.outputs]
         else:
-            self._device_in, self._device_out = self.inputs, self.outputs
-        into = self.layout.views(self._device_in)
-        out = self.layout.views(self._device_out)
+            self.device_inputs, self.device_outputs = self.inputs, self.outputs
+        into = self.layout.views(self.device_inputs)
+        out = self.layout.views(self.device_outputs)
         place = {(s.name, s.buffer): i for i, s in enumerate(self.layout.slots)}
         self.grad_in = [into[place[n, False]] for n in self.parameters]
         self._grad_out = [out[place[n, False]] for n in self.parameters]
@@ -144,8 +148,8 @@ class FlatModel:
             torch._foreach_copy_(self._buffer_in, [b.detach() for b in self.buffers.values()])
             if weight != 1.0:
                 torch._foreach_mul_(self._buffer_in, weight)
-        if self._staged:
-            torch._foreach_copy_(self.inputs, self._device_in)
+        if self._staged and not self.direct:
+            torch._foreach_copy_(self.inputs, self.device_inputs)
         return unused
 
     @torch.no_grad()
@@ -157,7 +161,7 @@ class FlatModel:
             else:
                 place.zero_()
         if self._staged:
-            torch._foreach_copy_(self.inputs, self._device_in)
+            torch._foreach_copy_(self.inputs, self.device_inputs)
 
     def adopt_inputs(self) -> None:
         """A single member: what went in is the sum already."""
@@ -166,13 +170,18 @@ class FlatModel:
 
     def adopt(self, unused: set[int]) -> None:
         """Make the reduced vectors the parameters' gradients and the model's buffers."""
-        if self._staged:
-            torch._foreach_copy_(self._device_out, self.outputs)
+        if self._staged and not self.summed_on_device:
+            torch._foreach_copy_(self.device_outputs, self.outputs)
         for index, parameter in enumerate(self.parameters.values()):
             parameter.grad = None if index in unused else self._grad_out[index]
         if self._buffer_out:
             with torch.no_grad():
                 torch._foreach_copy_(list(self.buffers.values()), self._buffer_out)
+
+    @property
+    def sums(self) -> list[Tensor]:
+        """The last sum, wherever it is."""
+        return self.device_outputs if self.summed_on_device else self.outputs
 
     def clear(self) -> None:
         """Forget all gradients."""

@@ -101,6 +101,19 @@ class Mesh:
             with contextlib.suppress(OSError):
                 peer.sock.shutdown(socket.SHUT_RDWR)
 
+    def look(self) -> None:
+        """PeerLost if a member is gone; for somebody who waits for the members elsewhere than here."""
+        self._glance()
+        for rank, peer in self.peers.items():
+            try:
+                ended = self.broken or peer.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            except BlockingIOError:
+                ended = False
+            except OSError:
+                ended = True
+            if ended:
+                raise self._gone(rank)
+
     def _glance(self) -> None:
         """Look whether a member on this host is dying.
 

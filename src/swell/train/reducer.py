@@ -3,7 +3,8 @@
 Rank r owns slice r of every bucket: it sums that slice over all inputs in the order of a given tree, and the
 others copy it. So every element is added by one member only, in one order, and all members have the same
 bits. Peers on the same host read each other's segments; for the others slices travel with the messages.
-Vectors that are small enough are summed by everybody, which saves a phase.
+Vectors that are small enough are summed by everybody, which saves a phase. Where there is a process group of
+torch's (see `groups`), it adds on the devices, between the same ready and vote.
 
 The sum is held by everybody before anybody uses it (`voted`): this is what lets survivors of a death agree.
 """
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from swell.train.flat import FlatModel
+from swell.train.groups import Group, Grouping
 from swell.train.mesh import READY, REDUCED, VOTE, Header, Mesh
 from swell.train.plan import Tree
 from swell.train.segment import Segment
@@ -45,8 +47,10 @@ class Reduced:
 class Reducer:
     """Sums flat vectors over the members of a generation."""
 
-    def __init__(self, flat: FlatModel) -> None:
+    def __init__(self, flat: FlatModel, grouping: Grouping | None = None) -> None:
         self.flat = flat
+        self._grouping = grouping
+        self._group: Group | None = None
         self.held: int = -1
         """The last operation whose whole sum is in the output segment."""
         self.result: Reduced | None = None
@@ -68,6 +72,10 @@ class Reducer:
         """Use `mesh` from now on; map the segments of members on this host."""
         layout = self.flat.layout
         self._mesh = mesh
+        if self._group is not None:
+            self._group.close()
+        self._group = self._grouping.begin(mesh) if self._grouping is not None else None
+        self.flat.direct = False
         self._remote_in = {mesh.rank: self.flat.inputs}
         self._remote_out, self._far = {}, set()
         maps: dict[str, Segment] = {}
@@ -87,6 +95,11 @@ class Reducer:
                 self._remote_out[rank] = layout.flats(segment, 1)
         _let_go([segment for token, segment in self._maps.items() if token not in maps])
         self._maps, self._prepared = maps, {}
+
+    @property
+    def way(self) -> str:
+        """Who adds: the mesh, or the process group's backend."""
+        return self._grouping.backend if self.flat.direct and self._grouping is not None else "mesh"
 
     def is_far(self, rank: int) -> bool:
         """Whether that member's memory cannot be read from here."""
@@ -109,6 +122,14 @@ class Reducer:
         mesh = self._mesh
         assert mesh is not None
         begin = time.perf_counter()
+        if self._group is not None and self._group.ready:
+            header = {**header, "group": True}
+        if self.flat.direct:
+            headers = mesh.exchange(operation, READY, header)
+            ready = time.perf_counter()
+            result = Reduced(headers, ready - begin, 0.0)
+            self._sum_on_devices(operation, result, bool(header.get("n", 1)), squares, weights)
+            return self._agree(operation, result, ready)
         whole = [(0, b.numel) for b in self.flat.layout.buckets]
         direct = mesh.size == 1 or self.flat.layout.region_bytes * mesh.size <= _DIRECT_BYTES
         mine = whole if direct else self._slices(mesh.rank)
@@ -138,10 +159,46 @@ class Reducer:
         result = Reduced(headers, ready - begin, 0.0)
         if squares:
             *result.part_squares, result.total_square = squares_here
+        self.flat.summed_on_device = False
+        return self._agree(operation, result, ready)
+
+    def _agree(self, operation: int, result: Reduced, ready_s: float) -> Reduced:
+        """Everybody has the sum before anybody uses it."""
+        assert self._mesh is not None
         self.held, self.result = operation, result
-        mesh.exchange(operation, VOTE, {})
-        result.sync_s = time.perf_counter() - ready
+        self._mesh.exchange(operation, VOTE, {})
+        result.sync_s = time.perf_counter() - ready_s
+        # All have seen the same headers, so all take the same way in the next step.
+        self.flat.direct = all(header.get("group") for header in result.headers)
         return result
+
+    def _sum_on_devices(
+        self, operation: int, result: Reduced, any_samples: bool, squares: bool, weights: list[Tensor] | None
+    ) -> None:
+        """Have the process group add; what went in stays as it is."""
+        assert self._mesh is not None and self._group is not None
+        flat = self.flat
+        for out, own in zip(flat.device_outputs, flat.device_inputs):
+            if any_samples:
+                out.copy_(own)
+            else:
+                out.zero_()
+        # Before anything can fail: a vector this far is no host's sum any more.
+        flat.summed_on_device = True
+        mine = self._square_on_device(weights) if squares and any_samples else 0.0
+        self._group.add(flat.device_outputs)
+        if squares:
+            answers = self._mesh.exchange(operation, REDUCED, {"square": mine})
+            result.part_squares = [float(answer["square"]) for answer in answers]
+            result.total_square = self._square_on_device(weights)
+
+    def _square_on_device(self, weights: list[Tensor] | None) -> float:
+        """Squared norm of the gradients (times `weights`) in the device's output."""
+        total = 0.0
+        for index, (bucket, out) in enumerate(zip(self.flat.layout.buckets, self.flat.device_outputs)):
+            weight = None if weights is None else weights[index][: bucket.gradients].to(out.device)
+            total += _square(out[: bucket.gradients], weight)
+        return total
 
     def _slices(self, rank: int) -> list[tuple[int, int]]:
         assert self._mesh is not None

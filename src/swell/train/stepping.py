@@ -207,7 +207,7 @@ class Stepper(Member):
         total = sum(h["n"] for h in headers)
         if share is not None and total not in (0, share.size):
             vectors = [p.grad for p in self._flat.parameters.values() if p.grad is not None]
-            torch._foreach_mul_(vectors if alone else self._flat.outputs, share.size / total)
+            torch._foreach_mul_(vectors if alone else self._flat.sums, share.size / total)
         return total > 0
 
     def _hand_out(self, streams: list[ElasticLoader], headers: list[Header]) -> None:
@@ -266,6 +266,7 @@ class Stepper(Member):
                 "step_s": round(step_s, 6),
                 "wait_s": round(reduced.wait_s, 6),
                 "sync_s": round(reduced.sync_s, 6),
+                "sums": self._crew.reducer.way,
                 "metrics": self._metrics,
                 "memory_bytes": reporting.memory_bytes(self._flat.device),
                 "done": self.steps,
