@@ -240,7 +240,8 @@ class Member:
     def _leave(self, number: int) -> NoReturn:
         """Candidate `number` was agreed on and this worker is not in it."""
         assert self._link is not None
-        step_aside()
+        if number != STOP:  # then somebody goes on
+            step_aside()
         self._link.leaving(number)
         self._end_here()
 
