@@ -69,6 +69,8 @@ class JobOptions(TypedDict, total=False):
     memory_bytes: int | None
     checkpoint_s: float
     max_restarts: int
+    pip: Sequence[str]
+    """Requirements to install for it; not every engine can."""
 
 
 class Calls:

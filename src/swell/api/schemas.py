@@ -68,10 +68,14 @@ class JobSubmission(Incoming):
     max_restarts: int = Field(
         default=3, ge=0, le=1000, description="Restarts after all its workers died for no fault of its own."
     )
+    pip: list[Text] = Field(
+        default=[], max_length=200, description="Requirements to install for it, where the engine can."
+    )
 
     def to_request(self) -> JobRequest:
         """What the control plane takes."""
-        return JobRequest(**self.model_dump(exclude={"args"}), args=tuple(self.args))
+        lists = {"args": tuple(self.args), "pip": tuple(self.pip)}
+        return JobRequest(**self.model_dump(exclude={"args", "pip"}) | lists)
 
 
 class Bounds(Incoming):
@@ -124,6 +128,7 @@ class RequestView(Outgoing):
     memory_bytes: int | None = None
     checkpoint_s: float = 60.0
     max_restarts: int = 3
+    pip: tuple[str, ...] = ()
 
 
 class JobView(Outgoing):

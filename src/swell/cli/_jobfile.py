@@ -35,6 +35,8 @@ args = []                      # for example ["--epochs", "10"]
 # checkpoint = "60s"           # how often its state is saved
 # max_restarts = 3             # after all its workers died for no fault of its own
 
+# pip = ["einops==0.8.1"]      # requirements to install for it (swell up --engine ray)
+
 # [env]                        # extra environment variables
 # OMP_NUM_THREADS = "1"
 """
@@ -101,6 +103,7 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "memory": ("memory_bytes", _size),
     "checkpoint": ("checkpoint_s", _seconds),
     "max_restarts": ("max_restarts", _count),
+    "pip": ("pip", _words),
 }
 
 

@@ -50,6 +50,7 @@ def job_options(command: F) -> F:
         click.option("--memory", type=BYTES, help="Most memory for each worker, such as 4GiB."),
         click.option("--checkpoint", type=DURATION, help="How often its state is saved [default: 60s]."),
         click.option("--max-restarts", type=click.IntRange(0), help="After its workers died [default: 3]."),
+        click.option("--pip", multiple=True, metavar="REQUIREMENT", help="Install for it (engine ray only)."),
         click.argument("script"),
         click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
     ]
@@ -138,6 +139,7 @@ def wanted(
     memory: int | None,
     checkpoint: float | None,
     max_restarts: int | None,
+    pip: tuple[str, ...],
 ) -> tuple[str, JobOptions]:
     """Script and options from the flags, over those of a job file where one is given."""
     from swell.cli._jobfile import SUFFIXES, read_job
@@ -165,6 +167,7 @@ def wanted(
         "memory_bytes": memory,
         "checkpoint_s": checkpoint,
         "max_restarts": max_restarts,
+        "pip": list(pip) or None,
     }
     options.update({key: value for key, value in given.items() if value is not None})  # type: ignore[typeddict-item]
     return script, options

@@ -333,4 +333,5 @@ class Loop:
             max_workers=most,
             memory_bytes=request.memory_bytes,
             checkpoint_s=request.checkpoint_s,
+            pip=request.pip,
         )

@@ -58,6 +58,8 @@ class JobRequest:
     checkpoint_s: float = 60.0
     max_restarts: int = 3
     """How often it may be started again after all its workers died for reasons not its own."""
+    pip: tuple[str, ...] = ()
+    """Requirements to install for it, where the engine can."""
 
     def __post_init__(self) -> None:
         def refuse(name: str, given: object, allowed: str) -> None:

@@ -257,6 +257,7 @@ class ControlPlane(Loop):
         if request.deadline_s is not None and request.deadline_s <= self.clock():
             raise InputError("deadline_s must be in the future", field="deadline_s")
         check_fits(self._scheduler.cluster, request.min_workers)
+        self.engine.check(self._launch(self._new_record(request, "")))
 
     def _promise(self, record: JobRecord, *, quick: bool = False) -> Promise:
         return promises.promise(record, self._book, self._scheduler, self.clock(), quick=quick)

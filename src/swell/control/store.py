@@ -255,7 +255,10 @@ def record_from_json(text: str) -> JobRecord:
         | {
             "phase": Phase(raw["phase"]),
             "wanted": tuple(raw["wanted"]),
-            "request": JobRequest(**_known(JobRequest, request) | {"args": tuple(request["args"])}),
+            "request": JobRequest(
+                **_known(JobRequest, request)
+                | {"args": tuple(request["args"]), "pip": tuple(request.get("pip", ()))}
+            ),
             "promise": Promise(
                 **_known(Promise, promise) | {"estimate": Estimate(**_known(Estimate, promise["estimate"]))}
             ),

@@ -34,6 +34,8 @@ class Launch:
     memory_bytes: int | None = None
     """Most memory per worker; beyond it the worker is ended and the job fails with that reason."""
     checkpoint_s: float = 60.0
+    pip: tuple[str, ...] = ()
+    """Requirements to install for it, where the engine can."""
 
 
 class RunState(StrEnum):
@@ -89,6 +91,9 @@ class Engine(Protocol):
 
     def cluster(self) -> Cluster:
         """The nodes and slots there are now; a node that left is not up."""
+
+    def check(self, launch: Launch) -> None:
+        """Refuse (InputError) a job that could never run here; called before it is taken in."""
 
     def apply(self, launch: Launch, placement: Placement) -> None:
         """Have the job's workers on exactly these slots: start, resize, or (none) stop it in good order."""

@@ -1,51 +1,20 @@
 """The local engine: real worker processes on this machine's GPUs, or on CPU slots where there are none.
 
-Each job is a detached process tree (see `supervisor`) that needs nobody. The engine is a thread that starts
-such trees, speaks to their coordinators over the wire protocol, and listens to their reports. All it must
-know after a restart is in the jobs' directories: a job whose lock is held is alive, one with an exit.json is
-over, one with neither has lost all its processes.
-
-Slots are never used twice: a job is told to grow only when the workers of others that had to go have gone.
-Which slots it has is the scheduler's affair; here only their number matters, since all are on one machine
+Which slots a job has is the scheduler's affair; here only their number matters, since all are on one machine
 (where there are GPUs, `supervisor` hands out one to each worker).
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import select
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from swell.domain import Cluster, InputError, Placement
-from swell.engines.base import Launch, Observed, Report, RunState
-from swell.engines.local_job import STOP, LocalJob, Outcome
-from swell.engines.processes import MARK, mark, sweep
-from swell.engines.supervisor import is_locked, signal_supervisor
-from swell.train.errors import TrainError
-from swell.train.wire import Connection, Message
-
-log = logging.getLogger(__name__)
-
-TICK_S = 0.2
-STOP_GRACE_S = 60.0
-"""A job that was asked to save its state and leave is ended after this long."""
-END_GRACE_S = 8.0
-HANDOVER_S = 3.0
-"""How long a job waits for all of its slots before it makes do with those that are free."""
-RESTART_S = 0.5
-"""Between two attempts to start a job's processes."""
-_PAUSES = ("switch", "recovery")
-"""Events of a job that tell how long its training stood still."""
+from swell.engines.base import Launch
+from swell.engines.supervised import HANDOVER_S, SupervisedEngine
+from swell.engines.supervised_job import SupervisedJob
+from swell.train.wire import Message
 
 
 def detect_gpus() -> int:
@@ -53,7 +22,7 @@ def detect_gpus() -> int:
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
-class LocalEngine:
+class LocalEngine(SupervisedEngine):
     """Workers as processes of this machine."""
 
     name = "local"
@@ -64,272 +33,48 @@ class LocalEngine:
             raise InputError("give either nodes or slots, not both", field="nodes")
         if slots is not None and slots < 1:
             raise InputError(f"slots must be at least 1, got {slots}", field="slots")
+        super().__init__(home)
         self._gpus = detect_gpus()
         count = slots or self._gpus or os.cpu_count() or 1
         self._cluster = Cluster.parse(nodes or f"1x{count}", "gpu" if self._gpus else "cpu")
-        self._slots = self._cluster.capacity
-        self._home = home
-        self._jobs: dict[str, LocalJob] = {}
-        self._reports: deque[Report] = deque(maxlen=100_000)
-        self._lock = threading.RLock()
-        """Held for every change of `_jobs` and of what is wanted of a job; never while waiting."""
-        self._wake: Callable[[], None] = lambda: None
-        self._stopping = False
-        self._thread: threading.Thread | None = None
-        self._poke_r, self._poke_w = os.pipe()
-        os.set_blocking(self._poke_w, False)
-        os.set_blocking(self._poke_r, False)
-
-    # -- the interface -----------------------------------------------------------------------------------
-
-    def start(self, wake: Callable[[], None]) -> None:
-        """Find the jobs that live, and begin to listen."""
-        self._wake = wake
-        for path in sorted((self._home / "jobs").glob("*/start.json")):
-            try:
-                job = LocalJob.found(path.parent)
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                log.error("%s cannot be read (%s): the job is not taken over", path, error)
-                continue
-            self._jobs[job.job_id] = job
-        self._thread = threading.Thread(target=self._loop, name="swell-local-engine", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening. Jobs go on."""
-        self._stopping = True
-        self._poke()
-        if self._thread is not None:
-            self._thread.join(timeout=10.0)
-        for job in self._jobs.values():
-            job.disconnect()
 
     def cluster(self) -> Cluster:
         """The nodes, which never change here."""
         return self._cluster
 
-    def apply(self, launch: Launch, placement: Placement) -> None:
-        """Have the job's workers on exactly these slots; carried out by the engine's thread."""
-        with self._lock:
-            job = self._jobs.get(launch.job_id)
-            if job is None:
-                if not placement:
-                    return
-                job = self._jobs[launch.job_id] = LocalJob(launch.job_id, launch.job_dir)
-            job.launch = launch
-            if job.wanted == placement or job.over:
-                return  # whoever asked has not seen yet how it ended
-            job.wanted, job.wanted_s = placement, time.monotonic()
-            if placement and not job.alive:
-                job.outcome = None  # it was stopped, and is to go on
-        self._poke()
+    def check(self, launch: Launch) -> None:
+        """Workers share this machine's Python: requirements of their own need an engine that can install."""
+        if launch.pip:
+            raise InputError(
+                "pip: the local engine runs jobs with the packages that are installed here; install "
+                f"{' '.join(launch.pip)} beside swell, or use 'swell up --engine ray'",
+                field="pip",
+            )
 
-    def end(self, job_id: str) -> None:
-        """End a job and all its processes."""
-        with self._lock:
-            job = self._jobs.get(job_id)
-            if job is None:
-                return
-            job.ending, job.wanted = True, ()
-        self._poke()
+    def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
+        wanted, told = len(job.wanted), len(job.told)
+        if wanted <= told:
+            return job.wanted
+        room = max(self._room(job), told)
+        if room < wanted:
+            room = room if now_s - job.wanted_s > HANDOVER_S else told
+        return job.wanted[:room]
 
-    def observe(self) -> dict[str, Observed]:
-        """Jobs that live, and those that came to an end."""
-        with self._lock:
-            return {n: job.observed() for n, job in self._jobs.items() if job.present and not job.ending}
-
-    def reports(self) -> Iterator[Report]:
-        """What jobs said since the last call."""
-        while self._reports:
-            yield self._reports.popleft()
-
-    def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
-        """The job's output from an offset."""
-        try:
-            with (job_dir / "output.log").open("rb") as file:
-                file.seek(offset)
-                data = file.read(limit)
-        except FileNotFoundError:
-            return b"", offset
-        return data, offset + len(data)
-
-    # -- the thread --------------------------------------------------------------------------------------
-
-    def _poke(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._poke_w, b"!")
-
-    def _loop(self) -> None:
-        while not self._stopping:
-            listening = {j.connection: j for j in self._jobs.values() if j.connection is not None}
-            watched: list[Any] = [self._poke_r, *listening]
-            readable, _, _ = select.select(watched, [], [], TICK_S)
-            if self._poke_r in readable:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._poke_r, 4096)
-            for connection in readable:
-                if isinstance(connection, Connection):
-                    self._hear(listening[connection], connection)
-            with self._lock:
-                jobs = list(self._jobs.values())
-            # Whoever gives slots back goes first.
-            for job in sorted(jobs, key=lambda j: len(j.wanted) - j.told):
-                try:
-                    self._tend(job)
-                except OSError as error:  # a full disk, say: the others need not suffer
-                    log.error("job %s: %s", job.job_id, error)
-
-    def _tend(self, job: LocalJob) -> None:
-        """Bring one job nearer to what is wanted of it."""
-        now_s = time.monotonic()
-        alive = is_locked(job.directory) or job.starting
-        if job.alive and not alive:
-            self._gone(job)
-        elif alive and not job.alive:
-            with self._lock:
-                job.alive, job.outcome = True, None
-            self._wake()
-        if job.ending:
-            self._end(job, now_s)
-        elif not alive:
-            if not job.present:
-                job.outcome = Outcome.read(job.directory)  # it may have run in a moment when nobody looked
-            self._spawn(job, now_s)
-        else:
-            job.connect(now_s)
-            if job.connection is not None:
-                self._tell(job, now_s)
-            if job.stop_by_s is not None and now_s > job.stop_by_s:
-                log.warning("job %s did not save its state in time and is ended", job.job_id)
-                self._signal(job, signal.SIGKILL)
-
-    def _room(self, job: LocalJob) -> int:
+    def _room(self, job: SupervisedJob) -> int:
         """Slots that nobody else has a worker on, or was promised one."""
         with self._lock:
-            return self._slots - sum(other.in_use for other in self._jobs.values() if other is not job)
+            others = sum(other.in_use for other in self._jobs.values() if other is not job)
+        return self._cluster.capacity - others
 
-    # -- starting, resizing, stopping --------------------------------------------------------------------
+    def _resize(self, granted: Placement) -> Message:
+        return {"type": "resize", "workers": len(granted)}
 
-    def _grant(self, job: LocalJob, now_s: float) -> int:
-        """How many workers it may have at this moment: what is wanted, as far as there is room."""
-        wanted = len(job.wanted)
-        if wanted <= job.told:
-            return wanted
-        room = max(self._room(job), job.told)
-        if room >= wanted:
-            return wanted
-        return room if now_s - job.wanted_s > HANDOVER_S else job.told
+    def _connected(self, job: SupervisedJob) -> None:
+        job.told = tuple(range(job.target))
 
-    def _spawn(self, job: LocalJob, now_s: float) -> None:
-        launch, workers = job.launch, self._grant(job, now_s)
-        if launch is None or workers < 1 or now_s - job.started_s < RESTART_S:
-            return
-        job.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (job.directory / "exit.json").unlink(missing_ok=True)
-        job.write_order(workers, self._slots, self._devices())
-        with (job.directory / "supervisor.log").open("ab") as errors:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "swell.engines.supervisor", str(job.directory)],
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                start_new_session=True,
-                env={**os.environ, MARK: mark(job.directory)},
-            )
-        with self._lock:
-            job.started(child, workers, now_s)
-        self._wake()
-
-    def _devices(self) -> list[str]:
+    def _further(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
         """A file for each GPU, to be locked by whoever uses it; none on CPU slots."""
         folder = self._home / "devices"
         if self._gpus:
             folder.mkdir(exist_ok=True, mode=0o700)
-        return [str(folder / str(i)) for i in range(self._gpus)]
-
-    def _tell(self, job: LocalJob, now_s: float) -> None:
-        """Send the job what is wanted of it now; a newer wish simply replaces an older one."""
-        if job.stop_by_s is not None:
-            return  # it is leaving; if it is wanted again, it is started again once it is gone
-        if not job.wanted:
-            with self._lock:
-                job.stop_by_s, job.state = now_s + STOP_GRACE_S, RunState.STOPPING
-            job.send(STOP)
-            return
-        workers = self._grant(job, now_s)
-        if workers > job.told and job.leaving:
-            return  # those who leave still have their slots
-        if workers != job.told and job.send({"type": "resize", "workers": workers}):
-            with self._lock:
-                job.told = workers
-        if job.wanted != job.noted:
-            job.note_placement()
-
-    # -- listening ---------------------------------------------------------------------------------------
-
-    def _hear(self, job: LocalJob, connection: Connection) -> None:
-        try:
-            messages = connection.pending()
-        except (OSError, TrainError):
-            job.disconnect()
-            return
-        for message in messages:
-            kind = message.get("type")
-            if kind == "report":
-                self._take_report(job, message["report"])
-            elif kind == "event":
-                with self._lock:
-                    job.follow(message)
-                if message.get("event") in _PAUSES and message.get("pause_s") is not None:
-                    self._add_report(job, "resized", {"pause_s": float(message["pause_s"])})
-
-    def _take_report(self, job: LocalJob, said: Message) -> None:
-        if said.get("rank", 0) != 0 or job.stop_by_s is not None:
-            return
-        if job.state is RunState.STARTING:
-            job.state = RunState.RUNNING
-        progress = {k: said.get(k) for k in ("of", "batch_size", "epoch", "loss", "lr", "metrics")}
-        progress["done"] = said.get("done", said.get("step", 0))
-        self._add_report(job, "progress", progress)
-        if said.get("local_batch") and said.get("step_s"):
-            timing = {k: said.get(k, 0) for k in ("local_batch", "step_s", "sync_s", "accumulation")}
-            timing |= {
-                "workers": int(said.get("workers") or said.get("world") or 1),
-                "nodes": max(len(self._cluster.nodes_of(job.wanted)), 1),
-            }
-            self._add_report(job, "timing", timing)
-        if said.get("sqr") is not None and said.get("var") is not None:
-            self._add_report(job, "noise", {"sqr": said["sqr"], "var": said["var"]})
-
-    def _add_report(self, job: LocalJob, kind: str, data: dict[str, Any]) -> None:
-        self._reports.append(Report(job_id=job.job_id, time_s=time.time(), kind=kind, data=data))
-        self._wake()
-
-    # -- ends --------------------------------------------------------------------------------------------
-
-    def _gone(self, job: LocalJob) -> None:
-        """Its supervisor is gone: in good order, by the job's own fault, or by somebody's -9."""
-        sweep(job.directory)
-        with self._lock:
-            job.gone()
-        self._wake()
-
-    def _end(self, job: LocalJob, now_s: float) -> None:
-        if not job.alive:
-            if not sweep(job.directory):
-                return  # seen to again at the next turn
-            job.disconnect()
-            with self._lock:
-                (job.directory / "start.json").unlink(missing_ok=True)
-                self._jobs.pop(job.job_id, None)
-            self._wake()
-        elif job.end_by_s is None:
-            job.end_by_s = now_s + END_GRACE_S
-            self._signal(job, signal.SIGTERM)
-        elif now_s > job.end_by_s:
-            self._signal(job, signal.SIGKILL)
-
-    def _signal(self, job: LocalJob, number: signal.Signals) -> None:
-        """Its workers hold a pipe to the supervisor and end with it, however it ends."""
-        if not signal_supervisor(job.directory, number) and job.child is not None:
-            job.child.send_signal(number)
+        return {"devices": [str(folder / str(i)) for i in range(self._gpus)]}

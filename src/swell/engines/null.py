@@ -73,6 +73,9 @@ class NullEngine:
         nodes = tuple(replace(n, up=up) if n.name == name else n for n in self._cluster.nodes)
         self._cluster = Cluster(nodes)
 
+    def check(self, launch: Launch) -> None:
+        """Anything can be pretended to run."""
+
     def apply(self, launch: Launch, placement: Placement) -> None:
         """Start, resize or stop a job."""
         now_s = self._clock()

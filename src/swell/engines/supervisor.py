@@ -1,4 +1,4 @@
-"""One job's own process under the local engine: holds the job's lock, runs its launcher, keeps its exit code.
+"""One job's own process: holds the job's lock, runs its launcher, keeps its exit code.
 
     python -m swell.engines.supervisor JOB_DIRECTORY
 
@@ -23,6 +23,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -136,6 +137,8 @@ def _run(order: dict[str, Any], directory: Path, run_dir: Path, output: TextIO) 
             minimum=1,
             maximum=order["max_workers"],
             workers=order["workers"],
+            slots=order.get("slots"),
+            cold="ray" in order,
             name=order["job_id"],
             directory=run_dir,
             threads=order["threads"],
@@ -144,12 +147,14 @@ def _run(order: dict[str, Any], directory: Path, run_dir: Path, output: TextIO) 
                 "auto": order["auto"],
                 "checkpoints": str(directory / "checkpoints"),
                 "checkpoint_s": order["checkpoint_s"],
+                **order.get("settings", {}),
             },
         )
-        launcher = _SlotLauncher(config, say, [Path(path) for path in order["devices"]])
+        launcher = _launcher(order, config, say)
     except (ValueError, OSError) as error:
         say(str(error))
-        return 2, str(error)
+        # That the place where workers live cannot be reached is not the job's fault.
+        return 2, None if isinstance(error, ConnectionError) else str(error)
     watch = _MemoryWatch(order["memory_bytes"])
     code = launcher.run()
     if watch.verdict:
@@ -159,6 +164,15 @@ def _run(order: dict[str, Any], directory: Path, run_dir: Path, output: TextIO) 
     if reason.startswith("stopped by SIG"):
         return code, None
     return code, (_last_error(run_dir) if code > 0 else "") or reason
+
+
+def _launcher(order: dict[str, Any], config: RunConfig, say: Callable[[str], None]) -> Launcher:
+    """Where the job's workers live."""
+    if "ray" in order:
+        from swell.engines.ray.launcher import RayLauncher
+
+        return RayLauncher(config, say, order)
+    return _SlotLauncher(config, say, [Path(path) for path in order["devices"]])
 
 
 class _SlotLauncher(Launcher):
@@ -172,11 +186,6 @@ class _SlotLauncher(Launcher):
         super().__init__(config, say)
         self._devices = devices
         self._held: dict[str, IO[bytes]] = {}
-
-    @property
-    def reason(self) -> str:
-        """Why the job is over."""
-        return self._finish[1] if self._finish is not None else ""
 
     def _order(self, worker: str) -> dict[str, Any]:
         order = super()._order(worker)

@@ -21,8 +21,12 @@ from swell.train.jobdir import JobDirectory
 
 
 def watch_lifeline() -> None:
-    """End this worker (and whatever it started) when the launcher is gone, however it went."""
-    lifeline = Path(os.environ.get("SWELL_JOB_DIR", "")) / "lifeline"
+    """End this worker (and whatever it started) when whoever holds it is gone, however it went.
+
+    That is the launcher, or, given by SWELL_LIFELINE, whoever holds the worker on this host for it.
+    """
+    given = os.environ.get("SWELL_LIFELINE")
+    lifeline = Path(given or Path(os.environ.get("SWELL_JOB_DIR", "")) / "lifeline")
     if not lifeline.exists():
         return
     descriptor = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)

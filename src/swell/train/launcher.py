@@ -183,6 +183,11 @@ class Launcher:
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
 
+    @property
+    def reason(self) -> str:
+        """Why the job is over."""
+        return self._finish[1] if self._finish is not None else ""
+
     # ------------------------------------------------------------------ life
 
     def run(self) -> int:

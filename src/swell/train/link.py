@@ -51,7 +51,8 @@ class Link:
         self.config = config
         self._secret: str = config["secret"]
         self._beat_s = min(0.5, float(config.get("silent_after_s", 5.0)) / 6)
-        self._host: str = config.get("host", "127.0.0.1")
+        # The coordinator's host may be another than this worker's.
+        self._host: str = os.environ.get("SWELL_HOST") or config.get("host", "127.0.0.1")
         self._listener = socket.create_server((self._host, 0), backlog=64)
         self._changed = threading.Condition()
         self._wake_r, self._wake_w = os.pipe()

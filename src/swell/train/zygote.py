@@ -4,11 +4,14 @@ Importing torch takes over a second and the first optimizer nearly another; a fo
 behind it. It never starts a thread pool (forked pools hang) nor touches a device.
 
 It speaks JSON lines over the socket it is given: {"spawn": ...} in, {"started": ...}, {"exited": ...} out.
+Several jobs can share one that listens on a path (`--listen`): it lives until its standard input ends, and a
+worker whose client hangs up is ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -17,6 +20,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -65,7 +69,11 @@ def child(order: dict[str, Any]) -> int:
     from swell.train import bootstrap
 
     os.environ.update(order["env"])
+    for name, value in order.get("visible", {}).items():
+        show(name, value)
     os.chdir(order["cwd"])
+    if order["cwd"] not in sys.path:
+        sys.path.insert(0, order["cwd"])
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -77,36 +85,74 @@ def child(order: dict[str, Any]) -> int:
     return bootstrap.run(order["script"], order["arguments"])
 
 
-class Zygote:
-    """The fork server's loop."""
+def show(name: str, value: str) -> None:
+    """Have others see an environment variable of this process too, in the room that was kept for it.
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._children: dict[int, str] = {}
+    What /proc tells of a process's environment is the memory it began with, and a fork begins with that of
+    its parent: so whoever starts this process gives the variable a value that is long enough.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, room = int(fields[47]), Path("/proc/self/environ").read_bytes()
+    at = (b"\0" + room).find(f"\0{name}=".encode())
+    if not begin or at < 0:
+        return
+    start = at + len(name) + 1
+    length = room.index(b"\0", start) - start
+    if len(value.encode()) <= length:
+        ctypes.memmove(begin + start, value.encode().ljust(length, b"\0"), length)
+
+
+class Zygote:
+    """The fork server's loop: for one launcher, or for whoever connects to `listener`."""
+
+    def __init__(self, sock: socket.socket | None = None, listener: socket.socket | None = None) -> None:
+        self._clients: dict[socket.socket, bytes] = {} if sock is None else {sock: b""}
+        self._listener = listener
+        self._children: dict[int, tuple[socket.socket, str]] = {}
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
 
     def run(self) -> None:
-        """Fork and reap until the launcher closes the socket."""
+        """Fork and reap until the launcher closes its socket, or standard input ends for one that listens."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_w)
-        buffer = b""
-        while True:
-            watch: list[Any] = [self._sock, self._wake_r]
+        while self._listener is not None or self._clients:
+            watch: list[Any] = [self._wake_r, *self._clients]
+            if self._listener is not None:
+                watch += [self._listener, 0]
             readable, _, _ = select.select(watch, [], [], 1.0)
             if self._wake_r in readable:
                 os.read(self._wake_r, 4096)
             self._reap()
-            if self._sock in readable:
-                data = self._sock.recv(1 << 16)
-                if not data:
-                    return
-                buffer += data
-                while b"\n" in buffer:
-                    line, buffer = buffer.split(b"\n", 1)
-                    self._spawn(json.loads(line))
+            if 0 in readable and not os.read(0, 64):
+                return
+            if self._listener is not None and self._listener in readable:
+                self._clients[self._listener.accept()[0]] = b""
+            for sock in [s for s in self._clients if s in readable]:
+                self._hear(sock)
 
-    def _spawn(self, order: dict[str, Any]) -> None:
+    def _hear(self, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._hung_up(sock)
+            return
+        *lines, self._clients[sock] = (self._clients[sock] + data).split(b"\n")
+        for line in lines:
+            self._spawn(json.loads(line), sock)
+
+    def _hung_up(self, sock: socket.socket) -> None:
+        """A launcher is gone with us; of several clients, one's workers end with it."""
+        del self._clients[sock]
+        sock.close()
+        if self._listener is not None:
+            for pid in [pid for pid, (owner, _) in self._children.items() if owner is sock]:
+                with contextlib.suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def _spawn(self, order: dict[str, Any], sock: socket.socket) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -117,7 +163,8 @@ class Zygote:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                self._sock.close()
+                for open_ in [*self._clients, *([self._listener] if self._listener is not None else [])]:
+                    open_.close()
                 os.close(self._wake_r)
                 os.close(self._wake_w)
                 code = child(order)
@@ -127,8 +174,8 @@ class Zygote:
                 bootstrap.leave(code)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
-        self._children[pid] = order["spawn"]
-        self._tell({"started": order["spawn"], "pid": pid})
+        self._children[pid] = (sock, order["spawn"])
+        self._tell(sock, {"started": order["spawn"], "pid": pid})
 
     def _reap(self) -> None:
         while self._children:
@@ -139,16 +186,35 @@ class Zygote:
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
-            self._tell({"exited": self._children.pop(pid), "pid": pid, "code": code})
+            sock, name = self._children.pop(pid)
+            self._tell(sock, {"exited": name, "pid": pid, "code": code})
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        self._sock.sendall(json.dumps(message).encode() + b"\n")
+    def _tell(self, sock: socket.socket, message: dict[str, Any]) -> None:
+        if sock not in self._clients:
+            return
+        try:
+            sock.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            if self._listener is None:
+                raise
+
+
+def listen(path: str) -> socket.socket:
+    """A socket at `path`, for this user alone (its directory must be)."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(path)
+    sock.listen(64)
+    return sock
 
 
 def main() -> None:
-    """Serve on the socket whose descriptor is given."""
-    sock = socket.socket(fileno=int(sys.argv[1]))
+    """Serve on the socket whose descriptor is given, or on one at a path that is."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's business
+    if sys.argv[1] == "--listen":
+        prepare()
+        Zygote(listener=listen(sys.argv[2])).run()
+        os._exit(0)  # workers live on: they have somebody else to hold them
+    sock = socket.socket(fileno=int(sys.argv[1]))
     prepare()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         Zygote(sock).run()

@@ -1,4 +1,4 @@
-"""What the local engine keeps of one job: what is wanted of it, its connection, who of it lives."""
+"""What an engine keeps of one job under a supervisor: what is wanted of it, its connection, who lives."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from swell.domain import Placement
 from swell.engines.base import Launch, Observed, RunState
@@ -44,7 +45,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class LocalJob:
+class SupervisedJob:
     """One job. Written by the engine's thread, under its lock where others look."""
 
     job_id: str
@@ -55,14 +56,22 @@ class LocalJob:
     wanted_s: float = 0.0
     noted: Placement = ()
     """What the job's files say it has, for whoever adopts it."""
-    told: int = 0
-    """Workers that the running processes were last told to have."""
-    live: set[str] = field(default_factory=set)
-    """Names of the workers that have a process."""
+    told: Placement = ()
+    """Where the running processes were last told to have workers; only the number counts where slots do not
+    matter."""
+    told_s: float = float("-inf")
+    live: dict[str, int | None] = field(default_factory=dict)
+    """The workers that have a process, and their slots where the job knows them."""
+    ready: set[str] = field(default_factory=set)
+    """Who of them has been heard of."""
     members: set[str] = field(default_factory=set)
     former: set[str] = field(default_factory=set)
     """Who was a member once."""
     connection: Connection | None = None
+    fresh: bool = False
+    """The connection was just made: whoever takes wishes may not know the last one."""
+    target: int = 0
+    """How many workers the coordinator wanted when it was connected to."""
     child: subprocess.Popen[bytes] | None = None
     """The supervisor, if this engine started it."""
     alive: bool = False
@@ -76,7 +85,7 @@ class LocalJob:
     end_by_s: float | None = None
 
     @classmethod
-    def found(cls, directory: Path) -> LocalJob:
+    def found(cls, directory: Path) -> SupervisedJob:
         """A job that an earlier engine started."""
         order = json.loads((directory / "start.json").read_text())
         job = cls(str(order["job_id"]), directory)
@@ -90,10 +99,11 @@ class LocalJob:
             max_workers=order["max_workers"],
             memory_bytes=order["memory_bytes"],
             checkpoint_s=order["checkpoint_s"],
+            pip=tuple(order.get("pip", ())),
         )
         if is_locked(directory):
             job.alive, job.wanted = True, tuple(order["placement"])
-            job.noted, job.told = job.wanted, len(job.wanted)
+            job.noted = job.told = job.wanted
         else:
             job.outcome = Outcome.read(directory)  # whoever wants it to run again will say so
         return job
@@ -117,13 +127,20 @@ class LocalJob:
 
     @property
     def in_use(self) -> int:
-        """Slots that it has workers on, or was told to use."""
-        return max(self.told, len(self.live)) if self.alive else 0
+        """How many slots it has workers on, or was told to use."""
+        return max(len(self.told), len(self.live)) if self.alive else 0
+
+    @property
+    def slots(self) -> set[int]:
+        """The slots that it has workers on, or was told to use."""
+        if not self.alive:
+            return set()
+        return set(self.told) | {slot for slot in self.live.values() if slot is not None}
 
     @property
     def leaving(self) -> bool:
         """Whether workers that trained and must not any more are still there."""
-        return bool((self.live & self.former) - self.members)
+        return bool((self.live.keys() & self.former) - self.members)
 
     def observed(self) -> Observed:
         """The job as the control plane sees it."""
@@ -134,8 +151,8 @@ class LocalJob:
 
     # -- its life ----------------------------------------------------------------------------------------
 
-    def write_order(self, workers: int, most: int, devices: list[str]) -> None:
-        """Write down what its supervisor shall run."""
+    def write_order(self, granted: Placement, most: int, further: dict[str, Any]) -> None:
+        """Write down what its supervisor shall run; `further` is what its kind of engine adds."""
         launch = self.launch
         assert launch is not None
         order = {
@@ -145,12 +162,13 @@ class LocalJob:
             "env": dict(launch.env),
             "auto": launch.auto,
             "max_workers": max(launch.max_workers, most),
-            "workers": workers,
+            "workers": len(granted),
             "threads": 1,
-            "devices": devices,
             "placement": list(self.wanted),
             "checkpoint_s": launch.checkpoint_s,
             "memory_bytes": launch.memory_bytes,
+            "pip": list(launch.pip),
+            **further,
         }
         write_json(self.directory / "start.json", order)
         self.noted = self.wanted
@@ -161,18 +179,18 @@ class LocalJob:
         write_json(path, json.loads(path.read_text()) | {"placement": list(self.wanted)})
         self.noted = self.wanted
 
-    def started(self, child: subprocess.Popen[bytes], workers: int, now_s: float) -> None:
+    def started(self, child: subprocess.Popen[bytes], granted: Placement, now_s: float) -> None:
         """Its supervisor is on its way."""
-        self.child, self.told, self.started_s = child, workers, now_s
+        self.child, self.told, self.started_s, self.told_s = child, granted, now_s, now_s
         self.alive, self.state, self.outcome = True, RunState.STARTING, None
         self.stop_by_s = None
-        self.live, self.members, self.former = set(), set(), set()
+        self.live, self.ready, self.members, self.former = {}, set(), set(), set()
 
     def gone(self) -> None:
         """Its supervisor is no more."""
         self.disconnect()
-        self.alive, self.stop_by_s, self.told, self.noted, self.child = False, None, 0, (), None
-        self.live, self.members, self.former = set(), set(), set()
+        self.alive, self.stop_by_s, self.told, self.noted, self.child = False, None, (), (), None
+        self.live, self.ready, self.members, self.former = {}, set(), set(), set()
         self.outcome = Outcome.read(self.directory)
         if self.outcome is not None and self.outcome.state is RunState.STOPPED and self.wanted:
             self.outcome = None  # it was wanted again while it left
@@ -183,9 +201,13 @@ class LocalJob:
         """Keep track of who is there."""
         kind = event.get("event")
         if kind == "spawn":
-            self.live.add(str(event["worker"]))
+            slot = event.get("slot")
+            self.live[str(event["worker"])] = None if slot is None else int(slot)
         elif kind == "exited":
-            self.live.discard(str(event["worker"]))
+            self.live.pop(str(event["worker"]), None)
+            self.ready.discard(str(event["worker"]))
+        elif kind == "ready":
+            self.ready.add(str(event["worker"]))
         elif kind == "generation":
             self.members = {str(name) for name in event["members"]}
             self.former |= self.members
@@ -205,11 +227,13 @@ class LocalJob:
             connection = Connection.open(run.address(), run.config()["secret"], timeout_s=ANSWER_S)
             status = connection.request({"type": "hello", "role": "tool"}, ANSWER_S)
             connection.request({"type": "watch"}, ANSWER_S)
-            self.told = int(status["target"])
-            self.live = set(status["workers"])
+            slots = status.get("slots", {})
+            self.live = {name: slots.get(name) for name in status["workers"]}
+            self.ready = {name for name, state in status["workers"].items() if state != "starting"}
             self.members = set(status["members"])
+            self.target = int(status["target"])
             self.former |= self.members | {n for n, s in status["workers"].items() if s == "leaving"}
-            self.connection = connection
+            self.connection, self.fresh = connection, True
             if self.stop_by_s is not None:  # the coordinator that was told so may be gone
                 self.send(STOP)
 

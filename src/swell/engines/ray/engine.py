@@ -1,0 +1,265 @@
+"""The Ray engine: jobs as the local engine has them, their workers on the nodes of a Ray cluster.
+
+Which slots a job has matters here: they are on nodes, and Ray accounts for each worker where it is. Nodes
+come and go as the `scout` sees them; slots that other users of the cluster hold are not ours to give.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swell.domain import Cluster, Placement, SwellError
+from swell.engines.base import Launch
+from swell.engines.ray import connection, head, packaging, places
+from swell.engines.ray.places import Foreign, Place, RayNode
+from swell.engines.supervised import HANDOVER_S, SupervisedEngine
+from swell.engines.supervised_job import SupervisedJob
+from swell.engines.supervisor import write_json
+from swell.train.wire import Message
+
+log = logging.getLogger(__name__)
+
+PLACES = "ray-places.json"
+FIRST_SIGHT_S = 45.0
+"""How long the first look at the cluster may take."""
+BLIND_S = 6.0
+"""Without news of the cluster for this long, none of its nodes counts as there."""
+SETTLE_S = 2.0
+"""More slots in other hands count only when it lasts: Ray's books lag behind processes that ended."""
+PENDING_S = 90.0
+"""A worker that has not been heard of for so long after its job was told: its slot counts as another's."""
+SCOUT_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    """What `swell up --engine ray` can be told."""
+
+    address: str | None = None
+    """None for a Ray of our own."""
+    resource: str | None = None
+    """What a slot is; None for GPUs if there are any, else CPUs."""
+    spares: bool = True
+    spare_bytes: int = 1 << 30
+    """Most memory that a prepared process may hold."""
+    workdir_bytes: int = 200 << 20
+    """Most that may travel with a job."""
+
+
+class RayEngine(SupervisedEngine):
+    """Workers on a Ray cluster."""
+
+    name = "ray"
+
+    def __init__(self, home: Path, options: RayOptions | None = None) -> None:
+        super().__init__(home)
+        self.options = options or RayOptions()
+        self._key = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:16]
+        self._places: list[Place] = self._remembered()
+        self._nodes: list[RayNode] = []
+        self._resource = "CPU"
+        self._address = ""
+        self._foreign = Foreign(SETTLE_S)
+        self._held: frozenset[int] = frozenset()
+        self._seen_s = float("-inf")
+        self._line: dict[str, Any] | None = None
+        self._trouble = ""
+        self._scout: subprocess.Popen[bytes] | None = None
+        self._scout_s = float("-inf")
+        self._first = threading.Event()
+        self.spares: dict[str, dict[str, Any]] = {}
+        """By node name: how its prepared process is."""
+
+    # -- the interface -----------------------------------------------------------------------------------
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Connect to Ray (starting one if none was named), look at it once, and find the jobs that live."""
+        address = self.options.address
+        if address is None:
+            head.ensure(self._home)
+        self._start_scout()
+        if not self._first.wait(FIRST_SIGHT_S):
+            self._stop_scout()
+            raise SwellError(self._trouble or f"Ray did not show its nodes within {FIRST_SIGHT_S:g} s")
+        if self._trouble:
+            self._stop_scout()
+            raise SwellError(self._trouble)
+        self._tick(time.monotonic())
+        if not self._places:
+            self._stop_scout()
+            what = self.options.resource or "GPUs and no CPUs"
+            raise SwellError(f"no node of the Ray cluster has {what}: there is nothing to run jobs on")
+        super().start(wake)
+
+    def close(self) -> None:
+        """Stop looking. Jobs and Ray go on."""
+        super().close()
+        self._stop_scout()
+
+    def cluster(self) -> Cluster:
+        """The nodes as Ray has them, lost ones included, and what others hold of them."""
+        with self._lock:
+            return places.to_cluster(self._places, self._held)
+
+    def check(self, launch: Launch) -> None:
+        """What travels with a job must not be too much."""
+        packaging.check(launch.workdir.resolve(), self.options.workdir_bytes)
+
+    # -- slots -------------------------------------------------------------------------------------------
+
+    def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
+        with self._lock:
+            taken: set[int] = set()
+            for other in self._jobs.values():
+                if other is not job:
+                    taken |= other.slots
+            where = places.slot_map(self._places)
+            blind = now_s - self._seen_s > BLIND_S
+        free = tuple(s for s in job.wanted if s not in taken and s in where and where[s].up)
+        if blind and not job.alive:
+            return ()
+        if free == job.wanted or now_s - job.wanted_s > HANDOVER_S:
+            return free or job.told
+        # Some are still in others' hands: what it must give up it gives up, the rest comes when it is free.
+        return tuple(slot for slot in free if slot in job.told) or job.told
+
+    def _resize(self, granted: Placement) -> Message:
+        return {"type": "resize", "workers": len(granted), "slots": list(granted)}
+
+    def _connected(self, job: SupervisedJob) -> None:
+        job.told = ()  # told again: it may never have heard of it
+
+    def _further(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
+        return {
+            "slots": list(granted),
+            "job_dir": str(job.directory),
+            "ray": {
+                "address": self._address,
+                "resource": self._resource,
+                "places": str(self._home / PLACES),
+                "home": str(self._home.resolve()),
+                "warm": self._key if self.options.spares else None,
+            },
+        }
+
+    def _environment(self) -> dict[str, str]:
+        return connection.environment(self._address, self._access())
+
+    def _access(self) -> dict[str, str]:
+        return head.environment(self._home) if self.options.address is None else {}
+
+    # -- following the cluster ---------------------------------------------------------------------------
+
+    def _tick(self, now_s: float) -> None:
+        if self._scout is None or (self._scout.poll() is not None and now_s - self._scout_s > SCOUT_AGAIN_S):
+            if self.options.address is None:
+                head.begin(self._home)  # a Ray of our own that died is started again
+            self._start_scout()
+        line, self._line = self._line, None
+        if line is not None:
+            self._seen_s = now_s
+            self._address = str(line["address"])
+            self._resource, self._nodes = places.read_nodes(line["nodes"], self.options.resource)
+        nodes = self._nodes if now_s - self._seen_s <= BLIND_S else []
+        self._follow(nodes, line["warm"] if line is not None else None, now_s)
+
+    def _follow(self, nodes: list[RayNode], warm: dict[str, Any] | None, now_s: float) -> None:
+        with self._lock:
+            after = places.follow(self._places, nodes)
+            ours, slots = self._ours(after, now_s)
+            foreign = self._foreign.update(nodes, ours, now_s)
+            held = frozenset(places.held_slots(after, foreign, slots))
+            moved = after != self._places
+            changed = moved or held != self._held
+            self._places, self._held = after, held
+            if warm is not None:
+                names = {place.node_id: place.name for place in after if place.up}
+                self.spares = {names[n]: state for n, state in warm.items() if n in names}
+        if moved:
+            write_json(self._home / PLACES, {"places": places.dump(after)})
+        if changed:
+            self._wake()
+
+    def _ours(self, after: list[Place], now_s: float) -> tuple[dict[str, int], set[int]]:
+        """By node id how many of its used slots may be ours, and all slots on which a job of ours is."""
+        where, counts, slots = places.slot_map(after), dict[str, int](), set[int]()
+        for job in self._jobs.values():
+            mine = {slot for name, slot in job.live.items() if slot is not None and name in job.ready}
+            slots |= mine
+            if job.alive and now_s - job.told_s < PENDING_S:
+                mine |= job.slots
+            for slot in mine:
+                if slot in where:
+                    counts[where[slot].node_id] = counts.get(where[slot].node_id, 0) + 1
+            slots |= mine
+        return counts, slots
+
+    def _remembered(self) -> list[Place]:
+        try:
+            return places.load(json.loads((self._home / PLACES).read_text())["places"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+
+    # -- the scout ---------------------------------------------------------------------------------------
+
+    def _start_scout(self) -> None:
+        options = self.options
+        address = options.address or head.address(self._home)
+        asked = {
+            "address": address,
+            "key": self._key,
+            "warm": options.spares,
+            "warm_bytes": options.spare_bytes,
+            "resources": [options.resource] if options.resource else ["GPU", "CPU"],
+        }
+        self._scout_s = time.monotonic()
+        with (self._home / "scout.log").open("wb") as errors:
+            self._scout = subprocess.Popen(
+                [sys.executable, "-m", "swell.engines.ray.scout", json.dumps(asked)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                env=connection.environment(address, self._access()),
+            )
+        threading.Thread(target=self._listen, args=(self._scout,), name="swell-scout", daemon=True).start()
+
+    def _listen(self, scout: subprocess.Popen[bytes]) -> None:
+        assert scout.stdout is not None
+        for raw in scout.stdout:
+            try:
+                line = json.loads(raw)
+            except ValueError:
+                continue
+            if "error" in line:
+                self._trouble = str(line["error"])
+            else:
+                self._line, self._trouble = line, ""
+            self._first.set()
+            self._poke()
+        scout.wait()
+        if not self._first.is_set():
+            self._trouble = f"what looks at Ray ended by itself; {self._home / 'scout.log'} may say why"
+            self._first.set()
+
+    def _stop_scout(self) -> None:
+        scout, self._scout = self._scout, None
+        if scout is None:
+            return
+        assert scout.stdin is not None
+        scout.stdin.close()
+        try:
+            scout.wait(5.0)
+        except subprocess.TimeoutExpired:
+            scout.kill()
+            scout.wait(5.0)

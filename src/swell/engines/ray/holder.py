@@ -1,0 +1,180 @@
+"""The actor that holds one worker: Ray accounts for its slot, places it, and notices its death.
+
+The worker is a process of its own, forked from the node's prepared one or started cold. It ends with its
+holder, however that ends (a pipe closes), and the holder ends with the job's supervisor (a connection
+closes), so nothing goes on training that nobody leads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from swell.engines.processes import descendants, memory_bytes
+from swell.engines.ray.warm import socket_path
+
+MEMORY_EVERY_S = 1.0
+_LOST = -int(signal.SIGKILL)
+
+
+class Running(Protocol):
+    """A worker's process."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+
+
+class ColdWorker:
+    """Started from nothing."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        with Path(order["log"]).open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "swell.train.bootstrap", order["script"], *order["arguments"]],
+                cwd=order["cwd"],
+                env={**os.environ, **order["env"], **order["visible"]},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+            )
+        self.pid = self._process.pid
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        return self._process.wait()
+
+
+class WarmWorker:
+    """Forked from the node's prepared process; OSError if that is not there."""
+
+    def __init__(self, order: dict[str, Any], path: Path) -> None:
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.settimeout(5.0)
+        self._sock.connect(str(path))
+        self._sock.sendall(json.dumps(order).encode() + b"\n")
+        self._lines = self._sock.makefile("rb")
+        line = self._lines.readline()
+        if not line:
+            raise ConnectionError("the prepared process is gone")
+        self.pid = int(json.loads(line)["pid"])
+        self._descriptor = os.pidfd_open(self.pid)
+        self._sock.settimeout(None)
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended; that of a killed one if the prepared process went before it."""
+        with contextlib.suppress(OSError):
+            if line := self._lines.readline():
+                return int(json.loads(line)["code"])
+        select.select([self._descriptor], [], [])
+        return _LOST
+
+
+class Holder:
+    """Holds one worker. `run` lasts as long as the worker does."""
+
+    def __init__(self, lifeline: tuple[str, int, str]) -> None:
+        self._worker: Running | None = None
+        self._doomed = False
+        self._verdict = ""
+        host, port, token = lifeline
+        self._line = socket.create_connection((host, port), timeout=10.0)
+        self._line.sendall(token.encode())
+        self._line.settimeout(None)
+        self._line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5)):
+            self._line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        threading.Thread(target=self._watch_supervisor, name="swell-lifeline", daemon=True).start()
+
+    def run(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Run the worker that `order` describes to its end; how it ended."""
+        if not _sees(order):
+            return {"blind": f"{socket.gethostname()} does not see {order['env']['SWELL_JOB_DIR']}"}
+        home = Path(tempfile.mkdtemp(prefix="swell-worker-"))
+        lifeline = home / "lifeline"
+        os.mkfifo(lifeline, 0o600)
+        held = os.open(lifeline, os.O_RDWR)  # nobody inherits it: it closes with this process
+        try:
+            order = _here(order, lifeline)
+            self._worker = worker = self._start(order)
+            if self._doomed:
+                self.end()
+            if order["memory_bytes"] is not None:
+                threading.Thread(
+                    target=self._watch_memory, args=(order["memory_bytes"],), daemon=True
+                ).start()
+            code = worker.wait()
+            with contextlib.suppress(OSError):  # loader processes of a killed worker
+                os.killpg(worker.pid, signal.SIGKILL)
+            return {"code": code, "verdict": self._verdict, "warm": isinstance(worker, WarmWorker)}
+        finally:
+            os.close(held)
+            shutil.rmtree(home, ignore_errors=True)
+
+    def end(self) -> None:
+        """End the worker."""
+        self._doomed = True
+        if self._worker is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._worker.pid, signal.SIGKILL)
+
+    def _start(self, order: dict[str, Any]) -> Running:
+        if order["warm"] is not None:
+            import ray
+
+            node_id = ray.get_runtime_context().get_node_id()
+            with contextlib.suppress(OSError, ValueError):
+                return WarmWorker(order, socket_path(order["warm"], node_id))
+        return ColdWorker(order)
+
+    def _watch_supervisor(self) -> None:
+        with contextlib.suppress(OSError):
+            while self._line.recv(64):
+                pass
+        self.end()
+        os._exit(1)
+
+    def _watch_memory(self, limit: int) -> None:
+        assert self._worker is not None
+        while not self._verdict:
+            time.sleep(MEMORY_EVERY_S)
+            pids = [self._worker.pid, *descendants(self._worker.pid)]
+            largest = max(memory_bytes(pid) for pid in pids)
+            if largest > limit:
+                self._verdict = (
+                    f"a worker used {largest / 2**20:.0f} MiB of memory; the job's limit is "
+                    f"{limit / 2**20:.0f} MiB for each worker"
+                )
+                self.end()
+
+
+def _sees(order: dict[str, Any]) -> bool:
+    """Whether the job's directory here is the one that its supervisor writes to."""
+    try:
+        content = json.loads((Path(order["env"]["SWELL_JOB_DIR"]) / "job.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(content.get("launch") == order["env"]["SWELL_LAUNCH"])
+
+
+def _here(order: dict[str, Any], lifeline: Path) -> dict[str, Any]:
+    """The order with what only its node knows: directories, devices."""
+    cwd = str(Path.cwd())
+    env = {**order["env"], "SWELL_LIFELINE": str(lifeline)}
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        env["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+    return {**order, "cwd": cwd, "env": env, "script": str(Path(cwd, order["script"]))}

@@ -1,0 +1,237 @@
+"""A job's launcher whose workers live on Ray: one `Holder` actor for each, on the node of the worker's slot.
+
+It runs in the job's supervisor, which is a Ray driver: holders belong to it and go when it goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swell.engines.processes import MARK
+from swell.engines.ray import packaging, places
+from swell.engines.ray.connection import connect, is_loopback, own_address
+from swell.engines.ray.holder import Holder
+from swell.train.launcher import Launcher, RunConfig
+
+OUT_OF_MEMORY = 137
+UP_S = 60.0
+"""A holder that has not been given its slot after this long is given up: somebody else may have it."""
+UP_WITH_PIP_S = 900.0
+KILL_S = 2.0
+"""A worker that was to end is ended with its holder after this long."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """One worker's holder."""
+
+    actor: Any
+    slot: int
+    asked_s: float
+    up: bool = False
+    kill_by_s: float | None = None
+
+
+class RayLauncher(Launcher):
+    """Starts and ends workers through Ray."""
+
+    def __init__(self, config: RunConfig, say: Callable[[str], None], order: dict[str, Any]) -> None:
+        settings = order["ray"]
+        self._ray = connect(settings["address"], _runtime_env(order))
+        self._settings = settings
+        self._memory_bytes: int | None = order["memory_bytes"]
+        self._pip = bool(order["pip"])
+        self._mark = str(Path(order["job_dir"]).resolve())
+        self._script = _travelling(config.script, Path(order["workdir"]))
+        here = self._ray.util.get_node_ip_address()
+        self._host = "127.0.0.1" if is_loopback(here) else here
+        if settings["address"].startswith("ray://"):
+            self._host = own_address()
+        config.settings["host"] = self._host
+        super().__init__(config, say)
+        self._holder = self._ray.remote(max_restarts=0, max_concurrency=4)(Holder)
+        self._held: dict[str, _Held] = {}
+        self._news: deque[tuple[str, str, Any]] = deque()
+        self._lifeline = _Lifeline(self._host)
+
+    # ------------------------------------------------------------------ what differs from local processes
+
+    def _spawn(self, worker: str, slot: int | None = None) -> None:
+        self._workers[worker] = 0
+        place = self._place(slot)
+        if place is None or slot is None:
+            self._lost(worker)
+            return
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        resource, amount = self._settings["resource"], 1
+        options: dict[str, Any] = {"num_cpus": 0}
+        if resource == "CPU":
+            options["num_cpus"] = amount
+        elif resource == "GPU":
+            options["num_gpus"] = amount
+        else:
+            options["resources"] = {resource: amount}
+        order = self._order(worker)
+        order["env"]["SWELL_HOST"] = "127.0.0.1" if is_loopback(place.address) else place.address
+        order |= {
+            "script": self._script,
+            "memory_bytes": self._memory_bytes,
+            "visible": {MARK: self._mark},
+            "warm": None if self._pip else self._settings["warm"],
+        }
+        actor = self._holder.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False), **options
+        ).remote(self._lifeline.address)
+        self._held[worker] = _Held(actor, slot, time.monotonic())
+        self._follow(worker, "up", actor.__ray_ready__.remote())
+        self._follow(worker, "ended", actor.run.remote(order))
+
+    def _kill(self, worker: str) -> None:
+        held = self._held.get(worker)
+        if held is not None and held.kill_by_s is None:
+            held.kill_by_s = time.monotonic() + KILL_S
+            if held.up:
+                held.actor.end.remote()
+            else:
+                held.kill_by_s = 0.0
+
+    def _turn(self, timeout_s: float) -> None:
+        super()._turn(timeout_s)
+        while self._news:
+            self._hear_holder(*self._news.popleft())
+        now_s = time.monotonic()
+        patience_s = UP_WITH_PIP_S if self._pip else UP_S
+        for worker, held in list(self._held.items()):
+            late = not held.up and now_s - held.asked_s > patience_s
+            if late or (held.kill_by_s is not None and now_s > held.kill_by_s):
+                self._lost(worker)
+
+    def _end_everything(self) -> None:
+        super()._end_everything()
+        for held in self._held.values():
+            self._drop(held)
+        self._lifeline.close()
+        with contextlib.suppress(Exception):
+            self._ray.shutdown()
+
+    # ------------------------------------------------------------------ holders
+
+    def _place(self, slot: int | None) -> places.Place | None:
+        """The node of a slot, as the engine last saw it."""
+        try:
+            content = json.loads(Path(self._settings["places"]).read_text())
+        except (OSError, ValueError):
+            return None
+        found = [places.Place(**entry) for entry in content["places"]]
+        place = places.slot_map(found).get(-1 if slot is None else slot)
+        return place if place is not None and place.up else None
+
+    def _follow(self, worker: str, what: str, ref: Any) -> None:
+        """Have an answer of a holder's put into `_news`, whatever it is."""
+
+        def done(future: Any) -> None:
+            error = future.exception()
+            self._news.append((worker, "gone" if error is not None else what, error or future.result()))
+            with contextlib.suppress(OSError):
+                os.write(self._wake_w, b"!")
+
+        ref.future().add_done_callback(done)
+
+    def _hear_holder(self, worker: str, what: str, answer: Any) -> None:
+        held = self._held.get(worker)
+        if held is None:
+            return
+        if what == "up":
+            held.up = True
+        elif what == "gone":
+            self._lost(worker)
+        elif "blind" in answer:
+            self._finish = self._finish or (
+                1,
+                f"{answer['blind']}: swell's home (swell up --home) must be on storage that all nodes share",
+            )
+        else:
+            if answer["verdict"] and self._finish is None:
+                self._finish = (OUT_OF_MEMORY, answer["verdict"])
+                self.say(answer["verdict"])
+            self._drop(self._held.pop(worker))
+            self._workers[worker] = 0  # its process id is another host's affair
+            self._exited(worker, int(answer["code"]))
+
+    def _lost(self, worker: str) -> None:
+        """Its holder, or the whole node, is gone for Ray; whether the worker is, nobody here can tell."""
+        held = self._held.pop(worker, None)
+        if held is not None:
+            self._drop(held)
+        if self._workers.pop(worker, None) is not None:
+            self._tell({"type": "lost", "worker": worker})
+
+    def _drop(self, held: _Held) -> None:
+        with contextlib.suppress(Exception):
+            self._ray.kill(held.actor)
+
+
+class _Lifeline:
+    """A socket that every holder is connected to, so that they learn at once when this process is gone."""
+
+    def __init__(self, host: str) -> None:
+        self._token = secrets.token_hex(16)
+        self._listener = socket.create_server((host, 0), backlog=64)
+        self._lines: list[socket.socket] = []
+        threading.Thread(target=self._accept, name="swell-lifeline", daemon=True).start()
+
+    @property
+    def address(self) -> tuple[str, int, str]:
+        """Host, port, and the word to say first."""
+        host, port = self._listener.getsockname()[:2]
+        return str(host), int(port), self._token
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                line, _ = self._listener.accept()
+                line.settimeout(2.0)
+                if line.recv(64).decode(errors="replace") == self._token:
+                    self._lines.append(line)
+                else:
+                    line.close()
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+
+    def close(self) -> None:
+        """Let everybody go."""
+        for line in [self._listener, *self._lines]:
+            with contextlib.suppress(OSError):
+                line.close()
+
+
+def _runtime_env(order: dict[str, Any]) -> dict[str, Any]:
+    """What travels with the job."""
+    workdir = Path(order["workdir"])
+    env: dict[str, Any] = {
+        "working_dir": str(workdir),
+        "excludes": packaging.excludes(workdir, Path(order["ray"]["home"])),
+    }
+    if order["pip"]:
+        env["pip"] = list(order["pip"])
+    return env
+
+
+def _travelling(script: str, workdir: Path) -> str:
+    """The script's path on any node: inside the working directory if it travels, else where it is."""
+    path = Path(workdir, script).resolve()
+    return str(path.relative_to(workdir)) if path.is_relative_to(workdir) else str(path)

@@ -1,0 +1,108 @@
+"""The job's code travels with it: what of its working directory does, and how much that is.
+
+Ray packs the directory and unpacks it on every node. What `.gitignore` and `.rayignore` name stays
+behind, as do the directories below. A directory that is too large is refused when the job is handed in.
+
+    python -m swell.engines.ray.packaging DIRECTORY      its size as Ray would pack it, as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from swell.domain import InputError
+
+EXCLUDES = (".git", ".venv", "venv", "__pycache__", "node_modules")
+MEASURE_S = 60.0
+
+
+def total_bytes(root: Path, stop_bytes: int | None = None) -> int:
+    """Bytes of everything in a directory but what is always left out; stops counting beyond `stop_bytes`."""
+    total = 0
+    for path in _files(root):
+        try:
+            total += path.stat(follow_symlinks=False).st_size
+        except OSError:
+            continue
+        if stop_bytes is not None and total > stop_bytes:
+            break
+    return total
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for folder, inside, names in os.walk(root):
+        inside[:] = [name for name in inside if name not in EXCLUDES]
+        yield from (Path(folder, name) for name in names)
+
+
+def check(root: Path, limit_bytes: int) -> None:
+    """Refuse a directory that is too large to travel."""
+    if total_bytes(root, limit_bytes) <= limit_bytes:
+        return
+    found = _packed(root)
+    total = sum(found.values())
+    if total <= limit_bytes:
+        return
+    largest = sorted(found.items(), key=lambda item: -item[1])[:3]
+    named = ", ".join(f"{name} ({_mib(size)})" for name, size in largest)
+    raise InputError(
+        f"workdir: {root} is {_mib(total)} and travels with the job; the limit is {_mib(limit_bytes)}. "
+        f"Largest: {named}. Name what is not needed in .gitignore or .rayignore, keep data "
+        "elsewhere, or raise --workdir-limit",
+        field="workdir",
+    )
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+def _packed(root: Path) -> dict[str, int]:
+    """Bytes of each entry of a directory as Ray would pack it. Asked of another process: it needs Ray."""
+    asked = subprocess.run(
+        [sys.executable, "-m", "swell.engines.ray.packaging", str(root)],
+        capture_output=True,
+        text=True,
+        timeout=MEASURE_S,
+        check=False,
+    )
+    if asked.returncode != 0:
+        raise InputError(
+            f"workdir: the size of {root} cannot be told: {asked.stderr[-300:]}", field="workdir"
+        )
+    found: dict[str, int] = json.loads(asked.stdout.splitlines()[-1])
+    return found
+
+
+def measure(root: Path) -> dict[str, int]:
+    """Bytes of each entry of a directory, without what Ray leaves behind."""
+    from ray._private.runtime_env import packaging
+
+    found: dict[str, int] = {}
+
+    def count(path: Path) -> None:
+        if path.is_file() and not path.is_symlink():
+            name = path.relative_to(root).parts[0]
+            found[name] = found.get(name, 0) + path.stat().st_size
+
+    excludes = [packaging._get_excludes(root, list(EXCLUDES))]
+    packaging._dir_travel(root, excludes, count, include_gitignore=True)
+    return found
+
+
+def excludes(workdir: Path, home: Path) -> list[str]:
+    """What stays behind: swell's own directory too, should it be inside."""
+    inside = []
+    if home.is_relative_to(workdir):
+        relative = home.relative_to(workdir)
+        inside = [f"/{relative}"] if relative.parts else ["/jobs", "/store.db*", "/*.lock", "/*.log"]
+    return [*EXCLUDES, *inside]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(measure(Path(sys.argv[1]).resolve())) + "\n")

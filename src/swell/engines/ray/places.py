@@ -1,0 +1,185 @@
+"""Ray's nodes as a cluster whose slot numbers never change their meaning. Pure.
+
+A node gets a place in order of first sight and keeps it: lost, it is not up; back under the same name and
+size (Ray gives it another id), it takes its old place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from swell.domain import Cluster, Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """A living node as the scout saw it."""
+
+    node_id: str
+    name: str
+    """Its host's name, or the name it was given."""
+    address: str
+    slots: int
+    gpu_type: str
+    used: int = 0
+    """Slots that anybody holds, swell included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node's place in the cluster; its slots are numbered on from those of the places before it."""
+
+    name: str
+    """For people; no two places have the same."""
+    host: str
+    slots: int
+    gpu_type: str
+    node_id: str = ""
+    """Ray's id of the node; that of the last one while it is away."""
+    address: str = ""
+    up: bool = False
+
+    def fits(self, node: RayNode) -> bool:
+        """Whether this may be the place that a returning node had."""
+        return (self.host, self.slots, self.gpu_type) == (node.name, node.slots, node.gpu_type)
+
+
+def resource_of(totals: Iterable[Mapping[str, float]], wanted: str | None) -> str:
+    """What a slot is: the resource asked for, else GPUs if any node has them, else CPUs."""
+    if wanted is not None:
+        return wanted
+    return "GPU" if any(total.get("GPU", 0) >= 1 for total in totals) else "CPU"
+
+
+def read_nodes(found: Iterable[Mapping[str, Any]], wanted: str | None) -> tuple[str, list[RayNode]]:
+    """The resource that a slot is, and the nodes that have any, from a scout's line."""
+    found = list(found)
+    resource = resource_of([node["total"] for node in found], wanted)
+    nodes = []
+    for node in found:
+        slots = int(node["total"].get(resource, 0))
+        if slots >= 1:
+            used = node["total"].get(resource, 0) - node["available"].get(resource, 0)
+            nodes.append(
+                RayNode(
+                    node_id=str(node["id"]),
+                    name=str(node["name"]),
+                    address=str(node["address"]),
+                    slots=slots,
+                    gpu_type=_type(node, resource),
+                    used=int(-(-used // 1)),  # half a slot in other hands is no slot for us
+                )
+            )
+    return resource, nodes
+
+
+def _type(node: Mapping[str, Any], resource: str) -> str:
+    if resource == "CPU":
+        return "cpu"
+    label = str(node.get("labels", {}).get("ray.io/accelerator-type", ""))
+    listed = [name.split(":", 1)[1] for name in node["total"] if name.startswith("accelerator_type:")]
+    return (label or (listed[0] if listed else "gpu")).lower()
+
+
+def follow(places: list[Place], nodes: Iterable[RayNode]) -> list[Place]:
+    """The places once these nodes, and no others, are alive."""
+    open_ = {node.node_id: node for node in nodes}
+    after = []
+    for place in places:
+        node = open_.pop(place.node_id, None)
+        after.append(replace(place, up=node is not None and place.fits(node)))
+    for node in open_.values():
+        index = next((i for i, place in enumerate(after) if not place.up and place.fits(node)), None)
+        if index is not None:
+            after[index] = replace(after[index], node_id=node.node_id, address=node.address, up=True)
+            continue
+        after.append(
+            Place(
+                name=_free_name(node.name, {place.name for place in after}),
+                host=node.name,
+                slots=node.slots,
+                gpu_type=node.gpu_type,
+                node_id=node.node_id,
+                address=node.address,
+                up=True,
+            )
+        )
+    return after
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    number, candidate = 1, name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}-{number}"
+    return candidate
+
+
+def first_slots(places: Iterable[Place]) -> list[int]:
+    """The number of each place's first slot."""
+    firsts, total = [], 0
+    for place in places:
+        firsts.append(total)
+        total += place.slots
+    return firsts
+
+
+def slot_map(places: list[Place]) -> dict[int, Place]:
+    """The place of every slot."""
+    return {first + i: place for first, place in zip(first_slots(places), places) for i in range(place.slots)}
+
+
+def to_cluster(places: Iterable[Place], held: Iterable[int] = ()) -> Cluster:
+    """The places as the scheduler knows nodes."""
+    nodes = tuple(Node(place.name, place.slots, place.gpu_type, up=place.up) for place in places)
+    return Cluster(nodes, frozenset(held))
+
+
+def dump(places: Iterable[Place]) -> list[dict[str, Any]]:
+    """For a file."""
+    return [asdict(place) for place in places]
+
+
+def load(content: Iterable[Mapping[str, Any]]) -> list[Place]:
+    """From a file; nobody is up until seen."""
+    return [replace(Place(**entry), up=False) for entry in content]
+
+
+class Foreign:
+    """How many slots of each node others hold, from what Ray says is used and what we know is ours.
+
+    Ray's books lag a little behind our own processes, so more in other hands counts only when it lasts.
+    """
+
+    def __init__(self, lasting_s: float) -> None:
+        self._lasting_s = lasting_s
+        self._counts: dict[str, int] = {}
+        self._since: dict[str, float] = {}
+
+    def update(self, nodes: Iterable[RayNode], ours: Mapping[str, int], now_s: float) -> dict[str, int]:
+        """By node id, given how many slots of each node may be ours."""
+        counts = {}
+        for node in nodes:
+            seen = max(node.used - ours.get(node.node_id, 0), 0)
+            before = self._counts.get(node.node_id, 0)
+            if seen <= before:
+                self._since.pop(node.node_id, None)
+            elif now_s - self._since.setdefault(node.node_id, now_s) < self._lasting_s:
+                seen = before
+            else:
+                del self._since[node.node_id]
+            counts[node.node_id] = seen
+        self._counts = counts
+        return counts
+
+
+def held_slots(places: list[Place], foreign: Mapping[str, int], ours: Iterable[int]) -> set[int]:
+    """Which numbers are out of our hands: those without a job of ours first."""
+    mine, held = set(ours), set()
+    for first, place in zip(first_slots(places), places):
+        count = foreign.get(place.node_id, 0) if place.up else 0
+        numbers = sorted(range(first, first + place.slots), key=lambda slot: (slot in mine, -slot))
+        held.update(numbers[:count])
+    return held

@@ -1,0 +1,137 @@
+"""The engine's eyes in the Ray cluster, in a process of its own: Ray may end whoever is connected to it.
+
+    python -m swell.engines.ray.scout '{"address": ..., "key": ..., "warm": ..., "warm_bytes": ...}'
+
+Writes a JSON line twice a second: the nodes that live, what they have, what of that nobody holds, and how
+the prepared processes are, which it keeps on every node. Ends when its standard input does. A line with
+`error` says why there will be no others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from swell.engines.ray.connection import connect
+from swell.engines.ray.warm import Warm
+
+EVERY_S = 0.5
+AGAIN_S = 5.0
+"""How long after a prepared process was lost another is started."""
+
+
+class Lookout:
+    """Sees the cluster's books. With Ray's client, only from inside the cluster: then it is an actor."""
+
+    def look(self) -> list[dict[str, Any]]:
+        """The living nodes, with what they have and what is free."""
+        ray: Any = importlib.import_module("ray")
+        state: Any = importlib.import_module("ray._private.state")
+
+        free = state.available_resources_per_node()
+        return [
+            _node(node, free[node["NodeID"]])
+            for node in ray.nodes()
+            if node["Alive"] and node["NodeID"] in free
+        ]
+
+
+def _node(node: dict[str, Any], available: dict[str, float]) -> dict[str, Any]:
+    name, address = str(node.get("NodeName") or ""), str(node["NodeManagerAddress"])
+    return {
+        "id": node["NodeID"],
+        "name": name if name and name != address else str(node["NodeManagerHostname"]),
+        "address": address,
+        "total": node["Resources"],
+        "available": available,
+        "labels": node.get("Labels") or {},
+    }
+
+
+class Spares:
+    """A `Warm` actor on every node."""
+
+    def __init__(self, ray: Any, key: str, limit_bytes: int) -> None:
+        self._ray, self._key, self._limit_bytes = ray, key, limit_bytes
+        self._class = ray.remote(num_cpus=0, max_restarts=0)(Warm)
+        self._actors: dict[str, Any] = {}
+        self._asked: dict[str, Any] = {}
+        self._state: dict[str, dict[str, Any]] = {}
+        self._not_before_s: dict[str, float] = {}
+
+    def keep(self, node_ids: list[str], now_s: float) -> dict[str, dict[str, Any]]:
+        """Have one on each of these nodes; how they are, as far as they have said."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        for node_id in [n for n in self._actors if n not in node_ids]:
+            self._forget(node_id)
+        for node_id in node_ids:
+            if node_id not in self._actors:
+                if now_s < self._not_before_s.get(node_id, 0.0):
+                    continue
+                strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+                self._actors[node_id] = self._class.options(scheduling_strategy=strategy).remote(
+                    self._key, node_id, self._limit_bytes
+                )
+            asked = self._asked.get(node_id)
+            if asked is not None:
+                if not self._ray.wait([asked], timeout=0)[0]:
+                    continue
+                try:
+                    self._state[node_id] = self._ray.get(asked)
+                except Exception:
+                    self._forget(node_id)
+                    self._not_before_s[node_id] = now_s + AGAIN_S
+                    continue
+            self._asked[node_id] = self._actors[node_id].state.remote()
+        return self._state
+
+    def _forget(self, node_id: str) -> None:
+        with contextlib.suppress(Exception):
+            self._ray.kill(self._actors[node_id])
+        for table in (self._actors, self._asked, self._state):
+            table.pop(node_id, None)
+
+
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _end_with_engine() -> None:
+    while os.read(0, 64):
+        pass
+    os._exit(0)
+
+
+def main() -> None:
+    """Look until nobody listens any more."""
+    threading.Thread(target=_end_with_engine, name="swell-engine-gone", daemon=True).start()
+    asked = json.loads(sys.argv[1])
+    try:
+        ray = connect(asked["address"])
+    except ConnectionError as error:
+        _say({"error": str(error)})
+        os._exit(1)
+    client = asked["address"].startswith("ray://")
+    lookout: Any = ray.remote(num_cpus=0)(Lookout).remote() if client else Lookout()
+    address = asked["address"] if client else ray.get_runtime_context().gcs_address
+    spares = Spares(ray, asked["key"], asked["warm_bytes"]) if asked["warm"] else None
+    while True:
+        nodes = ray.get(lookout.look.remote(), timeout=30) if client else lookout.look()
+        message: dict[str, Any] = {"address": address, "nodes": nodes, "warm": {}}
+        if spares is not None:
+            mine = [n["id"] for n in nodes if any(n["total"].get(r, 0) >= 1 for r in asked["resources"])]
+            message["warm"] = spares.keep(mine, time.monotonic())
+        _say(message)
+        time.sleep(EVERY_S)
+
+
+if __name__ == "__main__":
+    main()

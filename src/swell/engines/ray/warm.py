@@ -1,0 +1,69 @@
+"""Warm spares: on every node one prepared process that forks workers of any job in milliseconds.
+
+An actor without resources keeps it. Holders of the node find it under a path that both compute; a
+directory for this user alone keeps others away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from swell.engines.processes import MARK, memory_bytes
+
+ROOM = 1024
+"""Bytes kept in the prepared process's environment for a worker's mark (see `zygote.show`)."""
+
+
+def folder() -> Path:
+    """Where the sockets of this user are; made if need be, and refused if it is somebody else's."""
+    path = Path(tempfile.gettempdir()) / f"swell-warm-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    facts = path.lstat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise PermissionError(f"{path} is not ours alone")
+    return path
+
+
+def socket_path(key: str, node_id: str) -> Path:
+    """Where the prepared process of a platform on a node listens."""
+    name = hashlib.sha256(f"{key} {node_id}".encode()).hexdigest()[:24]
+    return folder() / f"{name}.sock"
+
+
+class Warm:
+    """Keeps one prepared process, as a Ray actor on its node."""
+
+    def __init__(self, key: str, node_id: str, limit_bytes: int) -> None:
+        self._path = socket_path(key, node_id)
+        self._limit = limit_bytes
+        self._over = False
+        self._path.unlink(missing_ok=True)
+        self._began_s = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "swell.train.zygote", "--listen", str(self._path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, MARK: "-" * ROOM, "OMP_NUM_THREADS": "1"},
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Whether it is ready, and the memory it holds for itself; ends it if that is too much."""
+        held = memory_bytes(self._process.pid)
+        if held > self._limit and not self._over:
+            self._over = True
+            self._path.unlink(missing_ok=True)
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        alive = self._process.poll() is None
+        return {"ready": alive and not self._over and self._path.exists(), "bytes": held, "over": self._over}
