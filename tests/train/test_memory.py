@@ -83,6 +83,49 @@ def test_consistent_mode_does_not_change_its_batches_behind_your_back() -> None:
         _train(job, model, loader)
 
 
+PLAIN = """
+    import sys
+    import torch, swell
+    from torch import nn
+    from torch.utils.data import TensorDataset
+
+    fits, mode = int(sys.argv[1]), sys.argv[2]
+
+    class Small(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(48))
+
+        def forward(self, x):
+            if len(x) > fits:
+                raise torch.OutOfMemoryError("this model has little room")
+            return self.weight[x.long()]
+
+    model = Small()
+    job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=1.0), mode=mode, max_batch=16)
+    loader = job.loader(TensorDataset(torch.arange(48.0)), batch_size=16)
+    for epoch in job.epochs(2, by="data"):
+        for (x,) in loader:
+            job.step(model(x).mean())
+    if job.is_leader:
+        print("weights", sorted({round(-16 * w, 3) for w in model.weight.tolist()}), "steps", job.steps)
+"""
+
+
+@pytest.mark.parametrize("mode", ["fixed", "adaptive"])
+def test_a_worker_whose_own_forward_pass_does_not_fit_begins_again_with_less(stage: Any, mode: str) -> None:
+    job = stage.run(PLAIN, "5", mode, workers=1)
+    assert job.wait() == 0, job.output()
+    assert "weights [2.0] steps 6" in job.output()
+    assert len(job.events("spawn")) == 3, "16 and 8 do not fit, 4 does"
+
+
+def test_a_sample_that_does_not_fit_is_the_scripts_own_error(stage: Any) -> None:
+    job = stage.run(PLAIN, "0", "fixed", workers=1)
+    assert job.wait() == 1
+    assert "this model has little room" in job.output()
+
+
 def test_when_nothing_fits_it_says_so() -> None:
     model = Small(0, "forward")
     job = swell.elastic(

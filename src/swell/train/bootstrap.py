@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
+from swell.train import room
+from swell.train.errors import RESPAWN
 from swell.train.jobdir import JobDirectory
 
 
@@ -55,6 +57,11 @@ def run(script: str, arguments: list[str]) -> int:
             return 1
         return stop.code or 0
     except BaseException as error:
+        if (samples := _too_large(error)) is not None:
+            sys.stderr.write(
+                f"{error}\na batch of {samples} does not fit the memory; starting again with less\n"
+            )
+            return RESPAWN
         text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
         sys.stderr.write(text)
         target = os.environ.get("SWELL_ERROR_FILE")
@@ -72,6 +79,15 @@ def _watched(script: str) -> AbstractContextManager[None]:
     from swell.train import auto
 
     return auto.watched(Path(script), Path(directory), worker)
+
+
+def _too_large(error: BaseException) -> int | None:
+    """The batch whose forward pass ran out of memory, if a worker with smaller pieces may do better."""
+    directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
+    kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+    if kind is None or not isinstance(error, kind) or not directory or not worker:
+        return None
+    return room.give_up(Path(directory), worker)
 
 
 def _users_part(error: BaseException) -> TracebackType | None:

@@ -136,6 +136,8 @@ class ElasticLoader:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.micro_batch = micro_batch
+        self.room: int | None = None
+        """The largest batch that fits this worker's memory, where a larger one was seen to fail."""
         self.train = train
         self.seed = seed
         self.keyed = train and job.mode == "consistent"
@@ -156,6 +158,12 @@ class ElasticLoader:
 
     def __iter__(self) -> Iterator[Any]:
         return self.job._run_loader(self)
+
+    @property
+    def piece(self) -> int | None:
+        """How much is computed at once, at most."""
+        bounds = [bound for bound in (self.micro_batch, self.room) if bound is not None]
+        return min(bounds, default=None)
 
     # ------------------------------------------------------------------ replicated position
 
@@ -221,7 +229,14 @@ class ElasticLoader:
         """A batch of a usual size to warm up with; nothing is used up."""
         size = max(1, min(self.window() or self.batch_size, len(self.dataset)))
         (low, high) = plan.parts(size, 2)[1] if size > 1 else (0, 1)
+        high = min(high, low + (self.piece or high))
         return self.fetch(self.indices((low, high)) or [0])
+
+    @property
+    def rehearsal_samples(self) -> int:
+        """An upper bound of what `rehearsal` gives."""
+        usual = -(-self.batch_size // 2)
+        return min(usual, self.piece or usual)
 
     def rewind(self) -> None:
         """Samples handed out in the step under way are to be handed out again."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from swell.train import checks, reporting
+from swell.train import checks, reporting, room
 from swell.train import state as states
 from swell.train.crew import Crew
 from swell.train.data import ElasticLoader, MapDataset
@@ -33,6 +33,7 @@ from swell.train.keeper import Keeper
 from swell.train.link import Link
 from swell.train.mesh import Header
 from swell.train.ranks import LogicalRanks, PartialSums
+from swell.train.room import Room
 from swell.train.shares import Shares
 from swell.train.stepping import Stepper
 
@@ -101,6 +102,7 @@ class Job(Stepper):
         self._sums = PartialSums(list(self._flat.parameters.values()), self._flat.grad_in)
         self._shares = Shares(logical_ranks if self._ranks else None, self._sums)
         self._link = link
+        self._room = Room(link.directory.path, link.name) if link is not None else None
         if link is not None:
             checkpoint_dir = checkpoint_dir or link.config.get("checkpoints")
             checkpoint_dir = checkpoint_dir or link.directory.path / "checkpoints"
@@ -182,6 +184,8 @@ class Job(Stepper):
         self._loaders[name] = made
         if train and self.mode == "adaptive":
             self._adapt(made)
+        if train:
+            self._mind_room(made)
         if name in self._pending_loaders:
             made.load(self._pending_loaders.pop(name))
         return made
@@ -229,9 +233,18 @@ class Job(Stepper):
             prefetch=prefetch,
         )
         self._loaders[name] = made
+        self._mind_room(made)
         if name in self._pending_loaders:
             made.load(self._pending_loaders.pop(name))
         return made
+
+    def _mind_room(self, loader: ElasticLoader) -> None:
+        """What did not fit a worker before this one is not tried again."""
+        failed = room.failed(self._link.directory.path) if self._link is not None else None
+        if failed is not None and self.mode != "consistent":
+            loader.room = failed // 2
+            if self._adaptive is not None:
+                self._adaptive.out_of_memory(failed)
 
     def _adapt(self, loader: ElasticLoader) -> None:
         """The loader that trains is the one whose batch follows goodput."""

@@ -40,7 +40,7 @@ class Shares:
             low, high = plan.blocks(self._logical, world)[rank]
             return [(r, cut[r]) for r in range(low, high) if cut[r][0] < cut[r][1]]
         mine = plan.parts(size, world)[rank]
-        return [(-1, r) for r in plan.micro([mine], loader.micro_batch) if r[0] < r[1]]
+        return [(-1, r) for r in plan.micro([mine], loader.piece) if r[0] < r[1]]
 
     def cover(self) -> None:
         """The batches handed out last are in the gradients now."""
@@ -57,7 +57,7 @@ class Shares:
         assert share is not None and share.current is not None
         ranges = sorted([*share.covered, share.current[1], *(position for _, position in share.pending)])
         share.covered, share.ranks, share.current = [], [], None
-        share.pending = [(-1, r) for r in plan.micro(ranges, loader.micro_batch)]
+        share.pending = [(-1, r) for r in plan.micro(ranges, loader.piece)]
         loader.rewind()
 
     def complete(self) -> bool:
@@ -99,13 +99,13 @@ class Shares:
             if share is not None:
                 held = self.others.pop(loader.name, [])
                 ranges = plan.divide(plan.missing(share.size, held), world)[rank]
-                share.pending = [(-1, r) for r in plan.micro(ranges, loader.micro_batch)]
+                share.pending = [(-1, r) for r in plan.micro(ranges, loader.piece)]
 
     def _make(self, loader: ElasticLoader, size: int, rank: int, world: int) -> Share:
         held = self.others.pop(loader.name, None)
         if held:
             ranges = plan.divide(plan.missing(size, held), world)[rank]
-            return Share(size, [(-1, r) for r in plan.micro(ranges, loader.micro_batch)])
+            return Share(size, [(-1, r) for r in plan.micro(ranges, loader.piece)])
         if self._logical is not None:
             low, high = plan.blocks(self._logical, world)[rank]
             self._sums.start(plan.program(low, high, size, self._logical))

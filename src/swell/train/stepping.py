@@ -23,6 +23,7 @@ from swell.train.mesh import Header
 from swell.train.plan import Tree
 from swell.train.ranks import PartialSums
 from swell.train.reducer import Reduced
+from swell.train.room import Room
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Stepper(Member):
     _clip_norm: float | None
     _logical: int
     _sums: PartialSums
+    _room: Room | None
     _metrics: dict[str, float]
     _last_commit_s: float
     _pace: reporting.Pace
@@ -56,6 +58,8 @@ class Stepper(Member):
         share = self._shares.drawn[0].share
         if self._rehearsing or share is None or share.current is None:
             self._scaled(loss() if callable(loss) else loss).backward()  # type: ignore[no-untyped-call]
+            if self._room is not None:
+                self._room.settled()
             return
         rank, (low, high) = share.current
         try:
@@ -66,6 +70,8 @@ class Stepper(Member):
                 raise
             self._cut(self._shares.drawn[0], high - low)
             return
+        if self._room is not None:
+            self._room.settled()
         if self._ranks is not None:
             self._ranks.end(rank)
             self._sums.after(rank)
@@ -84,6 +90,8 @@ class Stepper(Member):
         """A micro-batch of `samples` did not fit: compute this worker's part again, in smaller pieces."""
         limit = self._adaptive.out_of_memory(samples) if self._adaptive is not None else samples // 2
         log.warning("a batch of %d does not fit the memory; going on with %d at once", samples, limit)
+        if self._room is not None:
+            self._room.settled()
         self._flat.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -99,6 +107,7 @@ class Stepper(Member):
             return
         if self._rehearsing and not self._rehearsed:
             self._shares.drawn = [loader]
+            self._try(loader.rehearsal_samples)
             yield loader.rehearsal()
             self._rehearsed = True
         if self._rehearsing and not self._join():
@@ -114,7 +123,14 @@ class Stepper(Member):
                 continue
             if self._ranks is not None:
                 self._ranks.begin(rank, self.steps)
+            assert share.current is not None
+            self._try(share.current[1][1] - share.current[1][0])
             yield batch
+
+    def _try(self, samples: int) -> None:
+        """The script gets a batch of that size, and may find that it does not fit."""
+        if self._room is not None and self._ranks is None:
+            self._room.trying(samples)
 
     def _sync(self) -> bool:
         """Sum the gradients with everybody's and commit. False: somebody died, samples are to be redone."""

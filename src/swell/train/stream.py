@@ -145,7 +145,7 @@ class StreamLoader(ElasticLoader):
 
     def rehearsal(self) -> Any:
         """A batch to warm up with; nothing is leased."""
-        wanted = max(1, self.batch_size // 2)
+        wanted = self.rehearsal_samples
         for shard in self.dataset:  # type: ignore[attr-defined]
             samples = list(islice(iter(self._read(shard)), wanted))
             if samples:
