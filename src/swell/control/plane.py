@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,8 @@ from swell.control.intake import Intake, Ticket
 from swell.control.loop import Loop
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
 from swell.control.scheduler import check_fits
-from swell.control.store import Store
 from swell.control.views import NodeView
 from swell.domain import Event, InputError
-from swell.engines import Engine
 from swell.policies import make_policy
 
 __all__ = ["ControlPlane", "NodeView"]
@@ -40,18 +38,9 @@ class _Submission:
 class ControlPlane(Loop):
     """Admits jobs, answers for them, and takes orders. Methods are thread-safe."""
 
-    def __init__(
-        self,
-        store: Store,
-        engine: Engine,
-        *,
-        home: Path,
-        policy: str = "elasticflow",
-        interval_s: float = 5.0,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        super().__init__(store, engine, home=home, policy=policy, interval_s=interval_s, clock=clock)
-        self._intake: Intake[_Submission, JobRecord] = Intake(self._take_in)
+    @cached_property
+    def _intake(self) -> Intake[_Submission, JobRecord]:
+        return Intake(self._take_in)
 
     def submit(self, request: JobRequest, owner: str, idempotency_key: str | None = None) -> JobRecord:
         """Take a job in, or refuse its deadline. What is returned is on disk."""
