@@ -244,3 +244,17 @@ def test_the_same_script_runs_as_plain_python(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert TRAINED in done.stdout and "steps 400" in done.stdout
+
+
+def test_a_job_that_ends_between_two_beats_has_said_how_it_went(stage: Any) -> None:
+    job = stage.run(LINEAR, "2", "0.001", workers=1)
+    heard = []
+    with job.client() as client:
+        for message in client.watch():
+            if message.get("type") == "report" and message["report"].get("step"):
+                heard.append(message["report"])
+            if message.get("event") == "finish":
+                break
+    assert job.wait() == 0
+    assert heard[-1]["done"] == heard[-1]["of"] == 20
+    assert heard[-1]["step_s"] > 0

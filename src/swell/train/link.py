@@ -231,6 +231,8 @@ class Link:
         """The training loop is over here: this worker has no part in `operation` and later ones."""
         with self._changed:
             self._status, self._operation = "done", operation
+        # A short job may end between two beats: its last word tells how it went.
+        self._send({"type": "beat", "step": self.step, "report": self.report})
         self._send({"type": "done", "operation": operation})
 
     def failed(self, code: int, error: str) -> None:
