@@ -55,13 +55,12 @@ def _with_command(word: bytes) -> dict[int, bytes]:
 
 
 def workers(home: Path) -> dict[str, int]:
-    """Worker processes of each job under `home` that live now: what the jobs' fork servers forked."""
+    """Worker processes of each job under `home` that live now: forked or cold."""
     zygotes = _with_command(b"swell.train.zygote")
+    forked = [pid for pid in zygotes if parent(pid) in zygotes]
     start = f"{MARK}={home.resolve()}/jobs/".encode()
     count: dict[str, int] = {}
-    for pid in zygotes:
-        if parent(pid) not in zygotes:
-            continue
+    for pid in [*forked, *_with_command(b"swell.train.bootstrap")]:
         for entry in _read(pid, "environ").split(b"\0"):
             if entry.startswith(start):
                 job_id = entry.removeprefix(start).decode()

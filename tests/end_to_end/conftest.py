@@ -19,26 +19,24 @@ from swell.domain import Event
 from swell.engines import Engine
 from swell.engines.local import LocalEngine
 from swell.engines.processes import processes_of
+from swell.engines.ray.engine import RayEngine, RayOptions
 
 TOY = Path(__file__).parent.parent / "engines" / "toy.py"
 
-ENGINES: dict[str, Callable[[Path, str], Engine]] = {
-    "local": lambda home, nodes: LocalEngine(home, nodes=nodes),
-}
-"""Every engine that real jobs run on; each gets the same tests."""
+ENGINES = ["local", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
+"""Every engine that real jobs run on; each gets the same tests. Ray has four nodes of two slots."""
 
 
 class Platform:
     """A control plane in this process and the jobs it runs."""
 
-    def __init__(self, home: Path, engine: str, policy: str, nodes: str) -> None:
-        self.home, self._engine, self._policy, self._nodes = home, engine, policy, nodes
+    def __init__(self, home: Path, engine: Callable[[], Engine], policy: str) -> None:
+        self.home, self._engine, self._policy = home, engine, policy
         self.plane = self._open()
 
     def _open(self) -> ControlPlane:
         store = Store(connect(str(self.home / "store.db")))
-        engine = ENGINES[self._engine](self.home, self._nodes)
-        plane = ControlPlane(store, engine, home=self.home, policy=self._policy, interval_s=1.0)
+        plane = ControlPlane(store, self._engine(), home=self.home, policy=self._policy, interval_s=1.0)
         plane.start()
         return plane
 
@@ -52,9 +50,15 @@ class Platform:
         self.plane.stop()
         self.plane.store.close()
 
+    @property
+    def slots(self) -> int:
+        """How many there are."""
+        return sum(node.gpus for node in self.plane.nodes())
+
     def submit(self, name: str, *args: object, **options: object) -> JobRecord:
         """Hand in the toy."""
-        request = JobRequest(name=name, script=str(TOY), args=tuple(map(str, args)), **options)  # type: ignore[arg-type]
+        args = tuple(map(str, args))
+        request = JobRequest(name=name, script=str(TOY), args=args, workdir=str(TOY.parent), **options)  # type: ignore[arg-type]
         return self.plane.submit(request, "ann")
 
     def wait(
@@ -92,13 +96,22 @@ class Platform:
         return [event for _, event in self.plane.events(limit=100_000)]
 
 
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Engine]:
+    """Makes an engine; `nodes` such as 2x2 is what a local one shall be like."""
+    if request.param == "local":
+        return lambda nodes: LocalEngine(tmp_path, nodes=nodes)
+    address = request.getfixturevalue("ray_cluster").address
+    return lambda _: RayEngine(tmp_path, RayOptions(address=address))
+
+
 @pytest.fixture
-def platform(tmp_path: Path) -> Iterator[Callable[..., Platform]]:
+def platform(tmp_path: Path, engine: Callable[[str], Engine]) -> Iterator[Callable[..., Platform]]:
     """Makes a platform; afterwards nothing of it is left."""
     made: list[Platform] = []
 
-    def make(engine: str = "local", policy: str = "elasticflow", nodes: str = "1x4") -> Platform:
-        made.append(Platform(tmp_path, engine, policy, nodes))
+    def make(policy: str = "elasticflow", nodes: str = "1x4") -> Platform:
+        made.append(Platform(tmp_path, lambda: engine(nodes), policy))
         return made[-1]
 
     yield make

@@ -1,4 +1,4 @@
-"""Six jobs on four slots: all finish, slots are never used twice, promises are kept, the models are right."""
+"""Six jobs on few slots: all finish, slots are never used twice, promises are kept, the models are right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.platform.audit import ProcessWatch, most_slots_held
 
 from swell.control.model import Phase
 
-from .conftest import ENGINES, TOY, Platform, finished
+from .conftest import TOY, Platform, finished
 
 
 def alone(*args: str) -> float:
@@ -30,10 +30,9 @@ def alone(*args: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", sorted(ENGINES))
 @pytest.mark.parametrize("policy", ["elasticflow", "pollux"])
-def test_six_jobs_on_four_slots(platform: Callable[..., Platform], engine: str, policy: str) -> None:
-    here = platform(engine, policy)
+def test_six_jobs_on_few_slots(platform: Callable[..., Platform], policy: str) -> None:
+    here = platform(policy)
     with ProcessWatch(here.home) as watch:
         jobs = {}
         for i in range(6):
@@ -44,8 +43,8 @@ def test_six_jobs_on_four_slots(platform: Callable[..., Platform], engine: str, 
             time.sleep(0.3)
         records = here.wait_over(*jobs, timeout_s=240)
     assert [r.phase for r in records] == [Phase.FINISHED] * 6, [r.reason for r in records]
-    assert most_slots_held(here.events(), 4) == 4
-    assert watch.most_workers <= 4, f"{watch.seen[-1]} after {watch.looks} looks"
+    assert 4 <= most_slots_held(here.events(), here.slots) <= here.slots
+    assert 2 <= watch.most_workers <= here.slots, f"{watch.seen[-1]} after {watch.looks} looks"
     promised = [r for r in records if r.promise.guaranteed_s is not None]
     assert bool(promised) == (policy == "elasticflow")  # pollux promises nothing
     assert all(r.ended_s is not None and r.ended_s <= r.promise.guaranteed_s for r in promised)  # type: ignore[operator]

@@ -23,7 +23,7 @@ from swell.domain import InputError, SwellError
 if TYPE_CHECKING:
     from swell.api.schemas import ReplayRequest
     from swell.control.plane import ControlPlane
-    from swell.engines import Launch
+    from swell.engines import Engine, Launch
 
 LOCK = "up.lock"
 LOG = "server.log"
@@ -50,6 +50,13 @@ class Settings:
     cert: Path | None = None
     key: Path | None = None
     insecure: bool = False
+    engine: str = "local"
+    address: str | None = None
+    """Of the Ray cluster; None for a Ray of our own."""
+    ray_resource: str | None = None
+    spares: bool = True
+    spare_memory: int = 1 << 30
+    workdir_limit: int = 200 << 20
     interval_s: float = 5.0
 
 
@@ -105,7 +112,6 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
     from swell.control.database import connect
     from swell.control.plane import ControlPlane
     from swell.control.store import Store
-    from swell.engines.local import LocalEngine
     from swell.policies import make_policy
 
     prepare(settings.home)
@@ -118,7 +124,7 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
         if settings.policy is not None:
             make_policy(settings.policy)
             store.set_setting("policy", settings.policy)
-        engine = LocalEngine(settings.home, nodes=settings.nodes, slots=settings.slots)
+        engine = make_engine(settings)
         plane = ControlPlane(store, engine, home=settings.home, interval_s=settings.interval_s)
         options: dict[str, Any] = {
             "home": settings.home,
@@ -134,6 +140,33 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
         stack.callback(plane.stop)
         ready(server.url, plane, server.new_tokens)
         server.run()
+
+
+def make_engine(settings: Settings) -> Engine:
+    """Where workers will live."""
+    if settings.engine == "local":
+        from swell.engines.local import LocalEngine
+
+        return LocalEngine(settings.home, nodes=settings.nodes, slots=settings.slots)
+    need_ray()
+    from swell.engines.ray.engine import RayEngine, RayOptions
+
+    options = RayOptions(
+        address=settings.address,
+        resource=settings.ray_resource,
+        spares=settings.spares,
+        spare_bytes=settings.spare_memory,
+        workdir_bytes=settings.workdir_limit,
+    )
+    return RayEngine(settings.home, options)
+
+
+def need_ray() -> None:
+    """Say what to install where Ray is missing. Looks for it without loading it."""
+    from importlib.util import find_spec
+
+    if find_spec("ray") is None:
+        raise SwellError("Ray is not installed: pip install 'swell[ray]'")
 
 
 def warm_up(policy: str) -> None:
@@ -284,6 +317,13 @@ def stop_jobs(home: Path, say: Callable[[int], None]) -> list[str]:
         finally:
             engine.close()
     return [directory.name for directory in directories]
+
+
+def stop_ray(home: Path) -> bool:
+    """End the Ray that `swell up` started for this home, if any; never one that was there before."""
+    from swell.engines.ray import head
+
+    return head.stop(home)
 
 
 def _jobs_alive(home: Path) -> list[Path]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from swell.cli._common import home_option, json_option, print_json
+from swell.cli._when import BYTES
 
 if TYPE_CHECKING:
     from swell.cli._platform import Settings
     from swell.control.plane import ControlPlane
 
 UP_EPILOG = """\b
-Example:
+Examples:
   swell up -d --slots 2
+  swell up -d --engine ray                              a Ray of its own, on this machine
+  swell up -d --engine ray --address auto               the Ray that this machine belongs to
+  swell up -d --engine ray --address 10.0.0.5:6379      the same, by its address
+  swell up -d --engine ray --address ray://gpu-head:10001
 """
 DOWN_EPILOG = """\b
 Example:
@@ -28,6 +34,22 @@ Example:
     "--slots", type=click.IntRange(1), help="Slots for workers [default: the GPUs, else the cores]."
 )
 @click.option("--nodes", metavar="NxS", help="Pretend to be several nodes: 2x4 is two of four slots each.")
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where workers live: on this machine, or on a Ray cluster.",
+)
+@click.option(
+    "--address", metavar="ADDRESS", help="Ray: auto, HOST:PORT or ray://HOST:PORT [default: its own]."
+)
+@click.option("--ray-resource", metavar="NAME", help="Ray: what a slot is [default: a GPU, else a CPU].")
+@click.option(
+    "--spares/--no-spares", default=None, help="Ray: a prepared process on each node [default: yes]."
+)
+@click.option("--spare-memory", type=BYTES, help="Ray: most memory of a prepared process [default: 1GiB].")
+@click.option("--workdir-limit", type=BYTES, help="Ray: most that travels with a job [default: 200MiB].")
 @click.option("--policy", metavar="NAME", help="Who gets how many slots; kept. See `swell policies`.")
 @click.option("--store", metavar="URL", help="postgresql://... or a path [default: store.db in the home].")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -43,6 +65,12 @@ Example:
 def up(
     slots: int | None,
     nodes: str | None,
+    engine: str,
+    address: str | None,
+    ray_resource: str | None,
+    spares: bool | None,
+    spare_memory: int | None,
+    workdir_limit: int | None,
     policy: str | None,
     store: str | None,
     host: str,
@@ -54,18 +82,28 @@ def up(
     as_json: bool,
     home: str | None,
 ) -> None:
-    """Start the control plane, with this machine's GPUs (or CPU slots) as the cluster.
+    """Start the control plane, with this machine's GPUs (or CPU slots) or a Ray cluster to run jobs on.
 
     It can be stopped, killed and started again at any time: accepted jobs are on disk, running ones train on.
     """
     from swell.api.home import home_dir
     from swell.api.server import check_binding
-    from swell.cli._platform import Settings, running_pid, serve, start_in_background
+    from swell.cli._platform import Settings, need_ray, running_pid, serve, start_in_background
     from swell.domain import InputError, SwellError
 
     where = home_dir(home)
     if nodes is not None and slots is not None:
         raise InputError("give either --nodes or --slots, not both", field="nodes")
+    for_ray = {
+        "address": address,
+        "ray_resource": ray_resource,
+        "spares": spares,
+        "spare_memory": spare_memory,
+        "workdir_limit": workdir_limit,
+    }
+    _check_engine(engine, {"nodes": nodes, "slots": slots}, for_ray)
+    if engine == "ray":
+        need_ray()
     settings = Settings(
         home=where,
         nodes=nodes,
@@ -77,6 +115,8 @@ def up(
         cert=None if tls_cert is None else tls_cert.absolute(),
         key=None if tls_key is None else tls_key.absolute(),
         insecure=insecure,
+        engine=engine,
+        **{name: value for name, value in for_ray.items() if value is not None},  # type: ignore[arg-type]
     )
     if not detach:
         serve(settings, _show)
@@ -98,6 +138,27 @@ def up(
     _next_steps()
 
 
+def _check_engine(engine: str, for_local: Mapping[str, object], for_ray: Mapping[str, object]) -> None:
+    """Refuse options of one engine with the other."""
+    from swell.domain import InputError
+
+    given = for_local if engine == "ray" else for_ray
+    for name, value in given.items():
+        if value is None:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if engine == "ray":
+            raise InputError(f"{flag} is for the local engine: Ray says which nodes there are", field=name)
+        raise InputError(f"{flag} needs --engine ray", field=name)
+    address = for_ray["address"]
+    if engine == "ray" and isinstance(address, str) and address != "auto":
+        host, colon, port = address.removeprefix("ray://").rpartition(":")
+        if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
+            raise InputError(
+                f"address must be auto, HOST:PORT or ray://HOST:PORT, got '{address}'", field="address"
+            )
+
+
 def _words(settings: Settings) -> list[str]:
     """The same settings as words of a command line."""
     given = {
@@ -109,8 +170,18 @@ def _words(settings: Settings) -> list[str]:
         "--port": settings.port,
         "--tls-cert": settings.cert,
         "--tls-key": settings.key,
+        "--engine": settings.engine,
     }
+    if settings.engine == "ray":
+        given |= {
+            "--address": settings.address,
+            "--ray-resource": settings.ray_resource,
+            "--spare-memory": settings.spare_memory,
+            "--workdir-limit": settings.workdir_limit,
+        }
     words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    if settings.engine == "ray" and not settings.spares:
+        words.append("--no-spares")
     return [*words, "--insecure"] if settings.insecure else words
 
 
@@ -153,10 +224,11 @@ def _wait_for(count: int) -> None:
 def down(keep_jobs: bool, as_json: bool, home: str | None) -> None:
     """Stop the control plane of this machine. Running jobs save their state first, unless told to train on.
 
-    Nothing is lost either way: after the next `swell up` every job goes on where it was.
+    Nothing is lost either way: after the next `swell up` every job goes on where it was. A Ray that
+    `swell up` started ends too; a Ray cluster that was there before is left alone.
     """
     from swell.api.home import home_dir
-    from swell.cli._platform import stop, stop_jobs
+    from swell.cli._platform import stop, stop_jobs, stop_ray
     from swell.domain import SwellError
 
     where = home_dir(home)
@@ -166,9 +238,12 @@ def down(keep_jobs: bool, as_json: bool, home: str | None) -> None:
     saved: list[str] = []
     if not keep_jobs and where.is_dir():
         saved = stop_jobs(where, lambda count: None if as_json else _wait_for(count))
-    if not was_up and not saved:
+    ray_ended = not keep_jobs and where.is_dir() and stop_ray(where)
+    if not was_up and not saved and not ray_ended:
         raise SwellError(f"no control plane is running for {where}; 'swell up' starts one")
     if as_json:
         print_json({"home": str(where), "saved": saved})
     elif saved:
         click.echo("They have left, and go on with the next 'swell up'.")
+    if ray_ended and not as_json:
+        click.echo("The Ray that swell had started has ended.")

@@ -7,6 +7,7 @@ fork)
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import runpy
 import signal
@@ -100,13 +101,20 @@ def _users_part(error: BaseException) -> TracebackType | None:
 
 
 def leave(code: int) -> None:
-    """End a forked process as the interpreter would, without returning into its parent's code."""
+    """End a forked process as the interpreter would, without returning into its parent's code.
+
+    The exit code is also left in SWELL_EXIT_FILE, for who is not told by the process that forked it.
+    """
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
+        target = os.environ.get("SWELL_EXIT_FILE")
+        if target:
+            with contextlib.suppress(OSError):
+                Path(target).write_text(str(code & 0xFF))
         os._exit(code & 0xFF)
 
 

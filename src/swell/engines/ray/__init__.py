@@ -4,7 +4,3 @@ The control plane itself never imports Ray: a process that is connected to a Ray
 it. What speaks to Ray are processes of their own: the `scout`, which watches nodes, and each job's
 supervisor.
 """
-
-from swell.engines.ray.engine import RayEngine, RayOptions
-
-__all__ = ["RayEngine", "RayOptions"]

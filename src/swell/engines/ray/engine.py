@@ -39,6 +39,10 @@ SETTLE_S = 2.0
 PENDING_S = 90.0
 """A worker that has not been heard of for so long after its job was told: its slot counts as another's."""
 SCOUT_AGAIN_S = 1.0
+SILENT_S = 5.0
+"""A scout that says nothing for this long hangs on a Ray that is gone, and is replaced."""
+SCOUT_UP_S = 40.0
+"""How long a scout may take to say anything at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,8 @@ class RayEngine(SupervisedEngine):
         self._trouble = ""
         self._scout: subprocess.Popen[bytes] | None = None
         self._scout_s = float("-inf")
+        self._heard_s = float("-inf")
+        """When the present scout last said anything."""
         self._first = threading.Event()
         self.spares: dict[str, dict[str, Any]] = {}
         """By node name: how its prepared process is."""
@@ -161,7 +167,12 @@ class RayEngine(SupervisedEngine):
     # -- following the cluster ---------------------------------------------------------------------------
 
     def _tick(self, now_s: float) -> None:
-        if self._scout is None or (self._scout.poll() is not None and now_s - self._scout_s > SCOUT_AGAIN_S):
+        age_s = now_s - self._scout_s
+        heard = self._heard_s > self._scout_s
+        silent = now_s - self._heard_s > SILENT_S if heard else age_s > SCOUT_UP_S
+        if self._scout is not None and silent:
+            self._scout.kill()
+        if self._scout is None or (self._scout.poll() is not None and age_s > SCOUT_AGAIN_S):
             if self.options.address is None:
                 head.begin(self._home)  # a Ray of our own that died is started again
             self._start_scout()
@@ -245,6 +256,7 @@ class RayEngine(SupervisedEngine):
                 self._trouble = str(line["error"])
             else:
                 self._line, self._trouble = line, ""
+            self._heard_s = time.monotonic()
             self._first.set()
             self._poke()
         scout.wait()

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -115,7 +116,14 @@ def stop(home: Path) -> bool:
         pass
     finally:
         os.close(descriptor)
+    _clean_up(home)
     return True
+
+
+def _clean_up(home: Path) -> None:
+    """Remove what a head that is no more left in the temporary directory."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        shutil.rmtree(json.loads((home / FILE).read_text())["scratch"], ignore_errors=True)
 
 
 def _make_token(home: Path) -> None:
@@ -144,10 +152,11 @@ def main() -> None:
     os.set_inheritable(descriptor, True)  # kept across what follows, and by nobody whom that starts
     os.ftruncate(descriptor, 0)
     os.write(descriptor, str(os.getpid()).encode())
+    _clean_up(home)
     port = _free_port()
-    write_json(home / FILE, {"address": f"127.0.0.1:{port}", "pid": os.getpid()})
     # Sockets' paths are short, so the directory is not under the home.
     scratch = tempfile.mkdtemp(prefix="swell-ray-")
+    write_json(home / FILE, {"address": f"127.0.0.1:{port}", "pid": os.getpid(), "scratch": scratch})
     words = [
         "start",
         "--head",

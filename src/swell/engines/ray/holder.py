@@ -27,6 +27,7 @@ from swell.engines.ray.warm import socket_path
 
 MEMORY_EVERY_S = 1.0
 _LOST = -int(signal.SIGKILL)
+_PREFIX = f"swell-worker-{os.getuid()}-"
 
 
 class Running(Protocol):
@@ -73,15 +74,19 @@ class WarmWorker:
             raise ConnectionError("the prepared process is gone")
         self.pid = int(json.loads(line)["pid"])
         self._descriptor = os.pidfd_open(self.pid)
+        self._exit = Path(order["env"]["SWELL_EXIT_FILE"])
         self._sock.settimeout(None)
 
     def wait(self) -> int:
-        """Its exit code, once it has ended; that of a killed one if the prepared process went before it."""
+        """Its exit code, once it has ended; from the file it left if the prepared process went before it."""
         with contextlib.suppress(OSError):
             if line := self._lines.readline():
                 return int(json.loads(line)["code"])
         select.select([self._descriptor], [], [])
-        return _LOST
+        try:
+            return int(self._exit.read_text())
+        except (OSError, ValueError):
+            return _LOST
 
 
 class Holder:
@@ -104,7 +109,8 @@ class Holder:
         """Run the worker that `order` describes to its end; how it ended."""
         if not _sees(order):
             return {"blind": f"{socket.gethostname()} does not see {order['env']['SWELL_JOB_DIR']}"}
-        home = Path(tempfile.mkdtemp(prefix="swell-worker-"))
+        _prune()
+        home = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         lifeline = home / "lifeline"
         os.mkfifo(lifeline, 0o600)
         held = os.open(lifeline, os.O_RDWR)  # nobody inherits it: it closes with this process
@@ -162,6 +168,14 @@ class Holder:
                 self.end()
 
 
+def _prune() -> None:
+    """Remove what holders that were killed left behind."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def _sees(order: dict[str, Any]) -> bool:
     """Whether the job's directory here is the one that its supervisor writes to."""
     try:
@@ -174,7 +188,11 @@ def _sees(order: dict[str, Any]) -> bool:
 def _here(order: dict[str, Any], lifeline: Path) -> dict[str, Any]:
     """The order with what only its node knows: directories, devices."""
     cwd = str(Path.cwd())
-    env = {**order["env"], "SWELL_LIFELINE": str(lifeline)}
+    env = {
+        **order["env"],
+        "SWELL_LIFELINE": str(lifeline),
+        "SWELL_EXIT_FILE": str(lifeline.with_name("exit")),
+    }
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         env["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
     return {**order, "cwd": cwd, "env": env, "script": str(Path(cwd, order["script"]))}

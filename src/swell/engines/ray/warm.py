@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,18 @@ def socket_path(key: str, node_id: str) -> Path:
     return folder() / f"{name}.sock"
 
 
+def prune() -> None:
+    """Remove sockets that nobody listens on any more."""
+    for path in folder().glob("*.sock"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue
+
+
 class Warm:
     """Keeps one prepared process, as a Ray actor on its node."""
 
@@ -46,8 +58,7 @@ class Warm:
         self._path = socket_path(key, node_id)
         self._limit = limit_bytes
         self._over = False
-        self._path.unlink(missing_ok=True)
-        self._began_s = time.monotonic()
+        prune()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "swell.train.zygote", "--listen", str(self._path)],
             stdin=subprocess.PIPE,

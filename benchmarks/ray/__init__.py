@@ -1,0 +1,1 @@
+"""swell on a Ray cluster of several nodes on this machine."""

@@ -1,0 +1,112 @@
+"""A Ray cluster of several nodes on this machine, for tests and benchmarks. Ended through its own handles."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from types import TracebackType
+from typing import Any
+
+
+class RayNode:
+    """One node: a process that keeps a raylet."""
+
+    def __init__(self, name: str, cpus: int, scratch: str, address: str | None) -> None:
+        self._asked = {"name": name, "cpus": cpus, "scratch": scratch, "address": address}
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again."""
+        self.raylet = 0
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.ray.node", json.dumps(self._asked)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+
+    def wait_up(self, timeout_s: float = 60.0) -> dict[str, Any]:
+        """What it said once it was up."""
+        assert self._process.stdout is not None
+        give_up = threading.Timer(timeout_s, self._process.kill)
+        give_up.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            give_up.cancel()
+        if not line:
+            self._errors.seek(0)
+            said = self._errors.read()[-2000:].decode(errors="replace")
+            raise TimeoutError(f"Ray node {self._asked['name']} did not come up: {said}")
+        answer: dict[str, Any] = json.loads(line)
+        self.raylet = int(answer["raylet"])
+        return answer
+
+    def signal_raylet(self, number: signal.Signals) -> None:
+        """Kill, freeze or thaw its raylet."""
+        os.kill(self.raylet, number)
+
+    def stop(self) -> None:
+        """End it."""
+        if self.raylet:
+            with contextlib.suppress(OSError):
+                os.kill(self.raylet, signal.SIGCONT)
+        self._process.terminate()
+        try:
+            self._process.wait(15.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(5.0)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._errors.close()
+
+
+class RayCluster:
+    """A head without slots and some nodes with; a token of its own is put into the environment."""
+
+    def __init__(self, nodes: int = 4, slots: int = 2) -> None:
+        self._before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(16)
+        self._scratch = tempfile.mkdtemp(prefix="swell-rc-")
+        self.head = RayNode("head", 0, self._scratch, None)
+        self.nodes: list[RayNode] = []
+        try:
+            self.address = str(self.head.wait_up()["address"])
+            for index in range(nodes):
+                self.nodes.append(RayNode(f"n{index}", slots, self._scratch, self.address))
+            for node in self.nodes:
+                node.wait_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all of it."""
+        for node in [*self.nodes, self.head]:
+            node.stop()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def __enter__(self) -> RayCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

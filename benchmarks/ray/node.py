@@ -1,0 +1,55 @@
+"""One Ray node on the loopback, until SIGTERM: what `ray start` does, with an address of 127.0.0.1.
+
+    python -m benchmarks.ray.node '{"cpus": 2, "name": "n1", "scratch": "/tmp/x", "address": null}'
+
+Prints a line of JSON once it is up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # 127.0.0.1 stays 127.0.0.1
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+
+from swell.engines.ray.head import HEALTH
+
+
+def main() -> None:
+    """Be a node."""
+    asked = json.loads(sys.argv[1])
+    is_head = asked["address"] is None
+    params = RayParams(
+        num_cpus=asked["cpus"],
+        num_gpus=0,
+        node_name=asked["name"],
+        object_store_memory=80_000_000,
+        min_worker_port=0,
+        max_worker_port=0,
+        include_dashboard=False,
+        include_log_monitor=False,
+        temp_dir=asked["scratch"],
+        gcs_address=asked["address"],
+        # Names of their own: nodes that start at the same time would pick the same otherwise.
+        raylet_socket_name=f"{asked['scratch']}/raylet-{asked['name']}-{os.getpid()}",
+        plasma_store_socket_name=f"{asked['scratch']}/plasma-{asked['name']}-{os.getpid()}",
+        **({"gcs_server_port": 0, "_system_config": HEALTH} if is_head else {"node_manager_port": 0}),
+    )
+    params.dashboard_agent_listen_port = None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    node = Node(params, head=is_head, shutdown_at_exit=True, spawn_reaper=True)
+    raylet = node.all_processes["raylet"][0].process.pid
+    print(json.dumps({"address": node.gcs_address, "raylet": raylet}), flush=True)
+    while True:
+        time.sleep(1.0)
+
+
+if __name__ == "__main__":
+    main()
