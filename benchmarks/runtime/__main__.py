@@ -56,7 +56,7 @@ def parts(quick: bool) -> dict[str, Callable[[], Any]]:
     models = ("small", "large")
     few = quick
     return {
-        "switch": lambda: {m: switch.measure(m, 4 if few else 10) for m in models},
+        "switch": lambda: {m: switch.measure(m, *((4, 30.0) if few else (10, 240.0))) for m in models},
         "death": lambda: {m: death.measure(m, 5 if few else 50) for m in models} | {"frozen": death.frozen()},
         "start": lambda: {k: start.measure(k, 3 if few else 10) for k in ("cold", "fork", "spare")},
         "overhead": lambda: {m: overhead.measure(m) for m in ("fixed", "adaptive", "consistent")},
