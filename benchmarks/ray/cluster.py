@@ -56,12 +56,16 @@ class RayNode:
         """Kill, freeze or thaw its raylet."""
         os.kill(self.raylet, number)
 
-    def stop(self) -> None:
-        """End it."""
+    def ask_to_stop(self) -> None:
+        """Have it end."""
         if self.raylet:
             with contextlib.suppress(OSError):
                 os.kill(self.raylet, signal.SIGCONT)
         self._process.terminate()
+
+    def stop(self) -> None:
+        """End it."""
+        self.ask_to_stop()
         try:
             self._process.wait(15.0)
         except subprocess.TimeoutExpired:
@@ -94,6 +98,8 @@ class RayCluster:
 
     def close(self) -> None:
         """End all of it."""
+        for node in self.nodes:
+            node.ask_to_stop()
         for node in [*self.nodes, self.head]:
             node.stop()
         shutil.rmtree(self._scratch, ignore_errors=True)

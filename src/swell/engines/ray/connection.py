@@ -119,6 +119,11 @@ def explain(address: str, error: BaseException) -> str:
         return f"Ray at {address} is of another version: install the same here and there ({text[:300]})"
     if "grpc" in low and "import" in low:
         return f"ray:// needs Ray's client: pip install 'ray[client]' ({text[:200]})"
+    if "failed to connect" in low:
+        return (
+            f"something listens at {address}, but no Ray that takes us: if the cluster has a token, set "
+            f"RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to it; Ray must be of the same version ({text[:200]})"
+        )
     if address == "auto":
         return f"no Ray cluster was found on this machine: give its address with --address ({text[:200]})"
     return f"Ray at {address} cannot be used: {text[:300]}"

@@ -6,7 +6,6 @@ come and go as the `scout` sees them; slots that other users of the cluster hold
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 
 from swell.domain import Cluster, Placement, SwellError
 from swell.engines.base import Launch
-from swell.engines.ray import connection, head, packaging, places
+from swell.engines.ray import connection, head, packaging, places, warm
 from swell.engines.ray.places import Foreign, Place, RayNode
 from swell.engines.supervised import HANDOVER_S, SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
@@ -68,7 +67,7 @@ class RayEngine(SupervisedEngine):
     def __init__(self, home: Path, options: RayOptions | None = None) -> None:
         super().__init__(home)
         self.options = options or RayOptions()
-        self._key = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:16]
+        self._key = warm.key(self.options.spare_bytes)
         self._places: list[Place] = self._remembered()
         self._nodes: list[RayNode] = []
         self._resource = "CPU"
@@ -184,7 +183,7 @@ class RayEngine(SupervisedEngine):
         nodes = self._nodes if now_s - self._seen_s <= BLIND_S else []
         self._follow(nodes, line["warm"] if line is not None else None, now_s)
 
-    def _follow(self, nodes: list[RayNode], warm: dict[str, Any] | None, now_s: float) -> None:
+    def _follow(self, nodes: list[RayNode], spares: dict[str, Any] | None, now_s: float) -> None:
         with self._lock:
             after = places.follow(self._places, nodes)
             ours, slots = self._ours(after, now_s)
@@ -193,9 +192,9 @@ class RayEngine(SupervisedEngine):
             moved = after != self._places
             changed = moved or held != self._held
             self._places, self._held = after, held
-            if warm is not None:
+            if spares is not None:
                 names = {place.node_id: place.name for place in after if place.up}
-                self.spares = {names[n]: state for n, state in warm.items() if n in names}
+                self.spares = {names[n]: state for n, state in spares.items() if n in names}
         if moved:
             write_json(self._home / PLACES, {"places": places.dump(after)})
         if changed:

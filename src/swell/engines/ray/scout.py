@@ -9,7 +9,6 @@ the prepared processes are, which it keeps on every node. Ends when its standard
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
@@ -76,9 +75,12 @@ class Spares:
                 if now_s < self._not_before_s.get(node_id, 0.0):
                     continue
                 strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-                self._actors[node_id] = self._class.options(scheduling_strategy=strategy).remote(
-                    self._key, node_id, self._limit_bytes
-                )
+                self._actors[node_id] = self._class.options(
+                    scheduling_strategy=strategy,
+                    name=f"warm-{self._key}-{node_id}",
+                    lifetime="detached",  # a restarted control plane finds it again
+                    get_if_exists=True,
+                ).remote(self._key, node_id, self._limit_bytes)
             asked = self._asked.get(node_id)
             if asked is not None:
                 if not self._ray.wait([asked], timeout=0)[0]:
@@ -93,8 +95,6 @@ class Spares:
         return self._state
 
     def _forget(self, node_id: str) -> None:
-        with contextlib.suppress(Exception):
-            self._ray.kill(self._actors[node_id])
         for table in (self._actors, self._asked, self._state):
             table.pop(node_id, None)
 

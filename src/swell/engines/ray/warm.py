@@ -1,7 +1,8 @@
 """Warm spares: on every node one prepared process that forks workers of any job in milliseconds.
 
-An actor without resources keeps it. Holders of the node find it under a path that both compute; a
-directory for this user alone keeps others away.
+An actor without resources keeps it; it outlives a restart of the control plane, and ends by itself when
+nobody has asked for it for a while. Holders of the node find it under a path that both compute; a directory
+for this user alone keeps others away.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from swell.engines.processes import MARK, memory_bytes
 
+LEASE_S = 60.0
+"""How long a prepared process is kept that no control plane asks for."""
 ROOM = 1024
 """Bytes kept in the prepared process's environment for a worker's mark (see `zygote.show`)."""
 
@@ -31,6 +37,12 @@ def folder() -> Path:
     if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
         raise PermissionError(f"{path} is not ours alone")
     return path
+
+
+def key(limit_bytes: int) -> str:
+    """What platforms that can share a prepared process have in common."""
+    facts = f"{os.getuid()} {version('swell')} {sys.executable} {limit_bytes}"
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def socket_path(key: str, node_id: str) -> Path:
@@ -58,6 +70,7 @@ class Warm:
         self._path = socket_path(key, node_id)
         self._limit = limit_bytes
         self._over = False
+        self._asked_s = time.monotonic()
         prune()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "swell.train.zygote", "--listen", str(self._path)],
@@ -68,13 +81,25 @@ class Warm:
             env={**os.environ, MARK: "-" * ROOM, "OMP_NUM_THREADS": "1"},
         )
 
+        threading.Thread(target=self._watch_lease, name="swell-lease", daemon=True).start()
+
+    def _watch_lease(self) -> None:
+        while time.monotonic() - self._asked_s < LEASE_S:
+            time.sleep(1.0)
+        self._end()
+        os._exit(0)
+
+    def _end(self) -> None:
+        self._path.unlink(missing_ok=True)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
     def state(self) -> dict[str, Any]:
         """Whether it is ready, and the memory it holds for itself; ends it if that is too much."""
+        self._asked_s = time.monotonic()
         held = memory_bytes(self._process.pid)
         if held > self._limit and not self._over:
             self._over = True
-            self._path.unlink(missing_ok=True)
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+            self._end()
         alive = self._process.poll() is None
         return {"ready": alive and not self._over and self._path.exists(), "bytes": held, "over": self._over}

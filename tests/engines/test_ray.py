@@ -1,0 +1,290 @@
+"""Jobs on a Ray cluster of four nodes with two slots each: moved, hurt, left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from benchmarks.ray.cluster import RayCluster
+from benchmarks.runtime.arena import check_counts
+
+from swell.domain import SwellError
+from swell.engines import Launch, RunState
+from swell.engines.local import LocalEngine
+from swell.engines.processes import descendants, processes_of
+from swell.engines.ray.connection import environment
+from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.supervised import SupervisedEngine
+from swell.train.client import JobClient
+from swell.train.jobdir import JobDirectory
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "runtime"
+TOY = Path(__file__).with_name("toy.py")
+
+
+class Ray:
+    """Engines on one home and one Ray cluster."""
+
+    def __init__(self, home: Path, cluster: RayCluster) -> None:
+        self.home, self.cluster = home, cluster
+        self.engines: list[SupervisedEngine] = []
+
+    def engine(self, **options: object) -> RayEngine:
+        """An engine that has found all eight slots."""
+        made = RayEngine(self.home, RayOptions(address=self.cluster.address, **options))  # type: ignore[arg-type]
+        made.start(lambda: None)
+        self.engines.append(made)
+        until(lambda: made.cluster().capacity == 8)
+        return made
+
+    def launch(self, job_id: str, script: Path, *args: object, **options: object) -> Launch:
+        """A job; its directory outlives it."""
+        values: dict[str, object] = {
+            "workdir": script.parent,
+            "max_workers": 8,
+            "checkpoint_s": 5.0,
+        } | options
+        command = (str(script), *map(str, args))
+        return Launch(job_id=job_id, command=command, job_dir=self.home / "jobs" / job_id, **values)  # type: ignore[arg-type]
+
+    def client(self, job_id: str) -> JobClient:
+        """Speaks to the job's coordinator."""
+        run = sorted((self.home / "jobs" / job_id / "runs").iterdir())[-1]
+        return JobClient(JobDirectory(run), wait_s=20.0)
+
+    def output(self, job_id: str) -> str:
+        """What its workers printed."""
+        path = self.home / "jobs" / job_id / "output.log"
+        return path.read_text() if path.exists() else ""
+
+
+def until(condition: Callable[[], object], timeout_s: float = 60.0) -> float:
+    """Wait for `condition`; how long it took."""
+    began_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began_s < timeout_s, "waited too long"
+        time.sleep(0.02)
+    return time.monotonic() - began_s
+
+
+def state(engine: SupervisedEngine, job_id: str) -> RunState | None:
+    """How the engine sees a job."""
+    seen = engine.observe().get(job_id)
+    return None if seen is None else seen.state
+
+
+@pytest.fixture
+def ray(tmp_path: Path, ray_cluster: RayCluster) -> Iterator[Ray]:
+    """A home for engines; what still runs at the end is ended."""
+    made = Ray(tmp_path, ray_cluster)
+    yield made
+    for engine in made.engines:
+        for job_id in list(engine.observe()):
+            engine.end(job_id)
+    until(lambda: not any(processes_of(folder) for folder in (tmp_path / "jobs").glob("*")), 20)
+    for engine in made.engines:
+        engine.close()
+
+
+def test_growing_across_nodes_and_shrinking_gives_the_very_weights_of_a_local_run(
+    ray: Ray, tmp_path: Path
+) -> None:
+    alone = LocalEngine(tmp_path, slots=1)
+    alone.start(lambda: None)
+    ray.engines.append(alone)
+    local = _identity(ray, "local", 0.0)
+    alone.apply(local, (0,))
+    engine, launch = ray.engine(), _identity(ray, "ray", 0.06)
+    for move in [(0,), (0, 2, 4, 6), (2, 5)]:
+        engine.apply(launch, move)
+        _trains_on(ray, "ray", move)
+    until(lambda: state(engine, "ray") is RunState.FINISHED)
+    until(lambda: state(alone, "local") is RunState.FINISHED)
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("local", "ray")]
+    assert results[0] == results[1]
+
+
+def _identity(ray: Ray, name: str, pace_s: float) -> Launch:
+    out = ray.home / name
+    out.mkdir()
+    return ray.launch(name, SCRIPTS / "identity_script.py", "--out", out, "--pace", pace_s)
+
+
+def _trains_on(ray: Ray, job_id: str, slots: tuple[int, ...]) -> None:
+    """Wait until the job has done some steps with workers on exactly these slots."""
+    until(lambda: (ray.home / "jobs" / job_id / "runs").exists())
+    with ray.client(job_id) as client:
+        there = client.wait_for(
+            lambda s: s["step"] > 0 and sorted(s["slots"][m] for m in s["members"]) == list(slots)
+        )
+        client.wait_for(lambda s: s["step"] > there["step"] + 2)
+
+
+def test_a_killed_and_a_frozen_node_cost_seconds_and_no_sample(ray: Ray, tmp_path: Path) -> None:
+    cluster, engine, out = ray.cluster, ray.engine(), tmp_path / "counts.json"
+    samples, batch = 3000, 16
+    launch = ray.launch(
+        "a", SCRIPTS / "counting.py", "--out", out, "--samples", samples, "--epochs", 2, "--pace", 0.06
+    )
+    names = [node.name for node in engine.cluster().nodes]
+    first = {int(name.removeprefix("n")): 2 * names.index(name) for name in names}  # node -> its first slot
+    engine.apply(launch, tuple(sorted(first.values()))[:4])
+    until(lambda: (tmp_path / "jobs" / "a" / "runs").exists())
+    with ray.client("a") as client:
+        client.wait_for(lambda s: len(s["members"]) == 4 and s["step"] > 3, 60)
+
+        killed = cluster.nodes[1]
+        killed.signal_raylet(signal.SIGKILL)
+        left = [slot for node, slot in first.items() if node != 1]
+        went_on_s = _goes_on(client, left)
+        assert went_on_s < 5
+        lost = {n.name for n in engine.cluster().nodes if not n.up}
+        until(lambda: engine.cluster().capacity == 6, 10)
+        assert not lost - {"n1"}
+        engine.apply(launch, tuple(sorted(left)))
+
+        frozen = [cluster.nodes[2].raylet, *descendants(cluster.nodes[2].raylet)]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        left = [slot for node, slot in first.items() if node not in (1, 2)]
+        assert _goes_on(client, left) < 10
+        until(lambda: engine.cluster().capacity == 4, 10)
+        engine.apply(launch, tuple(sorted(left)))
+        for pid in frozen:
+            _thaw(pid)
+
+        for index in (1, 2):
+            cluster.nodes[index].stop()
+            cluster.nodes[index].start()
+        for index in (1, 2):
+            cluster.nodes[index].wait_up()
+        until(lambda: engine.cluster().capacity == 8, 20)
+        assert [node.name for node in engine.cluster().nodes] == names, "back in their old places"
+        engine.apply(launch, tuple(sorted(first.values())))
+        client.wait_for(lambda s: len(s["members"]) == 4, 60)
+    until(lambda: state(engine, "a") is RunState.FINISHED, 90)
+    assert check_counts(json.loads(out.read_text())["weight"], samples, batch) is None
+    assert len(list((tmp_path / "jobs" / "a" / "runs").iterdir())) == 1, "it never began anew"
+
+
+def _goes_on(client: JobClient, slots: list[int]) -> float:
+    """How long until only workers on these slots are left and a further step is done."""
+    began_s = time.monotonic()
+    there = client.wait_for(lambda s: {s["slots"].get(m) for m in s["members"]} == set(slots), 30)
+    client.wait_for(lambda s: s["step"] > there["step"] + 1, 30)
+    return time.monotonic() - began_s
+
+
+def _thaw(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return
+
+
+def test_another_engine_finds_the_workers_and_none_restarts(ray: Ray) -> None:
+    engine = ray.engine()
+    launch = ray.launch("a", TOY, "--epochs", 40, "--sample-ms", 2)
+    engine.apply(launch, (1, 4))
+    until(lambda: " of 2" in ray.output("a"))
+    with ray.client("a") as client:
+        before = client.status()["pids"]
+    assert len(before) == 2
+    engine.close()
+    ray.engines.remove(engine)
+    steps = ray.output("a").count("| step ")
+    until(lambda: ray.output("a").count("| step ") > steps + 5)
+    adopted = ray.engine()
+    assert adopted.observe()["a"].placement == (1, 4)
+    with ray.client("a") as client:
+        assert client.status()["pids"] == before
+        adopted.apply(launch, (1, 4, 7))
+        client.wait_for(lambda s: len(s["members"]) == 3)
+        assert client.status()["pids"].items() >= before.items()
+    adopted.end("a")
+    until(lambda: not processes_of(ray.home / "jobs" / "a"), 20)
+
+
+FOREIGN = """
+import sys, time, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+node = next(n["NodeID"] for n in ray.nodes() if n["NodeName"] == sys.argv[2])
+
+@ray.remote(num_cpus=1, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+class Busy:
+    def beat(self):
+        return time.time()
+
+both = [Busy.remote() for _ in range(2)]
+while True:
+    ray.get([one.beat.remote() for one in both])
+    print(time.time(), flush=True)
+    time.sleep(0.1)
+"""
+
+
+def test_slots_of_another_ray_user_are_left_alone_and_used_once_free(ray: Ray, tmp_path: Path) -> None:
+    engine = ray.engine()
+    env = environment(ray.cluster.address, {})
+    with (tmp_path / "foreign.log").open("wb") as log:
+        foreign = subprocess.Popen(
+            [sys.executable, "-c", FOREIGN, ray.cluster.address, "n1"], stdout=log, stderr=log, env=env
+        )
+    try:
+        until(lambda: engine.cluster().capacity == 6, 30)
+        cluster = engine.cluster()
+        theirs = {slot for slot in range(8) if cluster.nodes[int(cluster.node_of_gpu[slot])].name == "n1"}
+        assert cluster.held == theirs
+        free = tuple(slot for slot in range(8) if slot not in theirs)
+        launch = ray.launch("a", TOY, "--epochs", 60, "--sample-ms", 2)
+        engine.apply(launch, free)
+        until(lambda: " of 6" in ray.output("a"))
+        time.sleep(3.0)  # long enough for our own workers to be taken for somebody else's
+        assert engine.cluster().held == theirs
+    finally:
+        foreign.terminate()
+        foreign.wait(15)
+    beats = [float(line) for line in (tmp_path / "foreign.log").read_text().splitlines() if line[0].isdigit()]
+    assert max(b - a for a, b in pairwise(beats)) < 5, "the other's actors were disturbed"
+    until(lambda: not engine.cluster().held, 15)
+    engine.apply(launch, tuple(range(8)))
+    until(lambda: " of 8" in ray.output("a"))
+    assert not engine.cluster().held
+
+
+def test_a_job_beyond_its_memory_one_that_breaks_and_one_with_output(ray: Ray) -> None:
+    engine = ray.engine(spares=False)
+    engine.apply(ray.launch("broken", TOY, "--fail-at", 3), (0, 3))
+    hoard = ray.launch(
+        "hoard", TOY, "--epochs", 50, "--hoard-mb", 700, "--sample-ms", 3, memory_bytes=600 << 20
+    )
+    engine.apply(hoard, (4,))
+    until(lambda: state(engine, "broken") is RunState.FAILED)
+    assert engine.observe()["broken"].reason == "RuntimeError: the toy broke"
+    assert "Traceback" in ray.output("broken")
+    until(lambda: state(engine, "hoard") is RunState.FAILED)
+    seen = engine.observe()["hoard"]
+    assert seen.exit_code == 137 and "limit is 600 MiB" in seen.reason
+
+
+def test_a_cluster_that_cannot_be_used_is_refused_at_once(
+    tmp_path: Path, ray_cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(SwellError, match="nothing listens"):
+        RayEngine(tmp_path, RayOptions(address="127.0.0.1:1")).start(lambda: None)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another-token-than-the-one-of-this-cluster")
+    with pytest.raises(SwellError, match="RAY_AUTH_TOKEN"):
+        RayEngine(tmp_path, RayOptions(address=ray_cluster.address)).start(lambda: None)
+    assert time.monotonic() - began_s < 45
