@@ -78,7 +78,8 @@ def test_the_weights_do_not_depend_on_the_workers(
     job.resize(2)
     job.members(2)
     assert job.wait() == 0, job.output()
-    assert [len(e["members"]) for e in job.events("generation")] == [1, 2, 3, 1, 2]
+    sizes = [len(e["members"]) for e in job.events("generation")]
+    assert sizes == [1, 2, 3, 1, 2], job.directory.events()
     results = _results(tmp_path)
     assert len(results) == 2, "both workers ran the script to its end"
     for result in results.values():
