@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo demo-sim test lint bench bench-runtime bench-platform clean
+.PHONY: help setup demo demo-sim test lint bench bench-runtime bench-platform bench-ray clean
 .DEFAULT_GOAL := help
 
 help:  ## What can be made
@@ -14,7 +14,7 @@ help:  ## What can be made
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,ray,dev]'
 	@touch $@
 
 setup: $(STAMP)  ## Make .venv with everything in it
@@ -44,6 +44,10 @@ bench-runtime: $(STAMP)  ## The elastic runtime: pauses, deaths, overhead, bit-i
 bench-platform: $(STAMP)  ## Crashes of the control plane and promises kept, with real jobs (10 minutes)
 	$(BIN)/python -m benchmarks.platform.crash
 	$(BIN)/python -m benchmarks.platform.quotes
+
+bench-ray: $(STAMP)  ## Growth on a Ray cluster of four nodes on this machine, with and without spares (5 minutes)
+	$(BIN)/python -m benchmarks.ray.growth
+	$(BIN)/python -m benchmarks.ray.failures
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

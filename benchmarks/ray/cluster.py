@@ -87,7 +87,8 @@ class RayCluster:
         self.head = RayNode("head", 0, self._scratch, None)
         self.nodes: list[RayNode] = []
         try:
-            self.address = str(self.head.wait_up()["address"])
+            said = self.head.wait_up()
+            self.address, self.client = str(said["address"]), f"ray://127.0.0.1:{said['client']}"
             for index in range(nodes):
                 self.nodes.append(RayNode(f"n{index}", slots, self._scratch, self.address))
             for node in self.nodes:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # 127.0.0.1 stays 127.0.0.1
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -19,7 +20,12 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
-from swell.engines.ray.head import HEALTH
+from swell.engines.ray.head import HEALTH, free_port
+
+
+def _of_head() -> dict[str, Any]:
+    """What only a head has: the cluster's books, and a server for clients from outside (ray://)."""
+    return {"gcs_server_port": 0, "ray_client_server_port": free_port(), "_system_config": HEALTH}
 
 
 def main() -> None:
@@ -40,13 +46,14 @@ def main() -> None:
         # Names of their own: nodes that start at the same time would pick the same otherwise.
         raylet_socket_name=f"{asked['scratch']}/raylet-{asked['name']}-{os.getpid()}",
         plasma_store_socket_name=f"{asked['scratch']}/plasma-{asked['name']}-{os.getpid()}",
-        **({"gcs_server_port": 0, "_system_config": HEALTH} if is_head else {"node_manager_port": 0}),
+        **(_of_head() if is_head else {"node_manager_port": 0}),
     )
     params.dashboard_agent_listen_port = None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     node = Node(params, head=is_head, shutdown_at_exit=True, spawn_reaper=True)
     raylet = node.all_processes["raylet"][0].process.pid
-    print(json.dumps({"address": node.gcs_address, "raylet": raylet}), flush=True)
+    said = {"address": node.gcs_address, "raylet": raylet, "client": params.ray_client_server_port}
+    print(json.dumps(said), flush=True)
     while True:
         time.sleep(1.0)
 

@@ -291,9 +291,11 @@ class SupervisedEngine:
         self._add_report(job, "progress", progress)
         if said.get("local_batch") and said.get("step_s"):
             timing = {k: said.get(k, 0) for k in ("local_batch", "step_s", "sync_s", "accumulation")}
+            cluster = self.cluster()
+            there = tuple(slot for slot in job.wanted if slot < len(cluster.node_of_gpu))
             timing |= {
                 "workers": int(said.get("workers") or said.get("world") or 1),
-                "nodes": max(len(self.cluster().nodes_of(job.wanted)), 1),
+                "nodes": max(len(cluster.nodes_of(there)), 1),
             }
             self._add_report(job, "timing", timing)
         if said.get("sqr") is not None and said.get("var") is not None:

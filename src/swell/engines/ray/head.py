@@ -135,7 +135,8 @@ def _make_token(home: Path) -> None:
             file.write(secrets.token_hex(32))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -153,7 +154,7 @@ def main() -> None:
     os.ftruncate(descriptor, 0)
     os.write(descriptor, str(os.getpid()).encode())
     _clean_up(home)
-    port = _free_port()
+    port = free_port()
     # Sockets' paths are short, so the directory is not under the home.
     scratch = tempfile.mkdtemp(prefix="swell-ray-")
     write_json(home / FILE, {"address": f"127.0.0.1:{port}", "pid": os.getpid(), "scratch": scratch})

@@ -1,0 +1,108 @@
+"""`swell up --engine ray` as people type it: on a Ray that was there, and on one of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from benchmarks.ray.cluster import RayCluster
+
+from swell.engines.ray import head
+from swell.engines.ray.engine import RayEngine, RayOptions
+
+from .conftest import TOY
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+
+
+def swell(home: Path, *words: str, code: int = 0) -> str:
+    """What a command printed."""
+    env = {**os.environ, "SWELL_HOME": str(home)}
+    done = subprocess.run(
+        [sys.executable, "-m", "swell", *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_down_saves_the_jobs_and_leaves_a_ray_that_was_there_before_running(
+    tmp_path: Path, ray_cluster: RayCluster
+) -> None:
+    address = ("--engine", "ray", "--address", ray_cluster.address)
+    swell(tmp_path, "up", "-d", "--port", "0", *address)
+    nodes = json.loads(swell(tmp_path, "nodes", "--json"))
+    assert sum(node["gpus"] for node in nodes) == 8
+    job = json.loads(
+        swell(tmp_path, "submit", "-d", "--json", str(TOY), "--epochs", "90", "--sample-ms", "2")
+    )
+    output = tmp_path / "jobs" / job["job_id"] / "output.log"
+    give_up_s = time.monotonic() + 60
+    while not output.exists() or "| step " not in output.read_text():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.1)
+    down = json.loads(swell(tmp_path, "down", "--json"))
+    assert down["saved"] == [job["job_id"]]
+    assert list((tmp_path / "jobs" / job["job_id"] / "checkpoints").iterdir())
+
+    for node in [ray_cluster.head, *ray_cluster.nodes]:
+        os.kill(node.raylet, 0)
+    again = RayEngine(tmp_path / "other", RayOptions(address=ray_cluster.address, spares=False))
+    (tmp_path / "other").mkdir()
+    again.start(lambda: None)
+    try:
+        assert again.cluster().capacity == 8
+    finally:
+        again.close()
+
+
+def test_a_ray_of_its_own_is_for_its_owner_alone_is_used_again_and_ends_with_down(tmp_path: Path) -> None:
+    swell(tmp_path, "up", "-d", "--port", "0", "--engine", "ray")
+    first = head.running(tmp_path)
+    assert first is not None and (tmp_path / head.TOKEN).stat().st_mode & 0o077 == 0
+    scratch = json.loads((tmp_path / head.FILE).read_text())["scratch"]
+    said = swell(tmp_path, "submit", str(TOY), "--epochs", "1")
+    assert "final loss" in said
+    swell(tmp_path, "down", "--keep-jobs")
+    assert head.running(tmp_path) == first, "jobs that train on need it"
+    swell(tmp_path, "up", "-d", "--port", "0", "--engine", "ray")
+    assert head.running(tmp_path) == first
+    assert "has ended" in swell(tmp_path, "down")
+    assert head.running(tmp_path) is None and not Path(scratch).exists()
+    left = [
+        path.parent.name
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if _mentions(path, scratch) and path.parent.name != str(os.getpid())
+    ]
+    assert not left
+
+
+def _mentions(path: Path, text: str) -> bool:
+    try:
+        return text.encode() in path.read_bytes()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--engine", "ray", "--slots", "2"), "--slots is for the local engine"),
+        (("--engine", "ray", "--nodes", "2x2"), "--nodes is for the local engine"),
+        (("--address", "auto"), "--address needs --engine ray"),
+        (("--no-spares",), "--spares needs --engine ray"),
+        (("--engine", "ray", "--address", "nonsense"), "HOST:PORT"),
+        (("--engine", "ray", "--address", "127.0.0.1:1", "--port", "0"), "nothing listens at 127.0.0.1:1"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    assert said in swell(tmp_path, "up", *words, code=2 if "nothing" not in said else 1)

@@ -1,0 +1,63 @@
+"""The files in deploy/: they parse, and name what they must."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    return {d["kind"]: d for d in yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())}
+
+
+def test_the_kuberay_manifest_has_what_it_takes() -> None:
+    found = documents()
+    assert set(found) == {"PersistentVolumeClaim", "RayCluster", "Deployment", "Service"}
+    assert found["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
+    cluster = found["RayCluster"]["spec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    pods = [g["template"]["spec"] for g in groups] + [found["Deployment"]["spec"]["template"]["spec"]]
+    for pod in pods:
+        (container,) = pod["containers"]
+        assert container["volumeMounts"] == [{"name": "home", "mountPath": "/swell"}]
+        assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "swell-home"}
+        assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} <= {entry["name"] for entry in container["env"]}
+        assert pod["securityContext"]["runAsUser"] == 1000
+    assert len({pod["containers"][0]["image"] for pod in pods}) == 1, "one image for all"
+    health = json.loads(cluster["headGroupSpec"]["rayStartParams"]["system-config"].strip("'"))
+    assert health["health_check_failure_threshold"] * health["health_check_period_ms"] <= 2000
+    words = pods[-1]["containers"][0]["args"]
+    assert words[:3] == ["swell", "up", "--engine=ray"]
+    assert f"--address=ray://{found['RayCluster']['metadata']['name']}-head-svc:10001" in words
+
+
+def test_versions_agree_with_what_is_tested() -> None:
+    constraints = dict(
+        line.split("==")
+        for line in (DEPLOY.parent / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
+    assert documents()["RayCluster"]["spec"]["rayVersion"] == constraints["ray"]
+    assert "constraints.txt" in (DEPLOY / "Containerfile").read_text()
+
+
+@pytest.mark.parametrize("name", ["slurm.sh"])
+def test_shell_scripts_parse_and_stop_at_errors(name: str) -> None:
+    script = DEPLOY / name
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "set -euo pipefail" in script.read_text() and "#SBATCH" in script.read_text()
+    assert "RAY_AUTH_TOKEN_PATH" in script.read_text()
+
+
+def test_the_container_file_names_a_user_and_installs_ray() -> None:
+    lines = (DEPLOY / "Containerfile").read_text().splitlines()
+    assert any(line.startswith("FROM ") for line in lines) and "USER ray" in lines
+    assert any("[torch,ray" in line for line in lines)

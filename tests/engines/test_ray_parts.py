@@ -1,0 +1,131 @@
+"""The parts of the Ray engine that need no Ray: places of nodes, slots in other hands, what travels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from swell.domain import InputError
+from swell.engines import Launch
+from swell.engines.local import LocalEngine
+from swell.engines.ray import packaging
+from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray.places import (
+    Foreign,
+    Place,
+    RayNode,
+    dump,
+    follow,
+    held_slots,
+    load,
+    read_nodes,
+    to_cluster,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def node(node_id: str, name: str = "host", slots: int = 2, used: int = 0) -> RayNode:
+    return RayNode(node_id=node_id, name=name, address="127.0.0.1", slots=slots, gpu_type="cpu", used=used)
+
+
+def names(places: list[Place]) -> list[tuple[str, bool]]:
+    return [(place.name, place.up) for place in places]
+
+
+def test_a_node_keeps_its_place_when_it_is_lost_and_takes_it_again_when_it_returns() -> None:
+    places = follow([], [node("a"), node("b"), node("c", "other", 4)])
+    assert names(places) == [("host", True), ("host-2", True), ("other", True)]
+    lost = follow(places, [node("b"), node("c", "other", 4)])
+    assert names(lost) == [("host", False), ("host-2", True), ("other", True)]
+    assert to_cluster(lost).capacity == 6
+    back = follow(lost, [node("d"), node("b"), node("c", "other", 4)])
+    assert names(back) == [("host", True), ("host-2", True), ("other", True)]
+    assert back[0].node_id == "d"
+    grown = follow(back, [node("e", "host", 8), node("b"), node("c", "other", 4)])
+    assert names(grown) == [("host", False), ("host-2", True), ("other", True), ("host-3", True)], (
+        "another size is another node: slot numbers never change their meaning"
+    )
+    assert names(load(dump(grown))) == [(name, False) for name, _ in names(grown)]
+
+
+def test_slots_are_gpus_where_there_are_any_and_the_head_without_them_gives_none() -> None:
+    found = [
+        {"id": "h", "name": "head", "address": "10.0.0.1", "total": {"CPU": 8.0}, "available": {"CPU": 8.0}},
+        {
+            "id": "g",
+            "name": "gpu",
+            "address": "10.0.0.2",
+            "total": {"CPU": 8.0, "GPU": 4.0, "accelerator_type:A100": 1.0},
+            "available": {"CPU": 8.0, "GPU": 2.5},
+        },
+    ]
+    resource, nodes = read_nodes(found, None)
+    assert resource == "GPU"
+    assert [(n.name, n.slots, n.gpu_type, n.used) for n in nodes] == [("gpu", 4, "a100", 2)]
+    resource, nodes = read_nodes(found[:1], None)
+    assert (resource, [n.slots for n in nodes]) == ("CPU", [8])
+    assert read_nodes(found, "trainer") == ("trainer", [])
+
+
+def test_more_in_other_hands_counts_when_it_lasts_and_less_at_once() -> None:
+    foreign = Foreign(2.0)
+    assert foreign.update([node("a", used=1)], {"a": 1}, 0.0) == {"a": 0}
+    assert foreign.update([node("a", used=2)], {"a": 1}, 1.0) == {"a": 0}, (
+        "may be a process of ours that ends"
+    )
+    assert foreign.update([node("a", used=1)], {"a": 1}, 2.0) == {"a": 0}
+    assert foreign.update([node("a", used=2)], {"a": 0}, 3.0) == {"a": 0}
+    assert foreign.update([node("a", used=2)], {"a": 0}, 5.5) == {"a": 2}
+    assert foreign.update([node("a", used=0)], {"a": 0}, 5.6) == {"a": 0}
+
+
+def test_the_numbers_in_other_hands_are_those_without_a_job_of_ours() -> None:
+    places = follow([], [node("a"), node("b", slots=3)])
+    assert held_slots(places, {"a": 1, "b": 2}, ours=[1, 4]) == {0, 2, 3}
+    assert held_slots(places, {"b": 3}, ours=[4]) == {2, 3, 4}, "Ray says so: then it is not ours"
+
+
+def test_a_directory_that_is_too_large_is_refused_with_its_largest_entries(tmp_path: Path) -> None:
+    for name, size in (("train.py", 10), ("big.bin", 3 << 20), ("data/x.bin", 2 << 20), ("c.bin", 1 << 20)):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"\0" * size)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "pack").write_bytes(b"\0" * (9 << 20))
+    engine = RayEngine(tmp_path / "home", RayOptions(address="127.0.0.1:1", workdir_bytes=4 << 20))
+    launch = Launch(job_id="a", command=("train.py",), workdir=tmp_path, job_dir=tmp_path / "a")
+    with pytest.raises(InputError) as refused:
+        engine.check(launch)
+    said = str(refused.value)
+    assert re.search(r"is 6\.0 MiB .* limit is 4\.0 MiB", said) and refused.value.field == "workdir"
+    assert re.search(r"big\.bin \(3\.0 MiB\), data \(2\.0 MiB\), c\.bin \(1\.0 MiB\)", said)
+    (tmp_path / ".gitignore").write_text("*.bin\n!c.bin\n")
+    engine.check(launch)
+
+
+def test_swells_own_directory_stays_behind() -> None:
+    assert "/.swell" in packaging.excludes(Path("/w"), Path("/w/.swell"))
+    assert "/jobs" in packaging.excludes(Path("/w"), Path("/w"))
+    assert set(packaging.excludes(Path("/w"), Path("/home"))) == set(packaging.EXCLUDES)
+
+
+def test_requirements_are_refused_where_they_cannot_be_installed(tmp_path: Path) -> None:
+    launch = Launch(job_id="a", command=("t.py",), workdir=tmp_path, job_dir=tmp_path, pip=("einops",))
+    with pytest.raises(InputError, match="--engine ray"):
+        LocalEngine(tmp_path, slots=1).check(launch)
+
+
+def test_nothing_of_ours_ends_processes_by_name() -> None:
+    by_name = re.compile(r"\b(pkill|killall|ray[\"', ]+stop)\b")
+    files = [
+        path
+        for folder in ("src", "scripts", "benchmarks", "examples", "deploy")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    ] + [ROOT / "Makefile"]
+    assert len(files) > 100
+    found = [str(path) for path in files if by_name.search(path.read_text(errors="replace"))]
+    assert not found
