@@ -91,6 +91,17 @@ def test_a_dying_process_is_noticed_before_its_sockets_close() -> None:
     sleeper.wait()
 
 
+def test_whoever_voted_may_be_gone_before_the_others_have_voted() -> None:
+    crowd = meshes(3)
+    leaver = subprocess.Popen(["true"])
+    leaver.wait()
+    crowd[0].processes[2] = leaver.pid
+    threading.Timer(0.1, lambda: crowd[1].exchange(1, VOTE, {})).start()
+    results = together(lambda: crowd[0].exchange(1, VOTE, {}), lambda: crowd[2].exchange(1, VOTE, {}))
+    assert results == [[{}, {}, {}], [{}, {}, {}]]
+    assert isinstance(together(lambda: crowd[0].exchange(2, READY, {}))[0], PeerLost)
+
+
 def test_abandoning_wakes_a_member_that_waits_for_a_silent_one() -> None:
     crowd = meshes(2)
     timer = threading.Timer(0.2, crowd[0].abandon)

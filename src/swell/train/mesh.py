@@ -62,6 +62,9 @@ class Mesh:
             with contextlib.suppress(OSError):
                 peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._inbox = {rank: bytearray() for rank in self.peers}
+        self._heard: set[int] = set()
+        self._last_words = False
+        """In the present exchange a member that is leaving may have said all it has to say."""
 
     def exchange(
         self,
@@ -78,6 +81,7 @@ class Mesh:
         if self.size == 1:
             return [header]
         text = json.dumps(header, separators=(",", ":")).encode()
+        self._heard, self._last_words = set(), False
         try:
             if payloads or sinks:
                 answers = self._exchange_bulk(operation, phase, text, payloads or {}, sinks or {})
@@ -85,7 +89,12 @@ class Mesh:
                 frame = _FRAME.pack(operation, phase, len(text), 0) + text
                 for peer in self.peers.values():
                     peer.sock.sendall(frame)
-                answers = {rank: self._receive(rank, operation, phase) for rank in self.peers}
+                self._last_words = phase == VOTE
+                answers = {}
+                for rank in self.peers:
+                    answers[rank] = self._receive(rank, operation, phase)
+                    self._heard.add(rank)
+                self._last_words = False
             for rank, answer in answers.items():
                 if answer.get("what") != header.get("what"):
                     self._complain(rank, (operation, phase), (operation, phase), answer, header)
@@ -121,9 +130,18 @@ class Mesh:
         of a second; that it is exiting can be read at once.
         """
         for rank, pid in self.processes.items():
-            if _exiting(pid):
+            if _exiting(pid) and not (self._last_words and self._has_word(rank)):
                 self.certain = not self.broken
                 raise self._gone(rank)
+
+    def _has_word(self, rank: int) -> bool:
+        """Whether that member's message of the present exchange has come."""
+        if rank in self._heard or self._inbox[rank]:
+            return True
+        try:
+            return bool(self.peers[rank].sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
 
     def _gone(self, rank: int) -> PeerLost:
         if not self.broken:
