@@ -49,8 +49,13 @@ def main() -> None:
         **(_of_head() if is_head else {"node_manager_port": 0}),
     )
     params.dashboard_agent_listen_port = None
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     node = Node(params, head=is_head, shutdown_at_exit=True, spawn_reaper=True)
+
+    def leave(*_: object) -> None:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, leave)
     raylet = node.all_processes["raylet"][0].process.pid
     said = {"address": node.gcs_address, "raylet": raylet, "client": params.ray_client_server_port}
     print(json.dumps(said), flush=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 import threading
@@ -72,6 +73,8 @@ class RayEngine(SupervisedEngine):
         self._nodes: list[RayNode] = []
         self._resource = "CPU"
         self._address = ""
+        self._session = ""
+        """Ray's name for this life of the cluster: another one after its head was started again."""
         self._foreign = Foreign(SETTLE_S)
         self._held: frozenset[int] = frozenset()
         self._seen_s = float("-inf")
@@ -105,6 +108,7 @@ class RayEngine(SupervisedEngine):
             what = self.options.resource or "GPUs and no CPUs"
             raise SwellError(f"no node of the Ray cluster has {what}: there is nothing to run jobs on")
         super().start(wake)
+        self._end_orphans()
 
     def close(self) -> None:
         """Stop looking. Jobs and Ray go on."""
@@ -150,6 +154,7 @@ class RayEngine(SupervisedEngine):
             "job_dir": str(job.directory),
             "ray": {
                 "address": self._address,
+                "session": self._session,
                 "resource": self._resource,
                 "places": str(self._home / PLACES),
                 "home": str(self._home.resolve()),
@@ -180,8 +185,24 @@ class RayEngine(SupervisedEngine):
             self._seen_s = now_s
             self._address = str(line["address"])
             self._resource, self._nodes = places.read_nodes(line["nodes"], self.options.resource)
+            if line["session"] != self._session:
+                self._session = str(line["session"])
+                self._end_orphans()
         nodes = self._nodes if now_s - self._seen_s <= BLIND_S else []
         self._follow(nodes, line["warm"] if line is not None else None, now_s)
+
+    def _end_orphans(self) -> None:
+        """End jobs of an earlier life of the cluster: their drivers would wait for it for a minute."""
+        for job in list(self._jobs.values()):
+            if job.alive and self._session_of(job) not in ("", self._session):
+                log.warning("job %s: the Ray that it ran on is no more", job.job_id)
+                self._signal(job, signal.SIGKILL)
+
+    def _session_of(self, job: SupervisedJob) -> str:
+        try:
+            return str(json.loads((job.directory / "start.json").read_text())["ray"]["session"])
+        except (OSError, ValueError, KeyError):
+            return ""
 
     def _follow(self, nodes: list[RayNode], spares: dict[str, Any] | None, now_s: float) -> None:
         with self._lock:

@@ -122,10 +122,11 @@ def main() -> None:
     client = asked["address"].startswith("ray://")
     lookout: Any = ray.remote(num_cpus=0)(Lookout).remote() if client else Lookout()
     address = asked["address"] if client else ray.get_runtime_context().gcs_address
+    session = "" if client else str(ray._private.worker.global_worker.node.session_name)
     spares = Spares(ray, asked["key"], asked["warm_bytes"]) if asked["warm"] else None
     while True:
         nodes = ray.get(lookout.look.remote(), timeout=30) if client else lookout.look()
-        message: dict[str, Any] = {"address": address, "nodes": nodes, "warm": {}}
+        message: dict[str, Any] = {"address": address, "session": session, "nodes": nodes, "warm": {}}
         if spares is not None:
             mine = [n["id"] for n in nodes if any(n["total"].get(r, 0) >= 1 for r in asked["resources"])]
             message["warm"] = spares.keep(mine, time.monotonic())
