@@ -19,8 +19,8 @@ from typing import Any
 class RayNode:
     """One node: a process that keeps a raylet."""
 
-    def __init__(self, name: str, cpus: int, scratch: str, address: str | None) -> None:
-        self._asked = {"name": name, "cpus": cpus, "scratch": scratch, "address": address}
+    def __init__(self, name: str, cpus: int, scratch: str, address: str | None, *, gpus: int = 0) -> None:
+        self._asked = {"name": name, "cpus": cpus, "gpus": gpus, "scratch": scratch, "address": address}
         self.start()
 
     def start(self) -> None:
@@ -96,6 +96,12 @@ class RayCluster:
         except BaseException:
             self.close()
             raise
+
+    def join(self, name: str, cpus: int, gpus: int = 0) -> RayNode:
+        """Another node; ended by whoever asked for it. Ray does not look whether its GPUs are there."""
+        node = RayNode(name, cpus, self._scratch, self.address, gpus=gpus)
+        node.wait_up()
+        return node
 
     def close(self) -> None:
         """End all of it."""

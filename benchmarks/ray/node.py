@@ -1,6 +1,6 @@
 """One Ray node on the loopback, until SIGTERM: what `ray start` does, with an address of 127.0.0.1.
 
-    python -m benchmarks.ray.node '{"cpus": 2, "name": "n1", "scratch": "/tmp/x", "address": null}'
+    python -m benchmarks.ray.node '{"cpus": 2, "name": "n1", "gpus": 0, "scratch": "/tmp/x", "address": null}'
 
 Prints a line of JSON once it is up.
 """
@@ -34,7 +34,7 @@ def main() -> None:
     is_head = asked["address"] is None
     params = RayParams(
         num_cpus=asked["cpus"],
-        num_gpus=0,
+        num_gpus=asked["gpus"],
         node_name=asked["name"],
         object_store_memory=80_000_000,
         min_worker_port=0,
@@ -52,6 +52,7 @@ def main() -> None:
     node = Node(params, head=is_head, shutdown_at_exit=True, spawn_reaper=True)
 
     def leave(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         node.kill_all_processes(check_alive=False, allow_graceful=False)
         os._exit(0)
 

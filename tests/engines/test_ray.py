@@ -278,6 +278,23 @@ def test_a_job_beyond_its_memory_one_that_breaks_and_one_with_output(ray: Ray) -
     assert seen.exit_code == 137 and "limit is 600 MiB" in seen.reason
 
 
+def test_where_there_are_gpus_they_are_the_slots_and_each_worker_sees_the_one_that_ray_gave_it(
+    ray: Ray,
+) -> None:
+    node = ray.cluster.join("gpus", 1, gpus=2)
+    try:
+        engine = RayEngine(ray.home, RayOptions(address=ray.cluster.address))
+        engine.start(lambda: None)
+        ray.engines.append(engine)
+        assert [(n.name, n.gpus, n.gpu_type) for n in engine.cluster().nodes] == [("gpus", 2, "gpu")]
+        engine.apply(ray.launch("a", TOY, "--epochs", 3, "--sample-ms", 1), (0, 1))
+        until(lambda: state(engine, "a") is RunState.FINISHED)
+        seen = [line.split()[2] for line in ray.output("a").splitlines() if "| device " in line]
+        assert sorted(seen) == ["0", "1"]
+    finally:
+        node.stop()
+
+
 def test_a_cluster_that_cannot_be_used_is_refused_at_once(
     tmp_path: Path, ray_cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from swell.engines import Launch
 from swell.engines.local import LocalEngine
 from swell.engines.ray import packaging
 from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray.holder import sees
 from swell.engines.ray.places import (
     Foreign,
     Place,
@@ -116,6 +117,15 @@ def test_requirements_are_refused_where_they_cannot_be_installed(tmp_path: Path)
     launch = Launch(job_id="a", command=("t.py",), workdir=tmp_path, job_dir=tmp_path, pip=("einops",))
     with pytest.raises(InputError, match="--engine ray"):
         LocalEngine(tmp_path, slots=1).check(launch)
+
+
+def test_a_job_directory_that_is_not_the_supervisors_is_noticed(tmp_path: Path) -> None:
+    order = {"env": {"SWELL_JOB_DIR": str(tmp_path), "SWELL_LAUNCH": "abc"}}
+    assert not sees(order), "nothing is there"
+    (tmp_path / "job.json").write_text('{"launch": "another"}')
+    assert not sees(order)
+    (tmp_path / "job.json").write_text('{"launch": "abc"}')
+    assert sees(order)
 
 
 def test_nothing_of_ours_ends_processes_by_name() -> None:

@@ -107,7 +107,7 @@ class Holder:
 
     def run(self, order: dict[str, Any]) -> dict[str, Any]:
         """Run the worker that `order` describes to its end; how it ended."""
-        if not _sees(order):
+        if not sees(order):
             return {"blind": f"{socket.gethostname()} does not see {order['env']['SWELL_JOB_DIR']}"}
         _prune()
         home = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
@@ -176,7 +176,7 @@ def _prune() -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _sees(order: dict[str, Any]) -> bool:
+def sees(order: dict[str, Any]) -> bool:
     """Whether the job's directory here is the one that its supervisor writes to."""
     try:
         content = json.loads((Path(order["env"]["SWELL_JOB_DIR"]) / "job.json").read_text())
