@@ -59,6 +59,19 @@ def test_a_burst_of_resizes_ends_at_the_last_one(stage: Any) -> None:
     assert sizes[-1] == 2 and len(sizes) <= 3, "most of the burst never became a generation"
 
 
+def test_a_newcomer_that_is_sent_away_at_once_breaks_nothing(stage: Any) -> None:
+    job = stage.run(LINEAR, "100", "0.005", workers=1, spares=2)
+    job.members(1)
+    for _ in range(5):
+        job.resize(3)
+        job.members(3)
+        job.resize(1)
+        job.members(1)
+    assert job.wait() == 0
+    assert "steps 1000" in job.output()
+    assert job.events("recovery") == []
+
+
 @pytest.mark.parametrize("victim", [0, 2])
 def test_survivors_of_a_kill_go_on_at_once_and_the_dead_is_replaced(stage: Any, victim: int) -> None:
     job = stage.run(LINEAR, "60", "0.005", workers=3)

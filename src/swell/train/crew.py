@@ -139,6 +139,8 @@ class Crew:
             "staging": self._staging.describe() if self._staging is not None else None,
         }
         headers = mesh.exchange(0, ENTER, mine)
+        if self.link is not None:
+            self.link.hold(mesh.number)
         for name, header in zip(mesh.members, headers):
             for fact, value in self._facts.items():
                 if header["facts"].get(fact) != value:

@@ -139,6 +139,12 @@ class Link:
             return 0
         return offer.number
 
+    def hold(self, number: int) -> None:
+        """All members of candidate `number` are in it: a newer one waits until this worker has its state."""
+        with self._changed:
+            if self.still_offered(number):
+                self._pinned = number
+
     def release(self) -> None:
         """The step did not switch: newer candidates may replace the one offered."""
         with self._changed:

@@ -144,6 +144,7 @@ class Member:
                 entered = self._crew.enter(found, {})
             except PeerLost:
                 found.close()
+                self._link.release()
                 continue
             if self._rehearsed and self.epoch != standing:
                 os._exit(RESPAWN)  # the script's loop variable says otherwise
