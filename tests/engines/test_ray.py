@@ -264,7 +264,7 @@ def test_slots_of_another_ray_user_are_left_alone_and_used_once_free(ray: Ray, t
 
 
 def test_a_job_beyond_its_memory_one_that_breaks_and_one_with_output(ray: Ray) -> None:
-    engine = ray.engine(spares=False)
+    engine = ray.engine()
     engine.apply(ray.launch("broken", TOY, "--fail-at", 3), (0, 3))
     hoard = ray.launch(
         "hoard", TOY, "--epochs", 50, "--hoard-mb", 700, "--sample-ms", 3, memory_bytes=600 << 20
@@ -283,7 +283,7 @@ def test_where_there_are_gpus_they_are_the_slots_and_each_worker_sees_the_one_th
 ) -> None:
     node = ray.cluster.join("gpus", 1, gpus=2)
     try:
-        engine = RayEngine(ray.home, RayOptions(address=ray.cluster.address))
+        engine = RayEngine(ray.home, RayOptions(address=ray.cluster.address, spares=False))
         engine.start(lambda: None)
         ray.engines.append(engine)
         assert [(n.name, n.gpus, n.gpu_type) for n in engine.cluster().nodes] == [("gpus", 2, "gpu")]

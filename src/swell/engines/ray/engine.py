@@ -166,7 +166,9 @@ class RayEngine(SupervisedEngine):
         return connection.environment(self._address, self._access())
 
     def _access(self) -> dict[str, str]:
-        return head.environment(self._home) if self.options.address is None else {}
+        if self.options.address is None:
+            return head.environment(self._home)
+        return {"RAY_NUM_REDIS_GET_RETRIES": "6"}  # a Ray that does not take us is noticed in seconds
 
     # -- following the cluster ---------------------------------------------------------------------------
 
