@@ -146,11 +146,14 @@ def test_flags_override_the_job_file(tmp_path: Path) -> None:
     nothing: dict[str, Any] = dict.fromkeys(
         ("name", "deadline", "workdir", "min_workers", "max_workers", "workers", "memory", "checkpoint")
     )
-    nothing |= {"max_restarts": None, "auto": False, "env": ()}
+    nothing |= {"max_restarts": None, "auto": False, "env": (), "pip": ()}
     _, options = wanted(str(path), (), **nothing)
     assert (options["name"], options["args"], options["max_workers"]) == ("a", ["1"], 2)
     _, options = wanted(str(path), ("2",), **nothing | {"name": "b", "max_workers": 4, "env": ("A=9",)})
     assert (options["name"], options["args"], options["max_workers"]) == ("b", ["2"], 4)
     assert options["env"] == {"A": "9", "B": "2"}
+    path.write_text('script = "t.py"\npip = ["einops"]\n')
+    assert wanted(str(path), (), **nothing)[1]["pip"] == ["einops"]
+    assert wanted(str(path), (), **nothing | {"pip": ("timm", "tqdm")})[1]["pip"] == ["timm", "tqdm"]
     with pytest.raises(InputError, match="env must be NAME=VALUE"):
         wanted(str(path), (), **nothing | {"env": ("A",)})
