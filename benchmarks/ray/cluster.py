@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -109,7 +111,11 @@ class RayCluster:
             node.ask_to_stop()
         for node in [*self.nodes, self.head]:
             node.stop()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        for _ in range(50):  # agents that end last may still write
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            if not Path(self._scratch).exists():
+                break
+            time.sleep(0.1)
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)

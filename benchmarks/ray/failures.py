@@ -8,6 +8,7 @@ Writes out/ray_failures.json.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -97,6 +98,12 @@ def without(scene: Scene, gone: set[str]) -> float:
     return round(time.monotonic() - began_s, 2)
 
 
+def _send(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def measure() -> dict[str, Any]:
     """One failure after the other."""
     result: dict[str, Any] = {}
@@ -114,17 +121,19 @@ def measure() -> dict[str, Any]:
                 index = scene.node_of(status, status["members"][-1])
                 gone = {w for w in status["members"] if scene.node_of(status, w) == index}
                 node = cluster.nodes[index]
+                everybody = [node.raylet, *descendants(node.raylet)]
                 if what == "raylet killed":
                     node.signal_raylet(signal.SIGKILL)
                 else:
-                    for pid in [node.raylet, *descendants(node.raylet)]:
-                        os.kill(pid, signal.SIGSTOP)
+                    _send(everybody, signal.SIGSTOP)
                 result[what] = without(scene, gone)
                 began_s = time.monotonic()
                 until(lambda: scene.engine.cluster().capacity == 6, 30)
                 result[f"{what}: out of the scheduler's view after a further"] = round(
                     time.monotonic() - began_s, 2
                 )
+                if what == "node frozen":
+                    _send(everybody, signal.SIGCONT)
                 node.stop()
                 node.start()
                 node.wait_up()

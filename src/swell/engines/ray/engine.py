@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 PLACES = "ray-places.json"
 FIRST_SIGHT_S = 45.0
 """How long the first look at the cluster may take."""
-BLIND_S = 6.0
+BLIND_S = 15.0
 """Without news of the cluster for this long, none of its nodes counts as there."""
 SETTLE_S = 2.0
 """More slots in other hands count only when it lasts: Ray's books lag behind processes that ended."""

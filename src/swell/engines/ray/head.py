@@ -31,6 +31,7 @@ TOKEN = "ray.token"
 LOG = "ray.log"
 STARTED_S = 45.0
 STOPPED_S = 20.0
+CLEAN_S = 5.0
 HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
@@ -123,7 +124,11 @@ def stop(home: Path) -> bool:
 def _clean_up(home: Path) -> None:
     """Remove what a head that is no more left in the temporary directory."""
     with contextlib.suppress(OSError, ValueError, KeyError):
-        shutil.rmtree(json.loads((home / FILE).read_text())["scratch"], ignore_errors=True)
+        scratch = Path(json.loads((home / FILE).read_text())["scratch"])
+        give_up_s = time.monotonic() + CLEAN_S
+        while scratch.exists() and time.monotonic() < give_up_s:
+            shutil.rmtree(scratch, ignore_errors=True)  # who ends last may still write
+            time.sleep(0.1)
 
 
 def _make_token(home: Path) -> None:
