@@ -94,3 +94,10 @@ def test_slots_in_other_hands_are_neither_profiled_on_nor_given_away() -> None:
     desk.scheduler.set_cluster(Cluster.parse("1x4"), 2.0)
     assert desk.decide() == {"b": 1}
     assert set(desk.records["b"].wanted) < {0, 3}
+
+
+def test_a_job_that_nobody_knows_gets_as_many_slots_as_it_needs_at_least() -> None:
+    desk = _Desk(8)
+    record = _record("a", min_workers=4)
+    desk.add(replace(record, request=replace(record.request, deadline_s=None)), probe=False)
+    assert desk.decide() == {"a": 4}

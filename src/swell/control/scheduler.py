@@ -228,7 +228,8 @@ class Scheduler:
         table.deadline_s[active] = [(self._deadline(r) or np.inf) - knows.closing_s for r, knows in jobs]
         table.min_gpus[active] = [record.request.min_workers for record, _ in jobs]
         table.max_gpus[active] = [
-            _most(knowledge, record.request.max_workers or widest) for record, knowledge in jobs
+            max(_most(knowledge, record.request.max_workers or widest), record.request.min_workers)
+            for record, knowledge in jobs
         ]
         pause_s = max((knowledge.pause_s for _, knowledge in jobs), default=0.0)
         start_s = max((knowledge.startup_s for _, knowledge in jobs), default=0.0)
