@@ -33,9 +33,9 @@ def test_the_kuberay_manifest_has_what_it_takes() -> None:
     assert len({pod["containers"][0]["image"] for pod in pods}) == 1, "one image for all"
     health = json.loads(cluster["headGroupSpec"]["rayStartParams"]["system-config"].strip("'"))
     assert health["health_check_failure_threshold"] * health["health_check_period_ms"] <= 2000
-    words = pods[-1]["containers"][0]["args"]
-    assert words[:3] == ["swell", "up", "--engine=ray"]
-    assert f"--address=ray://{found['RayCluster']['metadata']['name']}-head-svc:10001" in words
+    (command,) = pods[-1]["containers"][0]["args"]
+    assert f"ray start --address={found['RayCluster']['metadata']['name']}-head-svc:6379" in command
+    assert "--num-cpus=0" in command and "exec swell up --engine=ray --address=auto" in command
 
 
 def test_versions_agree_with_what_is_tested() -> None:
