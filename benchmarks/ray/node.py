@@ -20,12 +20,12 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
-from swell.engines.ray.head import HEALTH, free_port
+from swell.engines.ray.head import SETTINGS, free_port
 
 
 def _of_head() -> dict[str, Any]:
     """What only a head has: the cluster's books, and a server for clients from outside (ray://)."""
-    return {"gcs_server_port": 0, "ray_client_server_port": free_port(), "_system_config": HEALTH}
+    return {"gcs_server_port": 0, "ray_client_server_port": free_port(), "_system_config": SETTINGS}
 
 
 def main() -> None:

@@ -276,7 +276,7 @@ def test_another_user_sees_nothing_of_mine_and_may_not_rule(place: Place) -> Non
 
 def test_a_replay_of_what_happened_here_is_near_to_it(place: Place) -> None:
     names = [f"crowd{i}" for i in range(4)]
-    ids = [submit(place, "--name", name, "train.py", "--epochs", 12 + 2 * i) for i, name in enumerate(names)]
+    ids = [submit(place, "--name", name, "train.py", "--epochs", 8 + i) for i, name in enumerate(names)]
     for job_id in ids:
         assert place.wait_for(job_id, over, timeout_s=200)["phase"] == "finished"
     events = [json.loads(line) for line in place.swell("events", "--json", "--admin").stdout.splitlines()]

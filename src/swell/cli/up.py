@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from swell.control.plane import ControlPlane
 
 UP_EPILOG = """\b
-Examples:
-  swell up -d --slots 2
+On Ray:
   swell up -d --engine ray                              a Ray of its own, on this machine
   swell up -d --engine ray --address auto               the Ray that this machine belongs to
   swell up -d --engine ray --address 10.0.0.5:6379      the same, by its address
   swell up -d --engine ray --address ray://gpu-head:10001
+
+\b
+Example:
+  swell up -d --slots 2
 """
 DOWN_EPILOG = """\b
 Example:

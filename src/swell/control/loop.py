@@ -157,6 +157,8 @@ class Loop:
         """One turn of the loop: listen, follow the nodes, reconcile, decide if anything calls for it."""
         with self._lock:
             now_s = self.clock()
+            # Looked at before its reports are read: whoever is over by now has said all it had to say.
+            self._observed = self.engine.observe()
             for report in self.engine.reports():
                 self._report(report, now_s)
             self._follow_nodes(now_s)
@@ -218,7 +220,6 @@ class Loop:
 
     def _reconcile(self, now_s: float) -> None:
         """Compare what should run with what does, and set right what differs."""
-        self._observed = self.engine.observe()
         for job_id, observed in self._observed.items():
             record = self._book.records.get(job_id)
             if record is not None:

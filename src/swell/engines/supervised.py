@@ -309,6 +309,8 @@ class SupervisedEngine:
 
     def _gone(self, job: SupervisedJob) -> None:
         """Its supervisor is gone: in good order, by the job's own fault, or by somebody's -9."""
+        while job.connection is not None and select.select([job.connection], [], [], 0)[0]:
+            self._hear(job, job.connection)  # its last words; a closed connection ends them
         sweep(job.directory)
         with self._lock:
             job.gone()

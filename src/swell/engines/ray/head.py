@@ -32,13 +32,16 @@ LOG = "ray.log"
 STARTED_S = 45.0
 STOPPED_S = 20.0
 CLEAN_S = 5.0
-HEALTH = {
+SETTINGS = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
+    "enable_worker_prestart": False,
+    "prestart_worker_first_driver": False,
 }
-"""A lost node is acted on in seconds; by default Ray takes up to a minute."""
+"""A lost node is acted on in seconds; by default Ray takes up to a minute. And nothing is started in advance
+for every job: holders need processes with the job's own files, so others would only be in their way."""
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -175,7 +178,7 @@ def main() -> None:
         "--min-worker-port=0",
         "--max-worker-port=0",
         f"--temp-dir={scratch}",
-        f"--system-config={json.dumps(HEALTH)}",
+        f"--system-config={json.dumps(SETTINGS)}",
     ]
     # When it is told to end, all jobs have left: there is nothing to drain, which would take half a minute.
     env = {**os.environ, **environment(home), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
