@@ -27,7 +27,7 @@ demo-sim: $(STAMP)  ## Every kind of scheduler side by side on a generated workl
 
 # Many tests time real processes, and machines are shared: one that fails is tried once more, and the summary says so.
 test: $(STAMP)  ## The whole test suite
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --reruns 1 --reruns-delay 2
+	$(BIN)/python -m pytest -n 2 --reruns 1 --reruns-delay 2
 
 lint: $(STAMP)  ## Style, types and the import contract
 	$(BIN)/ruff check .

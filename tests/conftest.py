@@ -1,8 +1,9 @@
-"""What tests of several rooms share: one Ray cluster for all that need one."""
+"""What tests of several rooms share: one Ray cluster for all that need one, and who runs on which worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from benchmarks.ray.cluster import RayCluster
@@ -10,7 +11,24 @@ from benchmarks.ray.cluster import RayCluster
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[RayCluster]:
-    """Four Ray nodes of two slots each and a head without, on the loopback; for tests in the group ray."""
+    """Four Ray nodes of two slots each and a head without, on the loopback."""
     pytest.importorskip("ray")
     with RayCluster(4, 2) as cluster:
         yield cluster
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests that share a cluster or a platform run on one worker; all others wherever there is room.
+
+    By their names, because the workers' marks do not reach the scheduler with the versions we pin.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Grouped(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            if "[ray" in nodeid or "test_ray" in nodeid:
+                return "ray"
+            return "platform" if "test_platform" in nodeid else nodeid
+
+    return Grouped(config, log)

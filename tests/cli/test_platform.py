@@ -22,7 +22,7 @@ import pytest
 from swell.cli import COMMANDS
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.xdist_group("platform"), pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 Done = subprocess.CompletedProcess[str]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.xdist_group("platform"), pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ELSEWHERE = ("pip", "export")

@@ -23,7 +23,7 @@ from swell.engines.ray.engine import RayEngine, RayOptions
 
 TOY = Path(__file__).parent.parent / "engines" / "toy.py"
 
-ENGINES = ["local", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))]
+ENGINES = ["local", "ray"]
 """Every engine that real jobs run on; each gets the same tests. Ray has four nodes of two slots."""
 
 

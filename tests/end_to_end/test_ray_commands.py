@@ -17,7 +17,7 @@ from swell.engines.ray.engine import RayEngine, RayOptions
 
 from .conftest import TOY
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 
 def swell(home: Path, *words: str, code: int = 0) -> str:

@@ -26,7 +26,7 @@ from swell.engines.supervised import SupervisedEngine
 from swell.train.client import JobClient
 from swell.train.jobdir import JobDirectory
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.slow
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "runtime"
 TOY = Path(__file__).with_name("toy.py")
