@@ -95,15 +95,9 @@ def only_one(home: Path) -> TextIO:
 
 def running_pid(home: Path) -> int | None:
     """The process that is the control plane of this home now; None if there is none."""
-    try:
-        with (home / LOCK).open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return int(lock.read() or 0) or None
-    except (OSError, ValueError):
-        pass
-    return None
+    from swell.engines.processes import lock_holder
+
+    return lock_holder(home / LOCK)
 
 
 def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], None]) -> None:

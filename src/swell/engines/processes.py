@@ -7,6 +7,7 @@ even when its parents are gone or it made a session of its own, so nothing of a 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import signal
@@ -55,6 +56,19 @@ def memory_bytes(pid: int) -> int:
     except OSError:
         return 0
     return (int(pages[1]) - int(pages[2])) * resource.getpagesize()
+
+
+def lock_holder(path: Path) -> int | None:
+    """The process that holds this lock file and wrote its id into it; None if nobody does."""
+    try:
+        with path.open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(lock.read() or 0) or None
+    except (OSError, ValueError):
+        pass
+    return None
 
 
 def mark(directory: Path) -> str:

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from swell.domain import SwellError
+from swell.engines.processes import lock_holder
 from swell.engines.ray.connection import LOOPBACK, answers
 from swell.engines.supervisor import write_json
 
@@ -51,15 +52,7 @@ def environment(home: Path) -> dict[str, str]:
 
 def running(home: Path) -> int | None:
     """The process that is our head; None if there is none."""
-    try:
-        with (home / LOCK).open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return int(lock.read() or 0) or None
-    except (OSError, ValueError):
-        pass
-    return None
+    return lock_holder(home / LOCK)
 
 
 def address(home: Path) -> str:
