@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 
 
 class JobTable:
-    """All jobs, one row each, in order of submission. What grows with time is kept as of `since_s`."""
+    """Jobs, one row each. What grows with time is kept as of `since_s`.
+
+    On a live cluster a row is used again once its job has ended, so rows say nothing about the order of jobs
+    and a row alone does not identify one. A job's `number` does: numbers rise in order of submission and none
+    is ever given twice. The simulator knows all jobs in advance and uses row i for job number i.
+    """
 
     def __init__(self, specs: Sequence[JobSpec]) -> None:
         n = len(specs)
         self.specs = list(specs)
+        self.number: IntArray = np.arange(n, dtype=np.int64)
         self.submit_s: FloatArray = np.array([s.submit_s for s in specs], dtype=np.float64)
         self.deadline_s: FloatArray = np.array(
             [np.inf if s.deadline_s is None else s.deadline_s for s in specs], dtype=np.float64
@@ -80,7 +86,7 @@ class Snapshot:
         self.cluster = cluster
         self.table = table
         self.rows = rows
-        """The table's rows of the active jobs, ascending: a stable identity of a job across snapshots."""
+        """The table's rows of the active jobs, oldest job first, in no order of their own."""
         self._curves = curves
         self.capacity = cluster.capacity
         self.resize_cost_s = resize_cost_s
@@ -95,6 +101,11 @@ class Snapshot:
     def curves(self) -> Curves:
         """What is believed of the jobs' speed; fitted curves are only computed if a policy looks."""
         return self._curves() if callable(self._curves) else self._curves
+
+    @cached_property
+    def numbers(self) -> IntArray:
+        """The jobs' numbers, strictly ascending: what a policy may know a job by from one call to the next."""
+        return self.table.number[self.rows]
 
     @cached_property
     def submit_s(self) -> FloatArray:
