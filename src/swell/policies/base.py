@@ -27,6 +27,8 @@ class Admission:
     """For a refused job: the earliest deadline that would have been admitted, if the policy can tell."""
     reason: str = ""
     """For a refused job: what stands in the way."""
+    plan: object = None
+    """What the policy wants to remember if the job does come in: it gets it back in `accepted`."""
 
 
 ADMITTED = Admission(True)
@@ -73,8 +75,15 @@ class Policy:
     are skipped; what it does want to see it names by `next_wakeup_s`."""
 
     def admit(self, snapshot: Snapshot, index: int) -> Admission:
-        """May the job at `index` of the snapshot come in? The others are those admitted before it."""
+        """May the job at `index` of the snapshot come in? The others are those admitted before it.
+
+        This changes nothing, because people also ask without submitting: what must be remembered of an
+        admitted job is remembered in `accepted`.
+        """
         return ADMITTED
+
+    def accepted(self, snapshot: Snapshot, index: int, admission: Admission) -> None:
+        """The job at `index` came in on this answer of `admit` to the same snapshot."""
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """How many GPUs is each active job worth right now?"""

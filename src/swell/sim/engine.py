@@ -222,7 +222,8 @@ class _Engine:
                 deadline_s=spec.deadline_s,
             )
             if self.has_admission:
-                answer = self.policy.admit(self._snapshot(), self.active_count - 1)
+                snapshot, index = self._snapshot(), self.active_count - 1
+                answer = self.policy.admit(snapshot, index)
                 if not answer.admitted:
                     self.rejected[row] = 1
                     self._leave(row)
@@ -233,6 +234,7 @@ class _Engine:
                         earliest_deadline_s=answer.earliest_deadline_s,
                     )
                     continue
+                self.policy.accepted(snapshot, index, answer)
                 if answer.finish_s is not None:
                     self.promised_s[row] = answer.finish_s
                 self._emit(EventKind.ADMITTED, row, finish_s=answer.finish_s)
