@@ -68,6 +68,20 @@ class JobTable:
     def __len__(self) -> int:
         return len(self.specs)
 
+    def write(self, row: int, spec: JobSpec, number: int) -> None:
+        """Put a new job, of which nothing is known yet, into a row."""
+        fresh = JobTable([spec])
+        fresh.number[0] = number
+        for name, column in vars(self).items():
+            column[row] = getattr(fresh, name)[0]
+
+    def grow(self, specs: Sequence[JobSpec]) -> None:
+        """Add rows at the end."""
+        added = JobTable(specs)
+        for name, column in vars(self).items():
+            more = getattr(added, name)
+            setattr(self, name, column + more if isinstance(column, list) else np.concatenate([column, more]))
+
 
 class Snapshot:
     """The active jobs at one moment. Every column is an array with one entry per active job, oldest first."""

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from swell.domain import Cluster, Event, EventKind, FloatArray, InputError, JobSpec, Placement
+from swell.board import Board, Move, Rhythm
+from swell.domain import Cluster, Event, EventKind, FloatArray, InputError, JobSpec
 from swell.perf.profiles import ProfileSet
-from swell.placement import Placer, make_placer
-from swell.policies import Decision, JobTable, Policy, Snapshot, make_policy
+from swell.policies import Policy, Snapshot, make_policy
 from swell.sim.costs import ConstantCost, ResizeCost
 from swell.sim.explore import Exploration
 from swell.sim.metrics import Result
@@ -33,8 +33,6 @@ ProgressSink = Callable[[float, int, int], None]
 """Called now and then with simulated seconds, jobs ended, jobs in all."""
 
 _PROGRESS_EVERY = 256
-_LEAST_WAIT_S = 1e-3
-"""A policy is not woken again in the same moment, whatever it asks: rounding may make it ask for that."""
 _IDLE_ROUNDS = 100
 """A policy that lets this many rounds pass while no job runs and none is to come will never start one."""
 
@@ -79,8 +77,13 @@ def simulate(
         chosen.seed = seed
     cost = ConstantCost(float(resize_cost)) if isinstance(resize_cost, int | float) else resize_cost
     ordered = sorted(jobs, key=lambda job: job.submit_s)
-    world = World(ordered, profiles, cluster, chosen, belief)
-    engine = _Engine(world, chosen, cluster, interval_s, cost, failures, explore, on_event, on_progress)
+
+    def pause_of(row: int, before: int, after: int) -> float:
+        return cost.seconds(world.state_bytes(row), before, after)
+
+    board = Board(cluster, chosen.placer, pause_of, ordered)
+    world = World(ordered, profiles, cluster, chosen, belief, board.table)
+    engine = _Engine(board, world, chosen, interval_s, cost, failures, explore, on_event, on_progress)
     if planned_cost is not None:
         engine.plan_with(planned_cost)
     started = time.process_time()
@@ -91,13 +94,13 @@ def simulate(
 
 
 class _Engine:
-    """One run. State of jobs lives in the world's table; here are the clock, the agenda and the books."""
+    """One run. The board keeps the books, the world what is true; here are the clock and the agenda."""
 
     def __init__(
         self,
+        board: Board,
         world: World,
         policy: Policy,
-        cluster: Cluster,
         interval_s: float | None,
         cost: ResizeCost,
         failures: Sequence[NodeFailure],
@@ -105,13 +108,11 @@ class _Engine:
         on_event: EventSink | None,
         on_progress: ProgressSink | None,
     ) -> None:
+        self.board = board
         self.world = world
-        self.table: JobTable = world.table
+        self.table = board.table
         self.policy = policy
-        self.cluster = cluster
-        self.placer: Placer = make_placer(policy.placer, cluster)
-        self.interval_s = policy.interval_s if interval_s is None else interval_s
-        self.cost = cost
+        self.rhythm = Rhythm(policy, policy.interval_s if interval_s is None else interval_s)
         self.explore = explore
         self.on_event = on_event
         self.on_progress = on_progress
@@ -120,11 +121,8 @@ class _Engine:
 
         n = len(self.table)
         self.now_s = float(self.table.submit_s[0])
-        self.active = np.empty(n, dtype=np.int64)
-        self.active_count = 0
         self.next_job = 0
         self.ended = 0
-        self.decide_at_s = math.inf
         self.idle_rounds = 0
         self.segments: list[tuple[float, int, int]] = []  # (ends at, row, stamp)
         self.stamp = [0] * n
@@ -143,12 +141,11 @@ class _Engine:
         self.active_integral_at_submit = np.zeros(n)
         self.mean_active = np.full(n, np.nan)
         self.capacity_gpu_s = 0.0
-        self.gpu_s = 0.0
         self.stalled = False
 
     def plan_with(self, cost: ResizeCost) -> None:
         """Say what policies shall reckon a change to cost; it also waits for the next round."""
-        round_s, typical = self.interval_s or 0.0, self.world.typical_state_bytes
+        round_s, typical = self.rhythm.interval_s or 0.0, self.world.typical_state_bytes
         self.resize_cost_s = cost.seconds(typical, 1, 2) + round_s
         self.start_cost_s = cost.seconds(typical, 0, 1) + round_s
 
@@ -167,7 +164,7 @@ class _Engine:
             self._submissions()
             self._segment_ends()
             self._node_changes()
-            if self.decide_at_s <= self.now_s:
+            if self.rhythm.due_s <= self.now_s:
                 self._decide()
             turns += 1
             if self.on_progress is not None and turns % _PROGRESS_EVERY == 0:
@@ -176,30 +173,22 @@ class _Engine:
             self.on_progress(self.now_s - self.started_at_s, self.ended, n)
 
     def _next_event_s(self) -> float:
-        at_s = self.decide_at_s
+        at_s = self.rhythm.due_s
         if self.next_job < len(self.table):
             at_s = min(at_s, self.table.submit_s[self.next_job])
         while self.segments and self.stamp[self.segments[0][1]] != self.segments[0][2]:
             heapq.heappop(self.segments)
         if self.segments:
             at_s = min(at_s, self.segments[0][0])
-        if self.failures and (self.active_count or self.next_job < len(self.table)):
+        if self.failures and (len(self.board.active) or self.next_job < len(self.table)):
             at_s = min(at_s, self.failures[0][0])
         return float(at_s)
 
     def _pass_time(self, at_s: float) -> None:
         dt = at_s - self.now_s
-        self.active_integral += dt * self.active_count
-        self.capacity_gpu_s += dt * self.cluster.capacity
+        self.active_integral += dt * len(self.board.active)
+        self.capacity_gpu_s += dt * self.board.cluster.capacity
         self.now_s = at_s
-
-    def _ask(self) -> None:
-        """Something happened: let the policy decide, now or at the next round."""
-        if self.interval_s:
-            at_s = math.ceil(self.now_s / self.interval_s - 1e-9) * self.interval_s
-        else:
-            at_s = self.now_s
-        self.decide_at_s = min(self.decide_at_s, at_s)
 
     # -- events ------------------------------------------------------------------------------------------
 
@@ -209,8 +198,7 @@ class _Engine:
             row = self.next_job
             self.next_job += 1
             spec = table.specs[row]
-            self.active[self.active_count] = row
-            self.active_count += 1
+            self.board.activate(row)
             self.active_integral_at_submit[row] = self.active_integral
             self._emit(
                 EventKind.SUBMITTED,
@@ -222,7 +210,7 @@ class _Engine:
                 deadline_s=spec.deadline_s,
             )
             if self.has_admission:
-                snapshot, index = self._snapshot(), self.active_count - 1
+                snapshot, index = self._snapshot(), len(self.board.active) - 1
                 answer = self.policy.admit(snapshot, index)
                 if not answer.admitted:
                     self.rejected[row] = 1
@@ -240,7 +228,7 @@ class _Engine:
                 self._emit(EventKind.ADMITTED, row, finish_s=answer.finish_s)
             else:
                 self._emit(EventKind.ADMITTED, row)
-            self._ask()
+            self.rhythm.ask(self.now_s)
 
     def _segment_ends(self) -> None:
         while self.segments and self.segments[0][0] <= self.now_s:
@@ -256,35 +244,26 @@ class _Engine:
     def _node_changes(self) -> None:
         while self.failures and self.failures[0][0] <= self.now_s:
             _, up, index = self.failures.pop(0)
-            node = self.cluster.nodes[index]
+            cluster = self.board.cluster
+            node = cluster.nodes[index]
             if node.up == up:
                 continue
-            self.cluster = self.cluster.with_node(index, up=up)
             kind = EventKind.NODE_JOINED if up else EventKind.NODE_LOST
             if self.on_event is not None:
-                self.on_event(Event(self.now_s, kind, node=node.name, data={"gpus": node.gpus}))
-            hurt = self.placer.set_cluster(self.cluster, keep_survivors=True)
-            for row, survivors in hurt.items():
-                self.world.node_counts_differ(row, None)
-                self._move(row, survivors, reason=f"node {node.name} was lost")
-            self.decide_at_s = self.now_s  # a loss is not kept waiting for the next round
+                data = {"gpus": node.gpus, "gpu_type": node.gpu_type}
+                self.on_event(Event(self.now_s, kind, node=node.name, data=data))
+            for move in self.board.set_cluster(cluster.with_node(index, up=up), self.now_s):
+                self._follow(move, reason=f"node {node.name} was lost")
+            self.rhythm.ask(self.now_s, urgent=True)
 
     # -- decisions ---------------------------------------------------------------------------------------
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(
-            self.now_s,
-            self.cluster,
-            self.table,
-            self.active[: self.active_count].copy(),
-            self.world.curves,
-            self.resize_cost_s,
-            self.start_cost_s,
-        )
+        return self.board.snapshot(self.now_s, self.world.curves, self.resize_cost_s, self.start_cost_s)
 
     def _decide(self) -> None:
-        self.decide_at_s = math.inf
-        if not self.active_count:
+        self.rhythm.due_s = math.inf
+        if not len(self.board.active):
             return
         if self.world.learns:
             self._replan_batches()
@@ -293,104 +272,58 @@ class _Engine:
         started = time.perf_counter()
         decision = self.policy.allocate(snapshot)
         self.decision_s.append(time.perf_counter() - started)
-        self._carry_out(snapshot, decision)
+        for move in self.board.carry_out(snapshot, decision):
+            self._follow(move)
         known_s = self._explore()
-        wake_s = self.policy.next_wakeup_s(snapshot, decision)
-        if self.interval_s:
-            if self.policy.changes_with_time:
-                wake_s = self.now_s + self.interval_s
-            elif wake_s < math.inf:
-                wake_s = max(math.ceil(wake_s / self.interval_s - 1e-9), 1) * self.interval_s
-                wake_s = max(wake_s, self.now_s + self.interval_s)
-        wake_s = max(wake_s, self.now_s + _LEAST_WAIT_S)
+        self.rhythm.decided(self.now_s, self.policy.next_wakeup_s(snapshot, decision))
+        self.rhythm.due_s = min(self.rhythm.due_s, known_s)
         alive = self.segments or self.next_job < len(self.table) or self.failures
         self.idle_rounds = 0 if alive else self.idle_rounds + 1
-        self.decide_at_s = min(wake_s, known_s) if self.idle_rounds < _IDLE_ROUNDS else math.inf
+        if self.idle_rounds >= _IDLE_ROUNDS:
+            self.rhythm.due_s = math.inf
 
     def _explore(self) -> float:
         """Bound the jobs by what is known of them; returns when the next bound may rise."""
         if self.explore is None:
             return math.inf
-        return self.explore.bound(self.table, self.active[: self.active_count], self.now_s)
+        return self.explore.bound(self.table, self.board.active, self.now_s)
 
     def _replan_batches(self) -> None:
         """Agents that learnt something since they chose their batch size choose again."""
-        for row in self.active[: self.active_count]:
-            if self.table.gpus[row] and self.world.wants_new_plan(int(row)):
-                self._settle(int(row))
-                self._start_segment(int(row), new_plan=True)
+        for row in self.board.active.tolist():
+            if self.table.gpus[row] and self.world.wants_new_plan(row):
+                self._settle(row)
+                self._start_segment(row, new_plan=True)
 
-    def _carry_out(self, snapshot: Snapshot, decision: Decision) -> None:
-        rows, wanted = snapshot.rows, decision.gpus
-        if decision.per_node is not None:
-            changes = {
-                int(rows[i]): decision.per_node[i]
-                for i in range(len(rows))
-                if self.world.node_counts_differ(int(rows[i]), decision.per_node[i])
-            }
-            moved = self.placer.place_per_node(changes) if changes else {}
-        else:
-            changed = np.flatnonzero(wanted != snapshot.gpus)
-            if not len(changed):
-                return
-            if decision.order is not None:
-                rank = np.empty(len(rows), dtype=np.int64)
-                rank[decision.order] = np.arange(len(rows))
-                changed = changed[np.argsort(rank[changed], kind="stable")]
-            moved = self.placer.place({int(rows[i]): int(wanted[i]) for i in changed})
-        for row, placement in moved.items():
-            self._move(row, placement)
-
-    def _move(self, row: int, placement: Placement, reason: str | None = None) -> None:
-        """Put a job on other GPUs, or take all of them away."""
-        table, before = self.table, self.table.placement[row]
-        if placement == before:
-            return
-        self._settle(row)
+    def _follow(self, move: Move, reason: str | None = None) -> None:
+        """Let a job go on where the board has put it."""
+        row = move.row
+        self._ran(row, move.ran_s)
         why = {} if reason is None else {"reason": reason}
-        table.placement[row] = placement
-        table.gpus[row] = len(placement)
-        if not placement:
-            table.rate[row] = 0.0
+        if not move.after:
             self.stamp[row] += 1
-            self._emit(EventKind.PREEMPTED, row, before=before, **why)
+            self._emit(EventKind.PREEMPTED, row, before=move.before, **why)
             return
-        pause_s = self.cost.seconds(self.world.state_bytes(row), len(before), len(placement))
-        # A resize during start-up does not cut it short.
-        table.paused_until_s[row] = max(float(table.paused_until_s[row]), self.now_s + pause_s)
-        if math.isinf(table.first_start_s[row]):
-            table.first_start_s[row] = self.now_s
-        else:
-            table.resizes[row] += 1
-        if not before:
-            table.last_start_s[row] = self.now_s
         self._start_segment(row, new_plan=True)
         if self.on_event is not None:
-            if before:
-                self._emit(EventKind.RESIZED, row, gpus=placement, before=before, pause_s=pause_s, **why)
+            if move.before:
+                gpus = {"gpus": move.after, "before": move.before}
+                self._emit(EventKind.RESIZED, row, **gpus, pause_s=move.pause_s, **why)
             else:
-                self._emit(EventKind.ALLOCATED, row, gpus=placement, pause_s=pause_s)
+                self._emit(EventKind.ALLOCATED, row, gpus=move.after, pause_s=move.pause_s)
 
     # -- jobs --------------------------------------------------------------------------------------------
 
     def _settle(self, row: int) -> None:
         """Bring a job's numbers up to now."""
-        table, now_s = self.table, self.now_s
-        gpus = int(table.gpus[row])
-        since_s = float(table.since_s[row])
-        if gpus and now_s > since_s:
-            held_s = now_s - since_s
-            ran_s = now_s - max(since_s, float(table.paused_until_s[row]))
-            if ran_s > 0:
-                table.left[row] = max(table.left[row] - table.rate[row] * ran_s, 0.0)
-                self.world.advance(row, ran_s)
-            table.attained_gpu_s[row] += gpus * held_s
-            table.run_s[row] += held_s
-            self.gpu_s += gpus * held_s
-        table.since_s[row] = now_s
+        self._ran(row, self.board.settle(row, self.now_s))
+
+    def _ran(self, row: int, ran_s: float) -> None:
+        if ran_s > 0:
+            self.world.advance(row, ran_s)
 
     def _start_segment(self, row: int, new_plan: bool = False) -> None:
-        speed, togo = self.world.start_segment(row, self.cluster, new_plan)
+        speed, togo = self.world.start_segment(row, self.board.cluster, new_plan)
         self.stamp[row] += 1
         if speed > 0:
             begins_s = max(self.now_s, float(self.table.paused_until_s[row]))
@@ -400,25 +333,17 @@ class _Engine:
         table = self.table
         self.finish_s[row] = self.now_s
         table.left[row] = 0.0
-        table.gpus[row] = 0
-        table.rate[row] = 0.0
-        table.placement[row] = ()
         self.stamp[row] += 1
-        self.placer.place({row: 0})
-        self.world.node_counts_differ(row, None)
         self._leave(row)
         if self.on_event is not None:
             deadline_s = table.deadline_s[row]
             met = None if math.isinf(deadline_s) else bool(self.now_s <= deadline_s)
             self._emit(EventKind.FINISHED, row, jct_s=self.now_s - table.submit_s[row], met=met)
-        self._ask()
+        self.rhythm.ask(self.now_s)
 
     def _leave(self, row: int) -> None:
         """The job is active no more."""
-        active = self.active[: self.active_count]
-        index = int(np.searchsorted(active, row))
-        self.active[index : self.active_count - 1] = active[index + 1 :].copy()
-        self.active_count -= 1
+        self.board.deactivate(row)
         self.ended += 1
         lived_s = self.now_s - self.table.submit_s[row]
         if lived_s > 0:
@@ -434,7 +359,7 @@ class _Engine:
         table = self.table
         return Result(
             policy=self.policy.name,
-            cluster=str(self.cluster),
+            cluster=str(self.board.cluster),
             belief=self.world.belief_shown,
             job_ids=[spec.job_id for spec in table.specs],
             submit_s=table.submit_s,
@@ -444,7 +369,7 @@ class _Engine:
             rejected=self.rejected,
             rho=self.world.fairness(self.finish_s - table.submit_s, self.mean_active),
             job_resizes=table.resizes,
-            gpu_seconds=self.gpu_s,
+            gpu_seconds=float(table.attained_gpu_s.sum()),
             capacity_gpu_seconds=self.capacity_gpu_s,
             decision_s=self.decision_s,
             stalled=self.stalled,

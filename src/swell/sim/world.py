@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from swell.domain import Cluster, FloatArray, InputError, IntArray, JobSpec
+from swell.domain import Cluster, FloatArray, InputError, JobSpec
 from swell.perf.belief import JobBelief
 from swell.perf.curves import Curves
 from swell.perf.profiles import ProfileSet
@@ -33,10 +33,11 @@ class World:
         cluster: Cluster,
         policy: Policy,
         belief: str | None,
+        table: JobTable,
     ) -> None:
         if belief not in (None, "profiles", "fitted"):
             raise InputError(f"belief must be 'profiles' or 'fitted', got '{belief}'", field="belief")
-        self.table = JobTable(jobs)
+        self.table = table
         self.cluster = cluster
         self._profile = [profiles.get(job.model) for job in jobs]
         self._main_type = max(cluster.gpu_types, key=lambda kind: _gpus_of_type(cluster, kind))
@@ -46,7 +47,6 @@ class World:
         self._togo = np.zeros(len(jobs))
         self._speed = np.zeros(len(jobs))
         self._rates: dict[tuple[int, Shape, tuple[str, ...]], float] = {}
-        self._node_counts: dict[int, IntArray] = {}
         self._training: list[TrainingJob | None] = [None] * len(jobs)
 
         self.learns = (belief or policy.knows) == "fitted" and any(p.trains for p in self._profile)
@@ -195,17 +195,6 @@ class World:
             return True
         training.end_epoch()
         return training.finished
-
-    def node_counts_differ(self, row: int, counts: IntArray | None) -> bool:
-        """Whether a policy that names nodes wants others than it last got (None: the job holds none)."""
-        last = self._node_counts.get(row)
-        if counts is None or not counts.any():
-            self._node_counts.pop(row, None)
-            return last is not None
-        if last is not None and np.array_equal(last, counts):
-            return False
-        self._node_counts[row] = counts.copy()
-        return True
 
     # -- figures -----------------------------------------------------------------------------------------
 
