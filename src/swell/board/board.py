@@ -43,11 +43,8 @@ class Move(NamedTuple):
     """How long it makes no progress; 0 for a job that lost all its GPUs."""
     ran_s: float
     """How long it made progress since its numbers were last brought up to date."""
-
-    @property
-    def grows(self) -> int:
-        """GPUs gained, negative for GPUs given back."""
-        return len(self.after) - len(self.before)
+    reason: str = ""
+    """Why, if it was not the policy's choice alone."""
 
 
 class Board:
@@ -67,6 +64,8 @@ class Board:
         self._free_rows = [] if jobs else list(range(_FIRST_ROWS - 1, -1, -1))
         self._node_counts: dict[int, IntArray] = {}
         """GPUs per node as a policy that names nodes last asked for them, for jobs that hold some."""
+        self._losses: dict[int, tuple[Placement, str]] = {}
+        """What jobs held before they lost GPUs, and why, until the next decision is carried out."""
 
     # -- who is active -----------------------------------------------------------------------------------
 
@@ -99,6 +98,7 @@ class Board:
         table.gpus[row] = 0
         table.rate[row] = 0.0
         self._node_counts.pop(row, None)
+        self._losses.pop(row, None)
         index = int(np.searchsorted(table.number[active], table.number[row]))
         active[index:-1] = active[index + 1 :].copy()
         self._count -= 1
@@ -163,26 +163,27 @@ class Board:
                 rank[decision.order] = np.arange(len(rows))
                 changed = changed[np.argsort(rank[changed], kind="stable")]
             wanted = dict(more) | {int(rows[i]): int(decision.gpus[i]) for i in changed}
-            if not wanted:
-                return []
-            moved = self.placer.place(wanted)
+            moved = self.placer.place(wanted) if wanted else {}
+        for row in self._losses:  # those whom the policy left with what they have
+            moved.setdefault(row, self.table.placement[row])
         return [
             self._move(row, placement, now_s)
             for row, placement in moved.items()
-            if self._is_new(row, placement)
+            if placement != self.table.placement[row] or row in self._losses
         ]
 
-    def set_cluster(self, cluster: Cluster, now_s: float) -> list[Move]:
-        """Follow nodes that were lost, came back or were added; jobs go on with the GPUs they have left."""
+    def set_cluster(self, cluster: Cluster, now_s: float, reason: str = "") -> None:
+        """Follow nodes that were lost, came back or were added.
+
+        A job that lost GPUs holds those it has left. What becomes of it is among the moves of the next
+        decision: most find other GPUs in it.
+        """
         self.cluster = cluster
-        lost = self.placer.set_cluster(cluster, keep_survivors=True)
-        for row in lost:
+        for row, left in self.placer.set_cluster(cluster, keep_survivors=True).items():
+            self._losses.setdefault(row, (self.table.placement[row], reason))
             self._node_counts.pop(row, None)
-        return [
-            self._move(row, placement, now_s)
-            for row, placement in lost.items()
-            if self._is_new(row, placement)
-        ]
+            self.settle(row, now_s)
+            self.table.placement[row], self.table.gpus[row] = left, len(left)
 
     def set_placer(self, name: str) -> None:
         """Place by other rules from now on; whoever holds GPUs keeps them until the next decision."""
@@ -218,9 +219,6 @@ class Board:
         table.since_s[row] = now_s
         return ran_s
 
-    def _is_new(self, row: int, placement: Placement) -> bool:
-        return placement != self.table.placement[row]
-
     def _other_nodes(self, row: int, counts: IntArray) -> bool:
         """Whether a policy that names nodes wants others for a job than it last asked for."""
         last = self._node_counts.get(row)
@@ -234,19 +232,20 @@ class Board:
 
     def _move(self, row: int, placement: Placement, now_s: float) -> Move:
         """Enter that a job has other GPUs, or none any more."""
-        table, before = self.table, self.table.placement[row]
+        table, kept = self.table, self.table.placement[row]
+        before, reason = self._losses.pop(row, (kept, ""))
         ran_s = self.settle(row, now_s)
         table.placement[row], table.gpus[row] = placement, len(placement)
         if not placement:
             table.rate[row] = 0.0
-            return Move(row, before, placement, 0.0, ran_s)
-        pause_s = self._pause_of(row, len(before), len(placement))
+            return Move(row, before, placement, 0.0, ran_s, reason)
+        pause_s = self._pause_of(row, len(kept), len(placement))
         # A resize during start-up does not cut it short.
         table.paused_until_s[row] = max(float(table.paused_until_s[row]), now_s + pause_s)
         if math.isinf(table.first_start_s[row]):
             table.first_start_s[row] = now_s
         else:
             table.resizes[row] += 1
-        if not before:
+        if not kept:
             table.last_start_s[row] = now_s
-        return Move(row, before, placement, pause_s, ran_s)
+        return Move(row, before, placement, pause_s, ran_s, reason)

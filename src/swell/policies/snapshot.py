@@ -118,7 +118,7 @@ class Snapshot:
 
     @cached_property
     def numbers(self) -> IntArray:
-        """The jobs' numbers, strictly ascending: what a policy may know a job by from one call to the next."""
+        """The jobs' numbers, strictly ascending: how a policy knows a job again at its next call."""
         return self.table.number[self.rows]
 
     @cached_property

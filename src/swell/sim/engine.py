@@ -93,6 +93,19 @@ def simulate(
     return result
 
 
+def move_event(now_s: float, job_id: str, move: Move) -> Event:
+    """What the log says of a job's change of GPUs."""
+    data: dict[str, Any] = {"gpus": move.after, "before": move.before, "pause_s": move.pause_s}
+    if not move.before:
+        kind = EventKind.ALLOCATED
+        del data["before"]
+    elif move.after:
+        kind = EventKind.RESIZED
+    else:
+        kind, data = EventKind.PREEMPTED, {"before": move.before}
+    return Event(now_s, kind, job_id=job_id, data=data | ({"reason": move.reason} if move.reason else {}))
+
+
 class _Engine:
     """One run. The board keeps the books, the world what is true; here are the clock and the agenda."""
 
@@ -252,8 +265,11 @@ class _Engine:
             if self.on_event is not None:
                 data = {"gpus": node.gpus, "gpu_type": node.gpu_type}
                 self.on_event(Event(self.now_s, kind, node=node.name, data=data))
-            for move in self.board.set_cluster(cluster.with_node(index, up=up), self.now_s):
-                self._follow(move, reason=f"node {node.name} was lost")
+            for row in self.board.active.tolist():
+                if index in cluster.nodes_of(self.table.placement[row]):
+                    self._settle(row)
+            reason = f"node {node.name} was lost"
+            self.board.set_cluster(cluster.with_node(index, up=up), self.now_s, reason)
             self.rhythm.ask(self.now_s, urgent=True)
 
     # -- decisions ---------------------------------------------------------------------------------------
@@ -295,22 +311,15 @@ class _Engine:
                 self._settle(row)
                 self._start_segment(row, new_plan=True)
 
-    def _follow(self, move: Move, reason: str | None = None) -> None:
+    def _follow(self, move: Move) -> None:
         """Let a job go on where the board has put it."""
         row = move.row
         self._ran(row, move.ran_s)
-        why = {} if reason is None else {"reason": reason}
-        if not move.after:
-            self.stamp[row] += 1
-            self._emit(EventKind.PREEMPTED, row, before=move.before, **why)
-            return
-        self._start_segment(row, new_plan=True)
+        self.stamp[row] += 1
+        if move.after:
+            self._start_segment(row, new_plan=True)
         if self.on_event is not None:
-            if move.before:
-                gpus = {"gpus": move.after, "before": move.before}
-                self._emit(EventKind.RESIZED, row, **gpus, pause_s=move.pause_s, **why)
-            else:
-                self._emit(EventKind.ALLOCATED, row, gpus=move.after, pause_s=move.pause_s)
+            self.on_event(move_event(self.now_s, self.table.specs[row].job_id, move))
 
     # -- jobs --------------------------------------------------------------------------------------------
 
