@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swell.domain import Cluster, IntArray, JobSpec, Placement
+from swell.domain import Cluster, InputError, IntArray, JobSpec, Placement
 from swell.perf.curves import Curves
 from swell.placement import NoRoom, Placer, make_placer
 from swell.policies import Decision, JobTable, Snapshot
@@ -83,6 +83,11 @@ class Board:
         self._next_number += 1
         self.activate(row)
         return row
+
+    @property
+    def next_number(self) -> int:
+        """The number that the next job will get."""
+        return self._next_number
 
     def activate(self, row: int) -> None:
         """The job in this row, younger than all that are active, is active from now on."""
@@ -182,7 +187,7 @@ class Board:
         for row, left in self.placer.set_cluster(cluster, keep_survivors=True).items():
             self._losses.setdefault(row, (self.table.placement[row], reason))
             self._node_counts.pop(row, None)
-            self.settle(row, now_s)
+            self.table.settle(row, now_s)
             self.table.placement[row], self.table.gpus[row] = left, len(left)
 
     def set_placer(self, name: str) -> None:
@@ -198,26 +203,12 @@ class Board:
         """Enter what a job holds already, as after a restart; False if that is not to be had any more."""
         try:
             self.placer.adopt(row, placement)
-        except NoRoom:
+        except (NoRoom, InputError):
             return False
         table = self.table
         table.placement[row], table.gpus[row] = placement, len(placement)
         table.first_start_s[row] = table.last_start_s[row] = started_s
         return True
-
-    def settle(self, row: int, now_s: float) -> float:
-        """Bring a job's numbers up to now; returns for how long it made progress since the last time."""
-        table = self.table
-        gpus, since_s = int(table.gpus[row]), float(table.since_s[row])
-        ran_s = 0.0
-        if gpus and now_s > since_s:
-            ran_s = max(now_s - max(since_s, float(table.paused_until_s[row])), 0.0)
-            if ran_s > 0:
-                table.left[row] = max(table.left[row] - table.rate[row] * ran_s, 0.0)
-            table.attained_gpu_s[row] += gpus * (now_s - since_s)
-            table.run_s[row] += now_s - since_s
-        table.since_s[row] = now_s
-        return ran_s
 
     def _other_nodes(self, row: int, counts: IntArray) -> bool:
         """Whether a policy that names nodes wants others for a job than it last asked for."""
@@ -234,7 +225,7 @@ class Board:
         """Enter that a job has other GPUs, or none any more."""
         table, kept = self.table, self.table.placement[row]
         before, reason = self._losses.pop(row, (kept, ""))
-        ran_s = self.settle(row, now_s)
+        ran_s = self.table.settle(row, now_s)
         table.placement[row], table.gpus[row] = placement, len(placement)
         if not placement:
             table.rate[row] = 0.0

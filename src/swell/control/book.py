@@ -13,54 +13,70 @@ from dataclasses import replace
 
 from swell.control import lifecycle
 from swell.control.knowledge import Knowledge, fingerprint
-from swell.control.model import JobRecord, Phase
+from swell.control.model import JobRecord, JobRequest, Phase
 from swell.control.store import Store
 from swell.domain import Event, EventKind
 
 _ENDS = (EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED, EventKind.REJECTED)
 
+Recall = Callable[[JobRequest], Knowledge]
+"""What is known of a job before it has been seen."""
 Subscriber = Callable[[int, Event], None]
 
 
 class Book:
     """Jobs that are not over. Those that are stay in the store and leave memory."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, recall: Recall | None = None) -> None:
+        """`recall` says what is known of a job before it has been seen; by default the store's history."""
         self.store = store
+        self._recall = recall or self._from_history
         self.records: dict[str, JobRecord] = {}
         self.known: dict[str, Knowledge] = {}
         self._subscribers: dict[int, Subscriber] = {}
 
-    def add(self, record: JobRecord) -> None:
+    def add(self, record: JobRecord, knowledge: Knowledge | None = None) -> None:
         """Take in a job, with what earlier jobs of its kind taught."""
         self.records[record.job_id] = record
-        self.recall(record.job_id)
+        self.known[record.job_id] = knowledge or self.knowledge_of(record)
 
-    def recall(self, job_id: str) -> None:
-        """Begin with what jobs of the same kind taught so far."""
-        record = self.records[job_id]
-        known = self.known.get(job_id)
-        mark = fingerprint(record.request) if known is None else known.fingerprint
-        knowledge = Knowledge.from_history(mark, self.store.recall(mark))
+    def knowledge_of(self, record: JobRecord) -> Knowledge:
+        """What is known of a job before it has been seen: what jobs of its kind taught. Pure."""
+        knowledge = self._recall(record.request)
         if record.of is not None:
             knowledge.of = record.of
-        self.known[job_id] = knowledge
+        return knowledge
+
+    def recall(self, job_id: str) -> None:
+        """Begin again with what jobs of the same kind taught meanwhile."""
+        mark, record = self.known[job_id].fingerprint, self.records[job_id]
+        self.known[job_id] = Knowledge.from_history(mark, self.store.recall(mark))
+        self.known[job_id].of = record.of if record.of is not None else self.known[job_id].of
 
     def remove(self, job_id: str) -> None:
         """Let a job go."""
         self.records.pop(job_id, None)
         self.known.pop(job_id, None)
 
-    def happen(
-        self, record: JobRecord, happening: lifecycle.Happening, now_s: float, *, save: bool = True
+    def feed(
+        self, record: JobRecord, given: lifecycle.Input, now_s: float, *, save: bool = True
     ) -> tuple[JobRecord, list[lifecycle.Instruction]]:
         """Feed the state machine and write what came out; the instructions are the caller's."""
-        changed, instructions = lifecycle.step(record, happening, now_s)
+        changed, instructions = lifecycle.step(record, given, now_s)
         events = [self._told(one.event) for one in instructions if isinstance(one, lifecycle.Log)]
         if (changed != record and save) or events:
-            self.publish(self.store.save([changed], events), events)
+            self.write([changed], events)
         self.records[record.job_id] = changed
         return changed, instructions
+
+    def write(self, records: Sequence[JobRecord], events: Sequence[Event]) -> None:
+        """Write changed jobs and what happened in one transaction, and tell whoever listens."""
+        if records or events:
+            self.publish(self.store.save(records, events), events)
+
+    def _from_history(self, request: JobRequest) -> Knowledge:
+        mark = fingerprint(request)
+        return Knowledge.from_history(mark, self.store.recall(mark))
 
     def _told(self, event: Event) -> Event:
         """The event of a job's end with what its run taught: all that a replay needs is in the log."""

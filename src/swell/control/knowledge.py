@@ -22,6 +22,8 @@ from swell.perf.throughput import ThroughputParams
 
 _ENOUGH_STEPS = 3
 """Step times of one configuration are believed once this many reports have come."""
+UNKNOWN_WORK = 1e9
+"""Iterations of a job that has not said how long it is: long, so that nobody waits for it."""
 MOST_CLOSING_S = 60.0
 """A job that takes longer to end than this does something else."""
 
@@ -143,6 +145,17 @@ class Knowledge:
         curve.setflags(write=False)
         self._curves[cautious] = (asked, curve)
         return curve
+
+    def left(self, done: float, of: float | None) -> float:
+        """Work still to be done, in the unit of the curve; `of` is what the job itself said, if it did."""
+        total = self.of if of is None else of
+        return UNKNOWN_WORK if total is None else max(total - done, 0.0)
+
+    def most_workers(self, bound: int) -> int:
+        """The exploration bound: twice the workers ever seen, unless history knows better."""
+        if self.belief is None or not self.belief.known:
+            return 1
+        return max(self.belief.max_gpus(bound), 1)
 
     def error(self, gpus: int) -> float:
         """One standard deviation of the predicted duration, relative to it."""

@@ -1,12 +1,12 @@
-"""The life of a job as a pure state machine: happenings in, a new record and instructions out.
+"""The life of a job as a pure state machine: inputs in, a new record and instructions out.
 
     queued --granted--> running --granted nothing--> queued
       |  ^                | |  |
       |  +--resume-- paused<+  +--seen finished/failed--> finished | failed
       +------cancel, refuse--> cancelled | refused
 
-No clock, no I/O: the plane feeds it, writes what comes out and carries out the instructions. Feeding the same
-happening twice changes nothing the second time, because after a crash some are fed again.
+No clock, no I/O: the conductor feeds it, has what comes out written and carries out the instructions. The
+same input fed twice changes nothing the second time, because after a crash some are fed again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swell.control.model import JobRecord, Phase, Promise
 from swell.domain import Event, EventKind, InputError, Placement
 from swell.engines import Observed, RunState
 
-# -- happenings ------------------------------------------------------------------------------------------
+# -- inputs ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Granted:
 
     placement: Placement
     reason: str = ""
+    pause_s: float = 0.0
+    """What a start is believed to take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,25 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Switched:
-    """The job's workers changed over to another set, with this pause."""
+    """The job goes on with workers on these slots, after this pause."""
 
+    gpus: Placement
     pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker that trained died, or was given up."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The job saved a checkpoint after this many steps."""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +108,14 @@ class BoundsAsked:
     max_workers: int | None
 
 
-Happening = (
+Input = (
     Granted
     | Seen
     | Vanished
     | Progressed
     | Switched
+    | WorkerLost
+    | Saved
     | Answered
     | CancelAsked
     | PauseAsked
@@ -132,11 +152,11 @@ Instruction = Log | Apply | End | Reschedule
 Step = tuple[JobRecord, list[Instruction]]
 
 
-def step(record: JobRecord, happening: Happening, now_s: float) -> Step:
-    """What becomes of a job when that happens."""
-    match happening:
-        case Granted(placement, reason):
-            return _granted(record, placement, reason, now_s)
+def step(record: JobRecord, given: Input, now_s: float) -> Step:
+    """What becomes of a job on this input."""
+    match given:
+        case Granted():
+            return _granted(record, given, now_s)
         case Seen(observed):
             return _seen(record, observed, now_s)
         case Vanished():
@@ -149,8 +169,12 @@ def step(record: JobRecord, happening: Happening, now_s: float) -> Step:
                 batch_size=record.batch_size if batch_size is None else batch_size,
             )
             return changed, ([Reschedule()] if record.of != changed.of else [])
-        case Switched(pause_s):
-            return replace(record, pause_s=record.pause_s + pause_s), []
+        case Switched(gpus, pause_s):
+            return _switched(record, gpus, pause_s, now_s)
+        case WorkerLost(worker, reason):
+            return record, [_log(record, EventKind.WORKER_LOST, now_s, worker=worker, reason=reason)]
+        case Saved(step_number):
+            return record, [_log(record, EventKind.CHECKPOINT_SAVED, now_s, step=step_number)]
         case Answered(promise):
             return _answered(record, promise, now_s)
         case CancelAsked(by):
@@ -163,19 +187,32 @@ def step(record: JobRecord, happening: Happening, now_s: float) -> Step:
             return _bounded(record, least, most)
 
 
-def _granted(record: JobRecord, placement: Placement, reason: str, now_s: float) -> Step:
+def _granted(record: JobRecord, given: Granted, now_s: float) -> Step:
+    placement, reason = given.placement, given.reason
     if record.phase not in (Phase.QUEUED, Phase.RUNNING) or placement == record.wanted:
         return record, []
     before = record.wanted
+    why = {"reason": reason} if reason else {}
     if not placement:
-        changed = replace(record, phase=Phase.QUEUED, wanted=(), reason=reason or "others come first now")
-        return changed, [_log(record, EventKind.PREEMPTED, now_s, before=before), Apply()]
+        changed = replace(
+            record, phase=Phase.QUEUED, wanted=(), held=(), reason=reason or "others come first now"
+        )
+        return changed, [_log(record, EventKind.PREEMPTED, now_s, before=before, **why), Apply()]
     changed = replace(record, phase=Phase.RUNNING, wanted=placement, reason=reason)
-    if not before:
-        changed = replace(changed, started_s=record.started_s or now_s)
-        return changed, [_log(record, EventKind.ALLOCATED, now_s, gpus=placement), Apply()]
-    changed = replace(changed, resizes=record.resizes + 1)
-    return changed, [_log(record, EventKind.RESIZED, now_s, gpus=placement, before=before), Apply()]
+    if before:  # logged once it has happened: see Switched
+        return changed, [Apply()]
+    changed = replace(changed, held=placement, started_s=record.started_s or now_s)
+    log = _log(record, EventKind.ALLOCATED, now_s, gpus=placement, pause_s=given.pause_s, **why)
+    return changed, [log, Apply()]
+
+
+def _switched(record: JobRecord, gpus: Placement, pause_s: float, now_s: float) -> Step:
+    changed = replace(record, held=gpus, pause_s=record.pause_s + pause_s)
+    if record.phase is not Phase.RUNNING or gpus == record.held:
+        return (changed if record.phase is Phase.RUNNING else record), []
+    why = {"reason": record.reason} if record.reason else {}
+    log = _log(record, EventKind.RESIZED, now_s, gpus=gpus, before=record.held, pause_s=pause_s, **why)
+    return replace(changed, resizes=record.resizes + 1, reason=""), [log]
 
 
 def _seen(record: JobRecord, observed: Observed, now_s: float) -> Step:
@@ -194,7 +231,7 @@ def _seen(record: JobRecord, observed: Observed, now_s: float) -> Step:
         code, work = observed.exit_code, record.done
         log = _log(record, EventKind.FAILED, now_s, reason=reason, exit_code=code, work=work)
         return changed, [log, End(), Reschedule()]
-    if observed.placement != record.wanted and observed.state is not RunState.STOPPING:
+    if observed.target != record.wanted and observed.state is not RunState.STOPPING:
         return record, [Apply()]
     return record, []
 
@@ -204,7 +241,9 @@ def _over(record: JobRecord, phase: Phase, now_s: float, reason: str, **changes:
     promise = record.promise
     if promise.pending:
         promise = replace(promise, pending=False, reason="it was over before its profiling run was")
-    return replace(record, phase=phase, wanted=(), ended_s=now_s, reason=reason, promise=promise, **changes)
+    return replace(
+        record, phase=phase, wanted=(), held=(), ended_s=now_s, reason=reason, promise=promise, **changes
+    )
 
 
 def _vanished(record: JobRecord, now_s: float) -> Step:
@@ -259,7 +298,7 @@ def _paused(record: JobRecord, now_s: float) -> Step:
         return record, []
     if record.phase.over:
         raise Conflict(f"job '{record.job_id}' is {record.phase.value}: there is nothing to pause")
-    changed = replace(record, phase=Phase.PAUSED, wanted=(), reason="paused by its owner")
+    changed = replace(record, phase=Phase.PAUSED, wanted=(), held=(), reason="paused by its owner")
     instructions: list[Instruction] = [Reschedule()]
     if record.wanted:
         log = _log(record, EventKind.PREEMPTED, now_s, before=record.wanted, reason="paused")

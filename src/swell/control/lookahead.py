@@ -51,9 +51,7 @@ def finishes(
     for i, record in enumerate(ready):
         knowledge, request = known[record.job_id], record.request
         curve = knowledge.curve(capacity, width)
-        of = record.of if record.of is not None else knowledge.of
-        assert of is not None
-        work = of - record.done
+        work = knowledge.left(record.done, record.of)
         if record.wanted:  # it runs already: what the simulated start costs it is given back as progress
             work -= startup_s * curve[len(record.wanted)]
         deadline_s = request.deadline_s
@@ -108,8 +106,7 @@ def estimate(
     `quick` when others wait for the answer too: by the fair share, without a look ahead.
     """
     knowledge = known[record.job_id]
-    of = record.of if record.of is not None else knowledge.of
-    if not knowledge.known or of is None or cluster.capacity == 0:
+    if not knowledge.known or cluster.capacity == 0:
         return Estimate(finish_s=None, source=knowledge.source)
     if len(records) <= MOST_JOBS and not quick:
         finish_s = finishes(records, known, cluster, policy, now_s).get(record.job_id)
@@ -117,7 +114,8 @@ def estimate(
         share = max(cluster.capacity // len(records), 1)
         rate = float(knowledge.curve(share, cluster.gpus_per_node)[share])
         wait = max(len(records) / cluster.capacity, 1.0)
-        finish_s = now_s + knowledge.startup_s + wait * (of - record.done) / rate if rate > 0 else None
+        left_s = knowledge.left(record.done, record.of) / rate if rate > 0 else np.inf
+        finish_s = now_s + knowledge.startup_s + wait * left_s if np.isfinite(left_s) else None
     if finish_s is None:
         return Estimate(finish_s=None, source=knowledge.source)
     finish_s += knowledge.closing_s

@@ -124,7 +124,9 @@ class JobRecord:
     phase: Phase
     promise: Promise
     wanted: Placement = ()
-    """Slots it should have."""
+    """Slots it should have, as last decided."""
+    held: Placement = ()
+    """Slots it trains on, as it last said itself; at its start those it was given."""
     started_s: float | None = None
     ended_s: float | None = None
     done: float = 0.0

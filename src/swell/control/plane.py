@@ -1,25 +1,31 @@
-"""The control plane: what people ask of it, on top of the loop that keeps the cluster in order."""
+"""The control plane: what people ask of it. It has a conductor that keeps the cluster in order, and a loop
+in which the conductor takes its turns. Whatever either side does, it does under one lock.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from swell.control import lifecycle, promises, views
-from swell.control.book import Subscriber
+from swell.control import conductor, lifecycle, promises, views
+from swell.control.book import Book, Recall, Subscriber
+from swell.control.conductor import Conductor
 from swell.control.errors import NotFound
 from swell.control.intake import Intake, Ticket
 from swell.control.loop import Loop
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
 from swell.control.scheduler import check_fits
+from swell.control.store import Store
 from swell.control.views import NodeView
 from swell.domain import Event, InputError
+from swell.engines import Engine
 from swell.policies import make_policy
 
 __all__ = ["ControlPlane", "NodeView"]
@@ -35,12 +41,75 @@ class _Submission:
     key: str | None
 
 
-class ControlPlane(Loop):
+class ControlPlane:
     """Admits jobs, answers for them, and takes orders. Methods are thread-safe."""
 
-    @cached_property
-    def _intake(self) -> Intake[_Submission, JobRecord]:
-        return Intake(self._take_in)
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        *,
+        home: Path,
+        policy: str = "elasticflow",
+        interval_s: float = 5.0,
+        round_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+        recall: Recall | None = None,
+    ) -> None:
+        """`interval_s`: how often to look at jobs though nothing happened. `round_s`: the length of the
+        policy's rounds, if not its own. `recall`: what is known of a job before it runs, if not history."""
+        self.store = store
+        self.engine = engine
+        self.clock = clock
+        self._default_policy = policy
+        self._interval_s = interval_s
+        self._round_s = round_s
+        self._lock = threading.RLock()
+        self._book = Book(store, recall)
+        self._conductor = Conductor(self._book, engine, home)
+        self._loop = Loop(self.turn, self._wait_s)
+        self._intake: Intake[_Submission, JobRecord] = Intake(self._take_in)
+
+    def come_up(self) -> None:
+        """Read the store and find the jobs that run. Without `start` the caller takes the turns."""
+        self.engine.start(self.wake)
+        with self._lock:
+            policy = self.store.setting("policy") or self._default_policy
+            self._conductor.come_up(policy, self._round_s, self.clock())
+
+    def start(self) -> None:
+        """Come up and begin to take turns."""
+        self.come_up()
+        self._loop.start()
+
+    def stop(self) -> None:
+        """Stop listening and deciding. Jobs go on."""
+        self._loop.stop()
+        self.engine.close()
+
+    def wake(self) -> None:
+        """Something happened."""
+        self._loop.wake()
+
+    def turn(self) -> None:
+        """One turn: listen, reconcile, decide if a decision is due."""
+        with self._lock:
+            self._conductor.turn(self.clock())
+
+    @property
+    def trouble(self) -> str:
+        """What keeps the control plane from working, if anything does."""
+        return self._loop.trouble
+
+    @property
+    def due_s(self) -> float:
+        """When the policy decides next, if nothing happens before; infinite if that is not needed."""
+        return self._conductor.scheduler.rhythm.due_s
+
+    def _wait_s(self) -> float:
+        return min(self._interval_s, max(self.due_s - self.clock(), 0.0))
+
+    # -- coming in ---------------------------------------------------------------------------------------
 
     def submit(self, request: JobRequest, owner: str, idempotency_key: str | None = None) -> JobRecord:
         """Take a job in, or refuse its deadline. What is returned is on disk."""
@@ -61,16 +130,12 @@ class ControlPlane(Loop):
                             ticket.refusal = error
             except BaseException:
                 for record, _, _ in accepted:
-                    self._forget(record.job_id)
+                    self._conductor.forget(record.job_id, self.clock())
                 raise
             for record, seqs, events in accepted:
                 self._book.publish(seqs, events)
-                if record.phase.over:
-                    self._forget(record.job_id)
-                    continue
-                self._decide = True
-                if record.promise.pending:
-                    self._scheduler.probe(record, record.submitted_s)
+                if record.promise.pending and not record.phase.over:
+                    self._conductor.scheduler.profiling.ask(record, record.submitted_s)
             self.wake()
 
     def _accept(
@@ -84,32 +149,32 @@ class ControlPlane(Loop):
             earlier = self.store.by_key(wish.owner, wish.key)
             if earlier is not None:
                 return self._book.records.get(earlier.job_id, earlier)
+        scheduler = self._conductor.scheduler
         record = self._new_record(wish.request, wish.owner)
-        self._add(record)
-        try:
-            record = replace(record, promise=self._promise(record, quick=quick))
-            if not record.promise.admitted:
-                record = replace(
-                    record, phase=Phase.REFUSED, ended_s=record.submitted_s, reason=record.promise.reason
-                )
-            seqs = self.store.accept(record, wish.key, events := self._events_of(record))
-        except BaseException:
-            self._forget(record.job_id)
-            raise
-        self._book.records[record.job_id] = record
+        knowledge = self._book.knowledge_of(record)
+        answer, asked = promises.promise(record, knowledge, scheduler, record.submitted_s, quick=quick)
+        record = replace(record, promise=answer)
+        if not answer.admitted:
+            record = replace(record, phase=Phase.REFUSED, ended_s=record.submitted_s, reason=answer.reason)
+        events = views.submission(record, knowledge, scheduler)
+        seqs = self.store.accept(record, wish.key, events)
         accepted.append((record, seqs, events))
+        if answer.admitted:
+            self._book.add(record, knowledge)
+            scheduler.add(record, record.submitted_s)
+            if asked is not None:
+                scheduler.accepted(asked)
         return record
 
     def quote(self, request: JobRequest, owner: str) -> Promise:
-        """What submitting would answer, without submitting."""
+        """What submitting would answer. Changes nothing."""
         self._check(request)
         with self._lock:
             record = self._new_record(request, owner)
-            self._add(record)
-            try:
-                return self._promise(record)
-            finally:
-                self._forget(record.job_id)
+            knowledge = self._book.knowledge_of(record)
+            return promises.promise(record, knowledge, self._conductor.scheduler, record.submitted_s)[0]
+
+    # -- jobs --------------------------------------------------------------------------------------------
 
     def jobs(
         self,
@@ -156,23 +221,24 @@ class ControlPlane(Loop):
     def scale(self, job_id: str, min_workers: int, max_workers: int | None) -> JobRecord:
         """Bound a job's workers by hand."""
         with self._lock:
-            check_fits(self._scheduler.cluster, min_workers)
+            check_fits(self._conductor.scheduler.cluster, min_workers)
             return self._ask(job_id, lifecycle.BoundsAsked(min_workers, max_workers))
 
-    def _ask(self, job_id: str, happening: lifecycle.Happening) -> JobRecord:
+    def _ask(self, job_id: str, given: lifecycle.Input) -> JobRecord:
         with self._lock:
             record = self._book.records.get(job_id)
             if record is None:
                 # It is over, or was never there: the state machine says which requests still make sense.
-                return lifecycle.step(self.job(job_id), happening, self.clock())[0]
-            self._happen(record, happening, self.clock())
+                return lifecycle.step(self.job(job_id), given, self.clock())[0]
+            self._conductor.feed(record, given, self.clock())
             self.wake()
             return self._book.records.get(job_id) or self.job(job_id)
 
     def nodes(self) -> list[NodeView]:
         """The nodes and how many of their slots are in use."""
         with self._lock:
-            return views.nodes(self.engine.cluster(), self._drained, self._book.records.values())
+            drained, records = self._conductor.drained, self._book.records.values()
+            return views.nodes(self.engine.cluster(), drained, records)
 
     def drain(self, node: str) -> None:
         """Move everything off a node and put nothing on it."""
@@ -187,24 +253,23 @@ class ControlPlane(Loop):
             names = [n.name for n in self.engine.cluster().nodes]
             if node not in names:
                 raise NotFound(f"there is no node '{node}'; nodes: {', '.join(names)}")
-            changed = self._drained | {node} if drained else self._drained - {node}
+            before = self._conductor.drained
+            changed = before | {node} if drained else before - {node}
             self.store.set_setting("drained", json.dumps(sorted(changed)))
-            self._drained = changed
-            self._decide = True
+            self._conductor.drained = changed
             self.wake()
 
     def policy(self) -> str:
         """The policy that decides now, as it was given."""
         with self._lock:
-            return self._scheduler.policy_text
+            return self._conductor.scheduler.policy_text
 
     def set_policy(self, text: str) -> None:
         """Decide by another policy from now on; kept across restarts."""
         make_policy(text)
         with self._lock:
             self.store.set_setting("policy", text)
-            self._scheduler.set_policy(text, self._book.records.values())
-            self._decide = True
+            self._conductor.scheduler.set_policy(text, self.clock())
             self.wake()
 
     def events(
@@ -221,23 +286,19 @@ class ControlPlane(Loop):
     def logs(self, job_id: str, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
         """A job's output from an offset, and where to go on."""
         self.job(job_id)
-        return self.engine.logs(job_id, self._job_dir(job_id), offset=offset, limit=limit)
+        return self.engine.logs(job_id, self._conductor.job_dir(job_id), offset=offset, limit=limit)
 
     def explain(self, job_id: str) -> dict[str, Any]:
         """Why a job is where it is, when it will be done, and what it went through."""
         events = [event for _, event in self.store.events(job_id=job_id, limit=10_000)]
         with self._lock:
             record = self.job(job_id)
-            return views.explain(record, self._book, self._scheduler, events, self.clock(), self.trouble)
+            return views.explain(record, self._conductor.scheduler, events, self.clock(), self.trouble)
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> Mapping[str, float]:
         """Figures for monitoring."""
         with self._lock:
-            return views.stats(self._book, self._scheduler) | {
-                "decisions": float(self.decisions),
-                "decision_seconds": self.decision_s,
-                "trouble": float(bool(self.trouble)),
-            }
+            return conductor.stats(self._conductor, self.trouble)
 
     def _check(self, request: JobRequest) -> None:
         script = Path(request.workdir, request.script)
@@ -245,11 +306,8 @@ class ControlPlane(Loop):
             raise InputError(f"script: there is no file '{script}'", field="script")
         if request.deadline_s is not None and request.deadline_s <= self.clock():
             raise InputError("deadline_s must be in the future", field="deadline_s")
-        check_fits(self._scheduler.cluster, request.min_workers)
-        self.engine.check(self._launch(self._new_record(request, "")))
-
-    def _promise(self, record: JobRecord, *, quick: bool = False) -> Promise:
-        return promises.promise(record, self._book, self._scheduler, self.clock(), quick=quick)
+        check_fits(self._conductor.scheduler.cluster, request.min_workers)
+        self.engine.check(self._conductor.launch(self._new_record(request, "")))
 
     def _new_record(self, request: JobRequest, owner: str) -> JobRecord:
         return JobRecord(
@@ -260,9 +318,6 @@ class ControlPlane(Loop):
             phase=Phase.QUEUED,
             promise=Promise(admitted=True, pending=True, estimate=Estimate(finish_s=None)),
         )
-
-    def _events_of(self, record: JobRecord) -> list[Event]:
-        return views.submission(record, self._book.known[record.job_id], self._scheduler.policy_text)
 
 
 def _age(record: JobRecord) -> tuple[float, str]:

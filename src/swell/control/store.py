@@ -15,7 +15,7 @@ from typing import Any
 from swell.control.database import Database
 from swell.control.errors import StoreUnavailable
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
-from swell.domain import Event
+from swell.domain import Event, EventKind
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -175,6 +175,22 @@ class Store:
         )
         return [(int(seq), Event.from_json(line)) for seq, line in rows]
 
+    def count(self, job_id: str, kind: EventKind) -> int:
+        """How many events of a kind a job has in the log."""
+        sql = "SELECT COUNT(*) FROM events WHERE job_id = ? AND kind = ?"
+        return int(self._database.query(sql, (job_id, kind.value))[0][0])
+
+    def thin(self, job_id: str, kind: EventKind) -> None:
+        """Delete every second event of a kind that a job has in the log."""
+        numbered = (
+            "SELECT seq, ROW_NUMBER() OVER (ORDER BY seq) AS n FROM events WHERE job_id = ? AND kind = ?"
+        )
+        with self._database.transaction():
+            self._database.execute(
+                f"DELETE FROM events WHERE seq IN (SELECT seq FROM ({numbered}) AS t WHERE n % 2 = 0)",
+                (job_id, kind.value),
+            )
+
     def last_seq(self) -> int:
         """The number of the newest event; 0 if there is none."""
         return int(self._database.query("SELECT COALESCE(MAX(seq), 0) FROM events")[0][0])
@@ -255,6 +271,7 @@ def record_from_json(text: str) -> JobRecord:
         | {
             "phase": Phase(raw["phase"]),
             "wanted": tuple(raw["wanted"]),
+            "held": tuple(raw.get("held", ())),
             "request": JobRequest(
                 **_known(JobRequest, request)
                 | {"args": tuple(request["args"]), "pip": tuple(request.get("pip", ()))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from swell.control.book import Book
 from swell.control.knowledge import Knowledge
 from swell.control.model import JobRecord, Phase
-from swell.control.promises import likely
+from swell.control.promises import estimated
 from swell.control.scheduler import Scheduler
 from swell.domain import Cluster, Event, EventKind
 
@@ -44,38 +45,43 @@ def nodes(cluster: Cluster, drained: set[str], records: Iterable[JobRecord]) -> 
     ]
 
 
-def why(record: JobRecord, book: Book, scheduler: Scheduler, trouble: str) -> str:
+def why(record: JobRecord, scheduler: Scheduler, now_s: float, trouble: str) -> str:
     """One line on why a job is where it is."""
-    if record.job_id in scheduler.probes:
-        sizes = ", ".join(map(str, scheduler.probes[record.job_id].sizes))
+    run = scheduler.profiling.runs.get(record.job_id)
+    if run is not None and run.sizes:
+        sizes = ", ".join(map(str, run.sizes))
         return f"is being profiled, a few steps at each size (to go: {sizes} workers)"
+    if record.phase is Phase.RUNNING and len(record.held) != len(record.wanted):
+        return f"is changing from {len(record.held)} to {len(record.wanted)} workers"
     if record.phase is not Phase.QUEUED:
         return record.reason or record.phase.value
     if trouble:
         return f"the control plane is in trouble: {trouble}"
-    holders = [r for r in book.records.values() if r.wanted]
+    holders = [r for r in scheduler.book.records.values() if r.wanted]
     used, slots = sum(len(r.wanted) for r in holders), scheduler.cluster.capacity
     names = ", ".join(sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders)[:6]) or "nobody"
     said = f"; {record.reason}" if record.reason else ""
-    policy = scheduler.policy_text
+    policy, round_s, due_s = scheduler.policy_text, scheduler.rhythm.interval_s, scheduler.rhythm.due_s
+    if round_s and due_s < math.inf:
+        said += f"; it decides every {round_s:g} s, next in {max(due_s - now_s, 0):.0f} s"
     return f"waits: {used} of {slots} slots are in use by {names}, as policy '{policy}' decides{said}"
 
 
 def explain(
-    record: JobRecord, book: Book, scheduler: Scheduler, events: Iterable[Event], now_s: float, trouble: str
+    record: JobRecord, scheduler: Scheduler, events: Iterable[Event], now_s: float, trouble: str
 ) -> dict[str, Any]:
     """Why a job is where it is, when it will be done, and what it went through."""
-    cluster, knowledge = scheduler.cluster, book.known.get(record.job_id)
+    cluster, knowledge = scheduler.cluster, scheduler.book.known.get(record.job_id)
     answer: dict[str, Any] = {
         "job_id": record.job_id,
         "phase": record.phase.value,
-        "why": why(record, book, scheduler, trouble),
+        "why": why(record, scheduler, now_s, trouble),
         "slots": list(record.wanted),
         "nodes": sorted({cluster.nodes[n].name for n in cluster.nodes_of(record.wanted)}),
         "policy": scheduler.policy_text,
         "resizes": record.resizes,
         "pause_s": record.pause_s,
-        "profiling": record.job_id in scheduler.probes,
+        "profiling": record.job_id in scheduler.profiling.runs,
         "estimate": None,
         "curve": None,
         "allocations": [
@@ -85,7 +91,7 @@ def explain(
         ],
     }
     if knowledge is not None and not record.phase.over:
-        answer["estimate"] = asdict(likely(record, book, scheduler, now_s))
+        answer["estimate"] = asdict(estimated(record, knowledge, scheduler, now_s))
         if knowledge.belief is not None and knowledge.belief.known:
             curve = knowledge.curve(cluster.capacity or 1, cluster.gpus_per_node)
             answer["curve"] = [round(float(rate), 6) for rate in curve]
@@ -104,7 +110,7 @@ def stats(book: Book, scheduler: Scheduler) -> dict[str, float]:
     }
 
 
-def submission(record: JobRecord, knowledge: Knowledge, policy: str) -> list[Event]:
+def submission(record: JobRecord, knowledge: Knowledge, scheduler: Scheduler) -> list[Event]:
     """The events of a submission, with all that a replay needs."""
     request, promise = record.request, record.promise
     data = {
@@ -114,7 +120,8 @@ def submission(record: JobRecord, knowledge: Knowledge, policy: str) -> list[Eve
         "fingerprint": knowledge.fingerprint,
         "source": knowledge.source,
         "startup_s": knowledge.startup_s,
-        "policy": policy,
+        "policy": scheduler.policy_text,
+        "round_s": scheduler.rhythm.interval_s,
         "gpus": request.workers,
         "min_gpus": request.min_workers,
         "max_gpus": request.max_workers,

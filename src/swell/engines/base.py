@@ -61,7 +61,9 @@ class Observed:
     job_id: str
     state: RunState
     placement: Placement = ()
-    """Slots on which it has workers (or is starting them)."""
+    """Slots on which it has workers at this moment, those that start or leave included."""
+    target: Placement = ()
+    """Slots on which it was last asked to have workers."""
     exit_code: int | None = None
     reason: str = ""
     """For a failed job: why, in a line a person can act on."""
@@ -74,7 +76,7 @@ class Report:
     job_id: str
     time_s: float
     kind: str
-    """'progress', 'timing', 'noise', 'metric', 'resized', 'checkpoint', 'log' ..."""
+    """'progress', 'timing', 'noise', 'resized', 'worker_lost' or 'checkpoint'."""
     data: Mapping[str, Any]
 
 

@@ -70,7 +70,8 @@ class LocalEngine(SupervisedEngine):
         return {"type": "resize", "workers": len(granted)}
 
     def _connected(self, job: SupervisedJob) -> None:
-        job.told = tuple(range(job.target))
+        known = job.wanted if len(job.wanted) >= job.target else tuple(range(job.target))
+        job.told = known[: job.target]
 
     def _further(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
         """A file for each GPU, to be locked by whoever uses it; none on CPU slots."""

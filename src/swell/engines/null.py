@@ -1,28 +1,84 @@
-"""An engine for load tests only: its jobs take time and slots, and nothing else.
+"""An engine without workers: its jobs take time and slots, and nothing else.
 
-No processes and no disk: a job 'runs' for a given number of seconds, whatever its workers, and ends. Stopped
-and started again it goes on where it was, as a real one does. One thread tells the control plane when the
-next one has ended.
+For load tests a job runs for a given number of seconds, whatever its workers. For the comparison of the live
+platform with the simulator it runs at a speed that its slots give it, and stands still for a while when they
+change. Stopped and started again it goes on where it was, as a real one does. There are no processes and no
+disk; with a clock of the caller's there is no thread either, and `next_end_s` says how far to turn it.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from swell.domain import Cluster, InputError, Placement
 from swell.engines.base import Launch, Observed, Report, RunState
 
 
+class Truth(Protocol):
+    """How pretended jobs really run."""
+
+    def work(self, job_id: str) -> float:
+        """How much a job has to do."""
+
+    def speed(self, job_id: str, placement: Placement) -> float:
+        """Work per second on these slots."""
+
+    def pause_s(self, job_id: str, before: int, after: int) -> float:
+        """How long it stands still when it goes from so many slots to so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class SameDuration:
+    """Every job takes the same time, whatever its slots, and changes cost nothing."""
+
+    duration_s: float
+
+    def work(self, job_id: str) -> float:
+        """Seconds."""
+        return self.duration_s
+
+    def speed(self, job_id: str, placement: Placement) -> float:
+        """As time goes by."""
+        return 1.0
+
+    def pause_s(self, job_id: str, before: int, after: int) -> float:
+        """Nothing."""
+        return 0.0
+
+
 @dataclass(slots=True)
 class _Run:
-    placement: Placement
-    left_s: float
-    since_s: float
+    """A job: `left` work as of `since_s`, at `speed` from `paused_until_s` on."""
+
+    left: float
+    placement: Placement = ()
+    since_s: float = 0.0
+    paused_until_s: float = -math.inf
+    speed: float = 0.0
+
+    def move(self, placement: Placement, now_s: float, speed: float, pause_s: float) -> None:
+        if self.placement and now_s > self.since_s:
+            self.left -= self.speed * max(now_s - max(self.since_s, self.paused_until_s), 0.0)
+        self.since_s, self.placement, self.speed = now_s, placement, speed
+        self.paused_until_s = max(self.paused_until_s, now_s + pause_s)
+
+    @property
+    def ends_s(self) -> float:
+        if not self.placement or self.speed <= 0:
+            return math.inf
+        return max(self.since_s, self.paused_until_s) + self.left / self.speed
+
+    def state(self, now_s: float) -> RunState:
+        if not self.placement:
+            return RunState.STOPPED
+        return RunState.FINISHED if now_s >= self.ends_s else RunState.RUNNING
 
 
 class NullEngine:
@@ -36,13 +92,16 @@ class NullEngine:
         *,
         duration_s: float = 1.0,
         tick_s: float = 0.02,
-        clock: Callable[[], float] = time.time,
+        truth: Truth | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        """With `clock` time passes as the caller says, and nobody is woken."""
         if duration_s < 0:
             raise InputError(f"duration_s must be at least 0, got {duration_s!r}", field="duration_s")
-        self.duration_s = duration_s
+        self._truth: Truth = truth or SameDuration(duration_s)
         self._tick_s = tick_s
-        self._clock = clock
+        self._clock = clock or time.time
+        self._watches = clock is None
         self._cluster = cluster
         self._lock = threading.Lock()
         self._runs: dict[str, _Run] = {}
@@ -54,9 +113,10 @@ class NullEngine:
 
     def start(self, wake: Callable[[], None]) -> None:
         """Begin to tell when jobs end."""
-        self._closing.clear()
-        self._thread = threading.Thread(target=self._watch, args=(wake,), name="null-engine", daemon=True)
-        self._thread.start()
+        if self._watches:
+            self._closing.clear()
+            self._thread = threading.Thread(target=self._watch, args=(wake,), name="null-engine", daemon=True)
+            self._thread.start()
 
     def close(self) -> None:
         """Stop telling."""
@@ -78,23 +138,25 @@ class NullEngine:
 
     def apply(self, launch: Launch, placement: Placement) -> None:
         """Start, resize or stop a job."""
-        now_s = self._clock()
+        now_s, job_id = self._clock(), launch.job_id
         with self._lock:
-            run = self._runs.get(launch.job_id)
+            run = self._runs.get(job_id)
             if run is None:
                 if not placement:
                     return
-                run = self._runs[launch.job_id] = _Run((), self.duration_s, now_s)
-                report = Report(
-                    job_id=launch.job_id,
-                    time_s=now_s,
-                    kind="progress",
-                    data={"done": 0.0, "of": 100.0, "batch_size": 1},
-                )
-                self._reports.append(report)
-            if run.placement:
-                run.left_s -= now_s - run.since_s
-            run.placement, run.since_s = placement, now_s
+                run = self._runs[job_id] = _Run(self._truth.work(job_id))
+                if isinstance(self._truth, SameDuration):
+                    said: dict[str, object] = {"done": 0.0, "of": 100.0, "batch_size": 1}
+                    self._reports.append(Report(job_id=job_id, time_s=now_s, kind="progress", data=said))
+            before = run.placement
+            if placement == before:
+                return
+            speed = self._truth.speed(job_id, placement) if placement else 0.0
+            pause_s = self._truth.pause_s(job_id, len(before), len(placement)) if placement else 0.0
+            run.move(placement, now_s, speed, pause_s)
+            if before and placement:
+                said = {"gpus": placement, "pause_s": pause_s, "until_s": run.paused_until_s}
+                self._reports.append(Report(job_id=job_id, time_s=now_s, kind="resized", data=said))
             self.most_used = max(self.most_used, sum(len(one.placement) for one in self._runs.values()))
 
     def end(self, job_id: str) -> None:
@@ -107,12 +169,14 @@ class NullEngine:
         now_s = self._clock()
         with self._lock:
             return {
-                job_id: Observed(job_id=job_id, state=_state(run, now_s), placement=run.placement)
+                job_id: Observed(
+                    job_id=job_id, state=run.state(now_s), placement=run.placement, target=run.placement
+                )
                 for job_id, run in self._runs.items()
             }
 
     def reports(self) -> Iterator[Report]:
-        """A first word of each job."""
+        """What jobs said since the last call."""
         while self._reports:
             yield self._reports.popleft()
 
@@ -121,16 +185,12 @@ class NullEngine:
         part = f"{job_id} pretends to train\n".encode()[offset : offset + limit]
         return part, offset + len(part)
 
+    def next_end_s(self) -> float:
+        """When the next job ends if nothing changes; infinite if none will."""
+        with self._lock:
+            return min((run.ends_s for run in self._runs.values()), default=math.inf)
+
     def _watch(self, wake: Callable[[], None]) -> None:
         while not self._closing.wait(self._tick_s):
-            now_s = self._clock()
-            with self._lock:
-                ended = any(_state(run, now_s) is RunState.FINISHED for run in self._runs.values())
-            if ended:
+            if self._reports or self.next_end_s() <= self._clock():
                 wake()
-
-
-def _state(run: _Run, now_s: float) -> RunState:
-    if not run.placement:
-        return RunState.STOPPED
-    return RunState.FINISHED if now_s - run.since_s >= run.left_s else RunState.RUNNING

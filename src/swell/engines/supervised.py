@@ -259,7 +259,11 @@ class SupervisedEngine:
             return  # those who leave still have their slots
         if granted and message != self._resize(job.told) and job.send(message):
             with self._lock:
-                job.told, job.told_s = granted, now_s
+                job.told_before, job.told, job.told_s = job.told, granted, now_s
+        elif granted and granted != job.told and message == self._resize(job.told):
+            with self._lock:  # as many on other slots, and which ones does not matter here
+                job.told = granted
+            self._add_report(job, "resized", {"pause_s": 0.0, "gpus": granted})
         if job.wanted != job.noted:
             job.note_placement()
 
@@ -276,10 +280,27 @@ class SupervisedEngine:
             if kind == "report":
                 self._take_report(job, message["report"])
             elif kind == "event":
-                with self._lock:
-                    job.follow(message)
-                if message.get("event") in _PAUSES and message.get("pause_s") is not None:
-                    self._add_report(job, "resized", {"pause_s": float(message["pause_s"])})
+                self._take_event(job, message)
+
+    def _take_event(self, job: SupervisedJob, event: Message) -> None:
+        """A line of the job's own history: keep track of its workers, and pass on what people care for."""
+        what, worker = event.get("event"), str(event.get("worker", ""))
+        trained, first = worker in job.members, not job.former
+        with self._lock:
+            job.follow(event)
+        if what == "generation" and first:  # it may have begun with fewer workers than are wanted
+            gpus = job.occupied(sorted(job.members))
+            self._add_report(job, "resized", {"pause_s": 0.0, "gpus": gpus})
+        elif what in _PAUSES and event.get("pause_s") is not None:
+            gpus = job.occupied(sorted(job.members))
+            self._add_report(job, "resized", {"pause_s": float(event["pause_s"]), "gpus": gpus})
+        elif what == "exited" and trained and int(event.get("code", 0)) < 0:
+            self._add_report(job, "worker_lost", {"worker": worker, "reason": _signal_name(event["code"])})
+        elif what == "fenced" and trained:
+            reason = "it did not answer and was given up"
+            self._add_report(job, "worker_lost", {"worker": worker, "reason": reason})
+        elif what == "checkpoint":
+            self._add_report(job, "checkpoint", {"step": int(event["step"])})
 
     def _take_report(self, job: SupervisedJob, said: Message) -> None:
         if said.get("rank", 0) != 0 or job.stop_by_s is not None:
@@ -335,3 +356,11 @@ class SupervisedEngine:
         """Its workers hold a pipe to the supervisor and end with it, however it ends."""
         if not signal_supervisor(job.directory, number) and job.child is not None:
             job.child.send_signal(number)
+
+
+def _signal_name(code: object) -> str:
+    """How a process ended that was ended by a signal."""
+    try:
+        return f"ended by {signal.Signals(-int(str(code))).name}"
+    except ValueError:
+        return f"ended with code {code}"

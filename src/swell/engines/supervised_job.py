@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ class SupervisedJob:
     told: Placement = ()
     """Where the running processes were last told to have workers; only the number counts where slots do not
     matter."""
+    told_before: Placement = ()
+    """The same before that: workers that leave may still be there."""
     told_s: float = float("-inf")
     live: dict[str, int | None] = field(default_factory=dict)
     """The workers that have a process, and their slots where the job knows them."""
@@ -147,7 +150,17 @@ class SupervisedJob:
         if self.outcome is not None:
             end = self.outcome
             return Observed(job_id=self.job_id, state=end.state, exit_code=end.code, reason=end.reason)
-        return Observed(job_id=self.job_id, state=self.state, placement=self.wanted)
+        return Observed(
+            job_id=self.job_id, state=self.state, placement=self.occupied(self.live), target=self.wanted
+        )
+
+    def occupied(self, workers: Collection[str]) -> Placement:
+        """The slots of these workers; where slots do not matter, as many of those it was told to use."""
+        slots = [self.live.get(name) for name in workers]
+        if all(slot is not None for slot in slots):
+            return tuple(sorted(slot for slot in slots if slot is not None))
+        known = self.told + tuple(slot for slot in self.told_before if slot not in self.told)
+        return tuple(sorted(known[: len(slots)]))
 
     # -- its life ----------------------------------------------------------------------------------------
 
@@ -181,7 +194,8 @@ class SupervisedJob:
 
     def started(self, child: subprocess.Popen[bytes], granted: Placement, now_s: float) -> None:
         """Its supervisor is on its way."""
-        self.child, self.told, self.started_s, self.told_s = child, granted, now_s, now_s
+        self.child, self.started_s = child, now_s
+        self.told, self.told_before, self.told_s = granted, (), now_s
         self.alive, self.state, self.outcome = True, RunState.STARTING, None
         self.stop_by_s = None
         self.live, self.ready, self.members, self.former = {}, set(), set(), set()
@@ -189,7 +203,8 @@ class SupervisedJob:
     def gone(self) -> None:
         """Its supervisor is no more."""
         self.disconnect()
-        self.alive, self.stop_by_s, self.told, self.noted, self.child = False, None, (), (), None
+        self.alive, self.stop_by_s, self.child = False, None, None
+        self.told, self.told_before, self.noted = (), (), ()
         self.live, self.ready, self.members, self.former = {}, set(), set(), set()
         self.outcome = Outcome.read(self.directory)
         if self.outcome is not None and self.outcome.state is RunState.STOPPED and self.wanted:

@@ -68,6 +68,27 @@ class JobTable:
     def __len__(self) -> int:
         return len(self.specs)
 
+    def settle(self, row: int, now_s: float) -> float:
+        """Bring a job's numbers up to now; returns for how long it made progress since the last time."""
+        gpus, since_s = int(self.gpus[row]), float(self.since_s[row])
+        ran_s = 0.0
+        if gpus and now_s > since_s:
+            ran_s = max(now_s - max(since_s, float(self.paused_until_s[row])), 0.0)
+            if ran_s > 0:
+                self.left[row] = max(self.left[row] - self.rate[row] * ran_s, 0.0)
+            self.attained_gpu_s[row] += gpus * (now_s - since_s)
+            self.run_s[row] += now_s - since_s
+        self.since_s[row] = now_s
+        return ran_s
+
+    def copy(self, rows: IntArray) -> JobTable:
+        """A table of its own with these rows only, in this order."""
+        part = JobTable([self.specs[row] for row in rows.tolist()])
+        for name, column in vars(self).items():
+            chosen = [column[row] for row in rows.tolist()] if isinstance(column, list) else column[rows]
+            setattr(part, name, chosen)
+        return part
+
     def write(self, row: int, spec: JobSpec, number: int) -> None:
         """Put a new job, of which nothing is known yet, into a row."""
         fresh = JobTable([spec])

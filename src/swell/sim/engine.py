@@ -325,7 +325,7 @@ class _Engine:
 
     def _settle(self, row: int) -> None:
         """Bring a job's numbers up to now."""
-        self._ran(row, self.board.settle(row, self.now_s))
+        self._ran(row, self.table.settle(row, self.now_s))
 
     def _ran(self, row: int, ran_s: float) -> None:
         if ran_s > 0:

@@ -142,8 +142,7 @@ class ScriptJob(Job):
 
     def boundary(self, agreed: int) -> None:
         """Between two steps, at rest: save, and go to another generation if all agreed to."""
-        if self.rank == 0 and self._keeper.due(self.steps):
-            self.save()
+        self._save_if_due()
         if agreed:
             self._switch(agreed)
 

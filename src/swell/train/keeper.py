@@ -33,6 +33,7 @@ class Keeper:
         self._made: Checkpointer | None = None
         self._last_step, self._last_s = 0, time.monotonic()
         self._writing = False
+        self._on_disk: int | None = None
         self._lead_steps, self._lead_s = 0, 0.0
         """How long the last save was being written: until it is on disk the one before counts."""
 
@@ -54,6 +55,7 @@ class Keeper:
         now = time.monotonic()
         if self._writing and self._made is not None and not self._made.saving:
             self._writing = False
+            self._on_disk = self._last_step
             self._lead_steps, self._lead_s = step - self._last_step, now - self._last_s
         if self._every_steps is not None:
             lead = min(self._lead_steps, self._every_steps // 2)
@@ -62,12 +64,19 @@ class Keeper:
             return False
         return now - self._last_s >= self._every_s - min(self._lead_s, self._every_s / 2)
 
+    def newly_saved(self) -> int | None:
+        """The step of a checkpoint that came to be on disk since this was last asked."""
+        step, self._on_disk = self._on_disk, None
+        return step
+
     def save(self, step: int, state: dict[str, Any], *, wait: bool = False) -> None:
         """Save `state` in the background."""
         checkpointer = self._checkpointer()
         if checkpointer is not None and checkpointer.save(step, state, wait=wait):
             self._last_step, self._last_s = step, time.monotonic()
             self._writing = not wait
+            if wait:
+                self._on_disk = step
 
     def wait(self) -> None:
         """Until what is being written is on disk."""

@@ -84,6 +84,18 @@ class Member:
         """Write a checkpoint now (on the leader; the others do nothing)."""
         if self.is_leader:
             self._keeper.save(self.steps, self.capture(), wait=wait)
+            self._tell_saved()
+
+    def _save_if_due(self) -> None:
+        """Between two steps: write a checkpoint if it is time, and tell of one that was written."""
+        if self.rank == 0 and self._keeper.due(self.steps):
+            self.save()
+        self._tell_saved()
+
+    def _tell_saved(self) -> None:
+        step = self._keeper.newly_saved()
+        if step is not None and self._link is not None:
+            self._link.event("checkpoint", step=step)
 
     def _offer(self) -> int:
         if self._link is None:

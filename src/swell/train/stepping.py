@@ -214,8 +214,7 @@ class Stepper(Member):
         if self._adaptive is not None and share is not None:
             self._adaptive.follow()
             self._adaptive.observe(step_s, reduced.sync_s, share.samples, len(share.covered))
-        if self.rank == 0 and self._keeper.due(self.steps):
-            self.save()
+        self._save_if_due()
 
     def _rescale(self, headers: list[Header], alone: bool) -> bool:
         """Make the sum a mean over the samples that really came together; False if there was none."""

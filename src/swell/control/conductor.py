@@ -1,0 +1,267 @@
+"""The conductor: it listens to jobs, lets the policy decide, and makes the engine follow. One turn at a time.
+
+    reports and processes -> lifecycle (pure: inputs in, record and instructions out) -> store -> engine
+    records and knowledge -> scheduler (policy, board) -> moves -> lifecycle
+
+Everything that changes a job goes through its state machine, is written to the store with its events in one
+transaction, and only then carried out. So the plane can be killed at any moment: on restart it reads the
+store, asks the engine what runs, and goes on where it was. Jobs do not notice.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from swell.board import Move
+from swell.control import lifecycle, promises, views
+from swell.control.book import Book
+from swell.control.knowledge import Knowledge
+from swell.control.model import JobRecord
+from swell.control.progress import ProgressLog
+from swell.control.reconcile import EndStray, Feed, Reconciler, StartAgain
+from swell.control.scheduler import Scheduler
+from swell.domain import Cluster, Event, EventKind
+from swell.engines import Engine, Launch, Report
+
+_CURVES = ("epoch", "batch_size", "loss", "lr", "metrics", "noise_scale", "efficiency", "step_s")
+"""What of a progress report goes into the log beside how far the job is."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """What is counted for monitoring."""
+
+    decisions: int = 0
+    decision_s: float = 0.0
+
+
+class Conductor:
+    """Keeps the engine in step with what the policy decides. Its caller holds the control plane's lock."""
+
+    def __init__(self, book: Book, engine: Engine, home: Path) -> None:
+        self.book = book
+        self.engine = engine
+        self.figures = Figures()
+        self.drained: set[str] = set()
+        """Names of nodes that get no jobs, because a person said so."""
+        self.scheduler: Scheduler
+        self._home = home
+        self._reconciler = Reconciler()
+        self._progress = ProgressLog(book.store)
+        self._starting: dict[str, float] = {}
+        """When jobs that have not trained since were given slots."""
+
+    def come_up(self, policy: str, interval_s: float | None, now_s: float) -> None:
+        """Read the store: which nodes are drained, which jobs there are and what they hold."""
+        store = self.book.store
+        self.drained = set(json.loads(store.setting("drained") or "[]"))
+        self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s)
+        for record in sorted(store.jobs(over=False, limit=1_000_000), key=lambda r: r.submitted_s):
+            self._reconciler.came_up(record.job_id)
+            self.book.add(record)
+            if not self.scheduler.add(record, now_s):
+                self.feed(record, lifecycle.Granted((), "the slots it had are gone"), now_s)
+            if record.promise.pending and record.request.deadline_s is not None:
+                self.scheduler.profiling.ask(record, now_s)
+        self._announce_nodes(now_s)
+
+    def turn(self, now_s: float) -> None:
+        """Listen, follow the nodes, reconcile, and decide if a decision is due."""
+        # Look at the jobs before reading their reports: a job seen as over has then said all it had to say.
+        observed = self.engine.observe()
+        self._listen(now_s)
+        self._follow_nodes(now_s)
+        for difference in self._reconciler.differences(self.book.records, observed, now_s):
+            match difference:
+                case EndStray(job_id):
+                    self.engine.end(job_id)
+                case StartAgain(job_id):
+                    record = self.book.records[job_id]
+                    self.engine.apply(self.launch(record), record.wanted)
+                case Feed(job_id, given):
+                    self.feed(self.book.records[job_id], given, now_s)
+        self._profile(now_s)
+        if self.scheduler.rhythm.due_s <= now_s:
+            self._decide(now_s)
+
+    # -- listening ---------------------------------------------------------------------------------------
+
+    def _listen(self, now_s: float) -> None:
+        """Take in what jobs reported; their progress is written down together, in one transaction."""
+        progress: dict[str, Event] = {}
+        for report in self.engine.reports():
+            record, knowledge = self.book.records.get(report.job_id), self.book.known.get(report.job_id)
+            if record is None or knowledge is None:
+                continue
+            match report.kind:
+                case "progress":
+                    event = self._progressed(record, knowledge, report, now_s)
+                    if self._progress.due(record.job_id, report.time_s):
+                        progress[record.job_id] = event
+                case "timing":
+                    if knowledge.timing(dict(report.data)):
+                        self.scheduler.rhythm.ask(now_s)
+                case "noise" if knowledge.belief is not None:
+                    knowledge.belief.observe_gradients(float(report.data["sqr"]), float(report.data["var"]))
+                case "resized":
+                    self._switched(record, knowledge, report, now_s)
+                case "worker_lost":
+                    worker, reason = str(report.data["worker"]), str(report.data["reason"])
+                    self.feed(record, lifecycle.WorkerLost(worker, reason), report.time_s)
+                case "checkpoint":
+                    self.feed(record, lifecycle.Saved(int(report.data["step"])), report.time_s)
+        # A job may have ended since it spoke: then its end is in the log and its progress with it.
+        records = [self.book.records[job_id] for job_id in progress if job_id in self.book.records]
+        self.book.write(records, list(progress.values()))
+        for record in records:
+            self._progress.written(record.job_id, progress[record.job_id].time_s)
+            self.book.remember(record, now_s)
+
+    def _progressed(self, record: JobRecord, knowledge: Knowledge, report: Report, now_s: float) -> Event:
+        data = report.data
+        of = None if data.get("of") is None else float(data["of"])
+        given = lifecycle.Progressed(float(data["done"]), of, data.get("batch_size"))
+        if of is not None:
+            knowledge.of = of
+        knowledge.progressed(report.time_s, given.done)
+        started_s = self._starting.pop(record.job_id, None)
+        if started_s is not None:
+            knowledge.startup_s = max(report.time_s - started_s, 0.1)
+            self.scheduler.trains_from(record.job_id, report.time_s, now_s)
+        # On disk now and then only, with the event; its length at once, because promises hang on it.
+        self.feed(record, given, now_s, save=of is not None and record.of != of)
+        said = {name: data[name] for name in _CURVES if data.get(name) is not None}
+        figures = {"done": given.done, "of": of, "gpus": len(record.held)} | said
+        return Event(report.time_s, EventKind.PROGRESS, job_id=record.job_id, data=figures)
+
+    def _switched(self, record: JobRecord, knowledge: Knowledge, report: Report, now_s: float) -> None:
+        pause_s = float(report.data.get("pause_s", 0.0))
+        if pause_s > 0:
+            knowledge.pause_s = max(pause_s, 0.05)
+        until_s = float(report.data.get("until_s", report.time_s))
+        if record.job_id not in self._starting:
+            self.scheduler.trains_from(record.job_id, until_s, now_s)
+        gpus = tuple(int(slot) for slot in report.data.get("gpus", record.wanted))
+        self.feed(record, lifecycle.Switched(gpus, pause_s), report.time_s)
+
+    # -- nodes -------------------------------------------------------------------------------------------
+
+    def cluster(self) -> Cluster:
+        """The engine's nodes; those that are drained count as not up."""
+        cluster = self.engine.cluster()
+        nodes = tuple(replace(n, up=n.up and n.name not in self.drained) for n in cluster.nodes)
+        return Cluster(nodes, cluster.held)
+
+    def _announce_nodes(self, now_s: float) -> None:
+        """Write down which nodes there are, where they are not those of the last time."""
+        store = self.book.store
+        nodes = {n.name: [n.gpus, n.gpu_type] for n in self.engine.cluster().nodes}
+        events = views.node_changes(json.loads(store.setting("nodes") or "{}"), nodes, now_s)
+        if events:
+            with store.transaction():
+                store.set_setting("nodes", json.dumps(nodes))
+                self.book.write([], events)
+
+    def _follow_nodes(self, now_s: float) -> None:
+        before, cluster = self.scheduler.cluster, self.cluster()
+        if not self.scheduler.set_cluster(cluster, now_s):
+            return
+        events = []
+        for i, node in enumerate(cluster.nodes):
+            was = before.nodes[i].up if i < len(before.nodes) else False
+            if node.up != was:
+                kind = EventKind.NODE_JOINED if node.up else EventKind.NODE_LOST
+                why = {"reason": "drained"} if node.name in self.drained else {}
+                data = {"gpus": node.gpus, "gpu_type": node.gpu_type} | why
+                events.append(Event(now_s, kind, node=node.name, data=data))
+        self.book.write([], events)
+
+    # -- deciding ----------------------------------------------------------------------------------------
+
+    def _profile(self, now_s: float) -> None:
+        """Go on with the profiling runs; jobs that were measured get their answer."""
+        over, changed = self.scheduler.profiling.advance(self.book, now_s)
+        if changed:
+            self.scheduler.rhythm.ask(now_s, urgent=True)
+        for job_id in over:
+            record, knowledge = self.book.records[job_id], self.book.known[job_id]
+            self.book.remember(record, now_s)
+            answer, asked = promises.after_profiling(record, knowledge, self.scheduler, now_s)
+            if asked is not None:
+                self.scheduler.accepted(asked)
+            self.feed(record, lifecycle.Answered(answer), now_s)
+
+    def _decide(self, now_s: float) -> None:
+        began_s = time.perf_counter()
+        moves = self.scheduler.decide(now_s)
+        self.figures.decision_s += time.perf_counter() - began_s
+        self.figures.decisions += 1
+        # Jobs that shrink go first, so that slots are free before another job is told to use them.
+        moves.sort(key=lambda item: len(item[1].after) - len(item[1].before))
+        for job_id, move in moves:
+            self._grant(self.book.records[job_id], move, now_s)
+
+    def _grant(self, record: JobRecord, move: Move, now_s: float) -> None:
+        if move.after and not record.wanted:
+            self._starting[record.job_id] = now_s
+        self.feed(record, lifecycle.Granted(move.after, move.reason, move.pause_s), now_s)
+
+    # -- one job -----------------------------------------------------------------------------------------
+
+    def feed(self, record: JobRecord, given: lifecycle.Input, now_s: float, *, save: bool = True) -> None:
+        """Feed a job's state machine, have what comes out written, then carry out what it says."""
+        changed, instructions = self.book.feed(record, given, now_s, save=save)
+        for one in instructions:
+            match one:
+                case lifecycle.Apply():
+                    self.engine.apply(self.launch(changed), changed.wanted)
+                case lifecycle.End():
+                    self.engine.end(changed.job_id)
+                case lifecycle.Reschedule():
+                    self.scheduler.rhythm.ask(now_s)
+        if changed.phase.over:
+            self.book.remember(changed, now_s)
+            self.forget(changed.job_id, now_s)
+
+    def forget(self, job_id: str, now_s: float) -> None:
+        """The job is over: it stays in the store and leaves memory."""
+        self.scheduler.remove(job_id, now_s)
+        self.book.remove(job_id)
+        self._reconciler.forget(job_id)
+        self._progress.forget(job_id)
+        self._starting.pop(job_id, None)
+
+    def job_dir(self, job_id: str) -> Path:
+        """Where a job's files are."""
+        return self._home / "jobs" / job_id
+
+    def launch(self, record: JobRecord) -> Launch:
+        """What the engine must know to run a job."""
+        request = record.request
+        most = request.max_workers or max(sum(n.gpus for n in self.scheduler.cluster.nodes), 1)
+        return Launch(
+            job_id=record.job_id,
+            command=(request.script, *request.args),
+            workdir=Path(request.workdir),
+            env=request.env,
+            job_dir=self.job_dir(record.job_id),
+            auto=request.auto,
+            max_workers=most,
+            memory_bytes=request.memory_bytes,
+            checkpoint_s=request.checkpoint_s,
+            pip=request.pip,
+        )
+
+
+def stats(conductor: Conductor, trouble: str) -> Mapping[str, Any]:
+    """Figures for monitoring."""
+    return views.stats(conductor.book, conductor.scheduler) | {
+        "decisions": float(conductor.figures.decisions),
+        "decision_seconds": conductor.figures.decision_s,
+        "trouble": float(bool(trouble)),
+    }

@@ -1,0 +1,125 @@
+"""Profiling runs: a job with a deadline that nobody has seen yet is measured first and answered then.
+
+As in CoDDL (AFS, NSDI'21) a run over-allocates and then shrinks: it begins on all free slots and halves them,
+with a few steps at each size, so that the job's curve is known cheaply. One run at a time, because the next
+job of the same kind may need none any more. A job that was promised a finish gives up nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from swell.board import Board
+from swell.control.book import Book
+from swell.control.model import JobRecord, Phase
+from swell.placement import FREE
+
+STEPS = 3
+"""Timing reports wanted at each size."""
+SIZE_LIMIT_S = 30.0
+"""Longest that a run stays at one size once the job trains."""
+START_LIMIT_S = 120.0
+"""Longest that a job may take to get slots and train its first step; after that it is answered unseen."""
+
+
+@dataclass(slots=True)
+class ProfilingRun:
+    """One job's profiling run."""
+
+    least: int
+    most: int | None
+    asked_s: float
+    since_s: float
+    """When the present size began, or the job began to train."""
+    sizes: list[int] | None = None
+    """Sizes still to be measured, the present one first; None while the run waits for slots."""
+
+    @property
+    def size(self) -> int:
+        """Slots that the job holds, or is to get, now."""
+        return self.sizes[0] if self.sizes else 0
+
+    def next_size(self, now_s: float) -> bool:
+        """The present size has been measured. False if there is none left."""
+        self.sizes, self.since_s = (self.sizes or [])[1:], now_s
+        return bool(self.sizes)
+
+
+class Profiling:
+    """The profiling runs that are under way or wait for slots, oldest first."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, ProfilingRun] = {}
+
+    def ask(self, record: JobRecord, now_s: float) -> None:
+        """Have a job profiled as soon as there are slots for it."""
+        request = record.request
+        self.runs[record.job_id] = ProfilingRun(request.min_workers, request.max_workers, now_s, now_s)
+
+    def drop(self, job_id: str) -> None:
+        """The job is not to be profiled (any more)."""
+        self.runs.pop(job_id, None)
+
+    def begin(self, records: Mapping[str, JobRecord], free: int, now_s: float) -> None:
+        """Begin the run that waits longest: on all free slots, else on those of jobs without a promise."""
+        if not self.runs or any(run.sizes is not None for run in self.runs.values()):
+            return
+        job_id, run = next(iter(self.runs.items()))
+        yielding = sum(
+            len(r.wanted) for r in records.values() if r.promise.guaranteed_s is None and r.job_id != job_id
+        )
+        first = max(free, run.least)
+        if first > free + yielding:
+            return
+        first = min(first, run.most or first)
+        halvings = [1 << i for i in range(first.bit_length() - 1, -1, -1)]
+        run.sizes = [size for size in halvings if size >= run.least] or [run.least]
+        run.since_s = now_s
+
+    def advance(self, book: Book, now_s: float) -> tuple[list[str], bool]:
+        """Jobs that have been measured enough to be answered, and whether any run changed its size."""
+        over: list[str] = []
+        changed = False
+        for job_id, run in list(self.runs.items()):
+            record = book.records[job_id]
+            if record.phase not in (Phase.QUEUED, Phase.RUNNING):
+                continue
+            if run.sizes is None and book.known[job_id].source == "none":
+                book.recall(job_id)  # another job of its kind may have been seen meanwhile
+            knowledge = book.known[job_id]
+            if knowledge.seen:
+                reports = sum(n for (_, workers, _), n in knowledge.seen.items() if workers == run.size)
+                if reports < STEPS and now_s - run.since_s < SIZE_LIMIT_S:
+                    continue
+                done = not run.next_size(now_s)
+            else:
+                run.since_s = now_s
+                done = knowledge.known or now_s - run.asked_s > START_LIMIT_S
+            changed = True
+            if done:
+                self.drop(job_id)
+                over.append(job_id)
+        return over, changed
+
+    def shares(self, rows: Mapping[str, int]) -> dict[int, int]:
+        """Slots that each run under way shall have, by the row of its job."""
+        return {rows[job_id]: run.size for job_id, run in self.runs.items() if run.size and job_id in rows}
+
+    def reserved(self, board: Board, rows: Mapping[str, int]) -> list[int]:
+        """Slots that runs hold or are about to get: not the policy's to give."""
+        taken: list[int] = []
+        missing = 0
+        for row, size in self.shares(rows).items():
+            held = board.table.placement[row][:size]
+            taken += held
+            missing += size - len(held)
+        if missing:  # from the free ones first, on the emptiest nodes
+            owner, free = board.placer.occupancy.owner, board.placer.occupancy.free
+            node_of, mine = board.cluster.node_of_gpu, set(taken)
+            usable = [int(g) for g in np.flatnonzero(board.cluster.in_service) if g not in mine]
+            usable.sort(key=lambda g: (owner[g] != FREE, -int(free[node_of[g]]), g))
+            taken += usable[:missing]
+        return taken

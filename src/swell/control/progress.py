@@ -1,0 +1,54 @@
+"""Which of a job's progress reports go into the event log: a bounded number, evenly spread over its life.
+
+Jobs report twice a second. The log takes one report every `FIRST_S` seconds; once a job has `MOST` of them
+every second one is deleted and the spacing doubles. So a curve is fine for a job of a minute, and a job of a
+month has no more than `MOST` points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swell.control.store import Store
+from swell.domain import EventKind
+
+FIRST_S = 2.0
+"""Seconds between two reports in the log at first."""
+MOST = 600
+"""Most reports of one job in the log."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    count: int
+    spacing_s: float
+    last_s: float = float("-inf")
+
+
+class ProgressLog:
+    """Says when a job's progress is written down, and thins what was written."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._jobs: dict[str, _Kept] = {}
+
+    def due(self, job_id: str, now_s: float) -> bool:
+        """Whether a report of this moment belongs into the log."""
+        kept = self._jobs.get(job_id)
+        if kept is None:
+            count = self._store.count(job_id, EventKind.PROGRESS)  # some may be from before a restart
+            kept = self._jobs[job_id] = _Kept(count, FIRST_S)
+        return now_s - kept.last_s >= kept.spacing_s
+
+    def written(self, job_id: str, now_s: float) -> None:
+        """A report was written down."""
+        kept = self._jobs[job_id]
+        kept.count, kept.last_s = kept.count + 1, now_s
+        if kept.count >= MOST:
+            self._store.thin(job_id, EventKind.PROGRESS)
+            kept.count -= kept.count // 2
+            kept.spacing_s *= 2
+
+    def forget(self, job_id: str) -> None:
+        """The job is over."""
+        self._jobs.pop(job_id, None)

@@ -1,0 +1,78 @@
+"""What should run against what does run: the differences, as things to do about them.
+
+Nothing here acts. The conductor asks once in every turn, and doing the same thing twice does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from swell.control import lifecycle
+from swell.control.model import JobRecord, Phase
+from swell.engines import Observed
+
+LOST_AFTER_S = 3.0
+"""A job that should run and that the engine does not know for this long has vanished."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndStray:
+    """The engine runs a job that is over or was never ours: have it ended."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartAgain:
+    """The job was to be started by a control plane that was killed before it could say so."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Something for the job's state machine."""
+
+    job_id: str
+    given: lifecycle.Input
+
+
+Difference = EndStray | StartAgain | Feed
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Compares, and remembers since when jobs are missing."""
+
+    _unconfirmed: set[str] = field(default_factory=set)
+    """Jobs from the store that have not been looked for since the control plane came up."""
+    _missing_since_s: dict[str, float] = field(default_factory=dict)
+
+    def came_up(self, job_id: str) -> None:
+        """The job is in the store of a control plane that just came up."""
+        self._unconfirmed.add(job_id)
+
+    def forget(self, job_id: str) -> None:
+        """The job is over."""
+        self._unconfirmed.discard(job_id)
+        self._missing_since_s.pop(job_id, None)
+
+    def differences(
+        self, records: Mapping[str, JobRecord], observed: Mapping[str, Observed], now_s: float
+    ) -> Iterator[Difference]:
+        """What differs now. Records may change while this is being gone through."""
+        for job_id, seen in observed.items():
+            yield Feed(job_id, lifecycle.Seen(seen)) if job_id in records else EndStray(job_id)
+        for job_id in list(records):
+            record = records.get(job_id)
+            if record is None:
+                continue
+            if record.phase is not Phase.RUNNING or job_id in observed:
+                self.forget(job_id)
+            elif job_id in self._unconfirmed:
+                self._unconfirmed.discard(job_id)
+                yield StartAgain(job_id)
+            elif now_s - self._missing_since_s.setdefault(job_id, now_s) >= LOST_AFTER_S:
+                del self._missing_since_s[job_id]
+                yield Feed(job_id, lifecycle.Vanished())

@@ -1,0 +1,70 @@
+"""The live platform does what the simulator says: same decisions, placements and events, for every policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.control.virtual import Trace, VirtualPlatform, make_trace
+
+from swell.control import lookahead
+from swell.domain import Event, EventKind
+from swell.policies.registry import policy_names
+from swell.sim import NodeFailure, simulate
+
+KINDS = frozenset(EventKind) - {EventKind.PROGRESS, EventKind.WORKER_LOST, EventKind.CHECKPOINT_SAVED}
+FACTS = {
+    EventKind.ALLOCATED: ("gpus", "pause_s"),
+    EventKind.RESIZED: ("gpus", "before", "pause_s", "reason"),
+    EventKind.PREEMPTED: ("before", "reason"),
+    EventKind.REJECTED: ("reason",),
+    EventKind.FINISHED: ("met",),
+}
+
+TRACES = {
+    "busy": make_trace(1, 24, "4x4", 0.5),
+    "overloaded": make_trace(2, 30, "2x4", 0.3),
+    "node lost": make_trace(3, 20, "4x4", 0.6, [NodeFailure(1, 700.0, 900.0), NodeFailure(3, 1500.0)]),
+}
+
+
+def told(events: list[Event]) -> list[tuple[Any, ...]]:
+    """What happened, in an order that does not depend on who wrote first within one moment."""
+    lines = []
+    for event in events:
+        if event.kind not in KINDS or (event.kind is EventKind.NODE_JOINED and event.time_s == 0.0):
+            continue
+        subject = event.node or str(event.job_id).split("-")[0]
+        facts = [(name, _plain(event.data.get(name))) for name in FACTS.get(event.kind, ())]
+        lines.append((round(event.time_s, 6), event.kind.value, subject, facts))
+    return sorted(lines, key=repr)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    return list(value) if isinstance(value, list | tuple) else value or None
+
+
+@pytest.fixture(autouse=True)
+def _no_looking_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates are not compared here, and each would be a simulation of its own."""
+    monkeypatch.setattr(lookahead, "MOST_JOBS", 0)
+
+
+@pytest.mark.parametrize("round_s", [None, 60.0], ids=["own rhythm", "rounds"])
+@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("trace", TRACES.values(), ids=list(TRACES))
+def test_same_events(trace: Trace, policy: str, round_s: float | None, tmp_path: Path) -> None:
+    simulated: list[Event] = []
+    simulate(
+        trace.jobs, trace.profiles, trace.cluster, policy,
+        interval_s=round_s, resize_cost=5.0, belief="profiles",
+        failures=trace.failures, on_event=simulated.append,
+    )  # fmt: skip
+    live = VirtualPlatform(trace, policy, tmp_path, cost_s=5.0, round_s=round_s).run()
+    expected, found = told(simulated), told(live)
+    for a, b in zip(expected, found):
+        assert a == b
+    assert len(expected) == len(found)

@@ -1,0 +1,168 @@
+"""The live control plane on a virtual clock: real store, real conductor, real scheduler, no processes.
+
+Jobs run at the speed of their profiles, and the control plane is told exactly that speed, as a policy with an
+oracle is in the simulator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from swell.control.database import connect
+from swell.control.knowledge import Knowledge
+from swell.control.model import JobRequest
+from swell.control.plane import ControlPlane
+from swell.control.store import Store
+from swell.domain import ANY_GPU, Cluster, Event, FloatArray, JobSpec, Placement
+from swell.engines.null import NullEngine
+from swell.perf.profiles import MeasuredCounts, ProfileSet
+from swell.sim import NodeFailure
+
+
+@dataclass(slots=True)
+class Exact(Knowledge):
+    """Knowledge of a job whose curve is known exactly."""
+
+    rates: FloatArray = field(default_factory=lambda: np.zeros(1))
+
+    @property
+    def known(self) -> bool:
+        return True
+
+    def curve(self, max_gpus: int, gpus_per_node: int, *, cautious: bool = False) -> FloatArray:
+        return self.rates[: max_gpus + 1]
+
+    def most_workers(self, bound: int) -> int:
+        return bound
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Jobs, how fast each is on 0, 1, 2 ... GPUs, where they run and which nodes are lost."""
+
+    jobs: Sequence[JobSpec]
+    rates: dict[str, FloatArray]
+    cluster: Cluster
+    failures: Sequence[NodeFailure] = ()
+
+    @property
+    def profiles(self) -> ProfileSet:
+        """The speeds as the simulator takes them."""
+        counts = np.arange(1.0, self.cluster.capacity + 1)
+        return ProfileSet(
+            [
+                MeasuredCounts(name, {ANY_GPU: (counts, {1: rates[1:]})}, 1e6)
+                for name, rates in self.rates.items()
+            ]
+        )
+
+
+def make_trace(
+    seed: int, jobs: int, cluster: str, hours: float, failures: Sequence[NodeFailure] = ()
+) -> Trace:
+    """Jobs with concave curves, some of which fall again, half of them with deadlines from tight to loose."""
+    rng = np.random.default_rng(seed)
+    where = Cluster.parse(cluster)
+    counts = np.arange(where.capacity + 1)
+    submit_s = np.sort(rng.uniform(0.0, hours * 3600.0, jobs))
+    specs, rates = [], {}
+    for i in range(jobs):
+        name = f"j{i}"
+        curve = counts / (1.0 + rng.uniform(0.01, 0.3) * counts) / rng.uniform(0.5, 2.0)
+        if rng.random() < 0.3:
+            curve *= np.exp(-np.maximum(counts - rng.integers(2, 9), 0) * 0.1)
+        rates[name] = curve
+        work = float(rng.lognormal(6.5, 1.0))
+        alone_s = work / float(curve.max())
+        slack, hurried = float(rng.uniform(0.9, 6.0)), rng.random() < 0.5
+        deadline_s = float(submit_s[i]) + alone_s * slack + 60.0 if hurried else None
+        specs.append(
+            JobSpec(
+                job_id=name, submit_s=float(submit_s[i]), model=name, batch_size=1, work=work,
+                gpus=int(2 ** rng.integers(0, 4)), deadline_s=deadline_s,
+                max_gpus=int(rng.integers(2, where.capacity + 1)) if rng.random() < 0.2 else None,
+            )
+        )  # fmt: skip
+    return Trace(specs, rates, where, failures)
+
+
+class VirtualPlatform:
+    """Runs a trace through the control plane, turning the clock from one event to the next."""
+
+    def __init__(
+        self, trace: Trace, policy: str, home: Path, *, cost_s: float, round_s: float | None
+    ) -> None:
+        self.trace = trace
+        self.now_s = 0.0
+        self.cost_s = cost_s
+        self._work = {job.job_id: float(job.work or 0.0) for job in trace.jobs}
+        self.engine = NullEngine(trace.cluster, truth=self, clock=self.clock)
+        self.store = Store(connect(str(home / "store.db")))
+        self.home = home
+        (home / "train.py").write_text("")
+        self.plane = ControlPlane(
+            self.store, self.engine, home=home, policy=policy, round_s=round_s,
+            clock=self.clock, recall=self.recall,
+        )  # fmt: skip
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def recall(self, request: JobRequest) -> Knowledge:
+        return Exact(
+            request.name, of=self._work[request.name], rates=self.trace.rates[request.name],
+            startup_s=self.cost_s, pause_s=self.cost_s, closing_s=0.0, source="history",
+        )  # fmt: skip
+
+    # -- the truth, for the engine -----------------------------------------------------------------------
+
+    def work(self, job_id: str) -> float:
+        return self._work[name_of(job_id)]
+
+    def speed(self, job_id: str, placement: Placement) -> float:
+        return float(self.trace.rates[name_of(job_id)][len(placement)])
+
+    def pause_s(self, job_id: str, before: int, after: int) -> float:
+        return self.cost_s
+
+    # -- the clock ---------------------------------------------------------------------------------------
+
+    def request(self, spec: JobSpec) -> JobRequest:
+        return JobRequest(
+            name=spec.job_id, script="train.py", workdir=str(self.home), deadline_s=spec.deadline_s,
+            workers=spec.gpus, min_workers=spec.min_gpus, max_workers=spec.max_gpus,
+        )  # fmt: skip
+
+    def run(self) -> list[Event]:
+        """All jobs to their end; the events."""
+        self.plane.come_up()
+        coming = sorted(self.trace.jobs, key=lambda job: job.submit_s)
+        nodes = sorted(
+            [(f.at_s, False, f.node) for f in self.trace.failures]
+            + [(f.at_s + f.repair_s, True, f.node) for f in self.trace.failures if math.isfinite(f.repair_s)]
+        )
+        for _ in range(100_000):
+            times = [self.engine.next_end_s(), self.plane.due_s]
+            times += [coming[0].submit_s] if coming else []
+            times += [nodes[0][0]] if nodes else []
+            if min(times) == math.inf:
+                break
+            self.now_s = max(min(times), self.now_s)
+            while coming and coming[0].submit_s <= self.now_s:
+                self.plane.submit(self.request(coming.pop(0)), "ann")
+            while nodes and nodes[0][0] <= self.now_s:
+                _, up, index = nodes.pop(0)
+                self.engine.set_node(self.trace.cluster.nodes[index].name, up=up)
+            self.plane.turn()
+            self.plane.turn()  # what the engine said to the last decisions
+        return [event for _, event in self.plane.events(limit=1_000_000)]
+
+
+def name_of(job_id: str) -> str:
+    """The name that the platform made an id from."""
+    return job_id.rsplit("-", 1)[0]
