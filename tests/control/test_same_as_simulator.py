@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ def told(events: list[Event]) -> list[tuple[Any, ...]]:
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6)
+    if isinstance(value, str):
+        return re.sub(r"'(j\d+)-\w+'", r"'\1'", value)  # ids that a reason names
     return list(value) if isinstance(value, list | tuple) else value or None
 
 
