@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swell.domain import InputError
+from swell.policies import Admission
 from swell.policies._bids import Bidder, best_schedule
 from swell.policies.oasis import Oasis, Schedule, _reserved, _slots
 
@@ -87,12 +88,20 @@ def test_the_programme_finds_the_best_of_all_schedules(seed: int) -> None:
     assert found >= best - 2.0 or best == -np.inf, "parts of 1/128 cost at most a few of them"
 
 
+def come_in(policy: Oasis, snapshot: Any, index: int) -> Admission:
+    """Ask for a job and, if the answer is yes, let it in."""
+    answer = policy.admit(snapshot, index)
+    if answer.admitted:
+        policy.accepted(snapshot, index, answer)
+    return answer
+
+
 def test_a_full_cluster_is_too_dear_for_a_newcomer_of_equal_worth(make_snapshot: Any) -> None:
     snapshot = make_snapshot(3, cluster="1x4", left=[400, 400, 100], deadline_s=[110, 1000, 110])
     policy = Oasis()
-    assert policy.admit(snapshot.with_rows(np.array([0])), 0).admitted
-    assert policy.admit(snapshot.with_rows(np.array([0, 1])), 1).admitted, "it has time to wait"
-    answer = policy.admit(snapshot, 2)
+    assert come_in(policy, snapshot.with_rows(np.array([0])), 0).admitted
+    assert come_in(policy, snapshot.with_rows(np.array([0, 1])), 1).admitted, "it has time to wait"
+    answer = come_in(policy, snapshot, 2)
     assert not answer.admitted
     assert answer.reason
 
@@ -100,23 +109,32 @@ def test_a_full_cluster_is_too_dear_for_a_newcomer_of_equal_worth(make_snapshot:
 def test_a_refused_job_reserves_nothing(make_snapshot: Any) -> None:
     snapshot = make_snapshot(2, cluster="1x4", left=[400, 100], deadline_s=[110, 20])
     policy = Oasis()
+    assert come_in(policy, snapshot.with_rows(np.array([0])), 0).admitted
+    assert not come_in(policy, snapshot, 1).admitted
+    assert policy.allocate(snapshot.with_rows(np.array([0]))).gpus.tolist() == [4]
+
+
+def test_a_quote_takes_nothing_from_the_next_job(make_snapshot: Any) -> None:
+    # Each needs the whole cluster until its deadline: a schedule kept for one would shut out the other.
+    snapshot = make_snapshot(2, cluster="1x4", left=400, deadline_s=110)
+    policy = Oasis()
     assert policy.admit(snapshot.with_rows(np.array([0])), 0).admitted
-    assert not policy.admit(snapshot, 1).admitted
-    assert policy.allocate(snapshot.with_rows(np.array([0]))).gpus.sum() <= 4
+    assert come_in(policy, snapshot.with_rows(np.array([1])), 0).admitted
+    assert not policy.admit(snapshot, 0).admitted, "the second one has the cluster now"
 
 
 def test_a_job_without_deadline_is_never_refused(make_snapshot: Any) -> None:
     snapshot = make_snapshot(6, cluster="1x2", left=1000)
     policy = Oasis()
     for i in range(6):
-        assert policy.admit(snapshot.with_rows(np.arange(i + 1)), i).admitted
+        assert come_in(policy, snapshot.with_rows(np.arange(i + 1)), i).admitted
     assert policy.allocate(snapshot).gpus.sum() > 0
 
 
 def test_a_job_without_a_schedule_gets_one(make_snapshot: Any) -> None:
     snapshot = make_snapshot(1, cluster="1x4", left=100, deadline_s=1000)
     policy = Oasis()
-    policy.admit(snapshot, 0)
+    come_in(policy, snapshot, 0)
     late = make_snapshot(1, cluster="1x4", now_s=5000.0, left=100, deadline_s=1000)
     assert policy.allocate(late).gpus.sum() > 0
 

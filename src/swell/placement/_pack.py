@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from swell.domain import IntArray
+from swell.perf._compiled import compiled
 
 
-@njit(cache=True)
+@compiled
 def fullest(free: IntArray, allowed: IntArray, gpus: int, mine: IntArray) -> int:
     """The allowed node with the least room that suffices; among equals one of `mine`, then the first."""
     best = -1
@@ -22,7 +22,7 @@ def fullest(free: IntArray, allowed: IntArray, gpus: int, mine: IntArray) -> int
     return best
 
 
-@njit(cache=True)
+@compiled
 def pack(free: IntArray, crossing: IntArray, gpus: int, mine: IntArray) -> tuple[IntArray, IntArray]:
     """Nodes for a share and how many GPUs on each; see `simple.Packed` for the rule."""
     allowed = np.ones(len(free), dtype=np.int64)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-from numba import njit
 
 from swell.domain import FloatArray, IntArray
+from swell.perf._compiled import compiled
 from swell.policies.snapshot import Snapshot
 
 
-@njit(cache=True)
+@compiled
 def fill(order: IntArray, want: IntArray, most: IntArray, free: int, strict: bool) -> IntArray:
     """Give each job in turn all that it wants or nothing.
 
@@ -37,7 +37,7 @@ ANY_SHARE: IntArray = np.empty(0, dtype=np.int64)
 """In place of a table of legal shares: all are."""
 
 
-@njit(cache=True)
+@compiled
 def _least(rates: FloatArray, curve: IntArray, low: IntArray, high: IntArray, legal: IntArray) -> IntArray:
     found = np.zeros(len(curve), dtype=np.int64)
     for i in range(len(curve)):
@@ -53,14 +53,14 @@ def least_share(snapshot: Snapshot, legal: IntArray = ANY_SHARE) -> IntArray:
     return _least(snapshot.curves.rates, snapshot.curve, snapshot.min_gpus, snapshot.max_gpus, legal)
 
 
-@njit(cache=True)
+@compiled
 def _gain(now: float, more: float, weight: float, time: bool) -> float:
     if more <= now:
         return 0.0
     return weight * (1.0 / now - 1.0 / more) if time else weight * (more - now)
 
 
-@njit(cache=True)
+@compiled
 def grow(
     rates: FloatArray,
     curve: IntArray,
@@ -96,13 +96,3 @@ def grow(
         else:
             heapq.heappop(heap)
     return gpus
-
-
-def per_row(memory: FloatArray, rows: IntArray, default: float) -> FloatArray:
-    """A policy's memory of jobs, indexed by row of the table, made long enough for all of `rows`."""
-    need = int(rows[-1]) + 1 if len(rows) else 0
-    if need <= len(memory):
-        return memory
-    longer = np.full(max(need, 2 * len(memory), 256), default)
-    longer[: len(memory)] = memory
-    return longer

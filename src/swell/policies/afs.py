@@ -20,9 +20,9 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 
 from swell.domain import FloatArray, InputError, IntArray
+from swell.perf._compiled import compiled
 from swell.policies._shares import ANY_SHARE, fill, least_share
 from swell.policies.base import Decision, Knowledge, Policy
 from swell.policies.snapshot import Snapshot
@@ -31,13 +31,13 @@ _NO_LUCK: IntArray = np.empty(0, dtype=np.int64)
 _NOT_KNOWN: FloatArray = np.empty(0)
 
 
-@njit(cache=True)
+@compiled
 def _a_wins(a: int, b: int, rate: FloatArray, up: FloatArray, step: IntArray) -> bool:
     """The test of the paper, for a job a that ends sooner than b."""
     return (up[a] - rate[a]) / (rate[a] * step[a]) > (up[b] - rate[b]) / (up[b] * step[b])
 
 
-@njit(cache=True)
+@compiled
 def _match(
     i: int, j: int, rate: FloatArray, up: FloatArray, step: IntArray, left: FloatArray, luck: IntArray
 ) -> int:
@@ -57,7 +57,7 @@ def _match(
     return i if luck[i] >= luck[j] else j
 
 
-@njit(cache=True)
+@compiled
 def _step_up(row: FloatArray, share: int, most: int, legal: IntArray) -> int:
     """The next legal share with a higher rate, or 0."""
     for k in range(share + 1, most + 1):
@@ -66,7 +66,7 @@ def _step_up(row: FloatArray, share: int, most: int, legal: IntArray) -> int:
     return 0
 
 
-@njit(cache=True)
+@compiled
 def time_left(rates: FloatArray, curve: IntArray, gpus: IntArray, left: FloatArray) -> FloatArray:
     """Seconds to the end of each job at the given shares; infinite without any."""
     left_s = np.full(len(gpus), np.inf)
@@ -76,7 +76,7 @@ def time_left(rates: FloatArray, curve: IntArray, gpus: IntArray, left: FloatArr
     return left_s
 
 
-@njit(cache=True)
+@compiled
 def tournaments(
     rates: FloatArray,
     curve: IntArray,
@@ -215,7 +215,7 @@ class AfsP(_Afs):
         legal, most, capacity = self._legal(snapshot), snapshot.max_gpus, snapshot.capacity
         order = np.lexsort((snapshot.first_start_s, self._used_leases(snapshot)))
         gpus = fill(order, least_share(snapshot, legal), most, capacity, False)
-        luck, rates = self._coins(snapshot.rows), snapshot.curves.rates
+        luck, rates = self._coins(snapshot.numbers), snapshot.curves.rates
         gpus = tournaments(rates, snapshot.curve, gpus, most, _NOT_KNOWN, luck, legal, capacity)
         return Decision(gpus)
 
@@ -230,9 +230,9 @@ class AfsP(_Afs):
     def _used_leases(self, snapshot: Snapshot) -> FloatArray:
         return np.floor((snapshot.run_s + 1e-3) / self.lease_s)
 
-    def _coins(self, rows: IntArray) -> IntArray:
+    def _coins(self, numbers: IntArray) -> IntArray:
         """A number that is as good as random for each job, always the same."""
-        x = (rows.astype(np.uint64) + np.uint64(self.seed)) * np.uint64(0x9E3779B97F4A7C15)
+        x = (numbers.astype(np.uint64) + np.uint64(self.seed)) * np.uint64(0x9E3779B97F4A7C15)
         x ^= x >> np.uint64(31)
         x *= np.uint64(0xBF58476D1CE4E5B9)
         return (x >> np.uint64(1)).astype(np.int64)

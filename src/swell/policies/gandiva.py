@@ -18,7 +18,8 @@ from typing import ClassVar
 import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
-from swell.policies._shares import fill, per_row
+from swell.policies._memory import Memory
+from swell.policies._shares import fill
 from swell.policies.base import Decision, Policy
 from swell.policies.snapshot import Snapshot
 
@@ -38,13 +39,13 @@ class Gandiva(Policy):
     """Lend idle GPUs to running jobs."""
 
     _turn: float = field(init=False, repr=False, default=-1.0)
-    _had_gpus_s: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
-    """When each job last held GPUs; negative for never."""
-    _before: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
-    """The share that each job was last grown from, and its rate there."""
-    _rate_before: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
-    _enough: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
-    """The share beyond which each job was seen to gain nothing."""
+    _jobs: Memory = field(
+        init=False,
+        repr=False,
+        default_factory=lambda: Memory(had_gpus_s=-1.0, before=np.inf, rate_before=0.0, enough=np.inf),
+    )
+    """Of each job: when it last held GPUs (negative for never), the share that it was last grown from and its
+    rate there, and the share beyond which it was seen to gain nothing."""
 
     def __post_init__(self) -> None:
         if not self.quantum_s > 0:
@@ -52,10 +53,11 @@ class Gandiva(Policy):
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Slice time if somebody must wait, else lend what is idle."""
-        rows, held, now_s = snapshot.rows, snapshot.gpus, snapshot.now_s
-        self._had_gpus_s = per_row(self._had_gpus_s, rows, -1.0)
-        self._had_gpus_s[rows[held > 0]] = now_s
-        idle_since_s = np.maximum(self._had_gpus_s[rows], snapshot.submit_s)
+        held, now_s = snapshot.gpus, snapshot.now_s
+        self._jobs.follow(snapshot)
+        had_gpus_s = self._jobs["had_gpus_s"]
+        had_gpus_s[held > 0] = now_s
+        idle_since_s = np.maximum(had_gpus_s, snapshot.submit_s)
         turn = math.floor(now_s / self.quantum_s + 1e-9)
         stays = (held > 0) & (turn == self._turn)
         self._turn = turn
@@ -79,7 +81,7 @@ class Gandiva(Policy):
 
     def _lend(self, snapshot: Snapshot, gpus: IntArray) -> IntArray:
         """Leave the loans that help, and double the smallest shares while there is something idle."""
-        rows, held, free = snapshot.rows, snapshot.gpus, snapshot.capacity - int(gpus.sum())
+        held, free = snapshot.gpus, snapshot.capacity - int(gpus.sum())
         most = np.minimum(snapshot.max_gpus, self._learn(snapshot)).astype(np.int64)
         loan = np.clip(np.minimum(held, most) - gpus, 0, None) * (gpus > 0)
         gpus = gpus + fill(np.argsort(gpus, kind="stable"), loan, loan, free, False)
@@ -87,17 +89,15 @@ class Gandiva(Policy):
         # Only a share whose rate has been seen is grown: a trial needs something to compare with.
         more = np.where((gpus == held) & (gpus > 0) & (2 * gpus <= most), gpus, 0)
         more = fill(np.argsort(gpus, kind="stable"), more, more, free, False)
-        self._before[rows[more > 0]] = gpus[more > 0]
-        self._rate_before[rows[more > 0]] = snapshot.table.rate[rows[more > 0]]
+        grows = more > 0
+        self._jobs["before"][grows] = gpus[grows]
+        self._jobs["rate_before"][grows] = snapshot.table.rate[snapshot.rows[grows]]
         return gpus + more
 
     def _learn(self, snapshot: Snapshot) -> FloatArray:
         """Compare what grown jobs do now with what they did before; the share that is enough for each."""
-        rows = snapshot.rows
-        self._before = per_row(self._before, rows, np.inf)
-        self._rate_before = per_row(self._rate_before, rows, 0.0)
-        self._enough = per_row(self._enough, rows, np.inf)
-        grown = snapshot.gpus > self._before[rows]
-        useless = rows[grown & (snapshot.table.rate[rows] <= self._rate_before[rows])]
-        self._enough[useless] = np.minimum(self._enough[useless], self._before[useless])
-        return self._enough[rows]
+        before, enough = self._jobs["before"], self._jobs["enough"]
+        no_faster = snapshot.table.rate[snapshot.rows] <= self._jobs["rate_before"]
+        useless = (snapshot.gpus > before) & no_faster
+        enough[useless] = np.minimum(enough, before)[useless]
+        return enough

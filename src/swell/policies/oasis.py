@@ -1,7 +1,8 @@
 """OASiS (INFOCOM'18) and A_online: online admission by prices, primal-dual.
 
 GPU time has a price that grows from L to U with the part of the cluster already reserved at that moment:
-p = L (U/L)^(g/C). L and U are the smallest and the largest worth of a GPU-second over the jobs seen so far.
+p = L (U/L)^(g/C). L and U are the smallest and the largest worth of a GPU-second over the jobs that came in
+and the newcomer.
 A newcomer looks for the schedule (GPUs in each slot) whose utility less its cost at present prices is
 largest; a dynamic programme over slots and work done finds it. It comes in iff that is positive, keeps the
 schedule, and so raises the price for those after it.
@@ -28,7 +29,7 @@ import numpy as np
 from swell.domain import FloatArray, InputError, IntArray
 from swell.perf.curves import powers_of_two
 from swell.policies._bids import Bidder, best_schedule, utility
-from swell.policies.base import ADMITTED, Admission, Decision, Knowledge, PlacerName, Policy
+from swell.policies.base import Admission, Decision, Knowledge, PlacerName, Policy
 from swell.policies.snapshot import Snapshot
 
 SLACK_S = 1e-3
@@ -59,6 +60,40 @@ class Schedule:
         return change_s if change_s > now_s else math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class PriceRange:
+    """The smallest and the largest worth of a GPU-second: prices lie between."""
+
+    least: float = math.inf
+    most: float = 0.0
+
+    def with_job(self, job: Bidder, now_s: float) -> PriceRange:
+        """The range widened to what this job may be worth by the GPU-second."""
+        least, most = self.least, self.most
+        for gpus, rate in zip(job.counts[1:], job.rates[1:]):
+            run_s = job.work / float(rate)
+            if now_s + run_s <= job.deadline_s:
+                worth = job.worth * utility(job, now_s + run_s) / (int(gpus) * run_s)
+                most = max(most, worth)
+                # The paper's quarter: an empty cluster is cheap even for the job worth the least.
+                least = min(least, worth / 4)
+        return PriceRange(least, most)
+
+    def at(self, load: FloatArray) -> FloatArray:
+        """The price of a GPU-second where this part of the cluster (0 to 1) is reserved."""
+        return np.asarray(self.least * (self.most / self.least) ** load)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The best schedule of a job and its payoff: minus infinity, and no schedule, if it has none."""
+
+    payoff: float = -math.inf
+    schedule: Schedule | None = None
+    prices: PriceRange = PriceRange()
+    """The range of prices it was found at."""
+
+
 @dataclass(kw_only=True)
 class Oasis(Policy):
     """Sell GPU time at prices that grow with the load to those who are worth it."""
@@ -80,9 +115,8 @@ class Oasis(Policy):
     """What a job is worth: 'job' for all the same, 'work' for the GPU-seconds it needs at least."""
 
     _schedules: dict[int, Schedule] = field(default_factory=dict, init=False, repr=False)
-    """By row of the table."""
-    _least: float = field(default=math.inf, init=False, repr=False)
-    _most: float = field(default=0.0, init=False, repr=False)
+    """By job number."""
+    _prices: PriceRange = field(default_factory=PriceRange, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.worth not in ("job", "work"):
@@ -95,48 +129,57 @@ class Oasis(Policy):
         """Admit iff the best schedule is worth more than it costs."""
         deadline_s = float(snapshot.deadline_s[index])
         bidder = self._bidder(snapshot, index)
-        if bidder is not None:
-            self._learn_worth(bidder, snapshot.now_s)
-        payoff = self._buy(snapshot, index, bidder)
+        prices = self._prices if bidder is None else self._prices.with_job(bidder, snapshot.now_s)
+        offer = self._best_offer(snapshot, index, bidder, prices)
         if math.isinf(deadline_s):
-            return ADMITTED
-        if payoff > 0:
-            return Admission(True, finish_s=deadline_s)
-        self._schedules.pop(int(snapshot.rows[index]), None)
-        if math.isinf(payoff):
+            return Admission(True, plan=offer)
+        if offer.payoff > 0:
+            return Admission(True, finish_s=deadline_s, plan=offer)
+        if math.isinf(offer.payoff):
             return Admission(False, reason="no schedule on what is not yet reserved ends by its deadline")
         return Admission(False, reason="at the present load its GPU time costs more than it is worth")
 
+    def accepted(self, snapshot: Snapshot, index: int, admission: Admission) -> None:
+        """Keep the schedule that the job came in on, and the prices it has taught."""
+        assert isinstance(admission.plan, Offer)
+        self._prices = admission.plan.prices
+        self._keep(int(snapshot.numbers[index]), admission.plan)
+
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """What the schedules say for now; whoever fell off his buys a new one."""
-        rows = [int(row) for row in snapshot.rows]
-        self._schedules = {row: self._schedules[row] for row in rows if row in self._schedules}
-        gpus = self._shares(snapshot, rows)
+        """What the schedules say for now; a job whose schedule has ended buys a new one."""
+        numbers = snapshot.numbers.tolist()
+        self._schedules = {n: self._schedules[n] for n in numbers if n in self._schedules}
+        gpus = self._shares(snapshot, numbers)
         fell_off = False
-        for i, row in enumerate(rows):
-            schedule = self._schedules.get(row)
+        for i, number in enumerate(numbers):
+            schedule = self._schedules.get(number)
             if schedule is None or snapshot.now_s >= schedule.end_s:
                 fell_off = True
                 bidder = self._bidder(snapshot, i)
-                if bidder is not None and math.isinf(self._buy(snapshot, i, bidder)):
-                    self._buy(snapshot, i, bidder._replace(deadline_s=math.inf))
-        return Decision(self._shares(snapshot, rows) if fell_off else gpus)
+                if bidder is None:
+                    continue
+                offer = self._best_offer(snapshot, i, bidder, self._prices)
+                if offer.schedule is None:
+                    late = bidder._replace(deadline_s=math.inf)
+                    offer = self._best_offer(snapshot, i, late, self._prices)
+                self._keep(number, offer)
+        return Decision(self._shares(snapshot, numbers) if fell_off else gpus)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         """The next moment at which a schedule changes, or has ended though its job has not."""
         soonest_s = math.inf
-        for row in snapshot.rows:
-            schedule = self._schedules.get(int(row))
+        for number in snapshot.numbers.tolist():
+            schedule = self._schedules.get(number)
             if schedule is not None:
                 soonest_s = min(soonest_s, schedule.next_change_s(snapshot.now_s))
         return soonest_s
 
-    def _shares(self, snapshot: Snapshot, rows: list[int]) -> IntArray:
+    def _shares(self, snapshot: Snapshot, numbers: list[int]) -> IntArray:
         """What the schedules say for now. Where GPUs are missing (a node was lost), the youngest wait."""
-        gpus = np.zeros(len(rows), dtype=np.int64)
+        gpus = np.zeros(len(numbers), dtype=np.int64)
         free = snapshot.capacity
-        for i, row in enumerate(rows):
-            share = self._schedules[row].at(snapshot.now_s) if row in self._schedules else 0
+        for i, number in enumerate(numbers):
+            share = self._schedules[number].at(snapshot.now_s) if number in self._schedules else 0
             if share <= free:
                 gpus[i] = share
                 free -= share
@@ -165,42 +208,40 @@ class Oasis(Policy):
             run_s=work / float(rates[1]),
         )
 
-    def _learn_worth(self, job: Bidder, now_s: float) -> None:
-        """Widen the range of prices to what this job may be worth by the GPU-second."""
-        for gpus, rate in zip(job.counts[1:], job.rates[1:]):
-            run_s = job.work / float(rate)
-            if now_s + run_s <= job.deadline_s:
-                worth = job.worth * utility(job, now_s + run_s) / (int(gpus) * run_s)
-                self._most = max(self._most, worth)
-                # The paper's quarter: an empty cluster is cheap even for the job worth the least.
-                self._least = min(self._least, worth / 4)
-
-    def _buy(self, snapshot: Snapshot, index: int, job: Bidder | None) -> float:
-        """Find and keep the best schedule of a job; returns its payoff, minus infinity if there is none."""
-        row, now_s, pause_s = int(snapshot.rows[index]), snapshot.now_s, snapshot.resize_cost_s
-        self._schedules.pop(row, None)
-        if job is None or not self._most:
-            return -math.inf
-        others = [self._schedules[int(r)] for r in snapshot.rows if int(r) in self._schedules]
+    def _best_offer(self, snapshot: Snapshot, index: int, job: Bidder | None, prices: PriceRange) -> Offer:
+        """The best schedule of a job beside those of all others, at prices in this range."""
+        none = Offer(prices=prices)
+        now_s, pause_s = snapshot.now_s, snapshot.resize_cost_s
+        if job is None or not prices.most:
+            return none
+        numbers = np.delete(snapshot.numbers, index).tolist()
+        others = [self._schedules[n] for n in numbers if n in self._schedules]
         shortest_run_s = job.work / float(job.rates[-1])
         if math.isinf(job.deadline_s):
             until_s = max([now_s, *(s.end_s for s in others)]) + 2 * (shortest_run_s + pause_s)
         else:
             until_s = job.deadline_s - SLACK_S
         if until_s <= now_s:
-            return -math.inf
+            return none
         # A slot holds at least a pause: of two ways that are both still paused, the programme would keep the
         # cheaper one, which started later, and so on for ever.
         count = self.slots if pause_s == 0 else min(self.slots, max(int((until_s - now_s) / pause_s), 1))
         edges = _slots(now_s, until_s, max(shortest_run_s / 4, pause_s), count)
         used = _reserved(others, edges)
-        prices = self._least * (self._most / self._least) ** (used / snapshot.capacity)
-        payoff, end_s, gpus = best_schedule(job, edges, snapshot.capacity - used, prices, pause_s, self.steps)
-        if math.isfinite(payoff):
-            changes = np.append(True, gpus[1:] != gpus[:-1])
-            kept_s = min(end_s + UNPLANNED * pause_s, float(edges[len(gpus)])) + SLACK_S
-            self._schedules[row] = Schedule(edges[: len(gpus)][changes], gpus[changes], kept_s)
-        return float(payoff)
+        free, price = snapshot.capacity - used, prices.at(used / snapshot.capacity)
+        payoff, end_s, gpus = best_schedule(job, edges, free, price, pause_s, self.steps)
+        if math.isinf(payoff):
+            return none
+        changes = np.append(True, gpus[1:] != gpus[:-1])
+        kept_s = min(end_s + UNPLANNED * pause_s, float(edges[len(gpus)])) + SLACK_S
+        schedule = Schedule(edges[: len(gpus)][changes], gpus[changes], kept_s)
+        return Offer(float(payoff), schedule, prices)
+
+    def _keep(self, number: int, offer: Offer) -> None:
+        """Put an offer's schedule in the place of the job's old one."""
+        self._schedules.pop(number, None)
+        if offer.schedule is not None:
+            self._schedules[number] = offer.schedule
 
 
 def _slots(now_s: float, until_s: float, first_s: float, count: int) -> FloatArray:

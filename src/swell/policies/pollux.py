@@ -21,7 +21,7 @@ import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
 from swell.policies.base import Decision, Knowledge, Policy
-from swell.policies.snapshot import JobTable, Snapshot
+from swell.policies.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from swell.policies._genetic import Cells, Population, Problem
@@ -32,12 +32,11 @@ FLOOR = 1e-3
 
 @dataclass
 class _Memory:
-    """What is kept from one decision to the next on the same jobs."""
+    """What is kept from one decision to the next."""
 
-    table: JobTable
     rng: np.random.Generator
-    rows: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """Which jobs the population is about, as rows of the table."""
+    numbers: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Which jobs the population is about."""
     population: Population | None = None
 
 
@@ -82,12 +81,12 @@ class Pollux(Policy):
             from swell.policies._genetic import evolve
             from swell.policies._greedy import greedy
 
-            if self._memory is None or self._memory.table is not snapshot.table:
-                self._memory = _Memory(snapshot.table, np.random.default_rng(self.seed))
+            if self._memory is None:
+                self._memory = _Memory(np.random.default_rng(self.seed))
             order = precedence(snapshot)
-            rows = snapshot.rows[order]
+            numbers = snapshot.numbers[order]
             problem = self.problem(snapshot, order)
-            last = _last_population(self._memory, rows, nodes)
+            last = _last_population(self._memory, numbers, nodes)
             found = evolve(
                 problem,
                 np.concatenate([problem.present[None], greedy(problem)[None], last]),
@@ -96,7 +95,7 @@ class Pollux(Policy):
                 patience=self.patience,
                 rng=self._memory.rng,
             )
-            self._memory.rows, self._memory.population = rows, found.population
+            self._memory.numbers, self._memory.population = numbers, found.population
             per_node[order] = found.population[0]
         return Decision(per_node.sum(axis=1), per_node)
 
@@ -169,12 +168,12 @@ def speedups(snapshot: Snapshot, order: IntArray) -> tuple[FloatArray, IntArray]
     return speedup[:, :, : int(max_gpus.max()) + 1], max_gpus
 
 
-def _last_population(memory: _Memory, rows: IntArray, nodes: int) -> Population:
+def _last_population(memory: _Memory, numbers: IntArray, nodes: int) -> Population:
     """The last population with the jobs of today: newcomers hold nothing, the finished are gone."""
     last = memory.population
-    out = np.zeros((0 if last is None else len(last), len(rows), nodes), dtype=np.int16)
+    out = np.zeros((0 if last is None else len(last), len(numbers), nodes), dtype=np.int16)
     if last is not None:
-        _, now, before = np.intersect1d(rows, memory.rows, assume_unique=True, return_indices=True)
+        _, now, before = np.intersect1d(numbers, memory.numbers, assume_unique=True, return_indices=True)
         out[:, now] = last[:, before]
     return out
 

@@ -31,7 +31,7 @@ BUILT_IN: dict[str, str] = {
     "gandiva": "swell.policies.gandiva:Gandiva",
     "themis": "swell.policies.themis:Themis",
     "optimus": "swell.policies.optimus:Optimus",
-    "elastic-tiresias": "swell.policies.tiresias:ElasticTiresias",
+    "elastic-tiresias": "swell.policies.edl:ElasticTiresias",
     "oasis": "swell.policies.oasis:Oasis",
     "afs-l": "swell.policies.afs:AfsL",
     "afs-p": "swell.policies.afs:AfsP",

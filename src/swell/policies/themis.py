@@ -14,15 +14,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from numba import njit
 
 from swell.domain import FloatArray, InputError, IntArray
-from swell.policies._shares import least_share, per_row
+from swell.perf._compiled import compiled
+from swell.policies._memory import Memory
+from swell.policies._shares import least_share
 from swell.policies.base import Decision, Knowledge, Policy
 from swell.policies.snapshot import Snapshot
 
 
-@njit(cache=True)
+@compiled
 def lift_the_worst(
     rates: FloatArray,
     curve: IntArray,
@@ -80,9 +81,10 @@ class Themis(Policy):
     """How long GPUs are granted before they are offered anew. Shorter is fairer and costs resizes: on the
     Pollux workloads the largest rho is 14 to 22 with 1200 s, as in the paper, and 3 to 4 with 120 s."""
 
-    _total: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
-    """All work of each job: what was left when it was first seen."""
-    _lease_end_s: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
+    _jobs: Memory = field(
+        init=False, repr=False, default_factory=lambda: Memory(total=-1.0, lease_end_s=-1.0)
+    )
+    """Of each job all its work (what was left when it was first seen), and when its lease ends."""
 
     def __post_init__(self) -> None:
         if not self.lease_s > 0:
@@ -90,27 +92,27 @@ class Themis(Policy):
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Offer what is free or out of lease to the worst off."""
-        rows, now_s, left = snapshot.rows, snapshot.now_s, snapshot.remaining
-        self._total = per_row(self._total, rows, -1.0)
-        self._lease_end_s = per_row(self._lease_end_s, rows, -1.0)
-        self._total[rows] = np.maximum(self._total[rows], left)
+        jobs, now_s, left = len(snapshot), snapshot.now_s, snapshot.remaining
+        self._jobs.follow(snapshot)
+        total, lease_end_s = self._jobs["total"], self._jobs["lease_end_s"]
+        np.maximum(total, left, out=total)
         least, most = least_share(snapshot), snapshot.max_gpus
-        fair = np.clip(max(snapshot.capacity // len(rows), 1), least, np.maximum(most, least))
+        fair = np.clip(max(snapshot.capacity // jobs, 1), least, np.maximum(most, least))
         fair_rate = np.maximum(snapshot.rate_at(fair), snapshot.rate_at(least))
-        able = (least > 0) & (self._total[rows] > 0)
-        ideal_s = np.divide(self._total[rows], fair_rate, out=np.ones(len(rows)), where=able)
-        wait_s = self.lease_s + np.divide(left, fair_rate, out=np.zeros(len(rows)), where=able)
-        holds = (self._lease_end_s[rows] > now_s + 1e-6) & (snapshot.gpus <= most)
+        able = (least > 0) & (total > 0)
+        ideal_s = np.divide(total, fair_rate, out=np.ones(jobs), where=able)
+        wait_s = self.lease_s + np.divide(left, fair_rate, out=np.zeros(jobs), where=able)
+        holds = (lease_end_s > now_s + 1e-6) & (snapshot.gpus <= most)
         kept = np.where(holds, snapshot.gpus, 0)
         gpus = lift_the_worst(
             snapshot.curves.rates, snapshot.curve, kept, least, most, snapshot.age_s, left, wait_s, ideal_s,
             snapshot.capacity - int(kept.sum()),
         )  # fmt: skip
-        self._lease_end_s[rows[gpus == 0]] = -1.0
-        self._lease_end_s[rows[(gpus > 0) & ~holds]] = now_s + self.lease_s
+        lease_end_s[gpus == 0] = -1.0
+        lease_end_s[(gpus > 0) & ~holds] = now_s + self.lease_s
         return Decision(gpus)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         """When the next lease runs out."""
-        ends_s = self._lease_end_s[snapshot.rows[decision.gpus > 0]]
+        ends_s = self._jobs["lease_end_s"][decision.gpus > 0]
         return float(ends_s.min(initial=np.inf))

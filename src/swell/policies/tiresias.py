@@ -1,4 +1,4 @@
-"""Tiresias (NSDI'19, section 3): least attained service in queues; and EDL's elastic version of it (TPDS'21).
+"""Tiresias (NSDI'19, section 3): least attained service in queues, and its version with the Gittins index.
 
 Service is two-dimensional: GPUs x time, pauses for resizing included. A job starts in the first queue and
 falls into the next one when its service passes a threshold; queues are served in order, rigid jobs all or
@@ -12,6 +12,7 @@ GPU-seconds and queues in order of first start: `tiresias:thresholds=3250/7200,f
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
@@ -19,8 +20,9 @@ from typing import ClassVar
 import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
-from swell.policies._shares import fill, grow, per_row
-from swell.policies.base import Decision, Knowledge, PlacerName, Policy
+from swell.policies._memory import Memory
+from swell.policies._shares import fill
+from swell.policies.base import Decision, PlacerName, Policy
 from swell.policies.snapshot import Snapshot
 
 _SLACK_GPU_S = 1e-3
@@ -28,8 +30,19 @@ _SLACK_GPU_S = 1e-3
 """
 
 
-def _nothing() -> FloatArray:
-    return np.empty(0)
+_HISTORY = 10_000
+"""How many of the last jobs that left the Gittins index is computed from."""
+
+
+def _memory(**more: float) -> Memory:
+    """What is remembered of each job, by columns.
+
+    - queue: the queue the job is in.
+    - entered: when the job came into its queue, as a count of all demotions; 0 in the first queue.
+    - forgiven_s, forgiven_gpu_s: run time and service before the job's last promotion, which no longer count.
+    - last_ran_s: when the job last held GPUs, or was first seen.
+    """
+    return Memory(queue=0.0, entered=0.0, forgiven_s=0.0, forgiven_gpu_s=0.0, last_ran_s=-1.0, **more)
 
 
 @dataclass(kw_only=True)
@@ -50,13 +63,7 @@ class Tiresias(Policy):
     """A job that has waited this many times its run time goes back to the first queue; 0 for never."""
 
     _limits: FloatArray = field(init=False, repr=False)
-    _queue: FloatArray = field(init=False, repr=False, default_factory=_nothing)
-    _entered: FloatArray = field(init=False, repr=False, default_factory=_nothing)
-    """When a job came into its queue, as a count of all demotions; 0 in the first queue."""
-    _forgiven_s: FloatArray = field(init=False, repr=False, default_factory=_nothing)
-    """Run time before the job's last promotion, which no longer counts; so for service."""
-    _forgiven_gpu_s: FloatArray = field(init=False, repr=False, default_factory=_nothing)
-    _last_ran_s: FloatArray = field(init=False, repr=False, default_factory=_nothing)
+    _jobs: Memory = field(init=False, repr=False, default_factory=_memory)
     _demotions: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
@@ -79,14 +86,13 @@ class Tiresias(Policy):
         """Bring the queues up to date, then serve them in order."""
         self._move_between_queues(snapshot)
         gpus = fill(self._order(snapshot), snapshot.requested, snapshot.max_gpus, snapshot.capacity, False)
-        if self.promote:
-            self._last_ran_s[snapshot.rows[gpus > 0]] = snapshot.now_s
+        self._jobs["last_ran_s"][gpus > 0] = snapshot.now_s
         return Decision(gpus)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         """When the next running job reaches its threshold, or the next waiting one has starved enough."""
         runs = decision.gpus > 0
-        limit = self._limits[self._queue[snapshot.rows].astype(np.int64)]
+        limit = self._limits[self._jobs["queue"].astype(np.int64)]
         togo_s = (limit[runs] - self._service(snapshot)[runs]) / decision.gpus[runs]
         wake_s = snapshot.now_s + float(togo_s.min(initial=np.inf))
         if self.promote:
@@ -98,45 +104,40 @@ class Tiresias(Policy):
         """GPU-seconds that count: since the job's last promotion."""
         if not self.promote:
             return snapshot.attained_gpu_s
-        return snapshot.attained_gpu_s - self._forgiven_gpu_s[snapshot.rows]
+        return snapshot.attained_gpu_s - self._jobs["forgiven_gpu_s"]
 
     def _starves_at_s(self, snapshot: Snapshot) -> FloatArray:
         """When each job, if it waits on, may go back to the first queue; infinite for those who are there."""
-        rows = snapshot.rows
-        counted_s = snapshot.run_s - self._forgiven_s[rows]
-        return np.where(self._queue[rows] > 0, self._last_ran_s[rows] + self.promote * counted_s, np.inf)
+        jobs = self._jobs
+        counted_s = snapshot.run_s - jobs["forgiven_s"]
+        return np.where(jobs["queue"] > 0, jobs["last_ran_s"] + self.promote * counted_s, np.inf)
 
     def _move_between_queues(self, snapshot: Snapshot) -> None:
-        rows = snapshot.rows
-        self._queue = per_row(self._queue, rows, 0.0)
-        self._entered = per_row(self._entered, rows, 0.0)
+        jobs = self._jobs
+        jobs.follow(snapshot)
+        queue, entered = jobs["queue"], jobs["entered"]
         if self.promote:
-            self._forgiven_s = per_row(self._forgiven_s, rows, 0.0)
-            self._forgiven_gpu_s = per_row(self._forgiven_gpu_s, rows, 0.0)
-            self._last_ran_s = per_row(self._last_ran_s, rows, -1.0)
-            news = (snapshot.gpus > 0) | (self._last_ran_s[rows] < 0)
-            self._last_ran_s[rows[news]] = snapshot.now_s
+            last_ran_s = jobs["last_ran_s"]
+            last_ran_s[(snapshot.gpus > 0) | (last_ran_s < 0)] = snapshot.now_s
             starved = (snapshot.gpus == 0) & (self._starves_at_s(snapshot) <= snapshot.now_s + _SLACK_GPU_S)
-            self._forgiven_s[rows[starved]] = snapshot.run_s[starved]
-            self._forgiven_gpu_s[rows[starved]] = snapshot.attained_gpu_s[starved]
-            self._queue[rows[starved]] = 0
-            self._entered[rows[starved]] = 0
-        before = self._queue[rows]
+            jobs["forgiven_s"][starved] = snapshot.run_s[starved]
+            jobs["forgiven_gpu_s"][starved] = snapshot.attained_gpu_s[starved]
+            queue[starved] = 0
+            entered[starved] = 0
         now = np.searchsorted(self._limits, self._service(snapshot) + _SLACK_GPU_S, side="right")
-        fallen = rows[now > before]
+        fallen = np.flatnonzero(now > queue)
         if len(fallen):
-            self._queue[fallen] = now[now > before]
-            self._entered[fallen] = self._demotions + 1 + np.arange(len(fallen))
+            queue[fallen] = now[fallen]
+            entered[fallen] = self._demotions + 1 + np.arange(len(fallen))
             self._demotions += len(fallen)
 
     def _order(self, snapshot: Snapshot) -> IntArray:
         """The jobs in the order in which they are served."""
-        rows = snapshot.rows
         if self.fifo == "start":
-            return np.lexsort((snapshot.first_start_s, self._queue[rows]))
+            return np.lexsort((snapshot.first_start_s, self._jobs["queue"]))
         if len(self._limits) == 2:  # two queues: whoever was demoted comes later, in order of demotion
-            return np.argsort(self._entered[rows], kind="stable")
-        return np.lexsort((self._entered[rows], self._queue[rows]))
+            return np.argsort(self._jobs["entered"], kind="stable")
+        return np.lexsort((self._jobs["entered"], self._jobs["queue"]))
 
 
 def gittins_index(
@@ -171,84 +172,45 @@ class TiresiasGittins(Tiresias):
     learn: int = 20
     """Jobs that must have left before their history is trusted."""
 
-    _rows: IntArray = field(init=False, repr=False, default_factory=lambda: np.empty(0, dtype=np.int64))
-    _seen: FloatArray = field(init=False, repr=False, default_factory=_nothing)
-    """Service of those jobs when last asked, and what they have received since."""
-    _gpus: IntArray = field(init=False, repr=False, default_factory=lambda: np.empty(0, dtype=np.int64))
+    _jobs: Memory = field(init=False, repr=False, default_factory=lambda: _memory(service=0.0, gpus=0.0))
+    """As of all Tiresias, and of each job its service when last asked and the GPUs it was given then."""
     _at_s: float = field(init=False, repr=False, default=0.0)
-    _departed: list[float] = field(init=False, repr=False, default_factory=list)
-    _history: FloatArray = field(init=False, repr=False, default_factory=_nothing)
+    """When that was."""
+    _departed: deque[float] = field(init=False, repr=False, default_factory=lambda: deque(maxlen=_HISTORY))
+    """Service of the last jobs that left."""
+    _news: int = field(init=False, repr=False, default=0)
+    """How many of them are not in `_history` yet."""
+    _history: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
     _sums: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(1))
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """Learn from those who left, then as Tiresias."""
-        gone = ~np.isin(self._rows, snapshot.rows, assume_unique=True)
-        if gone.any():
-            service = self._seen[gone] + self._gpus[gone] * (snapshot.now_s - self._at_s)
-            self._departed.extend(service[service > 0].tolist())
-            if len(self._departed) >= 1.05 * len(
-                self._history
-            ):  # sorting for each would cost more than it tells
-                self._history = np.sort(np.array(self._departed))
-                self._sums = np.concatenate([[0.0], np.cumsum(self._history)])
+        """Learn from the jobs that left, then as Tiresias."""
+        self._learn(snapshot)
         decision = super().allocate(snapshot)
-        self._rows, self._seen, self._at_s = snapshot.rows, snapshot.attained_gpu_s, snapshot.now_s
-        self._gpus = decision.gpus
+        self._jobs["service"][:] = snapshot.attained_gpu_s
+        self._jobs["gpus"][:] = decision.gpus
+        self._at_s = snapshot.now_s
         return decision
+
+    def _learn(self, snapshot: Snapshot) -> None:
+        """Add the service of the jobs that left since the last decision to the history."""
+        jobs = self._jobs
+        gone = ~np.isin(jobs.numbers, snapshot.numbers, assume_unique=True)
+        if not gone.any():
+            return
+        service = jobs["service"][gone] + jobs["gpus"][gone] * (snapshot.now_s - self._at_s)
+        learnt = service[service > 0].tolist()
+        self._departed.extend(learnt)
+        self._news += len(learnt)
+        if self._news >= 0.05 * len(self._history):  # sorting for each would cost more than it tells
+            self._history = np.sort(np.array(self._departed))
+            self._sums = np.concatenate([[0.0], np.cumsum(self._history)])
+            self._news = 0
 
     def _order(self, snapshot: Snapshot) -> IntArray:
         if len(self._history) < self.learn:
             return super()._order(snapshot)
-        queue = self._queue[snapshot.rows].astype(np.int64)
+        queue = self._jobs["queue"].astype(np.int64)
         quantum = np.diff(self._limits, prepend=0.0)[queue]
         index = gittins_index(self._history, self._sums, self._service(snapshot), quantum)
-        return np.lexsort((self._entered[snapshot.rows], -index, queue))
-
-
-@dataclass(kw_only=True)
-class ElasticTiresias(Tiresias):
-    """Tiresias whose jobs shrink to let others in and grow into idle GPUs (EDL, section 5).
-
-    Compaction: while more than `pending` jobs would wait, every job is served with `least` of what it asked
-    for, so that more of them run; what is left over brings those who run back towards their request.
-    Expansion: when nobody waits, idle GPUs go beyond the requests. Both hand out GPUs where the rate grows
-    most, relative to the rate at the request.
-    """
-
-    name: ClassVar[str] = "elastic-tiresias"
-    paper: ClassVar[str] = "EDL, TPDS'21"
-    goal: ClassVar[str] = "Tiresias without idle GPUs"
-    knows: ClassVar[Knowledge] = "profiles"
-    placer: ClassVar[PlacerName] = "packed"
-    changes_with_time: ClassVar[bool] = False
-
-    least: float = 0.5
-    """Least part of its request that a job is shrunk to."""
-    pending: int = 0
-    """How many jobs may wait before others are shrunk for them."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.least <= 1:
-            raise InputError(f"least must be above 0 and at most 1, got {self.least}", field="least")
-
-    def allocate(self, snapshot: Snapshot) -> Decision:
-        """Serve the queues as Tiresias does, compacted if need be, then spend what is left."""
-        self._move_between_queues(snapshot)
-        order, want, most = self._order(snapshot), snapshot.requested, snapshot.max_gpus
-        capacity, rates, curve = snapshot.capacity, snapshot.curves.rates, snapshot.curve
-        gpus = fill(order, want, most, capacity, False)
-        able = want <= most
-        if np.count_nonzero(able & (gpus == 0)) > self.pending:
-            small = np.maximum(np.ceil(self.least * want).astype(np.int64), snapshot.min_gpus)
-            runs = snapshot.rate_at(np.minimum(small, most)) > 0
-            gpus = fill(order, np.where(runs, small, want), np.where(able, most, 0), capacity, False)
-        asked = snapshot.rate_at(np.minimum(want, most))
-        weight = np.divide(1.0, asked, out=np.zeros(len(asked)), where=asked > 0)
-        free = capacity - int(gpus.sum())
-        gpus = grow(rates, curve, gpus, np.minimum(want, most), weight, free, False)
-        if not np.any(able & (gpus == 0)):
-            gpus = grow(rates, curve, gpus, most, weight, capacity - int(gpus.sum()), False)
-        if self.promote:
-            self._last_ran_s[snapshot.rows[gpus > 0]] = snapshot.now_s
-        return Decision(gpus)
+        return np.lexsort((self._jobs["entered"], -index, queue))

@@ -1,0 +1,66 @@
+"""EDL (TPDS'21, section 5): Tiresias for elastic jobs.
+
+EDL itself is a way to resize a job without stopping it, which is `swell.train`. Its paper also shows what a
+scheduler can do with that: Elastic-Tiresias, the policy in this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from swell.domain import InputError
+from swell.policies._shares import fill, grow
+from swell.policies.base import Decision, Knowledge, PlacerName
+from swell.policies.snapshot import Snapshot
+from swell.policies.tiresias import Tiresias
+
+
+@dataclass(kw_only=True)
+class ElasticTiresias(Tiresias):
+    """Tiresias whose jobs shrink to let others in and grow into idle GPUs.
+
+    Compaction: while more than `pending` jobs would wait, every job is served with `least` of what it asked
+    for, so that more of them run; what is left over brings those who run back towards their request.
+    Expansion: when nobody waits, idle GPUs go beyond the requests. Both hand out GPUs where the rate grows
+    most, relative to the rate at the request.
+    """
+
+    name: ClassVar[str] = "elastic-tiresias"
+    paper: ClassVar[str] = "EDL, TPDS'21"
+    goal: ClassVar[str] = "Tiresias without idle GPUs"
+    knows: ClassVar[Knowledge] = "profiles"
+    placer: ClassVar[PlacerName] = "packed"
+    changes_with_time: ClassVar[bool] = False
+
+    least: float = 0.5
+    """Least part of its request that a job is shrunk to."""
+    pending: int = 0
+    """How many jobs may wait before others are shrunk for them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.least <= 1:
+            raise InputError(f"least must be above 0 and at most 1, got {self.least}", field="least")
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        """Serve the queues as Tiresias does, compacted if need be, then spend what is left."""
+        self._move_between_queues(snapshot)
+        order, want, most = self._order(snapshot), snapshot.requested, snapshot.max_gpus
+        capacity, rates, curve = snapshot.capacity, snapshot.curves.rates, snapshot.curve
+        gpus = fill(order, want, most, capacity, False)
+        able = want <= most
+        if np.count_nonzero(able & (gpus == 0)) > self.pending:
+            small = np.maximum(np.ceil(self.least * want).astype(np.int64), snapshot.min_gpus)
+            runs = snapshot.rate_at(np.minimum(small, most)) > 0
+            gpus = fill(order, np.where(runs, small, want), np.where(able, most, 0), capacity, False)
+        asked = snapshot.rate_at(np.minimum(want, most))
+        weight = np.divide(1.0, asked, out=np.zeros(len(asked)), where=asked > 0)
+        free = capacity - int(gpus.sum())
+        gpus = grow(rates, curve, gpus, np.minimum(want, most), weight, free, False)
+        if not np.any(able & (gpus == 0)):
+            gpus = grow(rates, curve, gpus, most, weight, capacity - int(gpus.sum()), False)
+        self._jobs["last_ran_s"][gpus > 0] = snapshot.now_s
+        return Decision(gpus)
