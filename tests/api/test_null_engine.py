@@ -52,7 +52,8 @@ def test_it_reports_each_job_once_and_counts_slots() -> None:
     engine.apply(_launch("b"), (2,))
     engine.apply(_launch("a"), (0,))
     engine.apply(_launch("c"), ())
-    assert [report.job_id for report in engine.reports()] == ["a", "b"]
+    told = [(report.job_id, report.kind) for report in engine.reports()]
+    assert told == [("a", "progress"), ("b", "progress"), ("a", "resized")]
     assert list(engine.reports()) == []
     assert engine.most_used == 3
     assert "c" not in engine.observe()

@@ -17,26 +17,28 @@ from swell.control.lifecycle import (
     CancelAsked,
     End,
     Granted,
-    Happening,
+    Input,
     Log,
     PauseAsked,
     Progressed,
     Reschedule,
     ResumeAsked,
+    Saved,
     Seen,
     Switched,
     Vanished,
+    WorkerLost,
     step,
 )
 from swell.control.model import Estimate, JobRecord, Phase, Promise
 from swell.domain import EventKind
 from swell.engines import Observed, RunState
 
-RUNNING = make_record(phase=Phase.RUNNING, wanted=(0, 1), started_s=101.0)
+RUNNING = make_record(phase=Phase.RUNNING, wanted=(0, 1), held=(0, 1), started_s=101.0)
 
 
-def seen(state: RunState, placement: tuple[int, ...] = (0, 1), **more: object) -> Seen:
-    return Seen(Observed(job_id="a-1", state=state, placement=placement, **more))  # type: ignore[arg-type]
+def seen(state: RunState, target: tuple[int, ...] = (0, 1), **more: object) -> Seen:
+    return Seen(Observed(job_id="a-1", state=state, target=target, **more))  # type: ignore[arg-type]
 
 
 def kinds(instructions: list[object]) -> list[object]:
@@ -49,10 +51,27 @@ def test_slots_start_a_queued_job() -> None:
     assert kinds(out) == [EventKind.ALLOCATED, Apply]
 
 
-def test_other_slots_resize_a_running_job() -> None:
+def test_a_resize_is_in_the_log_once_it_has_happened_with_its_pause() -> None:
     record, out = step(RUNNING, Granted((0, 1, 2)), 110.0)
-    assert (record.wanted, record.resizes, record.started_s) == ((0, 1, 2), 1, 101.0)
-    assert kinds(out) == [EventKind.RESIZED, Apply]
+    assert (record.wanted, record.held, record.resizes) == ((0, 1, 2), (0, 1), 0)
+    assert kinds(out) == [Apply]
+    record, out = step(record, Switched((0, 1, 2), 0.25), 111.0)
+    assert (record.held, record.resizes, record.pause_s, record.started_s) == ((0, 1, 2), 1, 0.25, 101.0)
+    assert isinstance(out[0], Log) and out[0].event.kind is EventKind.RESIZED
+    assert dict(out[0].event.data) == {"gpus": (0, 1, 2), "before": (0, 1), "pause_s": 0.25}
+
+
+def test_a_resize_for_a_lost_node_says_so() -> None:
+    record, _ = step(RUNNING, Granted((0,), "node n1 was lost"), 110.0)
+    _, out = step(record, Switched((0,), 0.1), 110.5)
+    assert isinstance(out[0], Log) and out[0].event.data["reason"] == "node n1 was lost"
+
+
+def test_a_lost_worker_and_a_saved_checkpoint_are_in_the_log() -> None:
+    record, out = step(RUNNING, WorkerLost("w1", "ended by SIGKILL"), 110.0)
+    assert record == RUNNING and kinds(out) == [EventKind.WORKER_LOST]
+    record, out = step(RUNNING, Saved(40), 110.0)
+    assert record == RUNNING and kinds(out) == [EventKind.CHECKPOINT_SAVED]
 
 
 def test_no_slots_put_a_running_job_back_into_the_queue() -> None:
@@ -115,8 +134,8 @@ def test_progress_is_kept_and_a_new_length_calls_for_a_decision() -> None:
 
 
 def test_pauses_add_up() -> None:
-    record, _ = step(RUNNING, Switched(0.5), 110.0)
-    record, _ = step(record, Switched(0.25), 111.0)
+    record, _ = step(RUNNING, Switched((0,), 0.5), 110.0)
+    record, _ = step(record, Switched((0, 1), 0.25), 111.0)
     assert record.pause_s == 0.75
 
 
@@ -151,20 +170,21 @@ def test_bounds_by_hand() -> None:
 @pytest.mark.parametrize("phase", [p for p in Phase if p.over])
 def test_what_is_over_stays_over(phase: Phase) -> None:
     over = make_record(phase=phase, ended_s=105.0)
-    refused: list[Happening] = [PauseAsked(), ResumeAsked(), BoundsAsked(1, 2)]
+    refused: list[Input] = [PauseAsked(), ResumeAsked(), BoundsAsked(1, 2)]
     if phase is not Phase.CANCELLED:
         refused.append(CancelAsked("ann"))
-    for happening in refused:
+    for one in refused:
         with pytest.raises(Conflict, match=phase.value):
-            step(over, happening, 110.0)
+            step(over, one, 110.0)
     for harmless in (Granted((0,)), Vanished(), seen(RunState.FINISHED)):
         assert step(over, harmless, 110.0)[0] == over
 
 
-HAPPENINGS = st.one_of(
+INPUTS = st.one_of(
     st.builds(Granted, st.lists(st.integers(0, 3), max_size=3, unique=True).map(lambda x: tuple(sorted(x)))),
     st.builds(seen, st.sampled_from(RunState)),
     st.just(Vanished()),
+    st.builds(Switched, st.just((0, 1)), st.floats(0, 1)),
     st.builds(Progressed, st.floats(0, 100), st.none() | st.just(100.0)),
     st.just(CancelAsked("ann")),
     st.just(PauseAsked()),
@@ -172,20 +192,20 @@ HAPPENINGS = st.one_of(
 )
 
 
-@given(st.lists(HAPPENINGS, max_size=30))
-def test_whatever_happens_a_job_holds_slots_only_while_it_runs(happenings: list[Happening]) -> None:
+@given(st.lists(INPUTS, max_size=30))
+def test_whatever_happens_a_job_holds_slots_only_while_it_runs(inputs: list[Input]) -> None:
     record: JobRecord = make_record()
     over_since: JobRecord | None = None
-    for i, happening in enumerate(happenings):
+    for i, one in enumerate(inputs):
         try:
-            record, out = step(record, happening, 110.0 + i)
+            record, out = step(record, one, 110.0 + i)
         except Conflict:
             continue
-        assert bool(record.wanted) == (record.phase is Phase.RUNNING)
+        assert bool(record.wanted) == bool(record.held) == (record.phase is Phase.RUNNING)
         assert (record.ended_s is not None) == record.phase.over
         if over_since is not None:
             assert record.phase is over_since.phase, "nothing comes back from the dead"
-            assert not any(isinstance(one, Apply) for one in out)
+            assert not any(isinstance(o, Apply) for o in out)
         if record.phase.over and over_since is None:
             over_since = record
 
@@ -198,7 +218,7 @@ def test_whatever_happens_a_job_holds_slots_only_while_it_runs(happenings: list[
         CancelAsked("ann"),
     ],
 )
-def test_an_answer_that_is_still_due_at_the_end_is_not_left_open(end: Happening) -> None:
+def test_an_answer_that_is_still_due_at_the_end_is_not_left_open(end: Input) -> None:
     record, _ = step(replace(RUNNING, promise=replace(RUNNING.promise, pending=True)), end, 110.0)
     assert record.phase.over
     assert not record.promise.pending

@@ -60,6 +60,7 @@ class ControlPlane:
         policy's rounds, if not its own. `recall`: what is known of a job before it runs, if not history."""
         self.store = store
         self.engine = engine
+        self.home = home
         self.clock = clock
         self._default_policy = policy
         self._interval_s = interval_s

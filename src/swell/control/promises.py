@@ -44,10 +44,11 @@ def promise(
 
     With `quick` its estimate is rougher; whether a deadline is admitted is decided with the same care.
     """
-    if record.request.deadline_s is None or not scheduler.gives_promises:
+    deadline_s = record.request.deadline_s
+    if not scheduler.gives_promises or (deadline_s is None and not knowledge.known):
         guess = estimated(record, knowledge, scheduler, now_s, quick=quick)
         reason = ""
-        if record.request.deadline_s is not None:
+        if deadline_s is not None:
             reason = f"policy '{scheduler.policy.name}' gives no guarantees; see 'swell policy'"
         return Promise(admitted=True, estimate=guess, reason=reason), None
     if not knowledge.known:
@@ -58,7 +59,7 @@ def promise(
     if answer.admitted:
         admitted = replace(record, promise=replace(record.promise, admitted=True, pending=False))
         guess = estimated(admitted, knowledge, scheduler, now_s, quick=quick)
-        return Promise(admitted=True, guaranteed_s=record.request.deadline_s, estimate=guess), asked
+        return Promise(admitted=True, guaranteed_s=deadline_s, estimate=guess), asked
     earliest_s = answer.earliest_deadline_s
     if earliest_s is not None:  # room for processes to start and to end, which no curve knows
         earliest_s += knowledge.startup_s + knowledge.closing_s
