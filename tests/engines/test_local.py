@@ -137,8 +137,8 @@ def test_jobs_live_on_without_their_engine_and_are_adopted(bench: Bench) -> None
     before = len(bench.steps("a"))
     bench.wait_for(lambda: len(bench.steps("a")) > before + 5)
     adopted = bench.engine()
-    seen = adopted.observe()["a"]
-    assert seen.placement == (1, 2)
+    assert adopted.observe()["a"].target == (1, 2)
+    bench.wait(adopted, "a", lambda o: o and o.placement == (1, 2))
     adopted.apply(launch, (1, 2, 3))
     bench.wait_for(lambda: " of 3" in bench.output("a"))
     bench.wait(adopted, "a", lambda o: o and o.state is RunState.FINISHED)

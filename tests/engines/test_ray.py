@@ -205,7 +205,7 @@ def test_another_engine_finds_the_workers_and_none_restarts(ray: Ray) -> None:
     steps = ray.output("a").count("| step ")
     until(lambda: ray.output("a").count("| step ") > steps + 5)
     adopted = ray.engine()
-    assert adopted.observe()["a"].placement == (1, 4)
+    assert adopted.observe()["a"].target == (1, 4)
     with ray.client("a") as client:
         assert client.status()["pids"] == before
         adopted.apply(launch, (1, 4, 7))
