@@ -25,6 +25,7 @@ from swell.control.lifecycle import (
     ResumeAsked,
     Saved,
     Seen,
+    Started,
     Switched,
     Vanished,
     WorkerLost,
@@ -47,8 +48,13 @@ def kinds(instructions: list[object]) -> list[object]:
 
 def test_slots_start_a_queued_job() -> None:
     record, out = step(make_record(), Granted((2, 3)), 110.0)
-    assert (record.phase, record.wanted, record.started_s) == (Phase.RUNNING, (2, 3), 110.0)
-    assert kinds(out) == [EventKind.ALLOCATED, Apply]
+    assert (record.phase, record.wanted, record.held) == (Phase.RUNNING, (2, 3), ())
+    assert (record.started_s, kinds(out)) == (110.0, [Apply])
+    record, out = step(record, Started((2, 3), 4.0), 110.5)
+    assert record.held == (2, 3)
+    assert isinstance(out[0], Log) and out[0].event.kind is EventKind.ALLOCATED
+    assert dict(out[0].event.data) == {"gpus": (2, 3), "pause_s": 4.0}
+    assert step(record, Started((2, 3), 4.0), 111.0) == (record, [])
 
 
 def test_a_resize_is_in_the_log_once_it_has_happened_with_its_pause() -> None:
@@ -116,7 +122,8 @@ def test_a_vanished_job_starts_again_but_not_for_ever() -> None:
     record = RUNNING
     for n in range(record.request.max_restarts):
         record, out = step(record, Vanished(), 110.0)
-        assert (record.phase, record.restarts, out) == (Phase.RUNNING, n + 1, [Apply()])
+        assert (record.phase, record.restarts, record.held) == (Phase.RUNNING, n + 1, ())
+        assert kinds(out) == ([EventKind.PREEMPTED] if n == 0 else []) + [Apply]
     record, out = step(record, Vanished(), 110.0)
     assert record.phase is Phase.FAILED and "died 4 times" in record.reason
     assert kinds(out) == [EventKind.FAILED, End, Reschedule]
@@ -184,7 +191,8 @@ INPUTS = st.one_of(
     st.builds(Granted, st.lists(st.integers(0, 3), max_size=3, unique=True).map(lambda x: tuple(sorted(x)))),
     st.builds(seen, st.sampled_from(RunState)),
     st.just(Vanished()),
-    st.builds(Switched, st.just((0, 1)), st.floats(0, 1)),
+    st.builds(Started, st.just((0, 1)), st.floats(0, 1)),
+    st.builds(Switched, st.just((0,)), st.floats(0, 1)),
     st.builds(Progressed, st.floats(0, 100), st.none() | st.just(100.0)),
     st.just(CancelAsked("ann")),
     st.just(PauseAsked()),
@@ -201,7 +209,8 @@ def test_whatever_happens_a_job_holds_slots_only_while_it_runs(inputs: list[Inpu
             record, out = step(record, one, 110.0 + i)
         except Conflict:
             continue
-        assert bool(record.wanted) == bool(record.held) == (record.phase is Phase.RUNNING)
+        assert bool(record.wanted) == (record.phase is Phase.RUNNING)
+        assert bool(record.wanted) or not record.held
         assert (record.ended_s is not None) == record.phase.over
         if over_since is not None:
             assert record.phase is over_since.phase, "nothing comes back from the dead"

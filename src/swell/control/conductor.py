@@ -108,6 +108,10 @@ class Conductor:
                         self.scheduler.rhythm.ask(now_s)
                 case "noise" if knowledge.belief is not None:
                     knowledge.belief.observe_gradients(float(report.data["sqr"]), float(report.data["var"]))
+                case "started":
+                    gpus = tuple(int(slot) for slot in report.data["gpus"])
+                    pause_s = float(report.data.get("pause_s", knowledge.startup_s))
+                    self.feed(record, lifecycle.Started(gpus, pause_s), report.time_s)
                 case "resized":
                     self._switched(record, knowledge, report, now_s)
                 case "worker_lost":
@@ -209,7 +213,7 @@ class Conductor:
     def _grant(self, record: JobRecord, move: Move, now_s: float) -> None:
         if move.after and not record.wanted:
             self._starting[record.job_id] = now_s
-        self.feed(record, lifecycle.Granted(move.after, move.reason, move.pause_s), now_s)
+        self.feed(record, lifecycle.Granted(move.after, move.reason), now_s)
 
     # -- one job -----------------------------------------------------------------------------------------
 

@@ -28,8 +28,14 @@ class Granted:
 
     placement: Placement
     reason: str = ""
-    pause_s: float = 0.0
-    """What a start is believed to take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The job's workers are being started on these slots; it is expected to train after this pause."""
+
+    gpus: Placement
+    pause_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ class BoundsAsked:
 
 Input = (
     Granted
+    | Started
     | Seen
     | Vanished
     | Progressed
@@ -157,6 +164,8 @@ def step(record: JobRecord, given: Input, now_s: float) -> Step:
     match given:
         case Granted():
             return _granted(record, given, now_s)
+        case Started(gpus, pause_s):
+            return _started(record, gpus, pause_s, now_s)
         case Seen(observed):
             return _seen(record, observed, now_s)
         case Vanished():
@@ -198,18 +207,25 @@ def _granted(record: JobRecord, given: Granted, now_s: float) -> Step:
             record, phase=Phase.QUEUED, wanted=(), held=(), reason=reason or "others come first now"
         )
         return changed, [_log(record, EventKind.PREEMPTED, now_s, before=before, **why), Apply()]
-    changed = replace(record, phase=Phase.RUNNING, wanted=placement, reason=reason)
-    if before:  # logged once it has happened: see Switched
-        return changed, [Apply()]
-    changed = replace(changed, held=placement, started_s=record.started_s or now_s)
-    log = _log(record, EventKind.ALLOCATED, now_s, gpus=placement, pause_s=given.pause_s, **why)
-    return changed, [log, Apply()]
+    # What becomes of it is logged once it has happened: see Started and Switched.
+    started_s = record.started_s or now_s
+    changed = replace(record, phase=Phase.RUNNING, wanted=placement, reason=reason, started_s=started_s)
+    return changed, [Apply()]
+
+
+def _started(record: JobRecord, gpus: Placement, pause_s: float, now_s: float) -> Step:
+    if record.phase is not Phase.RUNNING or record.held:
+        return record, []
+    log = _log(record, EventKind.ALLOCATED, now_s, gpus=gpus, pause_s=pause_s)
+    return replace(record, held=gpus), [log]
 
 
 def _switched(record: JobRecord, gpus: Placement, pause_s: float, now_s: float) -> Step:
+    if record.phase is not Phase.RUNNING or not record.held:
+        return record, []
     changed = replace(record, held=gpus, pause_s=record.pause_s + pause_s)
-    if record.phase is not Phase.RUNNING or gpus == record.held:
-        return (changed if record.phase is Phase.RUNNING else record), []
+    if gpus == record.held:
+        return changed, []
     why = {"reason": record.reason} if record.reason else {}
     log = _log(record, EventKind.RESIZED, now_s, gpus=gpus, before=record.held, pause_s=pause_s, **why)
     return replace(changed, resizes=record.resizes + 1, reason=""), [log]
@@ -258,7 +274,12 @@ def _vanished(record: JobRecord, now_s: float) -> Step:
             End(),
             Reschedule(),
         ]
-    return replace(record, restarts=record.restarts + 1), [Apply()]
+    changed = replace(record, restarts=record.restarts + 1, held=())
+    instructions: list[Instruction] = [Apply()]
+    if record.held:
+        why = "all its workers died"
+        instructions.insert(0, _log(record, EventKind.PREEMPTED, now_s, before=record.held, reason=why))
+    return changed, instructions
 
 
 def _answered(record: JobRecord, promise: Promise, now_s: float) -> Step:

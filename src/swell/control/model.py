@@ -126,7 +126,7 @@ class JobRecord:
     wanted: Placement = ()
     """Slots it should have, as last decided."""
     held: Placement = ()
-    """Slots it trains on, as it last said itself; at its start those it was given."""
+    """Slots on which its workers are, as the engine last said."""
     started_s: float | None = None
     ended_s: float | None = None
     done: float = 0.0

@@ -76,7 +76,7 @@ class Report:
     job_id: str
     time_s: float
     kind: str
-    """'progress', 'timing', 'noise', 'resized', 'worker_lost' or 'checkpoint'."""
+    """'progress', 'timing', 'noise', 'started', 'resized', 'worker_lost' or 'checkpoint'."""
     data: Mapping[str, Any]
 
 

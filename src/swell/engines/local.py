@@ -52,19 +52,29 @@ class LocalEngine(SupervisedEngine):
             )
 
     def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
-        wanted, told = len(job.wanted), len(job.told)
-        if wanted <= told:
-            return job.wanted
-        room = max(self._room(job), told)
-        if room < wanted:
-            room = room if now_s - job.wanted_s > HANDOVER_S else told
-        return job.wanted[:room]
+        """As many slots as there is room for: the wanted ones first, then any that no other job has."""
+        taken = self._taken(job)
+        count, told = len(job.wanted), len(job.told)
+        if count > told:
+            room = max(self._cluster.capacity - len(taken), told)
+            if room < count:
+                count = room if now_s - job.wanted_s > HANDOVER_S else told
+        free = (s for s in (*job.wanted, *job.told, *range(self._cluster.capacity)) if s not in taken)
+        return tuple(sorted(list(dict.fromkeys(free))[:count]))
 
-    def _room(self, job: SupervisedJob) -> int:
-        """Slots that nobody else has a worker on, or was promised one."""
+    def _taken(self, job: SupervisedJob) -> set[int]:
+        """Slots that other jobs have a worker on, or were told to use."""
         with self._lock:
-            others = sum(other.in_use for other in self._jobs.values() if other is not job)
-        return self._cluster.capacity - others
+            return set().union(*(other.slots for other in self._jobs.values() if other is not job))
+
+    def _assign_slots(self, job: SupervisedJob) -> None:
+        """Which slot a worker has is a matter of the books here: members have those that the job was told."""
+        held = [slot for slot in job.live.values() if slot is not None]
+        taken = self._taken(job)
+        free = (slot for slot in range(self._cluster.capacity) if slot not in taken)
+        pool = iter(dict.fromkeys((*job.told, *held, *free)))
+        for worker in sorted(job.live, key=lambda name: (name not in job.members, name)):
+            job.live[worker] = next(pool, None)
 
     def _resize(self, granted: Placement) -> Message:
         return {"type": "resize", "workers": len(granted)}

@@ -145,18 +145,19 @@ class NullEngine:
                 if not placement:
                     return
                 run = self._runs[job_id] = _Run(self._truth.work(job_id))
-                if isinstance(self._truth, SameDuration):
-                    said: dict[str, object] = {"done": 0.0, "of": 100.0, "batch_size": 1}
-                    self._reports.append(Report(job_id=job_id, time_s=now_s, kind="progress", data=said))
             before = run.placement
             if placement == before:
                 return
             speed = self._truth.speed(job_id, placement) if placement else 0.0
             pause_s = self._truth.pause_s(job_id, len(before), len(placement)) if placement else 0.0
             run.move(placement, now_s, speed, pause_s)
-            if before and placement:
-                said = {"gpus": placement, "pause_s": pause_s, "until_s": run.paused_until_s}
-                self._reports.append(Report(job_id=job_id, time_s=now_s, kind="resized", data=said))
+            if placement:
+                kind = "resized" if before else "started"
+                told = {"gpus": placement, "pause_s": pause_s, "until_s": run.paused_until_s}
+                self._reports.append(Report(job_id=job_id, time_s=now_s, kind=kind, data=told))
+            if not before and isinstance(self._truth, SameDuration):
+                said = {"done": 0.0, "of": 100.0, "batch_size": 1}
+                self._reports.append(Report(job_id=job_id, time_s=now_s, kind="progress", data=said))
             self.most_used = max(self.most_used, sum(len(one.placement) for one in self._runs.values()))
 
     def end(self, job_id: str) -> None:

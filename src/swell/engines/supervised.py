@@ -112,6 +112,9 @@ class SupervisedEngine:
         """Its coordinator is there and has said how many workers it wants."""
         raise NotImplementedError
 
+    def _assign_slots(self, job: SupervisedJob) -> None:
+        """Say which of its slots each worker has, where the job itself does not."""
+
     def _tick(self, now_s: float) -> None:
         """Called at every turn, before jobs are seen to."""
 
@@ -210,7 +213,9 @@ class SupervisedEngine:
                 job.outcome = Outcome.read(job.directory)  # it may have run in a moment when nobody looked
             self._spawn(job, now_s)
         else:
-            job.connect(now_s)
+            if job.connect(now_s):
+                with self._lock:
+                    self._assign_slots(job)
             if job.connection is not None:
                 self._tell(job, now_s)
             if job.stop_by_s is not None and now_s > job.stop_by_s:
@@ -239,7 +244,7 @@ class SupervisedEngine:
             )
         with self._lock:
             job.started(child, granted, now_s)
-        self._wake()
+        self._add_report(job, "started", {"gpus": granted})
 
     def _tell(self, job: SupervisedJob, now_s: float) -> None:
         """Send the job what is wanted of it now; a newer wish simply replaces an older one."""
@@ -259,11 +264,15 @@ class SupervisedEngine:
             return  # those who leave still have their slots
         if granted and message != self._resize(job.told) and job.send(message):
             with self._lock:
-                job.told_before, job.told, job.told_s = job.told, granted, now_s
+                job.told, job.told_s = granted, now_s
+                self._assign_slots(job)
         elif granted and granted != job.told and message == self._resize(job.told):
-            with self._lock:  # as many on other slots, and which ones does not matter here
+            before = job.occupied(job.members)
+            with self._lock:  # as many as before: where it does not matter which, it has others now
                 job.told = granted
-            self._add_report(job, "resized", {"pause_s": 0.0, "gpus": granted})
+                self._assign_slots(job)
+            if job.occupied(job.members) != before:
+                self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.occupied(job.members)})
         if job.wanted != job.noted:
             job.note_placement()
 
@@ -288,11 +297,11 @@ class SupervisedEngine:
         trained, first = worker in job.members, not job.former
         with self._lock:
             job.follow(event)
+            self._assign_slots(job)
         if what == "generation" and first:  # it may have begun with fewer workers than are wanted
-            gpus = job.occupied(sorted(job.members))
-            self._add_report(job, "resized", {"pause_s": 0.0, "gpus": gpus})
+            self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.occupied(job.members)})
         elif what in _PAUSES and event.get("pause_s") is not None:
-            gpus = job.occupied(sorted(job.members))
+            gpus = job.occupied(job.members)
             self._add_report(job, "resized", {"pause_s": float(event["pause_s"]), "gpus": gpus})
         elif what == "exited" and trained and int(event.get("code", 0)) < 0:
             self._add_report(job, "worker_lost", {"worker": worker, "reason": _signal_name(event["code"])})

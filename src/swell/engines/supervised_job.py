@@ -60,11 +60,10 @@ class SupervisedJob:
     told: Placement = ()
     """Where the running processes were last told to have workers; only the number counts where slots do not
     matter."""
-    told_before: Placement = ()
-    """The same before that: workers that leave may still be there."""
     told_s: float = float("-inf")
     live: dict[str, int | None] = field(default_factory=dict)
-    """The workers that have a process, and their slots where the job knows them."""
+    """The workers that have a process, and their slots: the job says them where they matter, else the engine
+    does."""
     ready: set[str] = field(default_factory=set)
     """Who of them has been heard of."""
     members: set[str] = field(default_factory=set)
@@ -129,14 +128,9 @@ class SupervisedJob:
         return self.outcome is not None and self.outcome.state is not RunState.STOPPED
 
     @property
-    def in_use(self) -> int:
-        """How many slots it has workers on, or was told to use."""
-        return max(len(self.told), len(self.live)) if self.alive else 0
-
-    @property
     def slots(self) -> set[int]:
-        """The slots that it has workers on, or was told to use."""
-        if not self.alive:
+        """The slots that it has workers on, or was told to use. They are its own until its end was noted."""
+        if not self.alive and not self.over:
             return set()
         return set(self.told) | {slot for slot in self.live.values() if slot is not None}
 
@@ -155,12 +149,9 @@ class SupervisedJob:
         )
 
     def occupied(self, workers: Collection[str]) -> Placement:
-        """The slots of these workers; where slots do not matter, as many of those it was told to use."""
-        slots = [self.live.get(name) for name in workers]
-        if all(slot is not None for slot in slots):
-            return tuple(sorted(slot for slot in slots if slot is not None))
-        known = self.told + tuple(slot for slot in self.told_before if slot not in self.told)
-        return tuple(sorted(known[: len(slots)]))
+        """The slots of these workers, as far as they are known."""
+        slots = (self.live.get(name) for name in workers)
+        return tuple(sorted(slot for slot in slots if slot is not None))
 
     # -- its life ----------------------------------------------------------------------------------------
 
@@ -195,7 +186,7 @@ class SupervisedJob:
     def started(self, child: subprocess.Popen[bytes], granted: Placement, now_s: float) -> None:
         """Its supervisor is on its way."""
         self.child, self.started_s = child, now_s
-        self.told, self.told_before, self.told_s = granted, (), now_s
+        self.told, self.told_s = granted, now_s
         self.alive, self.state, self.outcome = True, RunState.STARTING, None
         self.stop_by_s = None
         self.live, self.ready, self.members, self.former = {}, set(), set(), set()
@@ -204,9 +195,11 @@ class SupervisedJob:
         """Its supervisor is no more."""
         self.disconnect()
         self.alive, self.stop_by_s, self.child = False, None, None
-        self.told, self.told_before, self.noted = (), (), ()
-        self.live, self.ready, self.members, self.former = {}, set(), set(), set()
+        self.noted = ()
+        self.ready, self.members, self.former = set(), set(), set()
         self.outcome = Outcome.read(self.directory)
+        if not self.over:
+            self.told, self.live = (), {}
         if self.outcome is not None and self.outcome.state is RunState.STOPPED and self.wanted:
             self.outcome = None  # it was wanted again while it left
         else:
@@ -229,14 +222,14 @@ class SupervisedJob:
 
     # -- its coordinator ---------------------------------------------------------------------------------
 
-    def connect(self, now_s: float) -> None:
-        """Get in touch with the job's coordinator, if it is there already."""
+    def connect(self, now_s: float) -> bool:
+        """Get in touch with the job's coordinator, if it is there already; True if that was just done."""
         if self.connection is not None or now_s - self.tried_s < CONNECT_EVERY_S:
-            return
+            return False
         self.tried_s = now_s
         runs = sorted((self.directory / "runs").glob("*"))
         if not runs:
-            return
+            return False
         run = JobDirectory(runs[-1])
         with contextlib.suppress(OSError, TrainError, ValueError, KeyError):
             connection = Connection.open(run.address(), run.config()["secret"], timeout_s=ANSWER_S)
@@ -251,6 +244,7 @@ class SupervisedJob:
             self.connection, self.fresh = connection, True
             if self.stop_by_s is not None:  # the coordinator that was told so may be gone
                 self.send(STOP)
+        return self.connection is not None
 
     def send(self, message: Message) -> bool:
         """Tell the coordinator something; False if it is away."""
