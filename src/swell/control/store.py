@@ -255,10 +255,7 @@ def record_from_json(text: str) -> JobRecord:
         | {
             "phase": Phase(raw["phase"]),
             "wanted": tuple(raw["wanted"]),
-            "request": JobRequest(
-                **_known(JobRequest, request)
-                | {"args": tuple(request["args"]), "pip": tuple(request.get("pip", ()))}
-            ),
+            "request": JobRequest.from_json(request),
             "promise": Promise(
                 **_known(Promise, promise) | {"estimate": Estimate(**_known(Estimate, promise["estimate"]))}
             ),
