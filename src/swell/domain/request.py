@@ -100,7 +100,7 @@ class JobRequest:
     script: str = field(
         metadata=_about(
             Kind.PATH,
-            "Training script, on the server's machine; relative to workdir.",
+            "Training script, on the server's machine.",
             example="train.py",
             positional=True,
         )
