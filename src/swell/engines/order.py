@@ -49,7 +49,7 @@ class Order:
 
     @classmethod
     def read(cls, job_dir: Path) -> Order:
-        """The order in a job's directory; raises OSError, ValueError, KeyError or TypeError if it is unusable."""
+        """The order in a job's directory; OSError, ValueError, KeyError or TypeError if it is unusable."""
         content = json.loads((job_dir / FILE).read_text())
         if "request" not in content:
             content = _upgraded(content)
