@@ -23,6 +23,7 @@ def test_the_least_a_request_needs() -> None:
     [
         ("name", ""),
         ("name", ".hidden"),
+        ("name", "-flag"),
         ("name", "a b"),
         ("name", "a\n"),
         ("name", "é"),
@@ -102,8 +103,10 @@ def test_the_sdk_takes_every_field() -> None:
         ("a/train.py", "train"),
         ("my job.toml", "my-job"),
         (".py", "py"),
+        ("--x.py", "x"),
         ("...", "job"),
-        ("é" * 200, "-" * 100),
+        ("é.py", "job"),
+        ("x" * 200, "x" * 100),
     ],
 )
 def test_names_are_made_from_paths(path: str, name: str) -> None:

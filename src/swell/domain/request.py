@@ -27,7 +27,8 @@ NO_NUL = r"^[^\x00]*$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Name of an environment variable, of at most MAX_VARIABLE characters."""
 MAX_VARIABLE = 256
-NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+"""Ids of jobs begin with the name: a '.' in front would hide directories, a '-' would look like a flag."""
 
 
 class Kind(StrEnum):
@@ -93,7 +94,7 @@ class JobRequest:
             least=1,
             most=100,
             pattern=NAME,
-            allowed="1 to 100 letters, digits, '.', '_' or '-', beginning with none of '.'",
+            allowed="1 to 100 letters, digits, '.', '_' or '-', the first neither '.' nor '-'",
             unless_given="the script's",
         )
     )
@@ -306,7 +307,7 @@ class RequestField:
 def name_from(path: str | os.PathLike[str]) -> str:
     """A name for a job, made from the name of its script or job file."""
     stem = os.path.splitext(os.path.basename(path))[0]  # noqa: PTH119, PTH122 - any text, path or not
-    return re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip(".")[:100] or "job"
+    return re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip(".-")[:100] or "job"
 
 
 @dataclass(frozen=True, slots=True)
