@@ -37,7 +37,6 @@ Example:
   swell quote --deadline 2h train.py --epochs 2
 """
 
-
 _CLICK_TYPES: dict[Kind, dict[str, Any]] = {
     Kind.TEXT: {},
     Kind.PATH: {"type": click.Path(file_okay=False)},

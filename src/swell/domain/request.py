@@ -58,9 +58,9 @@ class About:
     kind: Kind
     help: str
     """What the field is for: one sentence for people."""
-    _: dataclasses.KW_ONLY
     example: Any
     """A value as a job file would hold it."""
+    _: dataclasses.KW_ONLY
     least: float | None = None
     """The least value, or for texts, lists and variables the least length; `most` likewise."""
     most: float | None = None
@@ -77,9 +77,9 @@ class About:
     """Passed on to the training runtime inside the workers, through the run's job.json."""
 
 
-def _about(kind: Kind, help: str, **more: Any) -> dict[str, About]:
+def _about(kind: Kind, help: str, example: Any, **more: Any) -> dict[str, About]:
     """The metadata of a field."""
-    return {"about": About(kind, help, **more)}
+    return {"about": About(kind, help, example, **more)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class JobRequest:
         metadata=_about(
             Kind.TEXT,
             "Name for people; need not be unique.",
-            example="digits",
+            "digits",
             least=1,
             most=100,
             pattern=NAME,
@@ -99,69 +99,49 @@ class JobRequest:
         )
     )
     script: str = field(
-        metadata=_about(
-            Kind.PATH,
-            "Training script, on the server's machine.",
-            example="train.py",
-            positional=True,
-        )
+        metadata=_about(Kind.PATH, "Training script, on the server's machine.", "train.py", positional=True)
     )
     args: tuple[str, ...] = field(
         default=(),
         metadata=_about(
-            Kind.WORDS, "Arguments of the script.", example=["--epochs", "10"], most=1000, positional=True
+            Kind.WORDS, "Arguments of the script.", ["--epochs", "10"], most=1000, positional=True
         ),
     )
     workdir: str = field(
         default=".",
         metadata=_about(
-            Kind.PATH,
-            "Directory that the script runs in, on the server's machine.",
-            example=".",
-            unless_given="here",
+            Kind.PATH, "Directory that the script runs in, on the server's machine.", ".", unless_given="here"
         ),
     )
     env: dict[str, str] = field(
         default_factory=dict,
-        metadata=_about(
-            Kind.VARIABLES, "Extra environment variables.", example={"OMP_NUM_THREADS": "1"}, most=200
-        ),
+        metadata=_about(Kind.VARIABLES, "Extra environment variables.", {"OMP_NUM_THREADS": "1"}, most=200),
     )
     auto: bool = field(
         default=False,
         metadata=_about(
             Kind.SWITCH,
             "The script is plain PyTorch and does not import swell: make it elastic.",
-            example=True,
+            True,
             for_runtime=True,
         ),
     )
     deadline_s: float | None = field(
         default=None,
         metadata=_about(
-            Kind.MOMENT,
-            "When it must be done; without one it is best effort.",
-            example="2h",
-            above=0,
-            most=1e11,
+            Kind.MOMENT, "When it must be done; without one it is best effort.", "2h", above=0, most=1e11
         ),
     )
     min_workers: int = field(
-        default=1,
-        metadata=_about(Kind.COUNT, "Least workers it can run on.", example=1, least=1, most=MAX_WORKERS),
+        default=1, metadata=_about(Kind.COUNT, "Least workers it can run on.", 1, least=1, most=MAX_WORKERS)
     )
     max_workers: int | None = field(
-        default=None,
-        metadata=_about(Kind.COUNT, "Most workers it may get.", example=8, least=1, most=MAX_WORKERS),
+        default=None, metadata=_about(Kind.COUNT, "Most workers it may get.", 8, least=1, most=MAX_WORKERS)
     )
     workers: int = field(
         default=1,
         metadata=_about(
-            Kind.COUNT,
-            "Workers that it gets from policies that do not resize.",
-            example=1,
-            least=1,
-            most=MAX_WORKERS,
+            Kind.COUNT, "Workers that it gets from policies that do not resize.", 1, least=1, most=MAX_WORKERS
         ),
     )
     memory_bytes: int | None = field(
@@ -169,7 +149,7 @@ class JobRequest:
         metadata=_about(
             Kind.BYTES,
             "Most memory for each worker; if one takes more, the job is ended.",
-            example="4GiB",
+            "4GiB",
             least=1 << 20,
             most=1 << 50,
         ),
@@ -177,31 +157,19 @@ class JobRequest:
     checkpoint_s: float = field(
         default=60.0,
         metadata=_about(
-            Kind.DURATION,
-            "How often its state is saved.",
-            example="60s",
-            above=0,
-            most=1e7,
-            for_runtime=True,
+            Kind.DURATION, "How often its state is saved.", "60s", above=0, most=1e7, for_runtime=True
         ),
     )
     max_restarts: int = field(
         default=3,
         metadata=_about(
-            Kind.COUNT,
-            "Restarts after all its workers died for no fault of its own.",
-            example=3,
-            least=0,
-            most=1000,
+            Kind.COUNT, "Restarts after all its workers died for no fault of its own.", 3, least=0, most=1000
         ),
     )
     pip: tuple[str, ...] = field(
         default=(),
         metadata=_about(
-            Kind.WORDS,
-            "Requirements to install for it (engine ray only).",
-            example=["einops==0.8.1"],
-            most=200,
+            Kind.WORDS, "Requirements to install for it (engine ray only).", ["einops==0.8.1"], most=200
         ),
     )
 
