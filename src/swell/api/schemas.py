@@ -104,6 +104,7 @@ else:
         "JobSubmission",
         __base__=_Submission,
         __doc__=_Submission.__doc__,
+        __module__=__name__,
         **{name: (_strict_type(field), _schema(field)) for name, field in FIELDS.items()},
     )
 
@@ -149,6 +150,7 @@ else:
         "RequestView",
         __base__=Outgoing,
         __doc__="A job as it was asked for.",
+        __module__=__name__,
         **{
             name: (kind, ... if FIELDS[name].required else FIELDS[name].default)
             for name, kind in get_type_hints(JobRequest).items()
