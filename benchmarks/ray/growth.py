@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ray.cluster import RayCluster
-from swell.domain import Placement
+from swell.domain import JobRequest, Placement
 from swell.engines import Launch
 from swell.engines.local import LocalEngine
 from swell.engines.ray.engine import RayEngine, RayOptions
@@ -58,10 +58,13 @@ def play(engine: SupervisedEngine, home: Path, name: str, rounds: int) -> dict[s
     """Grow and shrink a job; latencies of growth and the pauses that training saw, in milliseconds."""
     out = home / f"steps-{name}"
     out.mkdir()
-    command = (str(WORKLOAD), "--pace", "0.02", "--out", str(out))
-    launch = Launch(
-        job_id=name, command=command, workdir=WORKLOAD.parent, job_dir=home / "jobs" / name, max_workers=8
+    request = JobRequest(
+        name=name,
+        script=str(WORKLOAD),
+        args=("--pace", "0.02", "--out", str(out)),
+        workdir=str(WORKLOAD.parent),
     )
+    launch = Launch(job_id=name, request=request, job_dir=home / "jobs" / name, max_workers=8)
     began_s = time.monotonic()
     engine.apply(launch, (0,))
     first_s = _first_step(out, 1, began_s) - began_s

@@ -82,6 +82,16 @@ def test_pausing_scaling_and_cancelling(busy_platform: Platform) -> None:
             client.pause(job)
 
 
+def test_a_job_of_any_name_can_be_addressed(busy_platform: Platform) -> None:
+    (busy_platform.home / "--odd.py").write_text("")
+    names = [dict[str, str](), {"name": "_"}, {"name": "9.a-b_"}, {"name": "x" * 100}]
+    with busy_platform.client("alice") as client:
+        for name in names:
+            job = client.submit("--odd.py", workdir=busy_platform.home, **name)  # type: ignore[arg-type]
+            assert client.cancel(job.job_id).phase == "cancelled"
+        assert len(client.jobs()) == len(names)
+
+
 def test_refusals_come_back_as_the_errors_they_were(busy_platform: Platform) -> None:
     with busy_platform.client("alice") as client:
         with pytest.raises(NotFound, match="there is no job 'x'"):

@@ -19,6 +19,7 @@ from swell import __version__
         ({"gpus": 4}, "gpus"),
         ({"name": "../../etc/passwd"}, "name"),
         ({"name": ".hidden"}, "name"),
+        ({"name": "-rf"}, "name"),
         ({"name": "a/b"}, "name"),
         ({"name": ""}, "name"),
         ({"name": "x" * 101}, "name"),

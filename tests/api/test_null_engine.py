@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swell.domain import Cluster, InputError
+from swell.domain import Cluster, InputError, JobRequest
 from swell.engines import Engine, Launch, RunState
 from swell.engines.null import NullEngine
 
@@ -22,7 +22,8 @@ class Clock:
 
 
 def _launch(job_id: str) -> Launch:
-    return Launch(job_id=job_id, command=("train.py",), workdir=Path(), job_dir=Path("nowhere"))
+    request = JobRequest(name=job_id, script="train.py")
+    return Launch(job_id=job_id, request=request, job_dir=Path("nowhere"))
 
 
 def test_a_job_takes_its_time_and_keeps_it_over_a_stop() -> None:

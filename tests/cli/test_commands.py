@@ -26,11 +26,18 @@ def test_help_comes_up_in_less_than_three_tenths_of_a_second(swell: Swell) -> No
     assert min(took_s) < 0.3
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    ("command", "heavy"),
+    [
+        ("simulate", ("numpy", "numba", "scipy", "torch", "rich")),
+        ("submit", ("numba", "scipy", "torch", "rich", "pydantic", "fastapi")),
+    ],
+)
+def test_help_imports_nothing_heavy(command: str, heavy: tuple[str, ...]) -> None:
     code = (
         "import sys, swell.cli; from click.testing import CliRunner;"
-        "assert CliRunner().invoke(swell.cli.main, ['simulate', '--help']).exit_code == 0;"
-        "print([m for m in ('numpy', 'numba', 'scipy', 'torch', 'rich') if m in sys.modules])"
+        f"assert CliRunner().invoke(swell.cli.main, ['{command}', '--help']).exit_code == 0;"
+        f"print([m for m in {heavy} if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

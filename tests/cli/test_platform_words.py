@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swell.cli._jobfile import TEMPLATE, read_job
+from swell.cli._jobfile import read_job, template
 from swell.cli._when import (
     parse_bytes,
     parse_deadline,
@@ -18,6 +18,7 @@ from swell.cli._when import (
     say_until,
 )
 from swell.domain import InputError
+from swell.domain.request import FIELDS
 
 NOON_S = datetime(2026, 3, 10, 12, 0).timestamp()
 
@@ -91,7 +92,7 @@ def test_moments_name_the_day_unless_it_is_today() -> None:
 
 
 def test_the_template_is_a_job_file_and_stays_one_with_every_line_in_use(tmp_path: Path) -> None:
-    text = TEMPLATE.format(file="job.toml", name="digits", script="train.py")
+    text = template("job.toml", "digits", "train.py")
     path = tmp_path / "job.toml"
     path.write_text(text)
     script, options = read_job(path)
@@ -103,6 +104,7 @@ def test_the_template_is_a_job_file_and_stays_one_with_every_line_in_use(tmp_pat
     )
     path.write_text(used)
     _, options = read_job(path)
+    assert set(options) == set(FIELDS) - {"script"}
     assert options["memory_bytes"] == 4 << 30
     assert options["checkpoint_s"] == 60.0
     assert options["env"] == {"OMP_NUM_THREADS": "1"}

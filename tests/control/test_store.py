@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -15,8 +16,8 @@ from tests.control.conftest import make_record
 
 from swell.control.database import connect
 from swell.control.errors import Conflict, StoreUnavailable
-from swell.control.model import Estimate, Phase, Promise
-from swell.control.store import MIGRATIONS, Store
+from swell.control.model import Estimate, JobRequest, Phase, Promise
+from swell.control.store import MIGRATIONS, Store, record_from_json, record_to_json
 from swell.domain import Event, EventKind, InputError
 
 Open = Callable[[], Store]
@@ -164,3 +165,38 @@ def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
 def test_the_store_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     Store(connect(str(tmp_path / "store.db"))).close()
     assert (tmp_path / "store.db").stat().st_mode & 0o077 == 0
+
+
+OLD_RECORD = (
+    '{"job_id":"digits-0a1b2c3d4e","owner":"ann","request":{"name":"digits","script":"/w/t.py",'
+    '"args":["--epochs","3"],"workdir":"/w","env":{"A":"b"},"auto":true,"deadline_s":1900000000.5,'
+    '"min_workers":1,"max_workers":4,"workers":2,"memory_bytes":1048576,"checkpoint_s":30.0,"max_restarts":3},'
+    '"submitted_s":1800000000.0,"phase":"running","promise":{"admitted":true,"pending":false,'
+    '"guaranteed_s":1900000000.5,"estimate":{"finish_s":null,"earliest_s":null,"latest_s":null,"source":"none"},'
+    '"earliest_deadline_s":null,"reason":""},"wanted":[0,1],"started_s":null,"ended_s":null,"done":0.0,'
+    '"of":null,"batch_size":null,"resizes":0,"pause_s":0.0,"restarts":0,"exit_code":null,"reason":""}'
+)
+"""A row as it was written before requests had `pip`."""
+
+
+def test_rows_of_older_and_newer_versions_are_read_and_written_as_they_were() -> None:
+    record = record_from_json(OLD_RECORD)
+    assert record.request == JobRequest(
+        name="digits",
+        script="/w/t.py",
+        args=("--epochs", "3"),
+        workdir="/w",
+        env={"A": "b"},
+        auto=True,
+        deadline_s=1900000000.5,
+        max_workers=4,
+        workers=2,
+        memory_bytes=1 << 20,
+        checkpoint_s=30.0,
+    )
+    written = json.loads(record_to_json(record))
+    assert written["request"].pop("pip") == []
+    old = json.loads(OLD_RECORD)
+    assert {name: written[name] for name in old} == old
+    newer = OLD_RECORD.replace('"workers":2', '"workers":2,"invented_later":[1]')
+    assert record_from_json(newer) == record

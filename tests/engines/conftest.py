@@ -8,9 +8,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from swell.domain import JobRequest
 from swell.engines import Launch, Observed, Report
 from swell.engines.local import LocalEngine
 from swell.engines.processes import processes_of
@@ -35,9 +37,9 @@ class Bench:
 
     def launch(self, job_id: str, *args: object, **options: object) -> Launch:
         """A job that runs the toy."""
-        command = (str(TOY), *(str(a) for a in args))
-        values: dict[str, object] = {"workdir": self.home, "max_workers": 4, "checkpoint_s": 1.0} | options
-        return Launch(job_id=job_id, command=command, job_dir=self.home / "jobs" / job_id, **values)  # type: ignore[arg-type]
+        fields: dict[str, Any] = {"workdir": str(self.home), "checkpoint_s": 1.0} | options
+        request = JobRequest(name=job_id, script=str(TOY), args=tuple(map(str, args)), **fields)
+        return Launch(job_id=job_id, request=request, job_dir=self.home / "jobs" / job_id, max_workers=4)
 
     def wait(
         self,

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.ray.cluster import RayCluster
 from benchmarks.runtime.arena import check_counts
 
-from swell.domain import SwellError
+from swell.domain import JobRequest, SwellError
 from swell.engines import Launch, RunState
 from swell.engines.local import LocalEngine
 from swell.engines.processes import descendants, processes_of
@@ -49,13 +50,9 @@ class Ray:
 
     def launch(self, job_id: str, script: Path, *args: object, **options: object) -> Launch:
         """A job; its directory outlives it."""
-        values: dict[str, object] = {
-            "workdir": script.parent,
-            "max_workers": 8,
-            "checkpoint_s": 5.0,
-        } | options
-        command = (str(script), *map(str, args))
-        return Launch(job_id=job_id, command=command, job_dir=self.home / "jobs" / job_id, **values)  # type: ignore[arg-type]
+        fields: dict[str, Any] = {"workdir": str(script.parent), "checkpoint_s": 5.0} | options
+        request = JobRequest(name=job_id, script=str(script), args=tuple(map(str, args)), **fields)
+        return Launch(job_id=job_id, request=request, job_dir=self.home / "jobs" / job_id, max_workers=8)
 
     def client(self, job_id: str) -> JobClient:
         """Speaks to the job's coordinator."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from swell.domain import InputError
+from swell.domain import InputError, JobRequest
 from swell.engines import Launch
 from swell.engines.local import LocalEngine
 from swell.engines.ray import packaging
@@ -89,6 +90,11 @@ def test_the_numbers_in_other_hands_are_those_without_a_job_of_ours() -> None:
     assert held_slots(places, {"b": 3}, ours=[4]) == {2, 3, 4}, "Ray says so: then it is not ours"
 
 
+def _launch(workdir: Path, **fields: Any) -> Launch:
+    request = JobRequest(name="a", script="train.py", workdir=str(workdir), **fields)
+    return Launch(job_id="a", request=request, job_dir=workdir / "a")
+
+
 def test_a_directory_that_is_too_large_is_refused_with_its_largest_entries(tmp_path: Path) -> None:
     for name, size in (("train.py", 10), ("big.bin", 3 << 20), ("data/x.bin", 2 << 20), ("c.bin", 1 << 20)):
         path = tmp_path / name
@@ -97,7 +103,7 @@ def test_a_directory_that_is_too_large_is_refused_with_its_largest_entries(tmp_p
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "pack").write_bytes(b"\0" * (9 << 20))
     engine = RayEngine(tmp_path / "home", RayOptions(address="127.0.0.1:1", workdir_bytes=4 << 20))
-    launch = Launch(job_id="a", command=("train.py",), workdir=tmp_path, job_dir=tmp_path / "a")
+    launch = _launch(tmp_path)
     with pytest.raises(InputError) as refused:
         engine.check(launch)
     said = str(refused.value)
@@ -114,7 +120,7 @@ def test_swells_own_directory_stays_behind() -> None:
 
 
 def test_requirements_are_refused_where_they_cannot_be_installed(tmp_path: Path) -> None:
-    launch = Launch(job_id="a", command=("t.py",), workdir=tmp_path, job_dir=tmp_path, pip=("einops",))
+    launch = _launch(tmp_path, pip=("einops",))
     with pytest.raises(InputError, match="--engine ray"):
         LocalEngine(tmp_path, slots=1).check(launch)
 

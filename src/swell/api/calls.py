@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from pydantic import BaseModel, ValidationError
 
@@ -38,7 +38,8 @@ from swell.api.schemas import (
 )
 from swell.api.transport import Call, ConnectionLost, Reply, Silent, Target, Transport
 from swell.control.model import Phase
-from swell.domain import InputError
+from swell.domain import InputError, JobOptions
+from swell.domain.request import name_from
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -47,30 +48,6 @@ _FIRST_RETRY_S = 1.0
 _LONG_POLL_S = 20.0
 _BEAT_S = 45.0
 """Silence after which a stream is opened anew; the server says something every 15 s."""
-
-
-class JobOptions(TypedDict, total=False):
-    """What can be said about a job beside its script."""
-
-    name: str
-    """Name for people; the script's own if not given."""
-    args: Sequence[str]
-    workdir: str | os.PathLike[str]
-    """Where it runs, on the server's machine; here if not given."""
-    env: dict[str, str]
-    auto: bool
-    deadline_s: float
-    """Moment (Unix time) by which it must be done."""
-    within_s: float
-    """The same, in seconds from now."""
-    min_workers: int
-    max_workers: int | None
-    workers: int
-    memory_bytes: int | None
-    checkpoint_s: float
-    max_restarts: int
-    pip: Sequence[str]
-    """Requirements to install for it; not every engine can."""
 
 
 class Calls:
@@ -359,7 +336,10 @@ class _EventParser:
 
 def submission(script: str | os.PathLike[str], options: JobOptions) -> dict[str, Any]:
     """The body of a submission or a quote."""
-    body: dict[str, Any] = {**options}
+    body: dict[str, Any] = {
+        name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+        for name, value in options.items()
+    }
     within_s = body.pop("within_s", None)
     if within_s is not None:
         if body.get("deadline_s") is not None:
@@ -367,10 +347,8 @@ def submission(script: str | os.PathLike[str], options: JobOptions) -> dict[str,
         body["deadline_s"] = time.time() + within_s
     body["script"] = os.fspath(script)
     body["workdir"] = os.fspath(body.get("workdir") or Path.cwd())
-    body["args"] = list(body.get("args", ()))
     if not body.get("name"):
-        stem = re.sub(r"[^A-Za-z0-9._-]", "-", Path(body["script"]).stem).lstrip(".")
-        body["name"] = stem[:100] or "job"
+        body["name"] = name_from(script)
     return body
 
 

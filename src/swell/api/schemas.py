@@ -1,29 +1,30 @@
 """The words on the wire. What comes in is strict and bounded; what goes out is what the SDK returns.
 
 Requests refuse fields they do not know, by name. Answers ignore fields they do not know, so that an older
-client reads a newer server. Times are Unix seconds.
+client reads a newer server. Times are Unix seconds. The fields of a job are those of
+`swell.domain.JobRequest`: the models for them are made from it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
-from swell.control.model import JobRecord, JobRequest, Phase, Promise
-from swell.domain import Event
+from swell.control.model import JobRecord, Phase, Promise
+from swell.domain import Event, JobRequest
+from swell.domain.request import (
+    FIELDS,
+    MAX_TEXT,
+    MAX_VARIABLE,
+    MAX_WORKERS,
+    NO_NUL,
+    VARIABLE,
+    Kind,
+    RequestField,
+)
 
-MAX_WORKERS = 100_000
 ID_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"
-
-# No NUL: such a text can be neither a path nor an argument of a process.
-Text = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")]
-Path = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
-Name = Annotated[
-    str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
-]
-EnvName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Moment = Annotated[float, Field(gt=0, lt=1e11, allow_inf_nan=False)]
 Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
 
 
@@ -41,41 +42,71 @@ class Outgoing(BaseModel):
 
 # -- jobs ------------------------------------------------------------------------------------------------
 
+_Text = Annotated[str, StringConstraints(max_length=MAX_TEXT, pattern=NO_NUL)]
+_Path = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT, pattern=NO_NUL)]
+_Variable = Annotated[str, StringConstraints(max_length=MAX_VARIABLE, pattern=VARIABLE)]
+_TYPES: dict[Kind, Any] = {
+    Kind.TEXT: _Text,
+    Kind.PATH: _Path,
+    Kind.SWITCH: bool,
+    Kind.COUNT: int,
+    Kind.BYTES: int,
+    Kind.DURATION: float,
+    Kind.MOMENT: float,
+    Kind.WORDS: list[_Text],
+    Kind.VARIABLES: dict[_Variable, _Text],
+}
+_UNITS = {Kind.BYTES: " In bytes.", Kind.DURATION: " In seconds.", Kind.MOMENT: " Unix time, in seconds."}
 
-class JobSubmission(Incoming):
-    """What a person hands in: a script, and if they like a deadline. Never a number of GPUs."""
 
-    name: Name = Field(description="Name for people; need not be unique.", examples=["digits"])
-    script: Path = Field(
-        description="Training script on the server's machine, relative to workdir.", examples=["train.py"]
-    )
-    args: list[Text] = Field(default=[], max_length=1000, description="Arguments of the script.")
-    workdir: Path = Field(default=".", description="Directory on the server's machine to run in.")
-    env: dict[EnvName, Text] = Field(default={}, max_length=200, description="Extra environment variables.")
-    auto: bool = Field(default=False, description="The script does not import swell: make it elastic.")
-    deadline_s: Moment | None = Field(
-        default=None, description="Unix time by which it must be done; none for best effort."
-    )
-    min_workers: Workers = Field(default=1, description="Least workers it can run on.")
-    max_workers: Workers | None = Field(default=None, description="Most workers it may get.")
-    workers: Workers = Field(default=1, description="What policies that do not resize give it.")
-    memory_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 50)] | None = Field(
-        default=None, description="Most memory for each worker; one that takes more is ended."
-    )
-    checkpoint_s: float = Field(
-        default=60.0, gt=0, le=1e7, allow_inf_nan=False, description="Seconds between checkpoints."
-    )
-    max_restarts: int = Field(
-        default=3, ge=0, le=1000, description="Restarts after all its workers died for no fault of its own."
-    )
-    pip: list[Text] = Field(
-        default=[], max_length=200, description="Requirements to install for it, where the engine can."
-    )
+def _strict_type(field: RequestField) -> Any:
+    """The type of a field of a submission, with its limits."""
+    about, kind = field.about, _TYPES[field.about.kind]
+    limits: dict[str, Any] = {"pattern": about.pattern}
+    if kind in (int, float):
+        limits |= {"ge": about.least, "gt": about.above, "le": about.most}
+        if kind is float:
+            limits["allow_inf_nan"] = False
+    else:
+        limits |= {"min_length": about.least, "max_length": about.most}
+    limits = {name: limit for name, limit in limits.items() if limit is not None}
+    bounded = Annotated[kind, Field(**limits)] if limits else kind
+    return bounded | None if field.optional else bounded
+
+
+def _schema(field: RequestField) -> Any:
+    """The default of a field of a submission, and what the OpenAPI document says about the field."""
+    about = field.about
+    default = ... if field.required else list(field.default) if about.kind is Kind.WORDS else field.default
+    # People write durations, moments and sizes otherwise than programs do: those examples are for people.
+    examples = None if about.kind in _UNITS else [about.example]
+    return Field(default, description=about.help + _UNITS.get(about.kind, ""), examples=examples)
+
+
+class _Submission(Incoming):
+    """What a person hands in: a script, and if they like a deadline. Never a number of GPUs.
+
+    A relative path of the script is relative to workdir.
+    """
 
     def to_request(self) -> JobRequest:
         """What the control plane takes."""
-        lists = {"args": tuple(self.args), "pip": tuple(self.pip)}
-        return JobRequest(**self.model_dump(exclude={"args", "pip"}) | lists)
+        return JobRequest(**{name: getattr(self, name) for name in FIELDS})
+
+
+if TYPE_CHECKING:
+
+    class JobSubmission(_Submission):
+        """What a person hands in; its fields are those of `JobRequest`."""
+
+else:
+    JobSubmission = create_model(
+        "JobSubmission",
+        __base__=_Submission,
+        __doc__=_Submission.__doc__,
+        __module__=__name__,
+        **{name: (_strict_type(field), _schema(field)) for name, field in FIELDS.items()},
+    )
 
 
 class Bounds(Incoming):
@@ -112,23 +143,19 @@ class PromiseView(Outgoing):
         return cls.model_validate(promise)
 
 
-class RequestView(Outgoing):
-    """A job as it was asked for."""
-
-    name: str
-    script: str
-    args: tuple[str, ...] = ()
-    workdir: str = "."
-    env: dict[str, str] = {}
-    auto: bool = False
-    deadline_s: float | None = None
-    min_workers: int = 1
-    max_workers: int | None = None
-    workers: int = 1
-    memory_bytes: int | None = None
-    checkpoint_s: float = 60.0
-    max_restarts: int = 3
-    pip: tuple[str, ...] = ()
+if TYPE_CHECKING:
+    RequestView = JobRequest  # the same attributes; what it does not share, nobody needs of a view
+else:
+    RequestView = create_model(
+        "RequestView",
+        __base__=Outgoing,
+        __doc__="A job as it was asked for.",
+        __module__=__name__,
+        **{
+            name: (kind, ... if FIELDS[name].required else FIELDS[name].default)
+            for name, kind in get_type_hints(JobRequest).items()
+        },
+    )
 
 
 class JobView(Outgoing):

@@ -1,44 +1,28 @@
-"""Job files: a TOML or YAML file says the same as the flags of `swell submit`."""
+"""Job files: a TOML or YAML file says the same as the flags of `swell submit`.
+
+Both are derived from the fields of `swell.domain.JobRequest`, and so is the template for a new file.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swell.cli._when import parse_bytes, parse_deadline, parse_duration
-from swell.domain import InputError, nearest
-
-if TYPE_CHECKING:
-    from swell.api.calls import JobOptions
+from swell.domain import InputError, JobOptions, nearest
+from swell.domain.request import FIELDS, Kind, name_from
 
 SUFFIXES = (".toml", ".yaml", ".yml")
-
-TEMPLATE = """\
+FORMS = {Kind.MOMENT: "2h, 18:30, 'tomorrow 09:00' or 2026-03-01T09:00"}
+"""The ways to write a value, where there are several."""
+HEAD = """\
 # A job for swell. `swell submit {file}` hands it in; flags given there override what is written here.
 # There is no number of GPUs: the job gets what it is worth, more when the cluster is quiet.
+# Paths are relative to this file.
 
-name = "{name}"
-script = "{script}"            # relative to this file
-args = []                      # for example ["--epochs", "10"]
-
-# workdir = "."                # where the script runs, relative to this file
-# auto = true                  # for a plain PyTorch script that does not import swell
-
-# deadline = "2h"              # or "18:30", "tomorrow 09:00", "2026-03-01T09:00"; without one: best effort
-
-# min_workers = 1              # bounds, only if you insist
-# max_workers = 8
-# workers = 1                  # what policies that do not resize give it
-
-# memory = "4GiB"              # most memory for each worker
-# checkpoint = "60s"           # how often its state is saved
-# max_restarts = 3             # after all its workers died for no fault of its own
-
-# pip = ["einops==0.8.1"]      # requirements to install for it (swell up --engine ray)
-
-# [env]                        # extra environment variables
-# OMP_NUM_THREADS = "1"
 """
 
 
@@ -48,7 +32,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _flag(value: Any) -> bool:
+def _switch(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"must be true or false, got {value!r}")
     return value
@@ -88,46 +72,66 @@ def _environment(value: Any) -> dict[str, str]:
     return {str(name): str(text) for name, text in value.items()}
 
 
-# field of a file -> (name for the SDK, how it is read)
-_FIELDS: dict[str, tuple[str, Any]] = {
-    "name": ("name", _text),
-    "script": ("script", _text),
-    "args": ("args", _words),
-    "workdir": ("workdir", _text),
-    "env": ("env", _environment),
-    "auto": ("auto", _flag),
-    "deadline": ("deadline_s", _moment),
-    "min_workers": ("min_workers", _count),
-    "max_workers": ("max_workers", _count),
-    "workers": ("workers", _count),
-    "memory": ("memory_bytes", _size),
-    "checkpoint": ("checkpoint_s", _seconds),
-    "max_restarts": ("max_restarts", _count),
-    "pip": ("pip", _words),
+_READERS: dict[Kind, Callable[[Any], Any]] = {
+    Kind.TEXT: _text,
+    Kind.PATH: _text,
+    Kind.SWITCH: _switch,
+    Kind.COUNT: _count,
+    Kind.BYTES: _size,
+    Kind.DURATION: _seconds,
+    Kind.MOMENT: _moment,
+    Kind.WORDS: _words,
+    Kind.VARIABLES: _environment,
 }
+"""How a value in a file is read; each raises ValueError for what cannot be one."""
 
 
 def read_job(path: Path) -> tuple[str, JobOptions]:
     """Script and options of a job file; paths in it are relative to the file."""
-    raw = _load(path)
+    fields = {field.spoken: field for field in FIELDS.values()}
     options: dict[str, Any] = {}
-    for field, value in raw.items():
-        if field not in _FIELDS:
-            known = ", ".join(_FIELDS)
-            hint = nearest(field, list(_FIELDS))
-            raise InputError(f"{path}: there is no field '{field}'.{hint} Fields: {known}", field=field)
-        name, read = _FIELDS[field]
+    for spoken, value in _load(path).items():
+        if spoken not in fields:
+            hint = nearest(spoken, list(fields))
+            raise InputError(
+                f"{path}: there is no field '{spoken}'.{hint} Fields: {', '.join(fields)}", field=spoken
+            )
+        field = fields[spoken]
         try:
-            options[name] = read(value)
+            options[field.name] = _READERS[field.about.kind](value)
         except ValueError as error:
-            raise InputError(f"{path}: {field}: {error}", field=field) from error
+            raise InputError(f"{path}: {spoken}: {error}", field=spoken) from error
     if "script" not in options:
         raise InputError(f'{path}: script is missing; add a line such as script = "train.py"', field="script")
-    options["workdir"] = str((path.parent / options.get("workdir", ".")).absolute())
-    options["script"] = str((path.parent / options["script"]).absolute())
-    options.setdefault("name", path.stem)
+    options.setdefault("workdir", ".")
+    options.setdefault("name", name_from(path))
+    for name, value in options.items():
+        if FIELDS[name].about.kind is Kind.PATH:
+            options[name] = str((path.parent / value).absolute())
     script = options.pop("script")
     return script, options  # type: ignore[return-value]  # each field was checked above
+
+
+def template(file: str, name: str, script: str) -> str:
+    """A job file for a script, with every other field in it as a comment."""
+    given = {"name": name, "script": script, "args": []}
+    top, others, tables = list[str](), list[str](), list[str]()
+    for field in FIELDS.values():
+        example, help = field.about.example, field.about.help
+        if isinstance(example, dict):  # TOML wants tables after everything else
+            tables += ["", f"{f'# [{field.spoken}]':<30} # {help}"]
+            tables += [f"# {key} = {_toml(value)}" for key, value in example.items()]
+        elif field.name in given:
+            top.append(f"{f'{field.spoken} = {_toml(given[field.name])}':<30} # {help}")
+        else:
+            forms = f" Such as {FORMS[field.about.kind]}." if field.about.kind in FORMS else ""
+            others.append(f"{f'# {field.spoken} = {_toml(example)}':<30} # {help}{forms}")
+    return HEAD.format(file=file) + "\n".join([*top, "", *others, *tables, ""])
+
+
+def _toml(value: Any) -> str:
+    """A text, a number, true or false, or a list of them, as TOML writes it."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _load(path: Path) -> dict[str, Any]:

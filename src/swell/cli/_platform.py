@@ -331,6 +331,8 @@ def _jobs_alive(home: Path) -> list[Path]:
 
 def _nothing(directory: Path) -> Launch:
     """What an engine is told of a job that it shall only stop."""
+    from swell.domain import JobRequest
     from swell.engines import Launch
 
-    return Launch(job_id=directory.name, command=(), workdir=directory, job_dir=directory)
+    request = JobRequest(name="any", script="any", workdir=str(directory))
+    return Launch(job_id=directory.name, request=request, job_dir=directory)

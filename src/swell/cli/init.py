@@ -21,17 +21,18 @@ Example:
 @json_option
 def init(script: str, output: Path | None, force: bool, as_json: bool) -> None:
     """Write a job file for SCRIPT in which every field is explained."""
-    from swell.cli._jobfile import TEMPLATE
+    from swell.cli._jobfile import template
     from swell.domain import InputError
+    from swell.domain.request import name_from
 
     path = output or Path("job.toml")
     if path.suffix != ".toml":
         raise InputError(f"output must end in .toml, got '{path}'", field="output")
     if path.exists() and not force:
         raise InputError(f"{path} is there already; --force writes over it", field="output")
-    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(script).stem).lstrip(".") or "job"
+    name = name_from(script)
     try:
-        path.write_text(TEMPLATE.format(file=path, name=name, script=script.replace("\\", "/")))
+        path.write_text(template(str(path), name, script.replace("\\", "/")))
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})", field="output") from error
     if as_json:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from swell.cli._common import connect, follow_logs, home_option, json_option, print_json
+from swell.cli._jobfile import FORMS, SUFFIXES, read_job
 from swell.cli._when import BYTES, DEADLINE, DURATION
+from swell.domain import InputError, JobOptions
+from swell.domain.request import FIELDS, Kind, RequestField
 
 if TYPE_CHECKING:
-    from swell.api.calls import JobOptions
     from swell.api.client import Client
     from swell.api.schemas import JobView
 
@@ -35,28 +37,46 @@ Example:
   swell quote --deadline 2h train.py --epochs 2
 """
 
+_CLICK_TYPES: dict[Kind, dict[str, Any]] = {
+    Kind.TEXT: {},
+    Kind.PATH: {"type": click.Path(file_okay=False)},
+    Kind.SWITCH: {"is_flag": True},
+    Kind.COUNT: {},
+    Kind.BYTES: {"type": BYTES},
+    Kind.DURATION: {"type": DURATION},
+    Kind.MOMENT: {"type": DEADLINE},
+    Kind.WORDS: {"multiple": True, "metavar": "TEXT"},
+    Kind.VARIABLES: {"multiple": True, "metavar": "NAME=VALUE"},
+}
+
 
 def job_options(command: F) -> F:
-    """The flags that describe a job, for `submit` and `quote` alike."""
-    flags = [
-        click.option("--name", help="Name for people [default: the script's]."),
-        click.option("--deadline", type=DEADLINE, help="2h, 18:30, 'tomorrow 09:00' or 2026-03-01T09:00."),
-        click.option("--workdir", type=click.Path(file_okay=False), help="Where it runs [default: here]."),
-        click.option("--env", multiple=True, metavar="NAME=VALUE", help="Extra environment variable."),
-        click.option("--auto", is_flag=True, help="A plain PyTorch script: make it elastic."),
-        click.option("--min-workers", type=click.IntRange(1), help="Least workers."),
-        click.option("--max-workers", type=click.IntRange(1), help="Most workers."),
-        click.option("--workers", type=click.IntRange(1), help="What policies that do not resize give it."),
-        click.option("--memory", type=BYTES, help="Most memory for each worker, such as 4GiB."),
-        click.option("--checkpoint", type=DURATION, help="How often its state is saved [default: 60s]."),
-        click.option("--max-restarts", type=click.IntRange(0), help="After its workers died [default: 3]."),
-        click.option("--pip", multiple=True, metavar="REQUIREMENT", help="Install for it (engine ray only)."),
-        click.argument("script"),
-        click.argument("arguments", nargs=-1, type=click.UNPROCESSED),
-    ]
+    """The flags that describe a job, for `submit` and `quote` alike: one for each field of a request."""
+    flags = [_flag(field) for field in FIELDS.values() if not field.about.positional]
+    flags += [click.argument("script"), click.argument("arguments", nargs=-1, type=click.UNPROCESSED)]
     for flag in reversed(flags):
         command = flag(command)
     return command
+
+
+def _flag(field: RequestField) -> Callable[[F], F]:
+    about, settings = field.about, dict(_CLICK_TYPES[field.about.kind])
+    if about.kind is Kind.COUNT:
+        settings["type"] = click.IntRange(None if about.least is None else int(about.least))
+    words = about.help
+    if about.kind in (Kind.MOMENT, Kind.BYTES):
+        words += f" Such as {FORMS.get(about.kind, about.example)}."
+    default = about.unless_given or _default(field)
+    words += f" [default: {default}]" if default else ""
+    return click.option(f"--{field.spoken.replace('_', '-')}", help=words, **settings)
+
+
+def _default(field: RequestField) -> str:
+    """The default of a field as a person would type it; empty if it goes without saying."""
+    if field.about.kind is Kind.DURATION and not field.optional:
+        return f"{field.default:g}s"
+    said = field.about.kind in (Kind.TEXT, Kind.PATH, Kind.COUNT) and not field.optional
+    return str(field.default) if said else ""
 
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -125,57 +145,34 @@ def quote(ctx: click.Context, /, as_json: bool, home: str | None, **flags: Any) 
     ctx.exit(0 if promise.admitted else REFUSED)
 
 
-def wanted(
-    script: str,
-    arguments: tuple[str, ...],
-    name: str | None,
-    deadline: float | None,
-    workdir: str | None,
-    env: tuple[str, ...],
-    auto: bool,
-    min_workers: int | None,
-    max_workers: int | None,
-    workers: int | None,
-    memory: int | None,
-    checkpoint: float | None,
-    max_restarts: int | None,
-    pip: tuple[str, ...],
-) -> tuple[str, JobOptions]:
+def wanted(script: str, arguments: tuple[str, ...], **flags: Any) -> tuple[str, JobOptions]:
     """Script and options from the flags, over those of a job file where one is given."""
-    from swell.cli._jobfile import SUFFIXES, read_job
-    from swell.domain import InputError
-
-    options: JobOptions = {}
+    options: dict[str, Any] = {}
     if Path(script).suffix in SUFFIXES:
-        script, options = read_job(Path(script))
+        script, options = read_job(Path(script))  # type: ignore[assignment]  # any TypedDict is a dict
     else:
-        where = Path(workdir or ".").absolute()
+        where = Path(flags["workdir"] or ".").absolute()
         if not (where / script).is_file():
             raise InputError(f"script: there is no file '{where / script}'", field="script")
         options["workdir"] = str(where)
         script = str(where / script)
-    given: dict[str, Any] = {
-        "name": name,
-        "deadline_s": deadline,
-        "workdir": None if workdir is None else str(Path(workdir).absolute()),
-        "auto": auto or None,
-        "args": list(arguments) or None,
-        "env": (dict(options.get("env", {})) | _environment(env)) if env else None,
-        "min_workers": min_workers,
-        "max_workers": max_workers,
-        "workers": workers,
-        "memory_bytes": memory,
-        "checkpoint_s": checkpoint,
-        "max_restarts": max_restarts,
-        "pip": list(pip) or None,
-    }
-    options.update({key: value for key, value in given.items() if value is not None})  # type: ignore[typeddict-item]
-    return script, options
+    if arguments:
+        options["args"] = list(arguments)
+    for name, field in FIELDS.items():
+        given = flags.get(field.spoken)
+        if given is None or given is False or given == ():
+            continue
+        if field.about.kind is Kind.PATH:
+            given = str(Path(given).absolute())
+        elif field.about.kind is Kind.WORDS:
+            given = list(given)
+        elif field.about.kind is Kind.VARIABLES:
+            given = options.get(name, {}) | _environment(given)
+        options[name] = given
+    return script, options  # type: ignore[return-value]  # each flag has read its own
 
 
 def _environment(pairs: tuple[str, ...]) -> dict[str, str]:
-    from swell.domain import InputError
-
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

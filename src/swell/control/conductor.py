@@ -248,18 +248,8 @@ class Conductor:
         """What the engine must know to run a job."""
         request = record.request
         most = request.max_workers or max(sum(n.gpus for n in self.scheduler.cluster.nodes), 1)
-        return Launch(
-            job_id=record.job_id,
-            command=(request.script, *request.args),
-            workdir=Path(request.workdir),
-            env=request.env,
-            job_dir=self.job_dir(record.job_id),
-            auto=request.auto,
-            max_workers=most,
-            memory_bytes=request.memory_bytes,
-            checkpoint_s=request.checkpoint_s,
-            pip=request.pip,
-        )
+        job_dir = self.job_dir(record.job_id)
+        return Launch(job_id=record.job_id, request=request, job_dir=job_dir, max_workers=most)
 
 
 def stats(conductor: Conductor, trouble: str) -> Mapping[str, Any]:

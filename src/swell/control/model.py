@@ -1,11 +1,13 @@
-"""The control plane's words: what people ask for, what it keeps of a job, what it promises."""
+"""The control plane's words: what it keeps of a job, what it promises. `JobRequest` is in `swell.domain`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
-from swell.domain import InputError, Placement
+from swell.domain import JobRequest, Placement
+
+__all__ = ["Estimate", "JobRecord", "JobRequest", "Mode", "Phase", "Promise"]
 
 
 class Phase(StrEnum):
@@ -35,54 +37,6 @@ class Mode(StrEnum):
     FIXED = "fixed"
     ADAPTIVE = "adaptive"
     CONSISTENT = "consistent"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
-    """What a person hands in. Never a number of GPUs; bounds only if they insist."""
-
-    name: str
-    script: str
-    """Path of the training script, relative to workdir or absolute."""
-    args: tuple[str, ...] = ()
-    workdir: str = "."
-    env: dict[str, str] = field(default_factory=dict)
-    auto: bool = False
-    deadline_s: float | None = None
-    """Moment (Unix time) by which it must be done."""
-    min_workers: int = 1
-    max_workers: int | None = None
-    workers: int = 1
-    """What rigid policies give."""
-    memory_bytes: int | None = None
-    checkpoint_s: float = 60.0
-    max_restarts: int = 3
-    """How often it may be started again after all its workers died for reasons not its own."""
-    pip: tuple[str, ...] = ()
-    """Requirements to install for it, where the engine can."""
-
-    def __post_init__(self) -> None:
-        def refuse(name: str, given: object, allowed: str) -> None:
-            raise InputError(f"{name} must be {allowed}, got {given!r}", field=name)
-
-        if not self.name or len(self.name) > 100 or not all(c.isalnum() or c in "._-" for c in self.name):
-            refuse("name", self.name, "1 to 100 letters, digits, '.', '_' or '-'")
-        if self.name.startswith("."):
-            refuse("name", self.name, "a name that does not start with '.'")
-        if not self.script:
-            refuse("script", self.script, "the path of a training script")
-        if self.min_workers < 1:
-            refuse("min_workers", self.min_workers, "at least 1")
-        if self.max_workers is not None and self.max_workers < self.min_workers:
-            refuse("max_workers", self.max_workers, f"at least min_workers ({self.min_workers})")
-        if self.workers < 1:
-            refuse("workers", self.workers, "at least 1")
-        if self.memory_bytes is not None and self.memory_bytes < 1 << 20:
-            refuse("memory_bytes", self.memory_bytes, "at least 1 MiB")
-        if not self.checkpoint_s > 0:
-            refuse("checkpoint_s", self.checkpoint_s, "a positive number of seconds")
-        if self.max_restarts < 0:
-            refuse("max_restarts", self.max_restarts, "at least 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -272,10 +272,7 @@ def record_from_json(text: str) -> JobRecord:
             "phase": Phase(raw["phase"]),
             "wanted": tuple(raw["wanted"]),
             "held": tuple(raw.get("held", ())),
-            "request": JobRequest(
-                **_known(JobRequest, request)
-                | {"args": tuple(request["args"]), "pip": tuple(request.get("pip", ()))}
-            ),
+            "request": JobRequest.from_json(request),
             "promise": Promise(
                 **_known(Promise, promise) | {"estimate": Estimate(**_known(Estimate, promise["estimate"]))}
             ),

@@ -13,6 +13,7 @@ from swell.domain.cluster import (
 from swell.domain.errors import InputError, SwellError, nearest
 from swell.domain.events import Event, EventKind, read_events, write_events
 from swell.domain.job import JobSpec
+from swell.domain.request import JobOptions, JobRequest
 
 __all__ = [
     "ANY_GPU",
@@ -22,6 +23,8 @@ __all__ = [
     "FloatArray",
     "InputError",
     "IntArray",
+    "JobOptions",
+    "JobRequest",
     "JobSpec",
     "Node",
     "Placement",

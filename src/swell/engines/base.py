@@ -8,12 +8,12 @@ cluster it drives. Jobs live on while nobody watches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from swell.domain import Cluster, Placement
+from swell.domain import Cluster, JobRequest, Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,21 +21,16 @@ class Launch:
     """All that an engine needs to start a job's workers, now or after a restart."""
 
     job_id: str
-    command: tuple[str, ...]
-    """The script and its arguments, as given by the user."""
-    workdir: Path
-    """Where the script runs."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    request: JobRequest
     job_dir: Path
     """The job's own directory: logs, checkpoints, the coordinator's state. Survives all restarts."""
-    auto: bool = False
-    """The script does not import swell: make it elastic from outside."""
     max_workers: int = 1
-    memory_bytes: int | None = None
-    """Most memory per worker; beyond it the worker is ended and the job fails with that reason."""
-    checkpoint_s: float = 60.0
-    pip: tuple[str, ...] = ()
-    """Requirements to install for it, where the engine can."""
+    """Most workers it can ever get: what its request says, else what the cluster has."""
+
+    @property
+    def workdir(self) -> Path:
+        """Where the script runs."""
+        return Path(self.request.workdir)
 
 
 class RunState(StrEnum):

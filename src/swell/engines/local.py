@@ -44,10 +44,10 @@ class LocalEngine(SupervisedEngine):
 
     def check(self, launch: Launch) -> None:
         """Workers share this machine's Python: requirements of their own need an engine that can install."""
-        if launch.pip:
+        if launch.request.pip:
             raise InputError(
                 "pip: the local engine runs jobs with the packages that are installed here; install "
-                f"{' '.join(launch.pip)} beside swell, or use 'swell up --engine ray'",
+                f"{' '.join(launch.request.pip)} beside swell, or use 'swell up --engine ray'",
                 field="pip",
             )
 
@@ -83,7 +83,7 @@ class LocalEngine(SupervisedEngine):
         known = job.wanted if len(job.wanted) >= job.target else tuple(range(job.target))
         job.told = known[: job.target]
 
-    def _further(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
+    def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
         """A file for each GPU, to be locked by whoever uses it; none on CPU slots."""
         folder = self._home / "devices"
         if self._gpus:

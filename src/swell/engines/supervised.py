@@ -104,7 +104,7 @@ class SupervisedEngine:
         """How its coordinator is told."""
         raise NotImplementedError
 
-    def _further(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
+    def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
         """What its supervisor must know beyond what every one must."""
         raise NotImplementedError
 
@@ -232,7 +232,7 @@ class SupervisedEngine:
             return
         job.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (job.directory / "exit.json").unlink(missing_ok=True)
-        job.write_order(granted, self.cluster().capacity, self._further(job, granted))
+        job.write_order(granted, self.cluster().capacity, self._order_extras(job, granted))
         with (job.directory / "supervisor.log").open("ab") as errors:
             child = subprocess.Popen(
                 [sys.executable, "-m", "swell.engines.supervisor", str(job.directory)],

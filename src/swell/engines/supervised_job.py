@@ -6,13 +6,14 @@ import contextlib
 import json
 import subprocess
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from swell.domain import Placement
 from swell.engines.base import Launch, Observed, RunState
-from swell.engines.supervisor import STOPPED, is_locked, write_json
+from swell.engines.order import Order
+from swell.engines.supervisor import STOPPED, is_locked
 from swell.train.errors import TrainError
 from swell.train.jobdir import JobDirectory
 from swell.train.wire import Connection, Message
@@ -52,6 +53,8 @@ class SupervisedJob:
     job_id: str
     directory: Path
     launch: Launch | None = None
+    order: Order | None = None
+    """What its supervisor was last told to run, as it is in the job's start.json."""
     wanted: Placement = ()
     """What `apply` last asked for, and since when."""
     wanted_s: float = 0.0
@@ -89,22 +92,10 @@ class SupervisedJob:
     @classmethod
     def found(cls, directory: Path) -> SupervisedJob:
         """A job that an earlier engine started."""
-        order = json.loads((directory / "start.json").read_text())
-        job = cls(str(order["job_id"]), directory)
-        job.launch = Launch(
-            job_id=job.job_id,
-            command=tuple(order["command"]),
-            workdir=Path(order["workdir"]),
-            env=order["env"],
-            job_dir=directory,
-            auto=order["auto"],
-            max_workers=order["max_workers"],
-            memory_bytes=order["memory_bytes"],
-            checkpoint_s=order["checkpoint_s"],
-            pip=tuple(order.get("pip", ())),
-        )
+        order = Order.read(directory)
+        job = cls(order.launch.job_id, directory, order.launch, order)
         if is_locked(directory):
-            job.alive, job.wanted = True, tuple(order["placement"])
+            job.alive, job.wanted = True, order.placement
             job.noted = job.told = job.wanted
         else:
             job.outcome = Outcome.read(directory)  # whoever wants it to run again will say so
@@ -155,32 +146,19 @@ class SupervisedJob:
 
     # -- its life ----------------------------------------------------------------------------------------
 
-    def write_order(self, granted: Placement, most: int, further: dict[str, Any]) -> None:
-        """Write down what its supervisor shall run; `further` is what its kind of engine adds."""
-        launch = self.launch
-        assert launch is not None
-        order = {
-            "job_id": launch.job_id,
-            "command": list(launch.command),
-            "workdir": str(launch.workdir.resolve()),
-            "env": dict(launch.env),
-            "auto": launch.auto,
-            "max_workers": max(launch.max_workers, most),
-            "workers": len(granted),
-            "threads": 1,
-            "placement": list(self.wanted),
-            "checkpoint_s": launch.checkpoint_s,
-            "memory_bytes": launch.memory_bytes,
-            "pip": list(launch.pip),
-            **further,
-        }
-        write_json(self.directory / "start.json", order)
+    def write_order(self, granted: Placement, most: int, extras: dict[str, Any]) -> None:
+        """Write down what its supervisor shall run; `extras` is what its kind of engine adds."""
+        assert self.launch is not None
+        launch = replace(self.launch, max_workers=max(self.launch.max_workers, most))
+        self.order = Order(launch=launch, workers=len(granted), placement=self.wanted, extras=extras)
+        self.order.write()
         self.noted = self.wanted
 
     def note_placement(self) -> None:
         """Bring the written order up to date, for whoever adopts the job."""
-        path = self.directory / "start.json"
-        write_json(path, json.loads(path.read_text()) | {"placement": list(self.wanted)})
+        if self.order is not None:
+            self.order = replace(self.order, placement=self.wanted)
+            self.order.write()
         self.noted = self.wanted
 
     def started(self, child: subprocess.Popen[bytes], granted: Placement, now_s: float) -> None:

@@ -6,7 +6,7 @@ It is a session of its own, so it and the job outlive the control plane. The loc
 runs twice at once, whoever starts it: a second supervisor finds it taken and leaves; one that comes after a
 supervisor was killed first ends whatever that one left.
 
-    start.json    what to run, written by the engine
+    start.json    what to run, written by the engine, see `swell.engines.order`
     lock          held while a supervisor lives; its content is the supervisor's process id
     exit.json     how the job ended; absent if it was killed from outside
     runs/0000     a run of the job, see `swell.train.jobdir`; the next run after a stop is 0001
@@ -17,7 +17,6 @@ supervisor was killed first ends whatever that one left.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import sys
@@ -27,6 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from swell.engines.files import write_json
+from swell.engines.order import Order
 from swell.engines.processes import descendants, memory_bytes, sweep
 from swell.train.launcher import Launcher, RunConfig
 
@@ -38,17 +39,6 @@ MEMORY_EVERY_S = 1.0
 _LOCK_S = 3.0
 """Somebody who only looks holds the lock for microseconds; whoever holds it longer than this runs the job."""
 _SWEEP_S = 20.0
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a small file atomically, readable by its owner only."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(json.dumps(content))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def is_locked(directory: Path) -> bool:
@@ -93,13 +83,13 @@ def supervise(directory: Path) -> int:
         if not sweep(directory, _SWEEP_S):
             return 1  # what an earlier supervisor left cannot be ended; the engine will try again
         try:
-            order = json.loads((directory / "start.json").read_text())
+            order = Order.read(directory)
         except FileNotFoundError:
             return 0  # it was ended before it began
         (directory / "exit.json").unlink(missing_ok=True)
         run_dir = directory / "runs" / f"{len(list((directory / 'runs').glob('*'))):04d}"
         with (directory / "output.log").open("a") as output:
-            code, reason = _run(order, directory, run_dir, output)
+            code, reason = _run(order, run_dir, output)
         sweep(directory, _SWEEP_S)
         if reason is not None:
             write_json(directory / "exit.json", {"code": code, "reason": reason, "time_s": time.time()})
@@ -122,40 +112,36 @@ def _take(lock: IO[bytes]) -> bool:
     return True
 
 
-def _run(order: dict[str, Any], directory: Path, run_dir: Path, output: TextIO) -> tuple[int, str | None]:
+def _run(order: Order, run_dir: Path, output: TextIO) -> tuple[int, str | None]:
     """Exit code and reason; no reason if it was ended by a signal from outside, which is not its fault."""
 
     def say(line: str) -> None:
         output.write(line + "\n")
         output.flush()
 
+    launch, request = order.launch, order.launch.request
     try:
-        os.chdir(order["workdir"])
+        os.chdir(launch.workdir)
         config = RunConfig(
-            script=order["command"][0],
-            arguments=order["command"][1:],
+            script=request.script,
+            arguments=list(request.args),
             minimum=1,
-            maximum=order["max_workers"],
-            workers=order["workers"],
-            slots=order.get("slots"),
-            cold="ray" in order,
-            name=order["job_id"],
+            maximum=launch.max_workers,
+            workers=order.workers,
+            slots=order.extras.get("slots"),
+            cold="ray" in order.extras,
+            name=launch.job_id,
             directory=run_dir,
-            threads=order["threads"],
-            env=order["env"],
-            settings={
-                "auto": order["auto"],
-                "checkpoints": str(directory / "checkpoints"),
-                "checkpoint_s": order["checkpoint_s"],
-                **order.get("settings", {}),
-            },
+            threads=1,
+            env=request.env,
+            settings=request.for_runtime() | {"checkpoints": str(launch.job_dir / "checkpoints")},
         )
         launcher = _launcher(order, config, say)
     except (ValueError, OSError) as error:
         say(str(error))
         # That the place where workers live cannot be reached is not the job's fault.
         return 2, None if isinstance(error, ConnectionError) else str(error)
-    watch = _MemoryWatch(order["memory_bytes"])
+    watch = _MemoryWatch(request.memory_bytes)
     code = launcher.run()
     if watch.verdict:
         say(watch.verdict)
@@ -166,13 +152,13 @@ def _run(order: dict[str, Any], directory: Path, run_dir: Path, output: TextIO) 
     return code, (_last_error(run_dir) if code > 0 else "") or reason
 
 
-def _launcher(order: dict[str, Any], config: RunConfig, say: Callable[[str], None]) -> Launcher:
+def _launcher(order: Order, config: RunConfig, say: Callable[[str], None]) -> Launcher:
     """Where the job's workers live."""
-    if "ray" in order:
+    if "ray" in order.extras:
         from swell.engines.ray.launcher import RayLauncher
 
         return RayLauncher(config, say, order)
-    return _SlotLauncher(config, say, [Path(path) for path in order["devices"]])
+    return _SlotLauncher(config, say, [Path(path) for path in order.extras["devices"]])
 
 
 class _SlotLauncher(Launcher):

@@ -20,11 +20,11 @@ from typing import Any
 
 from swell.domain import Cluster, Placement, SwellError
 from swell.engines.base import Launch
+from swell.engines.files import write_json
 from swell.engines.ray import connection, head, packaging, places, warm
 from swell.engines.ray.places import Foreign, Place, RayNode
 from swell.engines.supervised import HANDOVER_S, SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
-from swell.engines.supervisor import write_json
 from swell.train.wire import Message
 
 log = logging.getLogger(__name__)
@@ -148,10 +148,9 @@ class RayEngine(SupervisedEngine):
     def _connected(self, job: SupervisedJob) -> None:
         job.told = ()  # told again: it may never have heard of it
 
-    def _further(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
+    def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
         return {
             "slots": list(granted),
-            "job_dir": str(job.directory),
             "ray": {
                 "address": self._address,
                 "session": self._session,
@@ -196,15 +195,9 @@ class RayEngine(SupervisedEngine):
     def _end_orphans(self) -> None:
         """End jobs of an earlier life of the cluster: their drivers would wait for it for a minute."""
         for job in list(self._jobs.values()):
-            if job.alive and self._session_of(job) not in ("", self._session):
+            if job.alive and _session_of(job) not in ("", self._session):
                 log.warning("job %s: the Ray that it ran on is no more", job.job_id)
                 self._signal(job, signal.SIGKILL)
-
-    def _session_of(self, job: SupervisedJob) -> str:
-        try:
-            return str(json.loads((job.directory / "start.json").read_text())["ray"]["session"])
-        except (OSError, ValueError, KeyError):
-            return ""
 
     def _follow(self, nodes: list[RayNode], spares: dict[str, Any] | None, now_s: float) -> None:
         with self._lock:
@@ -297,3 +290,8 @@ class RayEngine(SupervisedEngine):
         except subprocess.TimeoutExpired:
             scout.kill()
             scout.wait(5.0)
+
+
+def _session_of(job: SupervisedJob) -> str:
+    """Ray's name for the life of the cluster that a job was started in; empty if that is not known."""
+    return "" if job.order is None else str(job.order.extras.get("ray", {}).get("session", ""))

@@ -22,9 +22,9 @@ import time
 from pathlib import Path
 
 from swell.domain import SwellError
+from swell.engines.files import write_json
 from swell.engines.processes import lock_holder
 from swell.engines.ray.connection import LOOPBACK, answers
-from swell.engines.supervisor import write_json
 
 LOCK = "ray.lock"
 FILE = "ray.json"

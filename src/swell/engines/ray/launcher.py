@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swell.engines.order import Order
 from swell.engines.processes import MARK
 from swell.engines.ray import packaging, places
 from swell.engines.ray.connection import connect, is_loopback, own_address
@@ -46,14 +47,14 @@ class _Held:
 class RayLauncher(Launcher):
     """Starts and ends workers through Ray."""
 
-    def __init__(self, config: RunConfig, say: Callable[[str], None], order: dict[str, Any]) -> None:
-        settings = order["ray"]
+    def __init__(self, config: RunConfig, say: Callable[[str], None], order: Order) -> None:
+        settings, request = order.extras["ray"], order.launch.request
         self._ray = connect(settings["address"], _runtime_env(order))
         self._settings = settings
-        self._memory_bytes: int | None = order["memory_bytes"]
-        self._pip = bool(order["pip"])
-        self._mark = str(Path(order["job_dir"]).resolve())
-        self._script = _travelling(config.script, Path(order["workdir"]))
+        self._memory_bytes: int | None = request.memory_bytes
+        self._pip = bool(request.pip)
+        self._mark = str(order.launch.job_dir.resolve())
+        self._script = _travelling(config.script, order.launch.workdir)
         here = self._ray.util.get_node_ip_address()
         self._host = "127.0.0.1" if is_loopback(here) else here
         if settings["address"].startswith("ray://"):
@@ -219,15 +220,15 @@ class _Lifeline:
                 line.close()
 
 
-def _runtime_env(order: dict[str, Any]) -> dict[str, Any]:
+def _runtime_env(order: Order) -> dict[str, Any]:
     """What travels with the job."""
-    workdir = Path(order["workdir"])
+    workdir, pip = order.launch.workdir, order.launch.request.pip
     env: dict[str, Any] = {
         "working_dir": str(workdir),
-        "excludes": packaging.excludes(workdir, Path(order["ray"]["home"])),
+        "excludes": packaging.excludes(workdir, Path(order.extras["ray"]["home"])),
     }
-    if order["pip"]:
-        env["pip"] = list(order["pip"])
+    if pip:
+        env["pip"] = list(pip)
     return env
 
 

@@ -1,0 +1,341 @@
+"""A job as a person asks for it. This is the one place where the fields of a job are declared.
+
+Each field of `JobRequest` says what kind of value it holds, what it is for and which values are allowed.
+Everything else is derived from that: the flags of `swell submit`, the job file and the template that
+`swell init` writes, the HTTP schema, stored records, and what engines and the training runtime are given.
+To add a field, add it to `JobRequest` and to `JobOptions` below it, and use it where it matters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypedDict
+
+from swell.domain.errors import InputError
+
+MAX_WORKERS = 100_000
+MAX_TEXT = 4096
+"""Longest text, path or single argument, in characters."""
+NO_NUL = r"^[^\x00]*$"
+"""A text with a NUL can be neither a path nor an argument of a process."""
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+"""Name of an environment variable, of at most MAX_VARIABLE characters."""
+MAX_VARIABLE = 256
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+"""Ids of jobs begin with the name: a '.' in front would hide directories, a '-' would look like a flag."""
+
+
+class Kind(StrEnum):
+    """What sort of value a field holds. It decides how the value is written in a flag, a file and JSON."""
+
+    TEXT = "text"
+    PATH = "path"
+    """Path of a file or a directory. Commands make it absolute before they send it."""
+    SWITCH = "switch"
+    """True or false."""
+    COUNT = "count"
+    BYTES = "bytes"
+    DURATION = "duration"
+    """Seconds; people write 90s or 2h."""
+    MOMENT = "moment"
+    """Unix time; people write 2h (from now), 18:30 or a date."""
+    WORDS = "words"
+    """A list of texts."""
+    VARIABLES = "variables"
+    """Environment variables: names and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What there is to know about a field of a request."""
+
+    kind: Kind
+    help: str
+    """What the field is for: one sentence for people."""
+    example: Any
+    """A value as a job file would hold it."""
+    _: dataclasses.KW_ONLY
+    least: float | None = None
+    """The least value, or for texts, lists and variables the least length; `most` likewise."""
+    most: float | None = None
+    above: float | None = None
+    """The value must be greater than this."""
+    pattern: str | None = None
+    """What a text must look like; `allowed` says the same in words."""
+    allowed: str = ""
+    unless_given: str = ""
+    """What commands and SDK use if the field is not given, where that is not the field's default."""
+    positional: bool = False
+    """Given to commands without a flag."""
+    for_runtime: bool = False
+    """Passed on to the training runtime inside the workers, through the run's job.json."""
+
+
+def _about(kind: Kind, help: str, example: Any, **more: Any) -> dict[str, About]:
+    """The metadata of a field."""
+    return {"about": About(kind, help, example, **more)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """What a person hands in. Never a number of GPUs; bounds only if they insist."""
+
+    name: str = field(
+        metadata=_about(
+            Kind.TEXT,
+            "Name for people; need not be unique.",
+            "digits",
+            least=1,
+            most=100,
+            pattern=NAME,
+            allowed="1 to 100 letters, digits, '.', '_' or '-', the first neither '.' nor '-'",
+            unless_given="the script's",
+        )
+    )
+    script: str = field(
+        metadata=_about(Kind.PATH, "Training script, on the server's machine.", "train.py", positional=True)
+    )
+    args: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            Kind.WORDS, "Arguments of the script.", ["--epochs", "10"], most=1000, positional=True
+        ),
+    )
+    workdir: str = field(
+        default=".",
+        metadata=_about(
+            Kind.PATH, "Directory that the script runs in, on the server's machine.", ".", unless_given="here"
+        ),
+    )
+    env: dict[str, str] = field(
+        default_factory=dict,
+        metadata=_about(Kind.VARIABLES, "Extra environment variables.", {"OMP_NUM_THREADS": "1"}, most=200),
+    )
+    auto: bool = field(
+        default=False,
+        metadata=_about(
+            Kind.SWITCH,
+            "The script is plain PyTorch and does not import swell: make it elastic.",
+            True,
+            for_runtime=True,
+        ),
+    )
+    deadline_s: float | None = field(
+        default=None,
+        metadata=_about(
+            Kind.MOMENT, "When it must be done; without one it is best effort.", "2h", above=0, most=1e11
+        ),
+    )
+    min_workers: int = field(
+        default=1, metadata=_about(Kind.COUNT, "Least workers it can run on.", 1, least=1, most=MAX_WORKERS)
+    )
+    max_workers: int | None = field(
+        default=None, metadata=_about(Kind.COUNT, "Most workers it may get.", 8, least=1, most=MAX_WORKERS)
+    )
+    workers: int = field(
+        default=1,
+        metadata=_about(
+            Kind.COUNT, "Workers that it gets from policies that do not resize.", 1, least=1, most=MAX_WORKERS
+        ),
+    )
+    memory_bytes: int | None = field(
+        default=None,
+        metadata=_about(
+            Kind.BYTES,
+            "Most memory for each worker; if one takes more, the job is ended.",
+            "4GiB",
+            least=1 << 20,
+            most=1 << 50,
+        ),
+    )
+    checkpoint_s: float = field(
+        default=60.0,
+        metadata=_about(
+            Kind.DURATION, "How often its state is saved.", "60s", above=0, most=1e7, for_runtime=True
+        ),
+    )
+    max_restarts: int = field(
+        default=3,
+        metadata=_about(
+            Kind.COUNT, "Restarts after all its workers died for no fault of its own.", 3, least=0, most=1000
+        ),
+    )
+    pip: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            Kind.WORDS, "Requirements to install for it (engine ray only).", ["einops==0.8.1"], most=200
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        for name, known in FIELDS.items():
+            value = getattr(self, name)
+            if isinstance(value, list):
+                value = tuple(value)
+                object.__setattr__(self, name, value)
+            allowed = known.refuses(value)
+            if allowed is not None:
+                raise InputError(f"{name} must be {allowed}, got {value!r:.200}", field=name)
+        if self.max_workers is not None and self.max_workers < self.min_workers:
+            raise InputError(
+                f"max_workers must be at least min_workers ({self.min_workers}), got {self.max_workers}",
+                field="max_workers",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as plain values."""
+        return {name: getattr(self, name) for name in FIELDS}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> JobRequest:
+        """A request that was accepted and stored earlier, perhaps by an older or a newer swell.
+
+        Fields that are missing get their default, and fields that are not known here are left out. The values
+        are not checked again: a job that was accepted must not be lost because a limit became stricter.
+        """
+        request = object.__new__(cls)
+        for name, known in FIELDS.items():
+            value = raw[name] if known.required or name in raw else known.default
+            if isinstance(value, list | dict):
+                value = tuple(value) if isinstance(value, list) else dict(value)
+            object.__setattr__(request, name, value)
+        return request
+
+    def for_runtime(self) -> dict[str, Any]:
+        """Those of the fields that are settings of the training runtime."""
+        return {name: getattr(self, name) for name, known in FIELDS.items() if known.about.for_runtime}
+
+
+class JobOptions(TypedDict, total=False):
+    """The fields of a request as keyword arguments of the SDK; the script is an argument of its own."""
+
+    name: str
+    args: Sequence[str]
+    workdir: str | os.PathLike[str]
+    env: dict[str, str]
+    auto: bool
+    deadline_s: float | None
+    within_s: float
+    """In place of deadline_s: seconds from now."""
+    min_workers: int
+    max_workers: int | None
+    workers: int
+    memory_bytes: int | None
+    checkpoint_s: float
+    max_restarts: int
+    pip: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    """One field of `JobRequest`, for whatever is derived from it."""
+
+    name: str
+    about: About
+    required: bool
+    default: Any
+    """The value if it is not given; an empty one where that is a dict, which nobody may change."""
+
+    @property
+    def optional(self) -> bool:
+        """Whether None is a value of it."""
+        return not self.required and self.default is None
+
+    @property
+    def spoken(self) -> str:
+        """Its name in flags and job files: without the unit, which people write beside the value."""
+        return self.name.removesuffix(_KINDS[self.about.kind].unit)
+
+    def refuses(self, value: Any) -> str | None:
+        """What is allowed, in words, if `value` is not; None if it is."""
+        if value is self.default:
+            return None
+        about, kind = self.about, _KINDS[self.about.kind]
+        if not kind.holds(value):
+            return about.allowed or kind.words
+        measured = isinstance(value, str | tuple | dict)
+        size, unit = (len(value), " long") if measured else (value, "")
+        if about.pattern is not None and not re.fullmatch(about.pattern, value):
+            return about.allowed
+        if about.least is not None and size < about.least:
+            return about.allowed or f"at least {about.least}{unit}"
+        if about.above is not None and not size > about.above:
+            return about.allowed or f"more than {about.above}{unit}"
+        if about.most is not None and size > about.most:
+            return about.allowed or f"at most {about.most}{unit}"
+        return None
+
+
+def name_from(path: str | os.PathLike[str]) -> str:
+    """A name for a job, made from the name of its script or job file."""
+    stem = os.path.splitext(os.path.basename(path))[0]  # noqa: PTH119, PTH122 - any text, path or not
+    return re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip(".-")[:100] or "job"
+
+
+@dataclass(frozen=True, slots=True)
+class _KindOfValue:
+    """What all fields of one kind have in common."""
+
+    holds: Callable[[Any], bool]
+    words: str
+    unit: str = ""
+
+
+def _is_text(value: Any, least: int = 0) -> bool:
+    return isinstance(value, str) and least <= len(value) <= MAX_TEXT and "\0" not in value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, tuple) and all(map(_is_text, value))
+
+
+def _are_variables(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _is_text(name)
+        and len(name) <= MAX_VARIABLE
+        and re.fullmatch(VARIABLE, name) is not None
+        and _is_text(text)
+        for name, text in value.items()
+    )
+
+
+_KINDS = {
+    Kind.TEXT: _KindOfValue(_is_text, f"a text of at most {MAX_TEXT} characters"),
+    Kind.PATH: _KindOfValue(lambda path: _is_text(path, 1), f"a path of 1 to {MAX_TEXT} characters"),
+    Kind.SWITCH: _KindOfValue(lambda value: isinstance(value, bool), "true or false"),
+    Kind.COUNT: _KindOfValue(_is_whole, "a whole number"),
+    Kind.BYTES: _KindOfValue(_is_whole, "a whole number of bytes", "_bytes"),
+    Kind.DURATION: _KindOfValue(_is_finite, "a number of seconds", "_s"),
+    Kind.MOMENT: _KindOfValue(_is_finite, "a Unix time in seconds", "_s"),
+    Kind.WORDS: _KindOfValue(_are_words, f"a list of texts of at most {MAX_TEXT} characters"),
+    Kind.VARIABLES: _KindOfValue(_are_variables, "names of environment variables with a text for each"),
+}
+
+
+def _read_fields() -> dict[str, RequestField]:
+    found = {}
+    for declared in dataclasses.fields(JobRequest):
+        make, default = declared.default_factory, declared.default
+        required = make is dataclasses.MISSING and default is dataclasses.MISSING
+        if make is not dataclasses.MISSING:
+            default = make()
+        found[declared.name] = RequestField(declared.name, declared.metadata["about"], required, default)
+    return found
+
+
+FIELDS = _read_fields()
+"""The fields of a request by name, in the order in which people read them."""

@@ -1,0 +1,75 @@
+"""start.json: what a job's supervisor is to run.
+
+The engine writes it; the supervisor reads it, and so does an engine that takes the job over after a restart.
+The file holds the job's request as it was accepted, and beside it what the platform and the engine added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swell.domain import JobRequest, Placement
+from swell.engines.base import Launch
+from swell.engines.files import write_json
+
+FILE = "start.json"
+_OWN = ("job_id", "request", "max_workers", "workers", "placement")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a supervisor is to run."""
+
+    launch: Launch
+    workers: int
+    """Workers to begin with."""
+    placement: Placement
+    """The slots that the job is to have, for an engine that takes the job over."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """What one kind of engine needs besides: 'devices' of a machine, or 'ray' and the first 'slots'."""
+
+    def write(self) -> None:
+        """Put the order into the job's directory."""
+        launch = self.launch
+        # The supervisor may run in another directory than the engine.
+        request = launch.request.to_json() | {"workdir": str(launch.workdir.resolve())}
+        content = {
+            "job_id": launch.job_id,
+            "request": request,
+            "max_workers": launch.max_workers,
+            "workers": self.workers,
+            "placement": list(self.placement),
+            **self.extras,
+        }
+        write_json(launch.job_dir / FILE, content)
+
+    @classmethod
+    def read(cls, job_dir: Path) -> Order:
+        """The order in a job's directory; OSError, ValueError, KeyError or TypeError if it is unusable."""
+        content = json.loads((job_dir / FILE).read_text())
+        if "request" not in content:
+            content = _upgraded(content)
+        launch = Launch(
+            job_id=str(content["job_id"]),
+            request=JobRequest.from_json(content["request"]),
+            job_dir=job_dir,
+            max_workers=int(content["max_workers"]),
+        )
+        return cls(
+            launch=launch,
+            workers=int(content["workers"]),
+            placement=tuple(content["placement"]),
+            extras={name: value for name, value in content.items() if name not in _OWN},
+        )
+
+
+def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
+    """A file of swell 0.1, which had some fields of the request between the others."""
+    script, *args = content["command"]
+    request = {name: content[name] for name in content if name not in ("workers", "max_workers")}
+    kept = {name: content[name] for name in (*_OWN, "devices", "slots", "ray") if name in content}
+    return kept | {"request": request | {"name": content["job_id"], "script": script, "args": args}}
