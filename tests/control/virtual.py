@@ -102,6 +102,7 @@ class VirtualPlatform:
         self.cost_s = cost_s
         self._work = {job.job_id: float(job.work or 0.0) for job in trace.jobs}
         self.engine = NullEngine(trace.cluster, truth=self, clock=self.clock)
+        home.mkdir(exist_ok=True)
         self.store = Store(connect(str(home / "store.db")))
         self.home = home
         (home / "train.py").write_text("")

@@ -33,6 +33,7 @@ from swell.api.schemas import (
     NodeView,
     PolicyView,
     PromiseView,
+    SeriesView,
     TokenList,
     TokenView,
 )
@@ -129,6 +130,10 @@ class Calls:
     async def explain(self, job: str | JobView) -> dict[str, Any]:
         """Why a job is where it is, when it will be done, and what it went through."""
         return dict(await self._json(Call("GET", _job(job, "explain"))))
+
+    async def series(self, job: str | JobView) -> SeriesView:
+        """A job's curves over time: progress, loss, metrics, slots; and what happened to it meanwhile."""
+        return await self._get(SeriesView, Call("GET", _job(job, "series")))
 
     async def logs(
         self, job: str | JobView, *, offset: int = 0, follow: bool = False

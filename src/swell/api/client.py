@@ -123,6 +123,7 @@ class Client:
     resume = _blocking(Calls.resume)
     scale = _blocking(Calls.scale)
     explain = _blocking(Calls.explain)
+    series = _blocking(Calls.series)
     logs = _iterating(Calls.logs)
     events = _iterating(Calls.events)
     nodes = _blocking(Calls.nodes)

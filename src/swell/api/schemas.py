@@ -202,6 +202,19 @@ class JobPage(Outgoing):
     next: str | None = Field(default=None, description="Give this as `after` to get the next page.")
 
 
+class SeriesView(Outgoing):
+    """A job's curves over time: columns of equal length, null where the job said nothing."""
+
+    time_s: list[float]
+    curves: dict[str, list[float | None]] = Field(
+        description="By name: done, of, gpus, epoch, batch_size, loss, lr, noise_scale and others."
+    )
+    metrics: dict[str, list[float | None]] = Field(description="What the script gave to `job.log`.")
+    changes: list[dict[str, Any]] = Field(
+        description="Starts, resizes with their pauses, lost workers and checkpoints, oldest first."
+    )
+
+
 # -- events, nodes, policy -------------------------------------------------------------------------------
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -118,3 +120,16 @@ def bar(done: float, of: float | None, width: int = 10) -> str:
     share = min(max(done / of, 0.0), 1.0)
     full = int(share * width)
     return f"{'█' * full}{'░' * (width - full)} {share:4.0%}"
+
+
+def sparkline(values: Sequence[float], width: int = 32) -> str:
+    """A row of numbers as a row of small bars, the mean of each stretch."""
+    finite = [v for v in values if math.isfinite(v)]
+    if not finite:
+        return ""
+    cells = min(width, len(finite))
+    edges = [round(i * len(finite) / cells) for i in range(cells + 1)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join("▁▂▃▄▅▆▇█"[round((mean - low) * scale)] for mean in means)

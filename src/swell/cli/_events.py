@@ -34,11 +34,18 @@ def _what(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
         case "allocated":
             return f"starts on {_slots(data.get('gpus', ()))}"
         case "resized":
-            return f"{len(data.get('before', ()))} -> {len(data.get('gpus', ()))} workers"
+            pause = f", {data['pause_s'] * 1e3:.0f} ms pause" if data.get("pause_s") else ""
+            why = f" ({data['reason']})" if data.get("reason") else ""
+            return f"{len(data.get('before', ()))} -> {len(data.get('gpus', ()))} workers{pause}{why}"
         case "preempted":
             return f"{len(data.get('before', ()))} -> 0 workers ({data.get('reason') or 'others come first'})"
         case "progress":
-            return f"step {data.get('done', 0):g}" + ("" if data.get("of") is None else f" of {data['of']:g}")
+            of = "" if data.get("of") is None else f" of {data['of']:g}"
+            return f"step {data.get('done', 0):g}{of}{figures(data)}"
+        case "worker_lost":
+            return f"worker {data.get('worker', '?')} was lost: {data.get('reason', '')}"
+        case "checkpoint_saved":
+            return f"checkpoint saved at step {data.get('step', '?')}"
         case "finished":
             met = {"True": ", deadline met", "False": ", deadline missed"}.get(str(data.get("met")), "")
             return f"finished after {say_duration(data.get('jct_s'))}{met}"
@@ -51,6 +58,14 @@ def _what(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
         case "node_lost":
             return f"out of service ({data.get('reason', 'lost')})"
     return kind
+
+
+def figures(data: Mapping[str, Any]) -> str:
+    """Loss, learning rate and metrics of a progress report, as far as there are any."""
+    values = {name: data.get(name) for name in ("loss", "lr")} | dict(data.get("metrics") or {})
+    return "".join(
+        f", {name} {value:.4g}" for name, value in values.items() if isinstance(value, int | float)
+    )
 
 
 def _slots(gpus: Any) -> str:

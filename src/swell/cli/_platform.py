@@ -58,6 +58,8 @@ class Settings:
     spare_memory: int = 1 << 30
     workdir_limit: int = 200 << 20
     interval_s: float = 5.0
+    round_s: float | None = None
+    """Length of the policy's rounds; None for its own."""
 
 
 def prepare(home: Path) -> None:
@@ -119,7 +121,9 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
             make_policy(settings.policy)
             store.set_setting("policy", settings.policy)
         engine = make_engine(settings)
-        plane = ControlPlane(store, engine, home=settings.home, interval_s=settings.interval_s)
+        plane = ControlPlane(
+            store, engine, home=settings.home, interval_s=settings.interval_s, round_s=settings.round_s
+        )
         options: dict[str, Any] = {
             "home": settings.home,
             "host": settings.host,

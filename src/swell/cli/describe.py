@@ -20,11 +20,19 @@ def describe(job: str, admin: bool, as_json: bool, home: str | None) -> None:
     with connect(home, admin=admin) as client:
         found = find_job(client, job)
         told = client.explain(found)
+        curves = client.series(found)
     if as_json:
-        print_json({"job": found.model_dump(mode="json"), "explanation": told})
+        print_json(
+            {
+                "job": found.model_dump(mode="json"),
+                "explanation": told,
+                "series": curves.model_dump(mode="json"),
+            }
+        )
         return
     for name, value in _facts(found, told):
         click.echo(f"{name + ':':<11} {value}")
+    _curves(curves)
     _allocations(told["allocations"], found.submitted_s)
     if not found.over:
         click.echo(f"\nNext:\n  swell logs -f {found.job_id}\n  swell top")
@@ -73,6 +81,19 @@ def _promised(job: Any) -> str:
     if job.promise.pending:
         return ", decided after a short profiling run"
     return ", promised" if job.promise.guaranteed_s is not None else ", not promised"
+
+
+def _curves(told: Any) -> None:
+    """Loss and metrics over time, each as one line, from the first to the last value."""
+    from swell.cli._common import sparkline
+
+    curves = {name: told.curves[name] for name in ("loss", "lr", "batch_size") if name in told.curves}
+    shown = {name: [v for v in values if v is not None] for name, values in (curves | told.metrics).items()}
+    shown = {name: values for name, values in shown.items() if len(values) > 1}
+    if shown:
+        click.echo("\nHow it trains:")
+    for name, values in shown.items():
+        click.echo(f"  {name:<12} {sparkline(values)}  {values[0]:.4g} -> {values[-1]:.4g}")
 
 
 def _allocations(changes: list[dict[str, Any]], submitted_s: float) -> None:

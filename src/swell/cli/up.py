@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swell.cli._common import home_option, json_option, print_json
-from swell.cli._when import BYTES
+from swell.cli._when import BYTES, DURATION
 
 if TYPE_CHECKING:
     from swell.cli._platform import Settings
@@ -54,6 +54,7 @@ Example:
 @click.option("--spare-memory", type=BYTES, help="Ray: most memory of a prepared process [default: 1GiB].")
 @click.option("--workdir-limit", type=BYTES, help="Ray: most that travels with a job [default: 200MiB].")
 @click.option("--policy", metavar="NAME", help="Who gets how many slots; kept. See `swell policies`.")
+@click.option("--round", "round_s", type=DURATION, help="Length of the policy's rounds [default: its own].")
 @click.option("--store", metavar="URL", help="postgresql://... or a path [default: store.db in the home].")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -75,6 +76,7 @@ def up(
     spare_memory: int | None,
     workdir_limit: int | None,
     policy: str | None,
+    round_s: float | None,
     store: str | None,
     host: str,
     port: int | None,
@@ -112,6 +114,7 @@ def up(
         nodes=nodes,
         slots=slots,
         policy=policy,
+        round_s=round_s,
         store=store,
         host=host,
         port=port,
@@ -168,6 +171,7 @@ def _words(settings: Settings) -> list[str]:
         "--slots": settings.slots,
         "--nodes": settings.nodes,
         "--policy": settings.policy,
+        "--round": settings.round_s,
         "--store": _absolute(settings.store),
         "--host": settings.host,
         "--port": settings.port,

@@ -22,6 +22,7 @@ from swell.control.intake import Intake, Ticket
 from swell.control.loop import Loop
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
 from swell.control.scheduler import check_fits
+from swell.control.series import series
 from swell.control.store import Store
 from swell.control.views import NodeView
 from swell.domain import Event, InputError
@@ -295,6 +296,11 @@ class ControlPlane:
         with self._lock:
             record = self.job(job_id)
             return views.explain(record, self._conductor.scheduler, events, self.clock(), self.trouble)
+
+    def series(self, job_id: str) -> dict[str, Any]:
+        """A job's curves: progress, loss, metrics and slots over time."""
+        self.job(job_id)
+        return series([event for _, event in self.store.events(job_id=job_id, limit=10_000)])
 
     def stats(self) -> Mapping[str, float]:
         """Figures for monitoring."""

@@ -138,6 +138,8 @@ class Log:
     failures: list[NodeFailure]
     policy: str
     """The policy of the last submission."""
+    round_s: float | None = None
+    """Length of that policy's rounds."""
 
     @property
     def began_s(self) -> float:
@@ -150,7 +152,7 @@ def read_log(events: Iterable[Event]) -> Log:
     jobs: dict[str, LoggedJob] = {}
     nodes: dict[str, Node] = {}
     lost: list[tuple[str, float, float]] = []
-    policy = ""
+    policy, round_s = "", None
     for event in events:
         if event.kind is EventKind.NODE_JOINED and event.node is not None:
             # The type is left out: what was seen of the jobs was seen on these very nodes.
@@ -164,6 +166,7 @@ def read_log(events: Iterable[Event]) -> Log:
         elif event.kind is EventKind.SUBMITTED and event.job_id is not None:
             jobs[event.job_id] = LoggedJob(event.job_id, event)
             policy = str(event.data.get("policy", policy))
+            round_s = event.data.get("round_s")
         elif event.job_id in jobs:
             job = jobs[event.job_id]
             if event.kind in _CHANGES:
@@ -182,7 +185,8 @@ def read_log(events: Iterable[Event]) -> Log:
         if name in nodes and back_s > began_s
     ]
     cluster = Cluster(tuple(nodes.values())) if nodes else None
-    return Log(ended, sum(job.end is None for job in jobs.values()), cluster, failures, policy)
+    unfinished = sum(job.end is None for job in jobs.values())
+    return Log(ended, unfinished, cluster, failures, policy, round_s)
 
 
 def replay(
@@ -214,13 +218,13 @@ def replay(
     return records
 
 
-def _interval_s(log: Log, policy: str) -> float:
-    """Live, every policy decides when something happened. One that also has rounds gets short ones."""
+def _interval_s(log: Log, policy: str) -> float | None:
+    """Rounds as they were for the policy of the log; another policy has its own, shortened for a short log."""
+    if policy == log.policy:
+        return log.round_s
     own_s = make_policy(policy).interval_s
-    if not own_s:
-        return 0.0
     span_s = max(job.end.time_s for job in log.jobs if job.end is not None) - log.began_s
-    return min(own_s, max(1.0, span_s / _ROUNDS))
+    return None if not own_s else min(own_s, max(1.0, span_s / _ROUNDS))
 
 
 def _specs(log: Log) -> list[JobSpec]:

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from swell.api.auth import Principal
 from swell.api.context import Caller, Context, Ctx
 from swell.api.errors import CONFLICT, DOCUMENTED
-from swell.api.schemas import ID_PATTERN, Bounds, JobPage, JobSubmission, JobView, PromiseView
+from swell.api.schemas import ID_PATTERN, Bounds, JobPage, JobSubmission, JobView, PromiseView, SeriesView
 from swell.api.streams import stream
 from swell.control.errors import Conflict
 from swell.control.model import JobRecord, JobRequest, Phase
@@ -108,6 +108,17 @@ async def explain(job_id: JobId, ctx: Ctx, who: Caller) -> dict[str, Any]:
     def ask() -> dict[str, Any]:
         ctx.visible_job(who, job_id)
         return dict(ctx.plane.explain(job_id))
+
+    return await ctx.call(ask)
+
+
+@router.get("/jobs/{job_id}/series")
+async def series(job_id: JobId, ctx: Ctx, who: Caller) -> SeriesView:
+    """A job's curves over time, and what happened to it meanwhile. Long runs are thinned evenly."""
+
+    def ask() -> SeriesView:
+        ctx.visible_job(who, job_id)
+        return SeriesView.model_validate(ctx.plane.series(job_id))
 
     return await ctx.call(ask)
 

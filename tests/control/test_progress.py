@@ -1,0 +1,63 @@
+"""A job's progress in the log: bounded, evenly spread, and shown as curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from tests.control.conftest import make_record
+
+from swell.control import progress
+from swell.control.progress import ProgressLog
+from swell.control.series import series
+from swell.control.store import Store
+from swell.domain import Event, EventKind
+
+
+def _report(time_s: float, **data: object) -> Event:
+    return Event(time_s, EventKind.PROGRESS, job_id="a", data=data)
+
+
+def test_a_long_job_has_a_bounded_number_of_points_spread_over_its_life(
+    open_store: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "MOST", 40)
+    store = open_store()
+    store.accept(make_record("a"), None, [])
+    log = ProgressLog(store)
+    for tick in range(2000):
+        now_s = tick * 0.5
+        if tick == 1000:
+            log = ProgressLog(store)  # the control plane was restarted
+        if log.due("a", now_s):
+            store.save([], [_report(now_s, done=tick)])
+            log.written("a", now_s)
+        assert store.count("a", EventKind.PROGRESS) <= 40
+    times = [event.time_s for _, event in store.events(job_id="a")]
+    assert len(times) >= 20 and times[0] == 0.0 and times[-1] > 900
+    assert np.diff(times).max() < 100, "no part of its life is missing"
+
+
+def test_other_jobs_and_other_events_are_not_thinned(open_store: Callable[[], Store]) -> None:
+    store = open_store()
+    kinds = [EventKind.PROGRESS, EventKind.RESIZED]
+    for name in "ab":
+        store.accept(make_record(name), None, [Event(1.0, kind, job_id=name) for kind in kinds * 4])
+    store.thin("a", EventKind.PROGRESS)
+    assert [store.count(name, kind) for name in "ab" for kind in kinds] == [2, 4, 4, 4]
+
+
+def test_curves_have_one_length_and_nothing_where_the_job_said_nothing() -> None:
+    events = [
+        Event(0.0, EventKind.SUBMITTED, job_id="a"),
+        Event(1.0, EventKind.ALLOCATED, job_id="a", data={"gpus": [0], "pause_s": 2.0}),
+        _report(3.0, done=1, of=10, gpus=1, loss=2.5),
+        Event(3.5, EventKind.WORKER_LOST, job_id="a", data={"worker": "w0", "reason": "ended by SIGKILL"}),
+        _report(4.0, done=2, of=10, gpus=2, metrics={"accuracy": 0.5}),
+    ]
+    found = series(events)
+    assert found["time_s"] == [3.0, 4.0]
+    assert found["curves"]["done"] == [1, 2] and found["curves"]["loss"] == [2.5, None]
+    assert found["metrics"] == {"accuracy": [None, 0.5]}
+    assert [change["kind"] for change in found["changes"]] == ["allocated", "worker_lost"]

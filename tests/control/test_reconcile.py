@@ -1,0 +1,48 @@
+"""What should run against what does run."""
+
+from __future__ import annotations
+
+from tests.control.conftest import make_record
+
+from swell.control.lifecycle import Seen, Vanished
+from swell.control.model import Phase
+from swell.control.reconcile import LOST_AFTER_S, EndStray, Feed, Reconciler, StartAgain
+from swell.engines import Observed, RunState
+
+RUNNING = make_record("a", phase=Phase.RUNNING, wanted=(0,))
+SEEN = Observed(job_id="a", state=RunState.RUNNING, placement=(0,), target=(0,))
+
+
+def test_a_job_that_is_seen_is_told_so_and_a_stray_is_ended() -> None:
+    stray = Observed(job_id="x", state=RunState.RUNNING)
+    found = list(Reconciler().differences({"a": RUNNING}, {"a": SEEN, "x": stray}, 1.0))
+    assert found == [Feed("a", Seen(SEEN)), EndStray("x")]
+
+
+def test_a_job_that_is_missing_has_vanished_after_a_while() -> None:
+    reconciler, records = Reconciler(), {"a": RUNNING}
+    assert list(reconciler.differences(records, {}, 10.0)) == []
+    assert list(reconciler.differences(records, {}, 10.0 + LOST_AFTER_S / 2)) == []
+    assert list(reconciler.differences(records, {}, 10.0 + LOST_AFTER_S)) == [Feed("a", Vanished())]
+    assert list(reconciler.differences(records, {}, 10.0 + LOST_AFTER_S)) == [], "it is given time again"
+
+
+def test_a_job_that_is_back_in_time_has_not_vanished() -> None:
+    reconciler, records = Reconciler(), {"a": RUNNING}
+    list(reconciler.differences(records, {}, 10.0))
+    list(reconciler.differences(records, {"a": SEEN}, 11.0))
+    assert list(reconciler.differences(records, {}, 10.0 + LOST_AFTER_S)) == []
+
+
+def test_after_a_restart_a_job_that_nobody_started_is_started() -> None:
+    reconciler = Reconciler()
+    reconciler.came_up("a")
+    assert list(reconciler.differences({"a": RUNNING}, {}, 10.0)) == [StartAgain("a")]
+    assert list(reconciler.differences({"a": RUNNING}, {}, 10.0)) == []
+
+
+def test_jobs_that_need_not_run_are_not_missed() -> None:
+    queued, paused = make_record("q"), make_record("p", phase=Phase.PAUSED)
+    reconciler = Reconciler()
+    for now_s in (0.0, 100.0):
+        assert list(reconciler.differences({"q": queued, "p": paused}, {}, now_s)) == []
