@@ -6,7 +6,7 @@ import runpy
 import sys
 import time
 
-SCRIPTS = ("fidelity", "deadlines", "afs", "speed", "decision_time", "pollux_fitness")
+SCRIPTS = ("fidelity", "deadlines", "elasticflow", "afs", "speed", "decision_time", "pollux_fitness")
 
 
 def main() -> None:

@@ -15,14 +15,15 @@ TRACES = (
     ("cluster10", "32x8", "A100"),
     ("philly_103959", "32x8", "A100"),
 )
-# Measured with the authors' public simulator (the data folder's README). ElasticFlow: strict ratios.
+# Measured with the authors' public simulator (the data folder's README), which decides in slots of 60 s; for
+# gandiva and themis on 195job only 240 s were measured. ElasticFlow: strict; see also `elasticflow.py`.
 AUTHORS: dict[str, tuple[float | None, ...]] = {
-    "elasticflow": (0.651, 0.687, 0.958, 0.910),
-    "edf": (0.118, 0.087, 0.777, 0.436),
-    "edf-admission": (0.410, 0.323, 0.827, None),
+    "elasticflow": (0.651, 0.867, 0.958, 0.910),
+    "edf": (0.118, 0.097, 0.777, 0.436),
+    "edf-admission": (0.410, 0.359, 0.827, None),
     "gandiva": (0.092, 0.241, 0.331, 0.413),
-    "tiresias:thresholds=3250/7200,fifo=start": (0.287, 0.462, 0.477, 0.466),  # as the authors set it
-    "tiresias": (0.287, 0.462, 0.477, 0.466),
+    "tiresias:thresholds=3250/7200,fifo=start": (0.287, 0.492, 0.477, 0.466),  # as the authors set it
+    "tiresias": (0.287, 0.492, 0.477, 0.466),
     "themis": (None, 0.410, None, None),
 }
 SHOWN = ("avg_jct_s", "rejected", "promises_broken", "cpu_s")

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -220,6 +221,41 @@ def test_most_free_follows_its_rule_gpu_by_gpu(cluster, steps):
                 rows[job] = row
         got = {job: dict(Counter(cluster.node_of_gpu[list(g)])) for job, g in placer.occupancy.jobs.items()}
         assert got == rows
+
+
+@pytest.mark.parametrize("name", sorted(PLACERS))
+@pytest.mark.parametrize("shape", ["32x8", "16x8:t4,16x8:a100"])
+def test_placements_do_not_depend_on_the_names_of_the_jobs(name, shape):
+    """2,000 jobs come and go and nodes are lost; one ledger knows the jobs by number, the other by row."""
+    rng = np.random.default_rng(3)
+    cluster = Cluster.parse(shape)
+    by_number, by_row = make_placer(name, cluster), make_placer(name, cluster)
+    free_rows = rng.permutation(300).tolist()
+    row = {}
+    started = 0
+    while started < 2000:
+        if rng.random() < 0.05:
+            lost = int(rng.integers(len(cluster.nodes)))
+            cluster = cluster.with_node(lost, up=not cluster.nodes[lost].up)
+            hurt = by_number.set_cluster(cluster, keep_survivors=True)
+            answer = by_row.set_cluster(cluster, keep_survivors=True)
+            assert list(answer.items()) == [(row[n], gpus) for n, gpus in hurt.items()]
+        changes = (
+            dict.fromkeys(rng.choice(list(row), len(row) // 10, replace=False).tolist(), 0) if row else {}
+        )
+        room = by_number.occupancy.free_gpus + sum(len(by_number.occupancy.held(n)) for n in changes)
+        for number in range(started, started + 30):
+            gpus = int(2 ** rng.integers(0, 6))
+            if gpus <= room and free_rows:
+                changes[number], row[number] = gpus, free_rows.pop(-int(rng.integers(1, len(free_rows) + 1)))
+                room -= gpus
+        started += 30
+        moved = by_number.place(changes)
+        answer = by_row.place({row[n]: gpus for n, gpus in changes.items()})
+        assert list(answer.items()) == [(row[n], gpus) for n, gpus in moved.items()]
+        for number in [n for n in row if not by_number.occupancy.held(n)]:
+            free_rows.append(row.pop(number))
+    check_ledger(by_row)
 
 
 def test_new_nodes_join_at_the_end_and_are_used():

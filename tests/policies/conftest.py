@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from swell.domain import Cluster, JobSpec
+from swell.domain import Cluster, IntArray, JobSpec
 from swell.perf.curves import Curves
 from swell.policies import JobTable, Snapshot
 
@@ -84,7 +84,7 @@ def make(
 
 @st.composite
 def any_snapshot(draw: st.DrawFn, max_jobs: int = 12) -> Snapshot:
-    """Some moment of a small cluster: jobs waiting and running, curves that rise, fall or have holes."""
+    """Some moment of a small cluster: jobs waiting and running, rows in any order, curves of any kind."""
     nodes, per_node = draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 4, 8]))
     capacity = nodes * per_node
     jobs = draw(st.integers(1, max_jobs))
@@ -113,7 +113,7 @@ def any_snapshot(draw: st.DrawFn, max_jobs: int = 12) -> Snapshot:
     ran = np.where(gpus > 0, 1.0, rng.random(jobs) < 0.5) > 0
     start_s = submit_s + (now_s - submit_s) * rng.random(jobs)
     run_s = np.where(ran, (now_s - start_s) * rng.random(jobs), 0.0)
-    return make(
+    snapshot = make(
         jobs,
         cluster=f"{nodes}x{per_node}",
         now_s=now_s,
@@ -131,6 +131,14 @@ def any_snapshot(draw: st.DrawFn, max_jobs: int = 12) -> Snapshot:
         last_start_s=np.where(ran, start_s, np.inf).tolist(),
         resizes=np.where(ran, rng.integers(0, 5, jobs), 0).tolist(),
     )
+    return in_any_rows(snapshot, rng.permutation(jobs))
+
+
+def in_any_rows(snapshot: Snapshot, order: IntArray) -> Snapshot:
+    """The same moment with job `order[r]` in row r of the table: rows say nothing about the order of jobs."""
+    for column in vars(snapshot.table).values():
+        column[:] = [column[job] for job in order]
+    return snapshot.with_rows(np.argsort(order))
 
 
 @pytest.fixture(scope="session")

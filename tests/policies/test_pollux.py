@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.domain import Cluster, InputError, JobSpec
+from swell.domain import Cluster, InputError, JobSpec, Node
 from swell.perf.belief import JobBelief
 from swell.perf.curves import Curves
 from swell.perf.goodput import BatchLimits
@@ -384,3 +384,13 @@ def test_options_are_checked() -> None:
     for bad in ("population=0", "patience=0", "restart_cost_s=-1", "p=nan"):
         with pytest.raises(InputError, match=bad.split("=")[0]):
             make_policy(f"pollux:{bad}")
+
+
+def test_the_population_outlives_a_node_that_joins(make_snapshot: Any) -> None:
+    policy = make_policy("pollux:population=8,generations=5")
+    few = make_snapshot(3, cluster="2x4", now_s=10.0)
+    policy.allocate(few)
+    more = Cluster((*few.cluster.nodes, Node("late", 4)))
+    decision = policy.allocate(Snapshot(70.0, more, few.table, few.rows, few.curves))
+    assert decision.per_node is not None
+    assert decision.per_node[:, 2].sum() > 0, "the new node is used"

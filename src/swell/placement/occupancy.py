@@ -124,7 +124,7 @@ class Occupancy:
             )
         in_service = cluster.in_service
         lost = self.owner[~in_service[: len(self.owner)]]
-        hurt = sorted({int(job) for job in lost if job >= 0})
+        hurt = list(dict.fromkeys(int(job) for job in lost if job >= 0))  # in the order of their lost GPUs
         survivors: dict[int, Placement] = {}
         for job in hurt:
             survivors[job] = tuple(gpu for gpu in self.release(job) if in_service[gpu])

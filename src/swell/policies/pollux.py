@@ -174,7 +174,8 @@ def _last_population(memory: _Memory, numbers: IntArray, nodes: int) -> Populati
     out = np.zeros((0 if last is None else len(last), len(numbers), nodes), dtype=np.int16)
     if last is not None:
         _, now, before = np.intersect1d(numbers, memory.numbers, assume_unique=True, return_indices=True)
-        out[:, now] = last[:, before]
+        known = min(nodes, last.shape[2])  # nodes may have joined since
+        out[:, now, :known] = last[:, before, :known]
     return out
 
 
