@@ -19,6 +19,7 @@ from swell.domain import InputError
 JOB_VERBS: dict[str, tuple[str, str, dict[str, object] | None]] = {
     "see": ("GET", "/v1/jobs/{job}", None),
     "explain": ("GET", "/v1/jobs/{job}/explain", None),
+    "series": ("GET", "/v1/jobs/{job}/series", None),
     "logs": ("GET", "/v1/jobs/{job}/logs", None),
     "events": ("GET", "/v1/events?job={job}", None),
     "scale": ("POST", "/v1/jobs/{job}/scale", {"min_workers": 1, "max_workers": 2}),

@@ -53,7 +53,7 @@ def test_more_jobs_than_there_were_rows() -> None:
 
 
 def test_a_start_a_resize_and_an_end_are_in_the_books() -> None:
-    board, table = make(), make().table
+    board = make()
     row = board.add(spec("a"))
     table = board.table
     (move,) = decide(board, 5.0, 2)

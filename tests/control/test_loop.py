@@ -73,7 +73,8 @@ def test_a_turn_that_fails_is_tried_again_and_its_trouble_is_shown_until_one_suc
     assert turns.reach(turns.count + 2)
     assert "internal error" in started.trouble
     turns.error = None
-    assert turns.reach(turns.count + 2)
+    assert turns.reach(turns.count + 1)
+    started.stop()
     assert started.trouble == ""
 
 

@@ -33,7 +33,7 @@ def test_a_long_job_has_a_bounded_number_of_points_spread_over_its_life(
         if log.due("a", now_s):
             store.save([], [_report(now_s, done=tick)])
             log.written("a", now_s)
-        assert store.count("a", EventKind.PROGRESS) <= 40
+        assert store.tally("a", EventKind.PROGRESS)[0] <= 40
     times = [event.time_s for _, event in store.events(job_id="a")]
     assert len(times) >= 20 and times[0] == 0.0 and times[-1] > 900
     assert np.diff(times).max() < 100, "no part of its life is missing"
@@ -45,7 +45,7 @@ def test_other_jobs_and_other_events_are_not_thinned(open_store: Callable[[], St
     for name in "ab":
         store.accept(make_record(name), None, [Event(1.0, kind, job_id=name) for kind in kinds * 4])
     store.thin("a", EventKind.PROGRESS)
-    assert [store.count(name, kind) for name in "ab" for kind in kinds] == [2, 4, 4, 4]
+    assert [store.tally(name, kind)[0] for name in "ab" for kind in kinds] == [2, 4, 4, 4]
 
 
 def test_curves_have_one_length_and_nothing_where_the_job_said_nothing() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ def state(plane: ControlPlane) -> list[Any]:
     columns = {name: copy.deepcopy(column) for name, column in vars(board.table).items() if name != "belief"}
     return [
         columns, board.active.tolist(), board.next_number, list(board._free_rows), dict(board._node_counts),
-        dict(scheduler.rows), dict(scheduler._entered), scheduler.rhythm.due_s, list(scheduler.profiling.runs),
-        copy.deepcopy(vars(scheduler.policy)), dict(plane._book.records), list(plane._book.known),
-        plane.store.last_seq(), board.placer.occupancy.owner.copy(),
+        dict(scheduler.rows), dict(scheduler._entered), scheduler.rhythm.due_s,
+        list(scheduler.profiling.runs), copy.deepcopy(vars(scheduler.policy)),
+        dict(plane._book.records), list(plane._book.known), plane.store.last_seq(), board.placer.occupancy.owner.copy(),
     ]  # fmt: skip
 
 
@@ -40,6 +40,8 @@ def same(a: Any, b: Any) -> bool:
         return bool(np.array_equal(a, b))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if is_dataclass(a):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
     return bool(a == b)

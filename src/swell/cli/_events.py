@@ -63,9 +63,8 @@ def _what(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
 def figures(data: Mapping[str, Any]) -> str:
     """Loss, learning rate and metrics of a progress report, as far as there are any."""
     values = {name: data.get(name) for name in ("loss", "lr")} | dict(data.get("metrics") or {})
-    return "".join(
-        f", {name} {value:.4g}" for name, value in values.items() if isinstance(value, int | float)
-    )
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return "".join(f", {name} {value:.4g}" for name, value in numbers.items())
 
 
 def _slots(gpus: Any) -> str:

@@ -36,8 +36,9 @@ class ProgressLog:
         """Whether a report of this moment belongs into the log."""
         kept = self._jobs.get(job_id)
         if kept is None:
-            count = self._store.count(job_id, EventKind.PROGRESS)  # some may be from before a restart
-            kept = self._jobs[job_id] = _Kept(count, FIRST_S)
+            # Some may be from before a restart of the control plane.
+            count, span_s = self._store.tally(job_id, EventKind.PROGRESS)
+            kept = self._jobs[job_id] = _Kept(count, max(FIRST_S, span_s / max(count, 1)))
         return now_s - kept.last_s >= kept.spacing_s
 
     def written(self, job_id: str, now_s: float) -> None:

@@ -175,10 +175,12 @@ class Store:
         )
         return [(int(seq), Event.from_json(line)) for seq, line in rows]
 
-    def count(self, job_id: str, kind: EventKind) -> int:
-        """How many events of a kind a job has in the log."""
-        sql = "SELECT COUNT(*) FROM events WHERE job_id = ? AND kind = ?"
-        return int(self._database.query(sql, (job_id, kind.value))[0][0])
+    def tally(self, job_id: str, kind: EventKind) -> tuple[int, float]:
+        """How many events of a kind a job has in the log, and the seconds from the first to the last."""
+        what = "COUNT(*), COALESCE(MAX(time_s) - MIN(time_s), 0)"
+        sql = f"SELECT {what} FROM events WHERE job_id = ? AND kind = ?"
+        count, span_s = self._database.query(sql, (job_id, kind.value))[0]
+        return int(count), float(span_s)
 
     def thin(self, job_id: str, kind: EventKind) -> None:
         """Delete every second event of a kind that a job has in the log."""
@@ -187,7 +189,7 @@ class Store:
         )
         with self._database.transaction():
             self._database.execute(
-                f"DELETE FROM events WHERE seq IN (SELECT seq FROM ({numbered}) AS t WHERE n % 2 = 0)",
+                f"DELETE FROM events WHERE seq IN (SELECT seq FROM ({numbered}) AS t WHERE n = 2 * (n / 2))",
                 (job_id, kind.value),
             )
 

@@ -219,7 +219,7 @@ def replay(
 
 
 def _interval_s(log: Log, policy: str) -> float | None:
-    """Rounds as they were for the policy of the log; another policy has its own, shortened for a short log."""
+    """Rounds as they were for the log's own policy; another has its own, made shorter for a short log."""
     if policy == log.policy:
         return log.round_s
     own_s = make_policy(policy).interval_s
