@@ -154,3 +154,30 @@ def test_history_projects_to_another_gpu_type() -> None:
     assert projected.alpha_n == pytest.approx(0.6)
     assert projected.gamma == pytest.approx(3.0)
     assert history.prior("gpt2", "T4") is None
+
+
+def test_other_limits_change_the_answers_and_keep_what_was_seen() -> None:
+    belief = JobBelief(BatchLimits(128, 128, 1, 128), fixed_batch=128)
+    for gpus, local in ((1, 128), (2, 64), (4, 32), (4, 64)):
+        _see(belief, 1, gpus, local)
+    params, version, pinned = belief.params, belief.version, belief.curve(4, 4)
+    belief.observe_gradients(1.0, 20.0)
+    belief.set_limits(LIMITS)
+    assert belief.version > version and belief.params == params
+    expected = best_goodput(belief.params, 1.0, 20.0, LIMITS, 1, np.arange(5))[0]
+    assert belief.curve(4, 4) == pytest.approx(expected)
+    assert belief.curve(4, 4)[4] > pinned[4]
+    version = belief.version
+    belief.set_limits(LIMITS)
+    assert belief.version == version, "nothing new"
+
+
+def test_a_belief_from_figures_plans_as_the_job_that_left_them() -> None:
+    figures = {"params": TRUE.as_array().tolist(), "batch_size": 128}
+    fixed = JobBelief.from_figures(figures)
+    assert fixed.fixed_batch == 128 and not fixed.noise_known
+    adaptive = JobBelief.from_figures(
+        figures | {"mode": "adaptive", "limits": LIMITS.as_dict(), "sqr": 0.1, "var": 0.9}
+    )
+    expected = best_goodput(TRUE, 0.1, 0.9, LIMITS, 1, np.arange(5))[0]
+    assert adaptive.noise_known and adaptive.curve(4, 4) == pytest.approx(expected)

@@ -7,6 +7,8 @@ iterations at the tuned batch size.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -37,3 +39,43 @@ def noise_scale(sqr: float, var: float, init_batch: float) -> float:
     if sqr <= 0:
         return float("inf") if var > 0 else 0.0
     return max(var, 0.0) / sqr * init_batch
+
+
+def noise_share(sqr: float, var: float) -> float:
+    """The part of a gradient's squared norm at the tuned batch that is noise, between 0 and 1."""
+    whole = sqr + var
+    return min(max(var / whole, 0.0), 1.0) if whole > 0 else 0.0
+
+
+class MeanNoiseShare:
+    """The noise share over a run, weighted by progress.
+
+    At `scale` times the tuned batch, a unit of progress takes 1 - share * (1 - 1/scale) iterations. That is
+    linear in the share, so the mean share of a run gives the time of the whole run, however the noise changed
+    in its course.
+    """
+
+    def __init__(self, weight: float = 0.0, mean: float = 0.0, deviation: float = 0.0) -> None:
+        self.weight = weight
+        """Progress that was averaged over."""
+        self.mean = mean
+        self._squares = weight * deviation**2
+
+    def add(self, share: float, progress: float) -> None:
+        """The share was that while the job made so much progress."""
+        if progress > 0:
+            self.weight += progress
+            off = share - self.mean
+            self.mean += off * progress / self.weight
+            self._squares += progress * off * (share - self.mean)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the share in the course of the run."""
+        return math.sqrt(max(self._squares, 0.0) / self.weight) if self.weight else 0.0
+
+
+def duration_error(share: float, deviation: float, scale: float) -> float:
+    """Relative error of a predicted duration if the noise share is uncertain by `deviation`."""
+    saved = 1.0 - 1.0 / max(scale, 1.0)
+    return saved * deviation / max(1.0 - share * saved, 1e-9)
