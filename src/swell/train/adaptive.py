@@ -95,6 +95,11 @@ class MemoryBound:
         gap = self._fails - fits
         return fits if gap <= max(fits // 8, 1) else fits + gap // 2
 
+    @property
+    def largest(self) -> int:
+        """The largest local batch that may ever run, as far as is known: the one allowed, until one fails."""
+        return self._max_local if self._fails is None else self.limit
+
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers that `load_state_dict` takes."""
         return {"fits": self._fits, "fails": self._fails}
@@ -159,8 +164,11 @@ class BatchTuner:
 
     @property
     def limits(self) -> BatchLimits:
-        """The limits the user gave."""
-        return self._limits
+        """The batches that may come to be used: the user's limits, less what did not fit the memory.
+
+        `choose` approaches them step by step; a scheduler plans with where that leads.
+        """
+        return replace(self._limits, max_local=max(self._memory.largest, self._limits.min_local))
 
     @property
     def params(self) -> ThroughputParams | None:
