@@ -144,6 +144,11 @@ class Job(Stepper):
             raise UsageError("job.adaptive: needs mode='adaptive' and a training loader made by job.loader")
         return self._adaptive
 
+    @property
+    def loss(self) -> float | None:
+        """The loss of the whole job, averaged over some fifty steps: the same on every worker."""
+        return self._loss.value
+
     def loader(
         self,
         dataset: MapDataset,
