@@ -133,6 +133,18 @@ def test_history_remembers_the_noise_of_the_whole_run_not_of_its_end() -> None:
     assert 100.0 * (1.0 - kept["var"] * (1.0 - 1.0 / scale)) == pytest.approx(iterations)
 
 
+def test_a_few_steps_do_not_outweigh_what_history_says_of_the_noise() -> None:
+    knowledge = Knowledge.from_history("kind", _adaptive(var=6.0).to_json())
+    before = knowledge.curve(4, 4)
+    knowledge.take("noise", 0.0, {"sqr": 1.0, "var": 0.1, "updates": 3})
+    assert knowledge.curve(4, 4) is before
+    knowledge.take("noise", 0.0, {"sqr": 1.0, "var": 0.1, "updates": 30})
+    assert knowledge.curve(4, 4)[4] < before[4]
+    first = _told(Knowledge("kind"), [_timing(2, 32, 0)])
+    first.take("noise", 0.0, {"sqr": 1.0, "var": 6.0, "updates": 3})
+    assert first.belief is not None and first.belief.var == 6.0, "better than nothing"
+
+
 def test_an_entry_of_a_later_version_is_not_misread() -> None:
     content = _adaptive().to_json() | {"version": HISTORY_VERSION + 1}
     knowledge = Knowledge.from_history("kind", content)

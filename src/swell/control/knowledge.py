@@ -23,7 +23,7 @@ import numpy as np
 from swell.control.model import JobRequest
 from swell.domain import FloatArray
 from swell.perf.belief import JobBelief
-from swell.perf.efficiency import MeanNoiseShare, duration_error, noise_share
+from swell.perf.efficiency import SETTLED_UPDATES, MeanNoiseShare, duration_error, noise_share
 from swell.perf.goodput import BatchLimits
 from swell.perf.length import TargetLength
 
@@ -31,8 +31,6 @@ HISTORY_VERSION = 2
 """Of what `Knowledge.to_json` writes. An entry without a version is of the first one."""
 _ENOUGH_STEPS = 3
 """Step times of one configuration are believed once this many reports have come."""
-_NOISE_CHANGE = 0.05
-"""The noise share of a job is taken to be uncertain by at least this much."""
 MOST_CLOSING_S = 60.0
 """A job that takes longer to end than this does something else."""
 
@@ -111,7 +109,7 @@ class Knowledge:
         if kind == "timing":
             return self.timing(data)
         if kind == "noise":
-            return self.gradients(float(data["sqr"]), float(data["var"]))
+            return self.gradients(float(data["sqr"]), float(data["var"]), data.get("updates"))
         if kind == "resized":
             self.pause_s = max(float(data.get("pause_s", 0.0)), 0.05)
         return False
@@ -170,11 +168,13 @@ class Knowledge:
         self.belief.set_limits(limits, fixed_batch)
         return self.belief.known and self.belief.version != before
 
-    def gradients(self, sqr: float, var: float) -> bool:
-        """Take in gradient statistics at the tuned batch; True if they are the first."""
+    def gradients(self, sqr: float, var: float, updates: int | None = None) -> bool:
+        """Take in gradient statistics at the tuned batch, averaged over so many steps; True for the first."""
         if self.belief is None:
             return False
         first = not self.belief.noise_known
+        if not first and updates is not None and updates < SETTLED_UPDATES:
+            return False  # what is known of earlier jobs, or from before a restart, is better than that
         self.belief.observe_gradients(sqr, var)
         if self._now is not None:
             if self._noise_at is not None:
@@ -238,8 +238,7 @@ class Knowledge:
         speed, noise, length = float(belief.relative_error(1, gpus)), 0.0, 0.0
         if self.mode == "adaptive":
             scale = belief.plan(1, gpus).total(gpus) / belief.limits.init_batch
-            deviation = max(self.noise.deviation, _NOISE_CHANGE)
-            noise = duration_error(noise_share(belief.sqr, belief.var), deviation, scale)
+            noise = duration_error(noise_share(belief.sqr, belief.var), self.noise.deviation, scale)
         if self.target is not None:
             left = self.work_left(0.0 if self._now is None else self._now[1])
             length = min(self.target.deviation / left, 1.0) if left else 0.0

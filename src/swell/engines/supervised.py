@@ -302,7 +302,8 @@ class SupervisedEngine:
             }
             self._add_report(job, "timing", timing)
         if said.get("sqr") is not None and said.get("var") is not None:
-            self._add_report(job, "noise", {"sqr": said["sqr"], "var": said["var"]})
+            noise = {"sqr": said["sqr"], "var": said["var"], "updates": said.get("noise_updates")}
+            self._add_report(job, "noise", noise)
 
     def _add_report(self, job: SupervisedJob, kind: str, data: dict[str, Any]) -> None:
         self._reports.append(Report(job_id=job.job_id, time_s=time.time(), kind=kind, data=data))

@@ -14,6 +14,12 @@ import numpy.typing as npt
 
 from swell.domain import FloatArray
 
+SETTLED_UPDATES = 20
+"""Estimates of the gradient's noise are worth acting on once they are averages over so many steps."""
+
+NOISE_ERROR = 0.10
+"""Relative error of a settled estimate of the gradient noise scale."""
+
 
 def gain(sqr: npt.ArrayLike, var: npt.ArrayLike, scale: npt.ArrayLike) -> FloatArray:
     """Progress of one iteration, counted in iterations at the tuned batch size."""
@@ -76,6 +82,10 @@ class MeanNoiseShare:
 
 
 def duration_error(share: float, deviation: float, scale: float) -> float:
-    """Relative error of a predicted duration if the noise share is uncertain by `deviation`."""
+    """Relative error of a duration predicted for `scale` times the tuned batch, due to its noise.
+
+    `deviation` is how much the share changes in the course of a run; the estimate itself is off as well.
+    """
     saved = 1.0 - 1.0 / max(scale, 1.0)
-    return saved * deviation / max(1.0 - share * saved, 1e-9)
+    estimate = NOISE_ERROR * share * (1.0 - share)  # an error of the noise scale, as one of the share
+    return saved * math.hypot(deviation, estimate) / max(1.0 - share * saved, 1e-9)

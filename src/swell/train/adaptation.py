@@ -220,7 +220,7 @@ class Adaptation:
         """What goes into the job's reports: all numbers, and by their own names what a scheduler reads."""
         out: dict[str, Any] = {"adaptive": self.report(), "limits": self._mode.tuner.limits.as_dict()}
         if self.noise.ready:
-            out |= {"sqr": self.noise.sqr, "var": self.noise.var}
+            out |= {"sqr": self.noise.sqr, "var": self.noise.var, "noise_updates": self.noise.updates}
         return out
 
     def state_dict(self) -> dict[str, Any]:

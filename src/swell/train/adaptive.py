@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from swell.perf.batch import BatchLimits, BatchPlan, fixed_plan
-from swell.perf.efficiency import gain
+from swell.perf.efficiency import SETTLED_UPDATES, gain
 from swell.perf.goodput import best_goodput
 from swell.perf.throughput import ThroughputParams, fit_throughput, iteration_s
 
@@ -143,7 +143,7 @@ class BatchTuner:
         *,
         hysteresis: float = 0.05,
         growth: float = 4.0,
-        min_noise_updates: int = 20,
+        min_noise_updates: int = SETTLED_UPDATES,
         warmup_steps: int = 2,
     ) -> None:
         if hysteresis < 0.0:
