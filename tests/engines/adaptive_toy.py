@@ -22,6 +22,10 @@ parser.add_argument("--mode", choices=["fixed", "adaptive", "consistent"], defau
 parser.add_argument("--max-batch", type=int, default=512)
 parser.add_argument("--step-ms", type=float, default=20.0)
 parser.add_argument("--sample-ms", type=float, default=0.5)
+parser.add_argument("--until-loss", type=float)
+parser.add_argument(
+    "--lr", type=float, default=1e-5, help="so small that gradient and noise stay what they are"
+)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
@@ -31,12 +35,12 @@ inputs = torch.randn(SAMPLES, FEATURES)
 targets = inputs.sum(1, keepdim=True) + args.label_noise * torch.randn(SAMPLES, 1)
 model = nn.Linear(FEATURES, 1, bias=False)
 nn.init.zeros_(model.weight)
-# So small a rate that the gradient, and with it the noise scale, stays what it is.
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
 options = {"max_batch": args.max_batch} if args.mode == "adaptive" else {}
 job = swell.elastic(model, optimizer, mode=args.mode, seed=args.seed, **options)
 loader = job.loader(TensorDataset(inputs, targets), batch_size=TUNED)
-for _ in job.epochs(args.epochs, by=args.by if args.mode == "adaptive" else None):
+by = args.by if args.mode == "adaptive" else None
+for _ in job.epochs(args.epochs, by=by, until_loss=args.until_loss):
     for x, y in loader:
         time.sleep((args.step_ms + len(x) * args.sample_ms) / 1000)
         job.step(nn.functional.mse_loss(model(x), y))

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from swell.control.knowledge import Knowledge
+from swell.engines import RunState
 from swell.perf.efficiency import noise_scale
 from swell.perf.goodput import BatchLimits, best_goodput
+from swell.train.reporting import FEWEST_LOSSES
 
 SCRIPT = Path(__file__).with_name("adaptive_toy.py")
 LIMITS = {"init_batch": 32, "max_batch": 512, "min_local": 1, "max_local": 512}
@@ -63,13 +65,33 @@ def test_reports_say_what_goodput_depends_on_and_noise_is_what_the_data_says(ben
     assert shares["noisy"] > 1.15 * shares["clean"], shares
 
 
-@pytest.mark.parametrize(("mode", "piece"), [("fixed", 32), ("consistent", 8)])
-def test_jobs_that_keep_their_batch_say_so(bench: Any, mode: str, piece: int) -> None:
-    _run(
-        bench, {"a": ("--mode", mode, "--step-ms", 5)}, lambda job_id: bool(_reports(bench, job_id, "timing"))
-    )
-    (timing,) = _reports(bench, "a", "timing")[-1:]
-    assert timing["mode"] == mode
-    assert timing["limits"] == {"init_batch": 32, "max_batch": 32, "min_local": 1, "max_local": piece}
-    assert _reports(bench, "a", "progress")[-1]["of"] == 4 * 256
-    assert not _reports(bench, "a", "noise")
+def test_jobs_that_keep_their_batch_say_so(bench: Any) -> None:
+    pieces = {"fixed": 32, "consistent": 8}
+    jobs = {mode: ("--mode", mode, "--step-ms", 5) for mode in pieces}
+    _run(bench, jobs, lambda job_id: bool(_reports(bench, job_id, "timing")))
+    for mode, piece in pieces.items():
+        timing = _reports(bench, mode, "timing")[-1]
+        assert timing["mode"] == mode
+        assert timing["limits"] == {"init_batch": 32, "max_batch": 32, "min_local": 1, "max_local": piece}
+        assert _reports(bench, mode, "progress")[-1]["of"] == 4 * 256
+        assert not _reports(bench, mode, "noise")
+
+
+def test_the_length_of_a_job_with_a_target_is_predicted_from_its_reports(bench: Any) -> None:
+    engine = bench.engine(slots=2)
+    arguments = ("--mode", "fixed", "--epochs", "100", "--until-loss", "1.8", "--label-noise", "1")
+    command = (str(SCRIPT), *arguments, "--lr", "0.003", "--step-ms", "10")
+    engine.apply(replace(bench.launch("a"), command=command), (0, 1))
+    bench.wait(engine, "a", lambda seen: seen is not None and seen.state is RunState.FINISHED, timeout_s=120)
+    knowledge, predicted = Knowledge("a"), []
+    for report in bench.reports:
+        knowledge.take(report.kind, report.time_s, report.data)
+        if report.kind == "progress" and knowledge.of is not None:
+            predicted.append((report.data["done"], knowledge.of))
+    knowledge.finished(bench.reports[-1].time_s)
+    assert knowledge.length_is_predicted and knowledge.known
+    took = knowledge.of
+    assert took is not None and FEWEST_LOSSES < took < 100 * 256, "it ended by its loss"
+    halfway = [of for done, of in predicted if 0.5 * took <= done < took]
+    assert halfway and all(took <= 3 * of and of <= 3 * took for of in halfway), (took, predicted)
+    assert knowledge.to_json()["of"] == took
