@@ -78,7 +78,8 @@ class Stepper(Member):
             weighted = (loss() if callable(loss) else loss) * ((high - low) / share.size)
             self._scaled(weighted).backward()  # type: ignore[no-untyped-call]
             if self._asks_loss:
-                share.loss = weighted.detach() + (0.0 if share.loss is None else share.loss)
+                part = weighted.detach()
+                share.loss = part if share.loss is None else share.loss + part
         except torch.OutOfMemoryError:
             if self._ranks is not None or len(self._shares.drawn) > 1 or high - low == 1:
                 raise
