@@ -104,6 +104,12 @@ def test_a_narrower_limit_that_is_reported_later_is_planned_with() -> None:
     assert knowledge.curve(4, 4)[4] < before[4]
 
 
+@pytest.mark.parametrize("limits", [None, {}, {"init_batch": 8}, LIMITS.as_dict() | {"max_batch": 1}, "all"])
+def test_limits_that_make_no_sense_are_not_believed(limits: Any) -> None:
+    knowledge = _told(Knowledge("kind"), [_timing(2, 32, 0, "fixed") | {"limits": limits}])
+    assert knowledge.belief is not None and knowledge.belief.limits == BatchLimits(64, 64, 1, 64)
+
+
 def test_history_of_an_adaptive_job_gives_the_same_curve_and_length() -> None:
     knowledge = _adaptive()
     for done in range(0, 1001, 100):
@@ -143,6 +149,8 @@ def test_a_few_steps_do_not_outweigh_what_history_says_of_the_noise() -> None:
     first = _told(Knowledge("kind"), [_timing(2, 32, 0)])
     first.take("noise", 0.0, {"sqr": 1.0, "var": 6.0, "updates": 3})
     assert first.belief is not None and first.belief.var == 6.0, "better than nothing"
+    first.take("noise", 0.0, {"sqr": 1.0, "var": 8.0, "updates": 4})
+    assert first.belief.var == 8.0, "and the next ones are better still"
 
 
 def test_an_entry_of_a_later_version_is_not_misread() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from swell.control.model import JobRequest
-from swell.domain import FloatArray
+from swell.domain import FloatArray, InputError
 from swell.perf.belief import JobBelief
 from swell.perf.efficiency import SETTLED_UPDATES, MeanNoiseShare, duration_error, noise_share
 from swell.perf.goodput import BatchLimits
@@ -81,7 +81,9 @@ class Knowledge:
     _now: tuple[float, float] | None = None
     _before: tuple[float, float, int] | None = None
     _noise_at: float | None = None
-    """Progress at the last report of noise."""
+    """Progress at the last report of settled noise."""
+    _noise_settled: bool = False
+    """Whether the noise is known from enough steps to be relied on."""
     _curves: dict[bool, tuple[tuple[int, int, int], FloatArray]] = field(default_factory=dict)
 
     @property
@@ -144,11 +146,8 @@ class Knowledge:
         workers, local_batch = int(data["workers"]), max(int(data["local_batch"]), 1)
         self._passed(workers)
         gradients = int(data.get("accumulation", 0)) + 1
-        if data.get("limits"):
-            limits = BatchLimits(**data["limits"])
-        else:
-            batch = self.batch_size or workers * local_batch * gradients
-            limits = BatchLimits(batch, batch, 1, batch)
+        batch = self.batch_size or workers * local_batch * gradients
+        limits = _limits(data.get("limits")) or BatchLimits(batch, batch, 1, batch)
         switched = self._set_limits(str(data.get("mode", self.mode)), limits)
         key = (int(data.get("nodes", 1)), workers, local_batch)
         self.seen[key] = self.seen.get(key, 0) + 1
@@ -173,10 +172,12 @@ class Knowledge:
         if self.belief is None:
             return False
         first = not self.belief.noise_known
-        if not first and updates is not None and updates < SETTLED_UPDATES:
-            return False  # what is known of earlier jobs, or from before a restart, is better than that
+        settled = updates is None or updates >= SETTLED_UPDATES
+        if self._noise_settled and not settled:
+            return False  # what earlier jobs taught, or this one before it was restarted, is better than that
+        self._noise_settled = settled
         self.belief.observe_gradients(sqr, var)
-        if self._now is not None:
+        if self._now is not None and settled:
             if self._noise_at is not None:
                 self.noise.add(noise_share(sqr, var), self._now[1] - self._noise_at)
             self._noise_at = self._now[1]
@@ -309,6 +310,7 @@ class Knowledge:
             source="history",
             target=None if goal is None else TargetLength(float(goal), earlier=of),
         )
+        made._noise_settled = belief.noise_known
         if belief.noise_known:
             # Earlier runs count as much as one run, so that a changed job is learnt anew before long.
             weight = min(float(content.get("noise_progress", 0.0)), of or 0.0)
@@ -316,3 +318,11 @@ class Knowledge:
                 weight, float(content["var"]), float(content.get("noise_deviation", 0.0))
             )
         return made
+
+
+def _limits(told: Any) -> BatchLimits | None:
+    """Limits as a job told them; None if it did not, or told something impossible."""
+    try:
+        return BatchLimits(**{str(name): int(value) for name, value in told.items()})
+    except (AttributeError, TypeError, ValueError, InputError):
+        return None
