@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from swell.perf.belief import JobBelief
 from swell.perf.goodput import BatchLimits, BatchPlan, best_goodput, fixed_plan
-from swell.perf.history import History
 from swell.perf.throughput import ThroughputParams, step_times
 
 LIMITS = BatchLimits(128, 4096, 32, 1024)
@@ -125,32 +124,40 @@ def test_errors_shrink_with_what_was_seen_and_grow_with_distance() -> None:
     assert belief.relative_error([2], [8])[0] == pytest.approx(belief.residual)
 
 
-def test_history_is_a_prior() -> None:
-    history = History()
-    assert history.prior("resnet50", "A100") is None
-    history.add("resnet50", "A100", TRUE)
-    prior = history.prior("resnet50", "A100")
-    assert prior is not None and prior.as_array() == pytest.approx(TRUE.as_array())
-    belief = JobBelief(LIMITS, prior=prior)
+def test_a_prior_is_believed_and_kept_where_nothing_was_seen() -> None:
+    belief = JobBelief(LIMITS, prior=TRUE)
     assert belief.known and belief.max_gpus(64) == 64
     assert belief.residual == 0.25
-    expected = best_goodput(prior, 1.0, 0.0, LIMITS, 2, 8)[0]
+    expected = best_goodput(TRUE, 1.0, 0.0, LIMITS, 2, 8)[0]
     assert belief.goodput([2], [8])[0] == pytest.approx(float(expected))
     # One run on one GPU, twice as slow as the prior said, must not forget what the prior knows of links.
     belief.observe(1, 1, 64, 2 * (TRUE.alpha_c + 64 * TRUE.beta_c), 0.0)
-    assert belief.params is not None and belief.params.alpha_n == pytest.approx(prior.alpha_n)
-    assert belief.params.beta_c > prior.beta_c
+    assert belief.params is not None and belief.params.alpha_n == pytest.approx(TRUE.alpha_n)
+    assert belief.params.beta_c == pytest.approx(2 * TRUE.beta_c, rel=1e-3)
 
 
-def test_history_projects_to_another_gpu_type() -> None:
-    history = History()
-    slow = ThroughputParams(0.09, 0.006, 0.3, 0.012, 0.06, 0.002, 1.6)
-    history.add("resnet50", "A100", TRUE)
-    history.add("resnet50", "T4", slow)
-    history.add("vgg16", "A100", ThroughputParams(0.02, 0.001, 0.2, 0.01, 0.05, 0.001, 3.0))
-    projected = history.prior("vgg16", "T4")
-    assert projected is not None
-    assert projected.beta_c == pytest.approx(0.003)
-    assert projected.alpha_n == pytest.approx(0.6)
-    assert projected.gamma == pytest.approx(3.0)
-    assert history.prior("gpt2", "T4") is None
+def test_other_limits_change_the_answers_and_keep_what_was_seen() -> None:
+    belief = JobBelief(BatchLimits(128, 128, 1, 128), fixed_batch=128)
+    for gpus, local in ((1, 128), (2, 64), (4, 32), (4, 64)):
+        _see(belief, 1, gpus, local)
+    params, version, pinned = belief.params, belief.version, belief.curve(4, 4)
+    belief.observe_gradients(1.0, 20.0)
+    belief.set_limits(LIMITS)
+    assert belief.version > version and belief.params == params
+    expected = best_goodput(belief.params, 1.0, 20.0, LIMITS, 1, np.arange(5))[0]
+    assert belief.curve(4, 4) == pytest.approx(expected)
+    assert belief.curve(4, 4)[4] > pinned[4]
+    version = belief.version
+    belief.set_limits(LIMITS)
+    assert belief.version == version, "nothing new"
+
+
+def test_a_belief_from_figures_plans_as_the_job_that_left_them() -> None:
+    figures = {"params": TRUE.as_array().tolist(), "batch_size": 128}
+    fixed = JobBelief.from_figures(figures)
+    assert fixed.fixed_batch == 128 and not fixed.noise_known
+    adaptive = JobBelief.from_figures(
+        figures | {"mode": "adaptive", "limits": LIMITS.as_dict(), "sqr": 0.1, "var": 0.9}
+    )
+    expected = best_goodput(TRUE, 0.1, 0.9, LIMITS, 1, np.arange(5))[0]
+    assert adaptive.noise_known and adaptive.curve(4, 4) == pytest.approx(expected)

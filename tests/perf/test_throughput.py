@@ -147,6 +147,7 @@ def test_a_prior_fills_in_what_was_not_seen() -> None:
     found = fit_throughput([1], [1], [32], [0.4], [0.4], prior)
     assert (found.alpha_n, found.beta_n, found.alpha_r, found.gamma) == (0.7, 0.03, 0.2, 2.5)
     assert found.alpha_c + 32 * found.beta_c == pytest.approx(0.4, rel=1e-3)
+    assert found.alpha_c / found.beta_c == pytest.approx(0.3 / 0.01, rel=1e-3), "what a larger batch costs"
 
 
 def test_unknown_gradient_times_are_left_out() -> None:

@@ -102,3 +102,49 @@ def test_progress_needs_adaptive_mode() -> None:
         _train(job, loader, 1, by="progress")
     with pytest.raises(UsageError, match="needs mode='adaptive'"):
         _ = job.adaptive
+
+
+def test_progress_is_told_in_steps_at_the_tuned_batch() -> None:
+    job, loader = _job(max_batch=160)
+    _train(job, loader, 10, batch=160)
+    told = job.adaptive.progress(10)
+    assert told["of"] == 10 * 20
+    assert told["done"] == pytest.approx(200, rel=0.05) and told["done"] > 1.5 * job.steps
+
+
+def test_passes_that_remain_are_told_by_what_they_are_worth() -> None:
+    job, loader = _job(max_batch=160)
+    _train(job, loader, 10, batch=160, by="data")
+    done = job.adaptive.steps_worth
+    assert done < 10 * 20, "a sample of a large batch is worth less"
+    at_end, at_half = job.adaptive.progress(10, 10.0), job.adaptive.progress(20, 10.0)
+    assert at_end == {"done": done, "of": pytest.approx(done, rel=0.03)}
+    worth = job.adaptive.noise.efficiency(job.adaptive._mode.batch / 16)
+    assert at_half["of"] == pytest.approx(done + 10 * 20 * worth, rel=0.03)
+
+
+def test_the_limits_told_are_those_applied() -> None:
+    job, _ = _job(max_batch=160, min_local=2, max_local=64)
+    assert job.adaptive.beat()["limits"] == {
+        "init_batch": 16,
+        "max_batch": 160,
+        "min_local": 2,
+        "max_local": 64,
+    }
+    job.adaptive._mode.tuner.out_of_memory(32)
+    assert job.adaptive.beat()["limits"]["max_local"] < 32, "what did not fit is not planned with"
+
+
+def test_a_micro_batch_bounds_what_is_computed_at_once() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=0.01), mode="adaptive", max_batch=160)
+    x = torch.randn(320, 8)
+    loader = job.loader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, micro_batch=8)
+    sizes = set()
+    for _ in job.epochs(5):
+        for a, b in loader:
+            sizes.add(len(a))
+            job.step(nn.functional.mse_loss(model(a), b))
+    assert max(sizes) <= 8
+    assert job.adaptive.beat()["limits"]["max_local"] == 8

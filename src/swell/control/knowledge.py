@@ -1,13 +1,19 @@
-"""What is known of each job's speed and length: its own reports first, before that the history of its kind.
+"""What is known of each job's speed, noise and length: its own reports first, before that its kind's history.
 
 A kind is a fingerprint: the same script with the same arguments. What a job taught is kept when it ends, so
-the second run of a script starts with the first one's curve.
+the second run of a script starts with the first one's curve (docs/history.md).
+
+Progress, lengths and curves have one unit: iterations at the batch size the job was tuned for. A job that
+keeps its batch makes one per step. An *adaptive* job, whose batch follows goodput, makes as many per step as
+its gradient noise allows, and its curve is its goodput (see `swell.perf.goodput`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +21,14 @@ from typing import Any
 import numpy as np
 
 from swell.control.model import JobRequest
-from swell.domain import FloatArray
+from swell.domain import FloatArray, InputError
 from swell.perf.belief import JobBelief
+from swell.perf.efficiency import SETTLED_UPDATES, MeanNoiseShare, duration_error, noise_share
 from swell.perf.goodput import BatchLimits
-from swell.perf.throughput import ThroughputParams
+from swell.perf.length import TargetLength
 
+HISTORY_VERSION = 2
+"""Of what `Knowledge.to_json` writes. An entry without a version is of the first one."""
 _ENOUGH_STEPS = 3
 """Step times of one configuration are believed once this many reports have come."""
 UNKNOWN_WORK = 1e9
@@ -47,8 +56,11 @@ class Knowledge:
     fingerprint: str
     belief: JobBelief | None = None
     of: float | None = None
-    """Iterations in all."""
+    """Its length; a prediction if the job trains until a target."""
+    mode: str = "fixed"
+    """How the job treats its batch: 'fixed', 'adaptive' or 'consistent'."""
     batch_size: int | None = None
+    """The batch size it was tuned for."""
     startup_s: float = 15.0
     """From slots to the first step."""
     pause_s: float = 0.5
@@ -57,47 +69,130 @@ class Knowledge:
     """From the last step to the end of its processes."""
     source: str = "none"
     """Where it comes from: 'model', 'history' or 'none'."""
+    target: TargetLength | None = None
+    """Set for a job that trains until its loss is low enough."""
+    noise: MeanNoiseShare = field(default_factory=MeanNoiseShare)
+    """The noise in an adaptive job's gradients, over this run and earlier ones of its kind."""
     seen: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    """By nodes, workers and local batch: the timing reports that came."""
     ran: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By number of workers: iterations done and the seconds they took, as they went by."""
+    """By number of workers: progress made and the seconds it took, as they went by."""
     _last: tuple[int, int, int, float, float] | None = None
     """Nodes, workers, local batch, step and sync seconds of the last timing report."""
     _moved_s: float | None = None
     _now: tuple[float, float] | None = None
     _before: tuple[float, float, int] | None = None
+    _noise_at: float | None = None
+    """Progress at the last report of settled noise."""
+    _noise_settled: bool = False
+    """Whether the noise is known from enough steps to be relied on."""
     _curves: dict[bool, tuple[tuple[int, int, int], FloatArray]] = field(default_factory=dict)
 
     @property
     def known(self) -> bool:
-        """Whether speed and length are both known."""
-        return self.of is not None and self.belief is not None and self.belief.known
+        """Whether speed and length are both known, and the noise of a job whose speed depends on it."""
+        if self.of is None or self.belief is None or not self.belief.known:
+            return False
+        return self.mode != "adaptive" or self.belief.noise_known
 
-    def progressed(self, time_s: float, done: float) -> None:
-        """Take in a progress report."""
+    @property
+    def length_is_predicted(self) -> bool:
+        """Whether `of` is a guess from losses, good for estimates and not for guarantees."""
+        return self.target is not None
+
+    def work_left(self, done: float) -> float | None:
+        """Progress still to be made, in the unit of `curve`; None if the length is unknown."""
+        return None if self.of is None else max(self.of - done, 0.0)
+
+    # -- reports -----------------------------------------------------------------------------------------
+
+    def take(self, kind: str, time_s: float, data: Mapping[str, Any]) -> bool:
+        """Take in a report of the job; True if its speed or length is now believed to be another."""
+        if kind == "progress":
+            return self.progressed(time_s, float(data["done"]), data)
+        if kind == "timing":
+            return self.timing(data)
+        if kind == "noise":
+            return self.gradients(float(data["sqr"]), float(data["var"]), data.get("updates"))
+        if kind == "resized":
+            self.pause_s = max(float(data.get("pause_s", 0.0)), 0.05)
+        return False
+
+    def progressed(self, time_s: float, done: float, data: Mapping[str, Any] | None = None) -> bool:
+        """Take in a progress report; True if the length changed.
+
+        `data` is the whole report: it may tell a length (`of`), or a target and the present loss.
+        """
         if self._now is None or done > self._now[1]:
             self._moved_s = time_s
         self._now = (time_s, done)
+        data, before = data or {}, self.of
+        if data.get("target_loss") is not None:
+            self._follow_target(done, data)
+        elif data.get("of") is not None:
+            self.of, self.target = float(data["of"]), None
+        return self.of != before
 
-    def finished(self, time_s: float) -> None:
-        """It is over: what came after its last step is known now."""
-        if self._moved_s is not None:
-            self.closing_s = min(max(time_s - self._moved_s, 0.0), MOST_CLOSING_S)
-        if self._last is not None and self.belief is not None and not self.belief.known:
-            self._believe()  # a job of a few seconds says little, but the next need not start from nothing
+    def _follow_target(self, done: float, data: Mapping[str, Any]) -> None:
+        """Predict when the loss will have come down to the job's target."""
+        goal = float(data["target_loss"])
+        if self.target is None or self.target.target != goal:
+            self.target = TargetLength(goal)
+        if data.get("loss") is not None:
+            at_most = data.get("at_most")
+            self.target.add(done, float(data["loss"]), None if at_most is None else float(at_most))
+        self.of = self.target.predicted
 
-    def timing(self, data: dict[str, Any]) -> bool:
+    def timing(self, data: Mapping[str, Any]) -> bool:
         """Take in a timing report; True if the belief changed."""
         workers, local_batch = int(data["workers"]), max(int(data["local_batch"]), 1)
         self._passed(workers)
-        accumulation = int(data.get("accumulation", 0))
-        if self.batch_size is None:
-            self.batch_size = workers * local_batch * (accumulation + 1)
-        if self.belief is None:
-            self.belief = JobBelief(_limits(self.batch_size), fixed_batch=self.batch_size)
+        gradients = int(data.get("accumulation", 0)) + 1
+        batch = self.batch_size or workers * local_batch * gradients
+        limits = _limits(data.get("limits")) or BatchLimits(batch, batch, 1, batch)
+        switched = self._set_limits(str(data.get("mode", self.mode)), limits)
         key = (int(data.get("nodes", 1)), workers, local_batch)
         self.seen[key] = self.seen.get(key, 0) + 1
-        self._last = (*key, float(data["step_s"]), float(data["sync_s"]))
-        return self.seen[key] >= _ENOUGH_STEPS and self._believe()
+        # The model's step is one gradient and its exchange; gradients before it are accumulation.
+        sync_s = float(data["sync_s"])
+        self._last = (*key, (float(data["step_s"]) - sync_s) / gradients + sync_s, sync_s)
+        believed = self.seen[key] >= _ENOUGH_STEPS and self._believe()
+        return believed or switched
+
+    def _set_limits(self, mode: str, limits: BatchLimits) -> bool:
+        """Plan with the batches the job says it uses; True if that is new for a job with a known speed."""
+        self.mode, self.batch_size = mode, limits.init_batch
+        fixed_batch = None if mode == "adaptive" else limits.init_batch
+        if self.belief is None:
+            self.belief = JobBelief(limits, fixed_batch)
+        before = self.belief.version
+        self.belief.set_limits(limits, fixed_batch)
+        return self.belief.known and self.belief.version != before
+
+    def gradients(self, sqr: float, var: float, updates: int | None = None) -> bool:
+        """Take in gradient statistics at the tuned batch, averaged over so many steps; True for the first."""
+        if self.belief is None:
+            return False
+        first = not self.belief.noise_known
+        settled = updates is None or updates >= SETTLED_UPDATES
+        if self._noise_settled and not settled:
+            return False  # what earlier jobs taught, or this one before it was restarted, is better than that
+        self._noise_settled = settled
+        self.belief.observe_gradients(sqr, var)
+        if self._now is not None and settled:
+            if self._noise_at is not None:
+                self.noise.add(noise_share(sqr, var), self._now[1] - self._noise_at)
+            self._noise_at = self._now[1]
+        return first
+
+    def finished(self, time_s: float) -> None:
+        """It is over: what came after its last step is known now, and how long a job with a target was."""
+        if self._moved_s is not None:
+            self.closing_s = min(max(time_s - self._moved_s, 0.0), MOST_CLOSING_S)
+        if self.target is not None and self._now is not None:
+            self.of = self.target.earlier = self._now[1]
+        if self._last is not None and self.belief is not None and not self.belief.known:
+            self._believe()  # a job of a few seconds says little, but the next need not start from nothing
 
     def _believe(self) -> bool:
         """Take the last step times into the model; True if that changed it."""
@@ -114,23 +209,14 @@ class Knowledge:
             return
         (time_s, done), before = self._now, self._before
         if before is not None and before[2] == workers and done >= before[1] and time_s > before[0]:
-            steps, seconds = self.ran.get(workers, (0.0, 0.0))
-            self.ran[workers] = (steps + done - before[1], seconds + time_s - before[0])
+            progress, seconds = self.ran.get(workers, (0.0, 0.0))
+            self.ran[workers] = (progress + done - before[1], seconds + time_s - before[0])
         self._before = (time_s, done, workers)
 
-    def figures(self) -> dict[str, Any]:
-        """What a replay needs to know of the job: its model, and its speed as it was seen."""
-        params = self.belief.params if self.belief is not None and self.belief.known else None
-        return {
-            "params": None if params is None else params.as_array().tolist(),
-            "batch_size": self.batch_size,
-            "rates": {str(n): steps / s for n, (steps, s) in sorted(self.ran.items()) if steps > 0},
-            "startup_s": self.startup_s,
-            "pause_s": self.pause_s,
-        }
+    # -- answers -----------------------------------------------------------------------------------------
 
     def curve(self, max_gpus: int, gpus_per_node: int, *, cautious: bool = False) -> FloatArray:
-        """Iterations per second by workers; cautious: no faster on more workers than were ever seen."""
+        """Progress per second by workers; cautious: no faster on more workers than were ever seen."""
         if self.belief is None:
             return np.arange(max_gpus + 1, dtype=np.float64)
         # Every decision asks for every job's, and few of them have changed.
@@ -158,44 +244,98 @@ class Knowledge:
         return max(self.belief.max_gpus(bound), 1)
 
     def error(self, gpus: int) -> float:
-        """One standard deviation of the predicted duration, relative to it."""
-        if self.belief is None or not self.belief.known:
+        """One standard deviation of the predicted duration, relative to it: of speed, noise and length."""
+        belief = self.belief
+        if belief is None or not belief.known:
             return 1.0
-        return float(self.belief.relative_error(1, max(gpus, 1)))
+        gpus = max(gpus, 1)
+        speed, noise, length = float(belief.relative_error(1, gpus)), 0.0, 0.0
+        if self.mode == "adaptive":
+            scale = belief.plan(1, gpus).total(gpus) / belief.limits.init_batch
+            noise = duration_error(noise_share(belief.sqr, belief.var), self.noise.deviation, scale)
+        if self.target is not None:
+            left = self.work_left(0.0 if self._now is None else self._now[1])
+            length = min(self.target.deviation / left, 1.0) if left else 0.0
+        return math.hypot(speed, noise, length)
 
-    def to_json(self) -> dict[str, Any]:
-        """What the next job of this kind should start with."""
-        params = self.belief.params if self.belief is not None else None
+    # -- what is kept ------------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, Any]:
+        """What a replay needs to know of the job: its model, and its speed as it was seen."""
+        params = self.belief.params if self.belief is not None and self.belief.known else None
         return {
             "params": None if params is None else params.as_array().tolist(),
-            "of": self.of,
+            "batch_size": self.batch_size,
+            "rates": {str(n): made / s for n, (made, s) in sorted(self.ran.items()) if made > 0},
+            "startup_s": self.startup_s,
+            "pause_s": self.pause_s,
+        } | self._batch_figures()
+
+    def _batch_figures(self) -> dict[str, Any]:
+        """Mode and limits; of an adaptive job also its mean noise, as `sqr` and `var` that add up to 1."""
+        belief = self.belief
+        out: dict[str, Any] = {
+            "mode": self.mode,
+            "limits": None if belief is None else belief.limits.as_dict(),
+        }
+        if belief is not None and self.mode == "adaptive" and belief.noise_known:
+            share = self.noise.mean if self.noise.weight else noise_share(belief.sqr, belief.var)
+            out |= {"sqr": 1.0 - share, "var": share}
+        return out
+
+    def to_json(self) -> dict[str, Any]:
+        """What the next job of this kind should start with (docs/history.md)."""
+        params = self.belief.params if self.belief is not None else None
+        return {
+            "version": HISTORY_VERSION,
+            "params": None if params is None else params.as_array().tolist(),
+            "most_gpus": 0 if self.belief is None else self.belief.most_gpus,
+            # The prediction for a job that is still on its way is not what one of its kind has taken.
+            "of": self.of if self.target is None else self.target.earlier,
+            "target_loss": None if self.target is None else self.target.target,
             "batch_size": self.batch_size,
             "startup_s": self.startup_s,
             "pause_s": self.pause_s,
             "closing_s": self.closing_s,
-            "most_gpus": 0 if self.belief is None else self.belief.most_gpus,
-        }
+            "noise_progress": self.noise.weight,
+            "noise_deviation": self.noise.deviation,
+        } | self._batch_figures()
 
     @classmethod
-    def from_history(cls, mark: str, content: dict[str, Any] | None) -> Knowledge:
+    def from_history(cls, mark: str, content: Mapping[str, Any] | None) -> Knowledge:
         """Start with what an earlier job of the kind taught, if there was one."""
         if not content or content.get("params") is None or content.get("batch_size") is None:
             return cls(mark)
-        batch = int(content["batch_size"])
-        prior = ThroughputParams(*content["params"])
-        belief = JobBelief(_limits(batch), fixed_batch=batch, prior=prior)
+        if int(content.get("version", 1)) > HISTORY_VERSION:
+            return cls(mark)  # written by a later version: begin anew rather than misread it
+        belief = JobBelief.from_figures(content)
         belief.most_gpus = int(content.get("most_gpus", 0))
-        return cls(
+        of, goal = content.get("of"), content.get("target_loss")
+        made = cls(
             mark,
             belief=belief,
-            of=content.get("of"),
-            batch_size=batch,
+            of=of,
+            mode=str(content.get("mode", "fixed")),
+            batch_size=int(content["batch_size"]),
             startup_s=float(content.get("startup_s", 15.0)),
             pause_s=float(content.get("pause_s", 0.5)),
             closing_s=float(content.get("closing_s", 1.0)),
             source="history",
+            target=None if goal is None else TargetLength(float(goal), earlier=of),
         )
+        made._noise_settled = belief.noise_known
+        if belief.noise_known:
+            # Earlier runs count as much as one run, so that a changed job is learnt anew before long.
+            weight = min(float(content.get("noise_progress", 0.0)), of or 0.0)
+            made.noise = MeanNoiseShare(
+                weight, float(content["var"]), float(content.get("noise_deviation", 0.0))
+            )
+        return made
 
 
-def _limits(batch_size: int) -> BatchLimits:
-    return BatchLimits(batch_size, batch_size, 1, batch_size)
+def _limits(told: Any) -> BatchLimits | None:
+    """Limits as a job told them; None if it did not, or told something impossible."""
+    try:
+        return BatchLimits(**{str(name): int(value) for name, value in told.items()})
+    except (AttributeError, TypeError, ValueError, InputError):
+        return None

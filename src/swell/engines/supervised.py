@@ -42,6 +42,8 @@ HANDOVER_S = 3.0
 """How long a job waits for all of its slots before it makes do with those that are free."""
 RESTART_S = 0.5
 """Between two attempts to start a job's processes."""
+_PROGRESS = ("of", "at_most", "target_loss", "batch_size", "epoch", "loss", "lr", "metrics")
+"""What of a worker's report tells how far the job is."""
 _PAUSES = ("switch", "recovery")
 """Events of a job that tell how long its training stood still."""
 
@@ -316,11 +318,12 @@ class SupervisedEngine:
             return
         if job.state is RunState.STARTING:
             job.state = RunState.RUNNING
-        progress = {k: said.get(k) for k in ("of", "batch_size", "epoch", "loss", "lr", "metrics")}
+        progress = {k: said.get(k) for k in _PROGRESS}
         progress["done"] = said.get("done", said.get("step", 0))
         self._add_report(job, "progress", progress)
         if said.get("local_batch") and said.get("step_s"):
             timing = {k: said.get(k, 0) for k in ("local_batch", "step_s", "sync_s", "accumulation")}
+            timing |= {k: said[k] for k in ("mode", "limits") if said.get(k)}
             cluster = self.cluster()
             there = tuple(slot for slot in job.wanted if slot < len(cluster.node_of_gpu))
             timing |= {
@@ -329,7 +332,8 @@ class SupervisedEngine:
             }
             self._add_report(job, "timing", timing)
         if said.get("sqr") is not None and said.get("var") is not None:
-            self._add_report(job, "noise", {"sqr": said["sqr"], "var": said["var"]})
+            noise = {"sqr": said["sqr"], "var": said["var"], "updates": said.get("noise_updates")}
+            self._add_report(job, "noise", noise)
 
     def _add_report(self, job: SupervisedJob, kind: str, data: dict[str, Any]) -> None:
         self._reports.append(Report(job_id=job.job_id, time_s=time.time(), kind=kind, data=data))

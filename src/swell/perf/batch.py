@@ -36,6 +36,15 @@ class BatchLimits:
                 field="min_local",
             )
 
+    def as_dict(self) -> dict[str, int]:
+        """As it travels in reports and is kept in histories; `BatchLimits(**d)` is the way back."""
+        return {
+            "init_batch": self.init_batch,
+            "max_batch": self.max_batch,
+            "min_local": self.min_local,
+            "max_local": self.max_local,
+        }
+
     @property
     def max_gpus(self) -> int:
         """The most GPUs that can all be given at least the smallest local batch."""

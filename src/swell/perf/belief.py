@@ -9,6 +9,8 @@ a margin.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +73,8 @@ class JobBelief:
         self.most_gpus = 0
         """The most GPUs the job was ever seen on."""
         self.sqr, self.var = 1.0, 0.0
+        self.noise_known = False
+        """Whether `sqr` and `var` were ever told; before that a larger batch is worth nothing."""
         self._observed: dict[tuple[int, int, int], _Observed] = {}
         self._params: ThroughputParams | None = prior
         self._stale = False
@@ -78,6 +82,17 @@ class JobBelief:
         self._times_s: FloatArray | None = None
         self._table: tuple[FloatArray, IntArray] | None = None
         self._plans: dict[tuple[bool, int], BatchPlan] = {}
+
+    @classmethod
+    def from_figures(cls, figures: Mapping[str, Any]) -> JobBelief:
+        """A belief that begins with what an earlier job taught (docs/history.md says what `figures` has)."""
+        batch = max(int(figures.get("batch_size") or 1), 1)
+        limits = figures.get("limits") or BatchLimits(batch, batch, 1, batch).as_dict()
+        fixed_batch = None if figures.get("mode") == "adaptive" else batch
+        made = cls(BatchLimits(**limits), fixed_batch, prior=ThroughputParams(*figures["params"]))
+        if figures.get("var") is not None:
+            made.observe_gradients(float(figures["sqr"]), float(figures["var"]))
+        return made
 
     @property
     def known(self) -> bool:
@@ -109,8 +124,16 @@ class JobBelief:
         self._stale = True
         self._forget(times=True)
 
+    def set_limits(self, limits: BatchLimits, fixed_batch: int | None = None) -> None:
+        """The job may use other batches than was thought; what was seen of its speed stays valid."""
+        if (limits, fixed_batch) != (self.limits, self.fixed_batch):
+            self.limits, self.fixed_batch = limits, fixed_batch
+            self._candidates = None
+            self._forget(times=True)
+
     def observe_gradients(self, sqr: float, var: float) -> None:
         """Take in new gradient statistics, as measured at the tuned batch size."""
+        self.noise_known = True
         if (sqr, var) != (self.sqr, self.var):
             self.sqr, self.var = sqr, var
             self._forget(times=False)

@@ -62,15 +62,6 @@ class Convergence:
             return math.inf
         return max((1.0 / above - self.b1) / self.b0, 0.0)
 
-    def steps_to_convergence(self, epoch_steps: float, threshold: float) -> float:
-        """Steps from the start until an epoch lowers the loss by less than `threshold` of the largest."""
-        if epoch_steps <= 0 or threshold <= 0:
-            raise ValueError(f"epoch_steps and threshold must be positive, got {epoch_steps}, {threshold}")
-        # With u = b0 * step + b1 and e = b0 * epoch_steps, the drop over an epoch is e / (u * (u + e)).
-        e = self.b0 * epoch_steps
-        u = (math.sqrt(e * e + 4.0 * e / threshold) - e) / 2.0
-        return max((u - self.b1) / self.b0, 0.0)
-
 
 def without_outliers(losses: FloatArray) -> FloatArray:
     """The losses with spikes replaced by the median of their neighbours.
@@ -201,13 +192,3 @@ class LossHistory:
             self._fit = fit_convergence(self._steps, self._losses)
             self._stale = False
         return self._fit
-
-    def steps_left(self, now_step: float, target: float, sigmas: float = 0.0) -> float | None:
-        """Steps from now until the loss is at most `target`, None while nothing can be said."""
-        fit = self.fit
-        return None if fit is None else max(fit.steps_to_loss(target, sigmas) - now_step, 0.0)
-
-    def steps_left_to_converge(self, now_step: float, epoch_steps: float, threshold: float) -> float | None:
-        """Steps from now until epochs lower the loss by less than `threshold`, None while unknown."""
-        fit = self.fit
-        return None if fit is None else max(fit.steps_to_convergence(epoch_steps, threshold) - now_step, 0.0)

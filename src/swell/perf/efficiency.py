@@ -7,10 +7,18 @@ iterations at the tuned batch size.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
 from swell.domain import FloatArray
+
+SETTLED_UPDATES = 20
+"""Estimates of the gradient's noise are worth acting on once they are averages over so many steps."""
+
+NOISE_ERROR = 0.10
+"""Relative error of a settled estimate of the gradient noise scale."""
 
 
 def gain(sqr: npt.ArrayLike, var: npt.ArrayLike, scale: npt.ArrayLike) -> FloatArray:
@@ -37,3 +45,47 @@ def noise_scale(sqr: float, var: float, init_batch: float) -> float:
     if sqr <= 0:
         return float("inf") if var > 0 else 0.0
     return max(var, 0.0) / sqr * init_batch
+
+
+def noise_share(sqr: float, var: float) -> float:
+    """The part of a gradient's squared norm at the tuned batch that is noise, between 0 and 1."""
+    whole = sqr + var
+    return min(max(var / whole, 0.0), 1.0) if whole > 0 else 0.0
+
+
+class MeanNoiseShare:
+    """The noise share over a run, weighted by progress.
+
+    At `scale` times the tuned batch, a unit of progress takes 1 - share * (1 - 1/scale) iterations. That is
+    linear in the share, so the mean share of a run gives the time of the whole run, however the noise changed
+    in its course.
+    """
+
+    def __init__(self, weight: float = 0.0, mean: float = 0.0, deviation: float = 0.0) -> None:
+        self.weight = weight
+        """Progress that was averaged over."""
+        self.mean = mean
+        self._squares = weight * deviation**2
+
+    def add(self, share: float, progress: float) -> None:
+        """The share was that while the job made so much progress."""
+        if progress > 0:
+            self.weight += progress
+            off = share - self.mean
+            self.mean += off * progress / self.weight
+            self._squares += progress * off * (share - self.mean)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the share in the course of the run."""
+        return math.sqrt(max(self._squares, 0.0) / self.weight) if self.weight else 0.0
+
+
+def duration_error(share: float, deviation: float, scale: float) -> float:
+    """Relative error of a duration predicted for `scale` times the tuned batch, due to its noise.
+
+    `deviation` is how much the share changes in the course of a run; the estimate itself is off as well.
+    """
+    saved = 1.0 - 1.0 / max(scale, 1.0)
+    estimate = NOISE_ERROR * share * (1.0 - share)  # an error of the noise scale, as one of the share
+    return saved * math.hypot(deviation, estimate) / max(1.0 - share * saved, 1e-9)

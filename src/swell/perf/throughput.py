@@ -115,9 +115,10 @@ def fit_throughput(
 
     across, inside, many = n > 1, (n == 1) & (k > 1), k > 2
     if np.all(m == m[0]):
-        # One batch size cannot tell the constant from the slope: give each half.
+        # One batch size cannot tell the constant from the slope: divide as the prior does, or give each half.
+        constant = 0.5 if prior is None else prior.alpha_c / (prior.alpha_c + prior.beta_c * m[0])
         seen = grad[~np.isnan(grad)]
-        pin(0, max(float(np.mean(seen if len(seen) else step)) / 2, SMALLEST))
+        pin(0, max(float(np.mean(seen if len(seen) else step)) * constant, SMALLEST))
     if not np.any(across):
         pin(2, SMALLEST)
         pin(3, SMALLEST)

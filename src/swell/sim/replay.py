@@ -16,9 +16,7 @@ from scipy.optimize import nnls
 
 from swell.domain import ANY_GPU, Cluster, Event, EventKind, FloatArray, InputError, JobSpec, Node
 from swell.perf.belief import JobBelief
-from swell.perf.goodput import BatchLimits
 from swell.perf.profiles import MeasuredCounts, ProfileSet
-from swell.perf.throughput import ThroughputParams
 from swell.policies import make_policy
 from swell.sim.engine import NodeFailure, simulate
 from swell.sim.explore import Exploration
@@ -93,10 +91,7 @@ class LoggedJob:
             seen = np.array(sorted(rates), dtype=np.float64)
             curve = np.interp(counts, seen, [rates[int(n)] for n in seen])
             return np.where(counts < seen[0], curve * counts / seen[0], curve)
-        batch = max(int(self.end.data.get("batch_size") or 1), 1)
-        limits = BatchLimits(batch, batch, 1, batch)
-        model = JobBelief(limits, fixed_batch=batch, prior=ThroughputParams(*params))
-        curve = np.array(model.curve(max_gpus, gpus_per_node))
+        curve = np.array(JobBelief.from_figures(self.end.data).curve(max_gpus, gpus_per_node))
         ratios = {n: rates[n] / curve[n] for n in sorted(rates) if n <= max_gpus and curve[n] > 0}
         if ratios:
             at, ratio = np.log2(list(ratios)), list(ratios.values())

@@ -31,6 +31,9 @@ from swell.train.reducer import Reduced
 _LARGE, _SELDOM = 1_000_000, 4
 """From that many parameters on, norms that cost extra passes over them are taken in one step of four."""
 
+_NEW_LENGTH = 0.02
+"""A guessed length is told anew only when it has changed by more than this share."""
+
 DEFAULT_GROWTH = 32
 """The largest batch tried if the user sets none, as a multiple of the tuned one."""
 
@@ -51,7 +54,8 @@ class Adaptation:
         warmup_epochs: float = 0.0,
     ) -> None:
         tuned = loader.batch_size
-        limits = _limits(tuned, len(loader.dataset), max_batch, min_local, max_local)
+        bounds = [bound for bound in (max_local, loader.micro_batch) if bound is not None]
+        limits = _limits(tuned, len(loader.dataset), max_batch, min_local, min(bounds, default=None))
         self._flat = flat
         self._loader = loader
         self._tuned = tuned
@@ -72,11 +76,11 @@ class Adaptation:
             adam=adam,
             weights=per_parameter,
         )
+        self._said_of = 0.0
         self.until_epochs: float | None = None
         """Training is over, in the middle of a pass too, once it is worth so many epochs."""
-        loader.enough = self.enough  # type: ignore[method-assign]
         warm_up()
-        loader.micro_batch = min(loader.micro_batch or self._mode.micro_batch, self._mode.micro_batch)
+        loader.micro_batch = self._mode.micro_batch
 
     def _precondition(
         self, optimizer: torch.optim.Optimizer
@@ -176,16 +180,37 @@ class Adaptation:
         return self.until_epochs is not None and self.epochs_worth >= self.until_epochs - 1e-6
 
     @property
+    def steps_per_epoch(self) -> float:
+        """Steps at the tuned batch in one pass over the data; a shorter last one counts by its samples."""
+        samples = len(self._loader.dataset)
+        return samples // self._tuned if self._loader.drop_last else samples / self._tuned
+
+    @property
     def epochs_worth(self) -> float:
         """Epochs at the tuned batch that training so far is worth."""
-        samples = len(self._loader.dataset)
-        per_epoch = samples // self._tuned if self._loader.drop_last else samples / self._tuned
-        return self._mode.progress / per_epoch
+        return self._mode.progress / self.steps_per_epoch
 
     @property
     def steps_worth(self) -> float:
         """Steps at the tuned batch that training so far is worth."""
         return self._mode.progress
+
+    def progress(self, epochs: int | None, passes_done: float | None = None) -> dict[str, float | None]:
+        """Steps at the tuned batch so far and in all.
+
+        A job that counts passes over the data gives `passes_done`. What the passes to come are worth is then
+        a guess: as much per sample as at the present batch.
+        """
+        done = self._mode.progress
+        if epochs is None:
+            return {"done": done, "of": None}
+        if passes_done is None:
+            return {"done": done, "of": epochs * self.steps_per_epoch}
+        worth = self.noise.efficiency(max(self._mode.batch / self._tuned, 1.0))
+        of = done + max(epochs - passes_done, 0.0) * self.steps_per_epoch * worth
+        if abs(of - self._said_of) > _NEW_LENGTH * of:
+            self._said_of = of
+        return {"done": done, "of": max(self._said_of, done)}
 
     def report(self) -> dict[str, float | int | bool | None]:
         """What is known so far, as numbers."""
@@ -193,9 +218,9 @@ class Adaptation:
 
     def beat(self) -> dict[str, Any]:
         """What goes into the job's reports: all numbers, and by their own names what a scheduler reads."""
-        out: dict[str, Any] = {"adaptive": self.report()}
+        out: dict[str, Any] = {"adaptive": self.report(), "limits": self._mode.tuner.limits.as_dict()}
         if self.noise.ready:
-            out |= {"sqr": self.noise.sqr, "var": self.noise.var}
+            out |= {"sqr": self.noise.sqr, "var": self.noise.var, "noise_updates": self.noise.updates}
         return out
 
     def state_dict(self) -> dict[str, Any]:

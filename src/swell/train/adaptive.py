@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from swell.perf.batch import BatchLimits, BatchPlan, fixed_plan
-from swell.perf.efficiency import gain
+from swell.perf.efficiency import SETTLED_UPDATES, gain
 from swell.perf.goodput import best_goodput
 from swell.perf.throughput import ThroughputParams, fit_throughput, iteration_s
 
@@ -95,6 +95,11 @@ class MemoryBound:
         gap = self._fails - fits
         return fits if gap <= max(fits // 8, 1) else fits + gap // 2
 
+    @property
+    def largest(self) -> int:
+        """The largest local batch that may ever run, as far as is known: the one allowed, until one fails."""
+        return self._max_local if self._fails is None else self.limit
+
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers that `load_state_dict` takes."""
         return {"fits": self._fits, "fails": self._fails}
@@ -138,7 +143,7 @@ class BatchTuner:
         *,
         hysteresis: float = 0.05,
         growth: float = 4.0,
-        min_noise_updates: int = 20,
+        min_noise_updates: int = SETTLED_UPDATES,
         warmup_steps: int = 2,
     ) -> None:
         if hysteresis < 0.0:
@@ -159,8 +164,11 @@ class BatchTuner:
 
     @property
     def limits(self) -> BatchLimits:
-        """The limits the user gave."""
-        return self._limits
+        """The batches that may come to be used: the user's limits, less what did not fit the memory.
+
+        `choose` approaches them step by step; a scheduler plans with where that leads.
+        """
+        return replace(self._limits, max_local=max(self._memory.largest, self._limits.min_local))
 
     @property
     def params(self) -> ThroughputParams | None:

@@ -7,7 +7,6 @@ crew, generations, recovery, state and checkpoints are the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -34,14 +33,6 @@ class Script(Protocol):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `capture` gave."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a report says of a step: its samples, which one backward pass computes at once."""
-
-    batch_size: int
-    micro_batch: int | None = None
 
 
 class ScriptJob(Job):
@@ -136,8 +127,7 @@ class ScriptJob(Job):
         step_s = self._report(reduced)
         if self._link is not None:
             self._pace.add((self._crew.mesh.number, batch_size), step_s, reduced.sync_s)
-            shape: Any = Shape(batch_size)
-            self._link.report |= reporting.timing(self._pace, shape, self.world, self._crew.nodes)
+            self._link.report |= reporting.timing(self._pace, batch_size, None, self.world, self._crew.nodes)
             self._link.report["of"] = None  # how long the script goes on, only the script knows
 
     def boundary(self, agreed: int) -> None:

@@ -78,6 +78,8 @@ class Share:
     """Logical ranks among what is covered."""
     current: tuple[int, Range] | None = None
     """Handed to the script, not yet stepped."""
+    loss: Any = None
+    """This worker's part of the step's mean loss (a number or a tensor); None in a step that does not ask."""
 
     def take(self) -> tuple[int, Range]:
         """The next micro-batch, to be handed to the script."""
@@ -181,13 +183,9 @@ class ElasticLoader:
     def window(self) -> int:
         """Samples in the next step; 0 at the end of the pass."""
         left = len(self.dataset) - self.cursor
-        if left <= 0 or (self.drop_last and left < self.batch_size) or self.enough():
+        if left <= 0 or (self.drop_last and left < self.batch_size) or self.job.enough():
             return 0
         return min(self.batch_size, left)
-
-    def enough(self) -> bool:
-        """Whether training is over before the pass is; replaced by whoever knows better than the loader."""
-        return False
 
     def advance(self, samples: int) -> None:
         """A step with `samples` samples was committed."""

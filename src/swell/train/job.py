@@ -13,6 +13,7 @@ comes in and goes on in another generation in `member`. Without `swell run` the 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -131,6 +132,8 @@ class Job(Stepper):
         self._last_commit_s = time.perf_counter()
         self._pace = reporting.Pace()
         self._epochs: int | None = None
+        self._loss = reporting.SmoothedLoss()
+        self._until_loss: float | None = None
 
     # ------------------------------------------------------------------ what scripts use
 
@@ -140,6 +143,11 @@ class Job(Stepper):
         if self._adaptive is None:
             raise UsageError("job.adaptive: needs mode='adaptive' and a training loader made by job.loader")
         return self._adaptive
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of the whole job, averaged over some fifty steps: the same on every worker."""
+        return self._loss.value
 
     def loader(
         self,
@@ -267,11 +275,13 @@ class Job(Stepper):
         self._objects[name] = value
         return value
 
-    def epochs(self, count: int, *, by: str | None = None) -> Iterator[int]:
+    def epochs(self, count: int, *, by: str | None = None, until_loss: float | None = None) -> Iterator[int]:
         """The epochs still to train, up to `count`; a newcomer or a restart begins where the job is.
 
         In adaptive mode `count` is what they are worth at the tuned batch (`by="progress"`; larger batches
         make less progress per sample, so there may be more passes over the data); `by="data"` counts passes.
+        With `until_loss`, training ends earlier, once the job's own loss, averaged over some fifty steps, is
+        at most that: at the same step on every worker (over a stream, at the end of a pass).
         """
         if count < 0:
             raise UsageError(f"epochs: got {count}, must be at least 0")
@@ -279,8 +289,11 @@ class Job(Stepper):
             raise UsageError(f"by: got {by!r}, must be 'data' or 'progress'")
         if by == "progress" and self.mode != "adaptive":
             raise UsageError("by: 'progress' needs mode='adaptive', where batches differ in worth")
+        if until_loss is not None and not math.isfinite(until_loss):
+            raise UsageError(f"until_loss: got {until_loss}, must be a number")
         self._by = by or self._by
         self._epochs = count
+        self._until_loss = until_loss
         self._enter()
         try:
             while self._more(count):
@@ -347,6 +360,7 @@ class Job(Stepper):
             "steps": self.steps,
             "ticks": self._ticks,
             "operation": self._crew.operation,
+            "loss": self._loss.state_dict(),
         }
         if self._adaptive is not None:
             state["adaptive"] = self._adaptive.state_dict()
@@ -372,6 +386,8 @@ class Job(Stepper):
         if self._adaptive is not None and "adaptive" in state:
             self._adaptive.load_state_dict(state["adaptive"])
         self.epoch, self.steps, self._ticks = int(state["epoch"]), int(state["steps"]), int(state["ticks"])
+        if "loss" in state:  # checkpoints of earlier versions have none
+            self._loss.load_state_dict(state["loss"])
         if self._ranks is not None:
             self._ranks.restore(state["rank_buffers"])
         self._flat.clear()
@@ -387,11 +403,11 @@ class Job(Stepper):
             self._crew.operation = int(state["operation"])
 
     def _more(self, count: int) -> bool:
-        """Whether training is not yet worth `count` epochs."""
-        if self._adaptive is None or self._by == "data":
-            return self.epoch < count
-        self._adaptive.until_epochs = count
-        return not self._adaptive.enough()
+        """Whether there is more to train: neither `count` epochs nor the target were reached."""
+        by_data = self._adaptive is None or self._by == "data"
+        if self._adaptive is not None:
+            self._adaptive.until_epochs = None if by_data else count
+        return not self.enough() and (self.epoch < count or not by_data)
 
     def _end_of_epoch(self, count: int) -> None:
         self.epoch += 1

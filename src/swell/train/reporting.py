@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import resource
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from swell.train.data import ElasticLoader
-
 SMOOTHING = 0.02
-"""Weight of a new step once many were seen: times are means over some fifty steps."""
+"""Weight of a new step once many were seen: times and losses are means over some fifty steps."""
+
+FEWEST_LOSSES = 10
+"""A target is not reached before the losses of so many steps were averaged."""
 
 
 class Pace:
@@ -49,34 +50,69 @@ def memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def timing(pace: Pace, loader: ElasticLoader, workers: int, nodes: int) -> dict[str, Any]:
-    """How fast the job is as it runs now."""
-    batch = loader.batch_size
-    local = -(-batch // workers)
-    micro = min(loader.micro_batch or local, local)
-    accumulation = -(-local // micro) - 1
+class SmoothedLoss:
+    """The loss of the job, averaged over its last steps.
+
+    With each step every worker sees the losses of all workers and adds them in the same order, so all of them
+    hold the same number. It is part of the job's state.
+    """
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+        self.steps = 0
+        """Steps that were averaged."""
+
+    def add(self, loss: float) -> None:
+        """Take in the mean loss of one step's batch."""
+        self.steps += 1
+        weight = max(1.0 / self.steps, SMOOTHING)
+        self.value = loss if self.value is None else self.value + weight * (loss - self.value)
+
+    def reached(self, target: float) -> bool:
+        """Whether the loss is at most `target`; a few steps alone do not say so."""
+        return self.value is not None and self.steps >= FEWEST_LOSSES and self.value <= target
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values that `load_state_dict` takes."""
+        return {"value": self.value, "steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state written by `state_dict`."""
+        self.value = None if state["value"] is None else float(state["value"])
+        self.steps = int(state["steps"])
+
+
+def step_loss(headers: Sequence[Mapping[str, Any]], size: int) -> float | None:
+    """The mean loss of a whole step of `size` samples from its workers' parts; None if one did not tell."""
+    parts = [header for header in headers if header["n"]]
+    if not parts or any("loss" not in header for header in parts):
+        return None
+    total: float = sum(header["loss"] for header in parts)
+    return total * size / sum(header["n"] for header in parts)
+
+
+def timing(
+    pace: Pace, batch_size: int, largest_piece: int | None, workers: int, nodes: int
+) -> dict[str, Any]:
+    """How fast a job that keeps its batch is, how it splits the batch, and within which limits.
+
+    `largest_piece`: the most samples computed at once, None for all of a worker's part.
+    """
+    local = -(-batch_size // workers)
+    accumulation = -(-local // min(largest_piece or local, local)) - 1
     out: dict[str, Any] = {
-        "batch_size": batch,
+        "batch_size": batch_size,
         "workers": workers,
         "nodes": nodes,
         "local_batch": -(-local // (accumulation + 1)),
         "accumulation": accumulation,
+        "limits": {  # as BatchLimits.as_dict gives them, at less cost: this is made in every step
+            "init_batch": batch_size,
+            "max_batch": batch_size,
+            "min_local": 1,
+            "max_local": min(largest_piece or batch_size, batch_size),
+        },
     }
     if pace.known:
         out |= {"step_s": round(pace.step_s, 6), "sync_s": round(pace.sync_s, 6)}
     return out
-
-
-def progress(loader: ElasticLoader, epochs: int | None, steps: int) -> dict[str, float | None]:
-    """Optimizer steps so far and in all, for a job that keeps its batch."""
-    of = None if epochs is None or loader.streaming else epochs * len(loader)
-    return {"done": steps, "of": of}
-
-
-def adaptive_progress(
-    loader: ElasticLoader, epochs: int | None, epoch: int, tuned: int, worth: float | None
-) -> dict[str, float | None]:
-    """The same in steps at the tuned batch, which all count alike; without `worth`, by data seen."""
-    per_epoch = len(loader.dataset) / tuned
-    done = (epoch + loader.cursor / len(loader.dataset)) * per_epoch if worth is None else worth
-    return {"done": done, "of": None if epochs is None else epochs * per_epoch}

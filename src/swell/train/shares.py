@@ -56,7 +56,7 @@ class Shares:
         share = loader.share
         assert share is not None and share.current is not None
         ranges = sorted([*share.covered, share.current[1], *(position for _, position in share.pending)])
-        share.covered, share.ranks, share.current = [], [], None
+        share.covered, share.ranks, share.current, share.loss = [], [], None, None
         share.pending = [(-1, r) for r in plan.micro(ranges, loader.piece)]
         loader.rewind()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,9 @@ from swell.train.reducer import Reduced
 from swell.train.room import Room
 
 log = logging.getLogger(__name__)
+
+GPU_LOSS_EVERY = 10
+"""On a GPU the job's loss is read in one step out of so many."""
 
 
 class Stepper(Member):
@@ -47,6 +51,14 @@ class Stepper(Member):
     _last_commit_s: float
     _pace: reporting.Pace
     _epochs: int | None
+    _loss: reporting.SmoothedLoss
+    _until_loss: float | None
+
+    def enough(self) -> bool:
+        """Whether training is over, in the middle of a pass too; the same on every worker."""
+        if self._until_loss is not None and self._loss.reached(self._until_loss):
+            return True
+        return self._adaptive is not None and self._adaptive.enough()
 
     def backward(self, loss: Tensor | Callable[[], Tensor]) -> None:
         """The first half of `step`: add this batch's gradients."""
@@ -65,6 +77,9 @@ class Stepper(Member):
         try:
             weighted = (loss() if callable(loss) else loss) * ((high - low) / share.size)
             self._scaled(weighted).backward()  # type: ignore[no-untyped-call]
+            if self._asks_loss:
+                part = weighted.detach()
+                share.loss = part if share.loss is None else share.loss + part
         except torch.OutOfMemoryError:
             if self._ranks is not None or len(self._shares.drawn) > 1 or high - low == 1:
                 raise
@@ -78,6 +93,11 @@ class Stepper(Member):
         self._shares.cover()
         if self._adaptive is not None and self._crew.size == 1 and len(share.covered) == 1 and share.pending:
             self._adaptive.after_backward(share.samples)
+
+    @property
+    def _asks_loss(self) -> bool:
+        """Whether to read this step's loss: on a GPU only in some steps, because reading makes it wait."""
+        return self._flat.device.type == "cpu" or self.steps % GPU_LOSS_EVERY == 0
 
     def commit(self) -> bool:
         """The second half of `step`: if this worker's part is complete, sum with the others and update."""
@@ -138,6 +158,8 @@ class Stepper(Member):
         assert share is not None
         mesh, alone = self._crew.mesh, self._crew.size == 1
         header: Header = {"what": "step", "n": share.samples, "candidate": self._offer()}
+        if share.loss is not None and math.isfinite(loss := float(share.loss)):
+            header["loss"] = loss
         if self._ranks is not None:
             if not alone:
                 block = range(*plan.blocks(self._logical, self.world)[self.rank])
@@ -202,6 +224,8 @@ class Stepper(Member):
         self._update()
         self._flat.clear()
         share, loader = self._shares.drawn[0].share, self._shares.drawn[0]
+        if share is not None and (loss := reporting.step_loss(headers, share.size)) is not None:
+            self._loss.add(loss)
         self._hand_out(streams, headers)
         self._shares.commit()
         self._crew.completed()
@@ -282,25 +306,37 @@ class Stepper(Member):
                 "wait_s": round(reduced.wait_s, 6),
                 "sync_s": round(reduced.sync_s, 6),
                 "sums": self._crew.reducer.way,
+                "mode": self.mode,
+                "loss": self._loss.value,
+                "lr": float(self.optimizer.param_groups[0]["lr"]),
                 "metrics": self._metrics,
                 "memory_bytes": reporting.memory_bytes(self._flat.device),
                 "done": self.steps,
             }
             if loader is not None:
-                now_with = (self._crew.mesh.number, loader.batch_size, loader.micro_batch or 0)
+                now_with = (self._crew.mesh.number, loader.batch_size, loader.piece or 0)
                 self._pace.add(now_with, step_s, reduced.sync_s)
-                self._link.report |= reporting.timing(self._pace, loader, self.world, self._crew.nodes)
+                piece = loader.piece if self._ranks is None else -(-loader.batch_size // self._logical)
+                self._link.report |= reporting.timing(
+                    self._pace, loader.batch_size, piece, self.world, self._crew.nodes
+                )
                 self._link.report |= self._progress(loader)
             if self._adaptive is not None:
                 self._link.report |= self._adaptive.beat()
         return step_s
 
     def _progress(self, loader: ElasticLoader) -> dict[str, float | None]:
+        """How far the job is and how far it goes, in steps at the batch it was tuned for."""
+        out: dict[str, float | None]
         if self._adaptive is None:
-            return reporting.progress(loader, self._epochs, self.steps)
-        worth = self._adaptive.steps_worth if self._by == "progress" else None
-        tuned = int(self._adaptive.report()["init_batch"] or 1)
-        return reporting.adaptive_progress(loader, self._epochs, self.epoch, tuned, worth)
+            endless = self._epochs is None or loader.streaming
+            out = {"done": self.steps, "of": None if endless else (self._epochs or 0) * len(loader)}
+        else:
+            passes = self.epoch + loader.cursor / len(loader.dataset)
+            out = self._adaptive.progress(self._epochs, passes if self._by == "data" else None)
+        if self._until_loss is not None:  # the number of epochs is the most it may take, not its length
+            out |= {"target_loss": self._until_loss, "at_most": out["of"], "of": None}
+        return out
 
     def _rehearse_update(self) -> None:
         """Build the optimizer's state; what it does to the weights is overwritten by the state to come."""

@@ -1,0 +1,217 @@
+"""What is believed of a job after its reports, and what the next job of its kind starts with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swell.control.knowledge import HISTORY_VERSION, Knowledge
+from swell.perf.goodput import BatchLimits, best_goodput
+from swell.perf.throughput import ThroughputParams, iteration_s, step_times
+
+TRUE = ThroughputParams(0.02, 0.001, 0.1, 0.004, 0.01, 0.001, 1.6)
+LIMITS = BatchLimits(64, 2048, 1, 256)
+CONFIGURATIONS = [(1, 32, 0), (1, 64, 0), (1, 64, 1), (2, 32, 0), (2, 128, 0), (4, 64, 1)]
+"""Workers, local batch and accumulation that a job was seen in."""
+
+
+def _timing(
+    workers: int, local_batch: int, accumulation: int, mode: str = "adaptive", limits: BatchLimits = LIMITS
+) -> dict[str, Any]:
+    """A timing report of a job that runs as `TRUE` says."""
+    grad_s, shared_s = step_times(TRUE, 1, workers, local_batch)
+    step_s = iteration_s(TRUE, 1, workers, local_batch, accumulation)
+    return {
+        "workers": workers,
+        "nodes": 1,
+        "local_batch": local_batch,
+        "accumulation": accumulation,
+        "step_s": float(step_s),
+        "sync_s": float(shared_s - grad_s),
+        "mode": mode,
+        "limits": limits.as_dict(),
+    }
+
+
+def _told(knowledge: Knowledge, reports: Iterable[Mapping[str, Any]]) -> Knowledge:
+    for report in reports:
+        for _ in range(3):
+            knowledge.take("timing", 0.0, report)
+    return knowledge
+
+
+def _adaptive(sqr: float = 1.0, var: float = 6.0) -> Knowledge:
+    knowledge = _told(Knowledge("kind"), [_timing(*one) for one in CONFIGURATIONS])
+    knowledge.take("noise", 0.0, {"sqr": sqr, "var": var})
+    return knowledge
+
+
+def test_the_curve_of_an_adaptive_job_is_the_goodput_of_what_it_reported() -> None:
+    knowledge = _adaptive(sqr=0.5, var=9.0)
+    assert knowledge.belief is not None and knowledge.belief.params is not None
+    gpus = np.arange(9)
+    nodes = -(-gpus // 4)
+    expected = best_goodput(knowledge.belief.params, 0.5, 9.0, LIMITS, nodes, gpus)[0]
+    assert knowledge.curve(8, 4) == pytest.approx(expected)
+    # The model itself is what was reported: gradients of one micro-batch, not whole accumulated steps.
+    truth = best_goodput(TRUE, 0.5, 9.0, LIMITS, 1, np.arange(1, 5))[0]
+    assert knowledge.curve(4, 4)[1:] == pytest.approx(truth, rel=0.05)
+
+
+def test_noise_makes_a_larger_share_worth_more() -> None:
+    quiet, noisy = _adaptive(var=0.1).curve(8, 8), _adaptive(var=50.0).curve(8, 8)
+    assert noisy[8] / noisy[1] > 1.5 * quiet[8] / quiet[1]
+
+
+@pytest.mark.parametrize("mode", ["fixed", "consistent"])
+def test_a_job_that_keeps_its_batch_is_planned_with_that_batch(mode: str) -> None:
+    limits = BatchLimits(256, 256, 1, 64)
+    reports = [
+        _timing(1, 64, 3, mode, limits),
+        _timing(2, 64, 1, mode, limits),
+        _timing(4, 64, 0, mode, limits),
+    ]
+    knowledge = _told(Knowledge("kind"), reports)
+    assert knowledge.belief is not None and knowledge.belief.fixed_batch == 256
+    steps_per_s = [1 / float(iteration_s(TRUE, 1, k, 64, 4 // k - 1)) for k in (1, 2, 4)]
+    assert knowledge.curve(4, 4)[[1, 2, 4]] == pytest.approx(steps_per_s, rel=0.05)
+
+
+def test_a_mode_that_becomes_known_late_switches_the_belief_over() -> None:
+    old = {"params": TRUE.as_array().tolist(), "of": 900.0, "batch_size": 64, "most_gpus": 4}
+    knowledge = Knowledge.from_history("kind", old)
+    assert knowledge.known and knowledge.mode == "fixed"
+    pinned = knowledge.curve(4, 4)
+    assert knowledge.take("timing", 0.0, _timing(2, 32, 0)), "other batches call for another decision"
+    assert knowledge.mode == "adaptive" and not knowledge.known, "its noise is not known yet"
+    assert knowledge.take("noise", 0.0, {"sqr": 1.0, "var": 30.0})
+    assert knowledge.known
+    expected = best_goodput(TRUE, 1.0, 30.0, LIMITS, 1, np.arange(5))[0]
+    assert knowledge.curve(4, 4) == pytest.approx(expected)
+    assert knowledge.curve(4, 4)[4] > 1.5 * pinned[4]
+
+
+def test_a_narrower_limit_that_is_reported_later_is_planned_with() -> None:
+    knowledge = _adaptive(var=50.0)
+    tight = BatchLimits(64, 64, 1, 32)
+    before = knowledge.curve(4, 4)
+    knowledge.take("timing", 0.0, _timing(2, 32, 0, limits=tight))
+    assert knowledge.belief is not None and knowledge.belief.limits == tight
+    assert knowledge.curve(4, 4)[4] < before[4]
+
+
+@pytest.mark.parametrize("limits", [None, {}, {"init_batch": 8}, LIMITS.as_dict() | {"max_batch": 1}, "all"])
+def test_limits_that_make_no_sense_are_not_believed(limits: Any) -> None:
+    knowledge = _told(Knowledge("kind"), [_timing(2, 32, 0, "fixed") | {"limits": limits}])
+    assert knowledge.belief is not None and knowledge.belief.limits == BatchLimits(64, 64, 1, 64)
+
+
+def test_history_of_an_adaptive_job_gives_the_same_curve_and_length() -> None:
+    knowledge = _adaptive()
+    for done in range(0, 1001, 100):
+        knowledge.take("progress", float(done), {"done": done, "of": 1000.0})
+        knowledge.take("noise", float(done), {"sqr": 2.0, "var": 12.0})
+    knowledge.finished(1001.0)
+    again = Knowledge.from_history("kind", json.loads(json.dumps(knowledge.to_json())))
+    assert again.known and again.of == 1000.0 and again.mode == "adaptive" and again.source == "history"
+    assert again.belief is not None and again.belief.limits == LIMITS
+    assert again.curve(4, 4) == pytest.approx(knowledge.curve(4, 4), rel=1e-6)
+    assert again.belief.max_gpus(64) == 64, "a known job need not creep up"
+
+
+def test_history_remembers_the_noise_of_the_whole_run_not_of_its_end() -> None:
+    knowledge = _adaptive()
+    shares = np.linspace(0.2, 0.9, 101)
+    for done, share in enumerate(shares):
+        knowledge.take("progress", float(done), {"done": float(done), "of": 100.0})
+        knowledge.take("noise", float(done), {"sqr": 1.0 - share, "var": share})
+    kept = knowledge.to_json()
+    assert kept["version"] == HISTORY_VERSION
+    assert kept["var"] == pytest.approx(shares[1:].mean())
+    assert kept["noise_deviation"] == pytest.approx(shares[1:].std(), rel=1e-3)
+    # At any one batch the iterations of the run follow from the mean share alone.
+    scale = 8.0
+    iterations = np.sum(1.0 - shares[1:] * (1.0 - 1.0 / scale))
+    assert 100.0 * (1.0 - kept["var"] * (1.0 - 1.0 / scale)) == pytest.approx(iterations)
+
+
+def test_a_few_steps_do_not_outweigh_what_history_says_of_the_noise() -> None:
+    knowledge = Knowledge.from_history("kind", _adaptive(var=6.0).to_json())
+    before = knowledge.curve(4, 4)
+    knowledge.take("noise", 0.0, {"sqr": 1.0, "var": 0.1, "updates": 3})
+    assert knowledge.curve(4, 4) is before
+    knowledge.take("noise", 0.0, {"sqr": 1.0, "var": 0.1, "updates": 30})
+    assert knowledge.curve(4, 4)[4] < before[4]
+    first = _told(Knowledge("kind"), [_timing(2, 32, 0)])
+    first.take("noise", 0.0, {"sqr": 1.0, "var": 6.0, "updates": 3})
+    assert first.belief is not None and first.belief.var == 6.0, "better than nothing"
+    first.take("noise", 0.0, {"sqr": 1.0, "var": 8.0, "updates": 4})
+    assert first.belief.var == 8.0, "and the next ones are better still"
+
+
+def test_an_entry_of_a_later_version_is_not_misread() -> None:
+    content = _adaptive().to_json() | {"version": HISTORY_VERSION + 1}
+    knowledge = Knowledge.from_history("kind", content)
+    assert knowledge.belief is None and knowledge.of is None and knowledge.source == "none"
+
+
+def test_the_error_of_an_adaptive_job_includes_how_its_noise_changed() -> None:
+    steady, changing = _adaptive(var=20.0), _adaptive(var=20.0)
+    for done in range(50):
+        for knowledge, var in ((steady, 20.0), (changing, 20.0 if done % 2 else 1.0)):
+            knowledge.take("progress", float(done), {"done": float(done), "of": 100.0})
+            knowledge.take("noise", float(done), {"sqr": 1.0, "var": var})
+    assert steady.error(4) < changing.error(4)
+    assert steady.work_left(40.0) == 60.0
+
+
+def _train_until(knowledge: Knowledge, upto: int, at_most: float | None = None) -> None:
+    """Reports of a job whose loss is 1 / (0.01 step + 1) + 0.1, hence 0.3 at step 400."""
+    rng = np.random.default_rng(1)
+    for done in range(0, upto, 2):
+        loss = (1.0 / (0.01 * done + 1.0) + 0.1) * float(np.exp(rng.normal(0, 0.005)))
+        data = {"done": float(done), "of": None, "at_most": at_most, "target_loss": 0.3, "loss": loss}
+        knowledge.take("progress", float(done), data)
+
+
+def test_the_length_of_a_job_with_a_target_is_predicted_from_its_losses() -> None:
+    knowledge = _told(Knowledge("kind"), [_timing(1, 64, 0, "fixed", BatchLimits(64, 64, 1, 64))])
+    assert not knowledge.known and not knowledge.length_is_predicted
+    _train_until(knowledge, 200)
+    assert knowledge.known and knowledge.length_is_predicted
+    assert knowledge.of == pytest.approx(400, rel=0.15)
+    speed_alone = _told(Knowledge("kind"), [_timing(1, 64, 0, "fixed", BatchLimits(64, 64, 1, 64))]).error(1)
+    assert knowledge.error(1) > 1.2 * speed_alone
+    _train_until(knowledge, 300)
+    assert knowledge.of == pytest.approx(400, rel=0.08)
+
+
+def test_a_prediction_does_not_exceed_the_most_a_job_trains() -> None:
+    knowledge = _told(Knowledge("kind"), [_timing(1, 64, 0)])
+    _train_until(knowledge, 200, at_most=250.0)
+    assert knowledge.of == 250.0
+
+
+def test_a_job_with_a_target_starts_with_how_long_the_last_one_took() -> None:
+    knowledge = _told(Knowledge("kind"), [_timing(1, 64, 0, "fixed", BatchLimits(64, 64, 1, 64))])
+    _train_until(knowledge, 200)
+    assert knowledge.to_json()["of"] is None, "what is only predicted so far is not history"
+    _train_until(knowledge, 401)
+    knowledge.finished(402.0)
+    assert knowledge.of == 400.0
+    again = Knowledge.from_history("kind", json.loads(json.dumps(knowledge.to_json())))
+    assert again.known and again.of == 400.0
+    assert again.length_is_predicted, "no guarantee is given on it"
+    _train_until(again, 100)
+    assert again.of == pytest.approx(400, rel=0.2)
+
+
+def test_progress_alone_works_as_it_did() -> None:
+    knowledge = Knowledge("kind")
+    knowledge.of = 30.0
+    assert not knowledge.progressed(1.0, 3.0)
+    assert knowledge.of == 30.0 and knowledge.work_left(3.0) == 27.0
