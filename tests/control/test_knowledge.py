@@ -166,7 +166,7 @@ def test_the_error_of_an_adaptive_job_includes_how_its_noise_changed() -> None:
             knowledge.take("progress", float(done), {"done": float(done), "of": 100.0})
             knowledge.take("noise", float(done), {"sqr": 1.0, "var": var})
     assert steady.error(4) < changing.error(4)
-    assert steady.work_left(40.0) == 60.0
+    assert steady.left(40.0) == 60.0
 
 
 def _train_until(knowledge: Knowledge, upto: int, at_most: float | None = None) -> None:
@@ -214,4 +214,4 @@ def test_progress_alone_works_as_it_did() -> None:
     knowledge = Knowledge("kind")
     knowledge.of = 30.0
     assert not knowledge.progressed(1.0, 3.0)
-    assert knowledge.of == 30.0 and knowledge.work_left(3.0) == 27.0
+    assert knowledge.of == 30.0 and knowledge.left(3.0) == 27.0

@@ -31,7 +31,8 @@ def state(plane: ControlPlane) -> list[Any]:
         columns, board.active.tolist(), board.next_number, list(board._free_rows), dict(board._node_counts),
         dict(scheduler.rows), dict(scheduler._entered), scheduler.rhythm.due_s,
         list(scheduler.profiling.runs), copy.deepcopy(vars(scheduler.policy)),
-        dict(plane._book.records), list(plane._book.known), plane.store.last_seq(), board.placer.occupancy.owner.copy(),
+        dict(plane._book.records), list(plane._book.known), plane.store.last_seq(),
+        board.placer.occupancy.owner.copy(),
     ]  # fmt: skip
 
 

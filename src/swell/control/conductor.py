@@ -28,7 +28,7 @@ from swell.control.scheduler import Scheduler
 from swell.domain import Cluster, Event, EventKind
 from swell.engines import Engine, Launch, Report
 
-_CURVES = ("epoch", "batch_size", "loss", "lr", "metrics", "noise_scale", "efficiency", "step_s")
+_CURVES = ("epoch", "batch_size", "loss", "target_loss", "lr", "metrics")
 """What of a progress report goes into the log beside how far the job is."""
 
 
@@ -103,11 +103,9 @@ class Conductor:
                     event = self._progressed(record, knowledge, report, now_s)
                     if self._progress.due(record.job_id, report.time_s):
                         progress[record.job_id] = event
-                case "timing":
-                    if knowledge.timing(dict(report.data)):
+                case "timing" | "noise":
+                    if knowledge.take(report.kind, report.time_s, report.data):
                         self.scheduler.rhythm.ask(now_s)
-                case "noise" if knowledge.belief is not None:
-                    knowledge.belief.observe_gradients(float(report.data["sqr"]), float(report.data["var"]))
                 case "started":
                     gpus = tuple(int(slot) for slot in report.data["gpus"])
                     pause_s = float(report.data.get("pause_s", knowledge.startup_s))
@@ -130,9 +128,8 @@ class Conductor:
         data = report.data
         of = None if data.get("of") is None else float(data["of"])
         given = lifecycle.Progressed(float(data["done"]), of, data.get("batch_size"))
-        if of is not None:
-            knowledge.of = of
-        knowledge.progressed(report.time_s, given.done)
+        if knowledge.take("progress", report.time_s, data):
+            self.scheduler.rhythm.ask(now_s)
         started_s = self._starting.pop(record.job_id, None)
         if started_s is not None:
             knowledge.startup_s = max(report.time_s - started_s, 0.1)
@@ -140,6 +137,7 @@ class Conductor:
         # On disk now and then only, with the event; its length at once, because promises hang on it.
         self.feed(record, given, now_s, save=of is not None and record.of != of)
         said = {name: data[name] for name in _CURVES if data.get(name) is not None}
+        said |= knowledge.noise_figures(data.get("batch_size"))
         figures = {"done": given.done, "of": of, "gpus": len(record.held)} | said
         return Event(report.time_s, EventKind.PROGRESS, job_id=record.job_id, data=figures)
 

@@ -23,7 +23,7 @@ import numpy as np
 from swell.control.model import JobRequest
 from swell.domain import FloatArray, InputError
 from swell.perf.belief import JobBelief
-from swell.perf.efficiency import SETTLED_UPDATES, MeanNoiseShare, duration_error, noise_share
+from swell.perf.efficiency import SETTLED_UPDATES, MeanNoiseShare, duration_error, gain_at, noise_share
 from swell.perf.goodput import BatchLimits
 from swell.perf.length import TargetLength
 
@@ -100,10 +100,6 @@ class Knowledge:
         """Whether `of` is a guess from losses, good for estimates and not for guarantees."""
         return self.target is not None
 
-    def work_left(self, done: float) -> float | None:
-        """Progress still to be made, in the unit of `curve`; None if the length is unknown."""
-        return None if self.of is None else max(self.of - done, 0.0)
-
     # -- reports -----------------------------------------------------------------------------------------
 
     def take(self, kind: str, time_s: float, data: Mapping[str, Any]) -> bool:
@@ -114,8 +110,6 @@ class Knowledge:
             return self.timing(data)
         if kind == "noise":
             return self.gradients(float(data["sqr"]), float(data["var"]), data.get("updates"))
-        if kind == "resized":
-            self.pause_s = max(float(data.get("pause_s", 0.0)), 0.05)
         return False
 
     def progressed(self, time_s: float, done: float, data: Mapping[str, Any] | None = None) -> bool:
@@ -232,10 +226,9 @@ class Knowledge:
         self._curves[cautious] = (asked, curve)
         return curve
 
-    def left(self, done: float, of: float | None) -> float:
-        """Work still to be done, in the unit of the curve; `of` is what the job itself said, if it did."""
-        total = self.of if of is None else of
-        return UNKNOWN_WORK if total is None else max(total - done, 0.0)
+    def left(self, done: float) -> float:
+        """Progress still to be made, in the unit of the curve; very much if the length is unknown."""
+        return UNKNOWN_WORK if self.of is None else max(self.of - done, 0.0)
 
     def most_workers(self, bound: int) -> int:
         """The exploration bound: twice the workers ever seen, unless history knows better."""
@@ -254,9 +247,19 @@ class Knowledge:
             scale = belief.plan(1, gpus).total(gpus) / belief.limits.init_batch
             noise = duration_error(noise_share(belief.sqr, belief.var), self.noise.deviation, scale)
         if self.target is not None:
-            left = self.work_left(0.0 if self._now is None else self._now[1])
+            left = self.left(0.0 if self._now is None else self._now[1])
             length = min(self.target.deviation / left, 1.0) if left else 0.0
         return math.hypot(speed, noise, length)
+
+    def noise_figures(self, batch_size: int | None) -> dict[str, float]:
+        """Gradient noise scale and statistical efficiency of an adaptive job at its present batch."""
+        belief = self.belief
+        if belief is None or self.mode != "adaptive" or not belief.noise_known or belief.sqr <= 0:
+            return {}
+        tuned = belief.limits.init_batch
+        scale = (batch_size or tuned) / tuned
+        gain = float(gain_at(belief.sqr, belief.var, scale))
+        return {"noise_scale": belief.var / belief.sqr * tuned, "efficiency": gain / scale}
 
     # -- what is kept ------------------------------------------------------------------------------------
 

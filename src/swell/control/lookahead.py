@@ -51,7 +51,7 @@ def finishes(
     for i, record in enumerate(ready):
         knowledge, request = known[record.job_id], record.request
         curve = knowledge.curve(capacity, width)
-        work = knowledge.left(record.done, record.of)
+        work = knowledge.left(record.done)
         if record.wanted:  # it runs already: what the simulated start costs it is given back as progress
             work -= startup_s * curve[len(record.wanted)]
         deadline_s = request.deadline_s
@@ -114,7 +114,7 @@ def estimate(
         share = max(cluster.capacity // len(records), 1)
         rate = float(knowledge.curve(share, cluster.gpus_per_node)[share])
         wait = max(len(records) / cluster.capacity, 1.0)
-        left_s = knowledge.left(record.done, record.of) / rate if rate > 0 else np.inf
+        left_s = knowledge.left(record.done) / rate if rate > 0 else np.inf
         finish_s = now_s + knowledge.startup_s + wait * left_s if np.isfinite(left_s) else None
     if finish_s is None:
         return Estimate(finish_s=None, source=knowledge.source)

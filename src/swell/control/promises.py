@@ -18,6 +18,7 @@ from swell.control.scheduler import Asked, Scheduler
 UNKNOWN = "first run of this script: it is profiled first; its deadline is decided in four minutes at most"
 UNSEEN = "it trained no step in two minutes, so no finish can be promised; submit it without a deadline"
 NO_ROOM = "first run of this script, and every slot is promised to others: there was none to profile it on"
+PREDICTED = "it trains until its loss is low enough: when that will be is estimated, never promised"
 NO_LENGTH = (
     "the job did not say how long it trains, so no finish can be promised; "
     "let it run once without a deadline, or say its length with job.epochs"
@@ -54,6 +55,9 @@ def promise(
     if not knowledge.known:
         unknown = Estimate(finish_s=None)
         return Promise(admitted=True, pending=True, estimate=unknown, reason=UNKNOWN), None
+    if deadline_s is not None and knowledge.length_is_predicted:
+        guess = estimated(record, knowledge, scheduler, now_s, quick=quick)
+        return Promise(admitted=False, estimate=guess, reason=PREDICTED), None
     asked = scheduler.admission(record, knowledge, now_s)
     answer = asked.admission
     if answer.admitted:

@@ -214,10 +214,10 @@ class Scheduler:
             table.settle(int(rows[i]), now_s)
             table.rate[rows[i]] = speed[i]
         for i, (record, knowledge) in enumerate(jobs):
-            said = (record.done, knowledge.of if record.of is None else record.of)
+            said = (record.done, knowledge.of)
             if self._entered.get(record.job_id) != said:
                 table.settle(int(rows[i]), now_s)
-                table.left[rows[i]] = knowledge.left(record.done, record.of)
+                table.left[rows[i]] = knowledge.left(record.done)
                 if live:
                     self._entered[record.job_id] = said
 
