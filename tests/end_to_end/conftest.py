@@ -30,13 +30,16 @@ ENGINES = ["local", "ray"]
 class Platform:
     """A control plane in this process and the jobs it runs."""
 
-    def __init__(self, home: Path, engine: Callable[[], Engine], policy: str) -> None:
-        self.home, self._engine, self._policy = home, engine, policy
+    def __init__(
+        self, home: Path, engine: Callable[[], Engine], policy: str, round_s: float | None = None
+    ) -> None:
+        self.home, self._engine, self._policy, self._round_s = home, engine, policy, round_s
         self.plane = self._open()
 
     def _open(self) -> ControlPlane:
         store = Store(connect(str(self.home / "store.db")))
-        plane = ControlPlane(store, self._engine(), home=self.home, policy=self._policy, interval_s=1.0)
+        options = {"policy": self._policy, "round_s": self._round_s}
+        plane = ControlPlane(store, self._engine(), home=self.home, interval_s=1.0, **options)  # type: ignore[arg-type]
         plane.start()
         return plane
 

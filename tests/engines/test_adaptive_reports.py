@@ -26,7 +26,9 @@ def _reports(bench: Any, job_id: str, kind: str) -> list[dict[str, Any]]:
 
 def _launch(bench: Any, job_id: str, *arguments: object) -> Launch:
     """A job that runs the adaptive toy."""
-    return replace(bench.launch(job_id), command=(str(SCRIPT), *map(str, arguments)))
+    launch: Launch = bench.launch(job_id)
+    request = replace(launch.request, script=str(SCRIPT), args=tuple(map(str, arguments)))
+    return replace(launch, request=request)
 
 
 def _run(bench: Any, jobs: dict[str, tuple[object, ...]], enough: Callable[[str], bool]) -> None:

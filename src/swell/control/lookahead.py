@@ -38,8 +38,13 @@ def finishes(
     cluster: Cluster,
     policy: str,
     now_s: float,
+    interval_s: float | None = None,
 ) -> dict[str, float]:
-    """The finish of each job whose length and speed are known, if nobody else comes."""
+    """The finish of each job whose length and speed are known, if nobody else comes.
+
+    `interval_s` is the length of the policy's rounds. The simulated clock begins with the round that is under
+    way, so that decisions fall on the moments at which they will really be made.
+    """
     ready = [r for r in records if known[r.job_id].known and not r.phase.over]
     if not ready or cluster.capacity == 0:
         return {}
@@ -48,7 +53,8 @@ def finishes(
     pause_s = float(np.mean([known[r.job_id].pause_s for r in ready]))
     jobs, profiles = [], []
     counts = np.arange(1.0, capacity + 1)
-    for i, record in enumerate(ready):
+    began_s = now_s - now_s % interval_s if interval_s else now_s
+    for record in ready:
         knowledge, request = known[record.job_id], record.request
         curve = knowledge.curve(capacity, width)
         work = knowledge.left(record.done)
@@ -58,12 +64,12 @@ def finishes(
         jobs.append(
             JobSpec(
                 job_id=record.job_id,
-                submit_s=i * 1e-6,
+                submit_s=now_s - began_s,
                 model=record.job_id,
                 batch_size=1,
                 gpus=request.workers,
                 work=max(work, 1e-6),
-                deadline_s=None if deadline_s is None or deadline_s <= now_s + 1 else deadline_s - now_s,
+                deadline_s=None if deadline_s is None or deadline_s <= now_s + 1 else deadline_s - began_s,
                 min_gpus=request.min_workers,
                 max_gpus=request.max_workers,
             )
@@ -82,10 +88,11 @@ def finishes(
             )
         ),
         chosen,
+        interval_s=interval_s or 0.0,
         resize_cost=_Cost(startup_s, pause_s),
     )
     return {
-        job_id: now_s + float(finish_s)
+        job_id: began_s + float(finish_s)
         for job_id, finish_s in zip(result.job_ids, result.finish_s, strict=True)
         if not np.isnan(finish_s)
     }
@@ -98,6 +105,7 @@ def estimate(
     cluster: Cluster,
     policy: str,
     now_s: float,
+    interval_s: float | None = None,
     *,
     quick: bool = False,
 ) -> Estimate:
@@ -109,7 +117,7 @@ def estimate(
     if not knowledge.known or cluster.capacity == 0:
         return Estimate(finish_s=None, source=knowledge.source)
     if len(records) <= MOST_JOBS and not quick:
-        finish_s = finishes(records, known, cluster, policy, now_s).get(record.job_id)
+        finish_s = finishes(records, known, cluster, policy, now_s, interval_s).get(record.job_id)
     else:
         share = max(cluster.capacity // len(records), 1)
         rate = float(knowledge.curve(share, cluster.gpus_per_node)[share])

@@ -34,8 +34,8 @@ def estimated(
     book = scheduler.book
     others = [other for other in book.active() if other.job_id != record.job_id]
     known = ChainMap({record.job_id: knowledge}, book.known)
-    policy, cluster = scheduler.policy_text, scheduler.cluster
-    return estimate(record, [*others, record], known, cluster, policy, now_s, quick=quick)
+    policy, cluster, round_s = scheduler.policy_text, scheduler.cluster, scheduler.rhythm.interval_s
+    return estimate(record, [*others, record], known, cluster, policy, now_s, round_s, quick=quick)
 
 
 def promise(
