@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from benchmarks.ray.cluster import RayCluster
 
+pytest_plugins = ["tests.completeness"]
+
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[RayCluster]:
