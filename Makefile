@@ -25,9 +25,8 @@ demo: $(STAMP)  ## The platform on 4 CPU slots: jobs that swell and ebb, promise
 demo-sim: $(STAMP)  ## Every kind of scheduler side by side on a generated workload
 	$(BIN)/python scripts/demo_sim.py
 
-# Many tests time real processes, and machines are shared: one that fails is tried once more, and the summary says so.
 test: $(STAMP)  ## The whole test suite
-	$(BIN)/python -m pytest -n 2 --reruns 1 --reruns-delay 2
+	$(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)  ## Style, types and the import contract
 	$(BIN)/ruff check .
