@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
 from swell.engines import Launch, Observed, Report
 from swell.engines.local import LocalEngine
@@ -34,10 +34,14 @@ class Bench:
         return made
 
     def launch(self, job_id: str, *args: object, **options: object) -> Launch:
-        """A job that runs the toy."""
-        command = (str(TOY), *(str(a) for a in args))
+        """A job that runs the toy, whose samples take no time any more after `hurry`."""
+        command = (str(TOY), "--hurry", str(self.home / "hurry"), *(str(a) for a in args))
         values: dict[str, object] = {"workdir": self.home, "max_workers": 4, "checkpoint_s": 1.0} | options
         return Launch(job_id=job_id, command=command, job_dir=self.home / "jobs" / job_id, **values)  # type: ignore[arg-type]
+
+    def hurry(self) -> None:
+        """Let jobs end that were given more than enough to do."""
+        (self.home / "hurry").touch()
 
     def wait(
         self,
@@ -47,21 +51,21 @@ class Bench:
         timeout_s: float = 60,
     ) -> Observed | None:
         """What the engine sees of the job once `condition` holds."""
-        deadline = time.monotonic() + timeout_s
-        while True:
+
+        def look() -> tuple[Observed | None] | None:
             self.reports.extend(engine.reports())
             seen = engine.observe().get(job_id)
-            if condition(seen):
-                return seen
-            assert time.monotonic() < deadline, (seen, self.output(job_id)[-2000:])
-            time.sleep(0.05)
+            return (seen,) if condition(seen) else None
+
+        def state() -> str:
+            return f"{job_id}, which is {engine.observe().get(job_id)}: {self.output(job_id)[-2000:]}"
+
+        (seen,) = wait_until(look, timeout_s, state, poll_s=0.05) or (None,)
+        return seen
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
         """Until `condition` holds."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, "waited too long"
-            time.sleep(0.05)
+        wait_until(condition, timeout_s, lambda: f"the jobs in {self.home}", poll_s=0.05)
 
     def output(self, job_id: str) -> str:
         """What the job's workers printed."""

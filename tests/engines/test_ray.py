@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 from benchmarks.ray.cluster import RayCluster
 from benchmarks.runtime.arena import check_counts
+from tests.waiting import wait_until
 
 from swell.domain import SwellError
 from swell.engines import Launch, RunState
 from swell.engines.local import LocalEngine
 from swell.engines.processes import descendants, processes_of
 from swell.engines.ray.connection import environment
-from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray.engine import SETTLE_S, RayEngine, RayOptions
 from swell.engines.supervised import SupervisedEngine
 from swell.train.client import JobClient
 from swell.train.jobdir import JobDirectory
@@ -59,7 +60,9 @@ class Ray:
 
     def client(self, job_id: str) -> JobClient:
         """Speaks to the job's coordinator."""
-        run = sorted((self.home / "jobs" / job_id / "runs").iterdir())[-1]
+        runs = self.home / "jobs" / job_id / "runs"
+        until(lambda: any(runs.glob("*")))
+        run = sorted(runs.iterdir())[-1]
         return JobClient(JobDirectory(run), wait_s=20.0)
 
     def output(self, job_id: str) -> str:
@@ -68,13 +71,9 @@ class Ray:
         return path.read_text() if path.exists() else ""
 
 
-def until(condition: Callable[[], object], timeout_s: float = 60.0) -> float:
-    """Wait for `condition`; how long it took."""
-    began_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began_s < timeout_s, "waited too long"
-        time.sleep(0.02)
-    return time.monotonic() - began_s
+def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    """Wait for `condition`."""
+    wait_until(condition, timeout_s, "the cluster or a job of it")
 
 
 def state(engine: SupervisedEngine, job_id: str) -> RunState | None:
@@ -122,7 +121,6 @@ def _identity(ray: Ray, name: str, pace_s: float) -> Launch:
 
 def _trains_on(ray: Ray, job_id: str, slots: tuple[int, ...]) -> None:
     """Wait until the job has done some steps with workers on exactly these slots."""
-    until(lambda: (ray.home / "jobs" / job_id / "runs").exists())
     with ray.client(job_id) as client:
         there = client.wait_for(
             lambda s: s["step"] > 0 and sorted(s["slots"][m] for m in s["members"]) == list(slots)
@@ -139,7 +137,6 @@ def test_a_killed_and_a_frozen_node_cost_seconds_and_no_sample(ray: Ray, tmp_pat
     names = [node.name for node in engine.cluster().nodes]
     first = {int(name.removeprefix("n")): 2 * names.index(name) for name in names}  # node -> its first slot
     engine.apply(launch, tuple(sorted(first.values()))[:4])
-    until(lambda: (tmp_path / "jobs" / "a" / "runs").exists())
     with ray.client("a") as client:
         client.wait_for(lambda s: len(s["members"]) == 4 and s["step"] > 3, 60)
 
@@ -250,7 +247,9 @@ def test_slots_of_another_ray_user_are_left_alone_and_used_once_free(ray: Ray, t
         launch = ray.launch("a", TOY, "--epochs", 60, "--sample-ms", 2)
         engine.apply(launch, free)
         until(lambda: " of 6" in ray.output("a"))
-        time.sleep(3.0)  # long enough for our own workers to be taken for somebody else's
+        # Our own workers must not be taken for somebody else's by what the engine hears of them later.
+        all_there_s = time.monotonic()
+        until(lambda: engine._heard_s > all_there_s + SETTLE_S + 0.5)
         assert engine.cluster().held == theirs
     finally:
         foreign.terminate()
