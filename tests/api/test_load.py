@@ -24,7 +24,7 @@ def test_three_hundred_submissions_of_twenty_clients_are_neither_lost_nor_double
     assert len(result.keys) == 300
     assert there == Counter(result.keys.values())
     # A bound for a machine that does other things too; the benchmark has the real one.
-    assert result.p99_ms < 5000
+    assert result.p99_ms < 20_000
 
 
 def test_clients_of_the_sdk_that_share_keys_share_jobs(busy_platform: Platform) -> None:

@@ -109,9 +109,9 @@ def test_ending_lets_streams_and_waits_go_at_once(tmp_path: Path) -> None:
     began_s = time.monotonic()
     platform.stop()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(ends) == 3, "a stream did not end in good order"
-    assert max(ends) - began_s < 4
+    assert max(ends) - began_s < 30, "one of them would have lasted a minute, the others for ever"
 
 
 _SERVE = """
