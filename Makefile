@@ -14,7 +14,7 @@ help:  ## What can be made
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,ray,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
 	@touch $@
 
 setup: $(STAMP)  ## Make .venv with everything in it
@@ -25,9 +25,8 @@ demo: $(STAMP)  ## The platform on 4 CPU slots: jobs that swell and ebb, promise
 demo-sim: $(STAMP)  ## Every kind of scheduler side by side on a generated workload
 	$(BIN)/python scripts/demo_sim.py
 
-# Many tests time real processes, and machines are shared: one that fails is tried once more, and the summary says so.
 test: $(STAMP)  ## The whole test suite
-	$(BIN)/python -m pytest -n 2 --reruns 1 --reruns-delay 2
+	$(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)  ## Style, types and the import contract
 	$(BIN)/ruff check .

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 from benchmarks.ray.cluster import RayCluster
+from tests.commands import Commands
+
+pytest_plugins = ["tests.completeness"]
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +18,20 @@ def ray_cluster() -> Iterator[RayCluster]:
     pytest.importorskip("ray")
     with RayCluster(4, 2) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Commands]:
+    """Runs `swell` commands in processes of their own."""
+    made = Commands()
+    yield made
+    made.close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones first: at the end of a parallel run no worker waits for another one's last test."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -23,5 +23,10 @@ _DOORS = {
 def __getattr__(name: str) -> Any:
     """`swell.elastic` and `swell.Job` bring torch in, `swell.Client` HTTP, only when they are asked for."""
     if name in _DOORS:
-        return getattr(import_module(_DOORS[name]), name)
+        try:
+            return getattr(import_module(_DOORS[name]), name)
+        except ModuleNotFoundError as error:
+            from swell.extras import missing_extra
+
+            raise missing_extra(error, f"swell.{name}") or error from None
     raise AttributeError(f"module 'swell' has no attribute {name!r}")

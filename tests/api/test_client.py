@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.api.conftest import Platform
+from tests.waiting import wait_until
 
 import swell
 from swell.api.calls import Calls
@@ -215,8 +216,7 @@ def test_event_streams_and_waits_survive_a_restart_of_the_server(
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
-    while before.job_id not in ended:
-        time.sleep(0.02)
+    wait_until(lambda: before.job_id in ended, 30, "the first job's end to be heard")
     first.stop()
     second = start_platform(port=port)
     job = client.submit("train.py", workdir=second.home)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +16,13 @@ from swell.api.server import create_app
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+# A fixture with a parameter, even with one alone, because only then does pytest put the operation's name into
+# the node id; without it all operations share one id, and a parallel run executes one of them.
+@pytest.fixture(scope="module", params=["elasticflow"])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A platform with a policy that promises, and a replay that answers."""
     platform = start(tmp_path_factory.mktemp("fuzz"), duration_s=3600.0, replay=lambda request: {})
-    platform.plane.set_policy("elasticflow")
+    platform.plane.set_policy(request.param)
     yield platform
     platform.stop()
 
@@ -42,7 +45,7 @@ schema = schemathesis.openapi.from_dict(_app.openapi()).exclude(path="/v1/events
 def test_nothing_that_is_sent_makes_the_server_fail(case: schemathesis.Case, target: Platform) -> None:
     # The key to everything must not be revoked or drowned in noise, so it is made anew for each.
     headers = {"Authorization": f"Bearer {target.token('fuzz', 'admin')}"}
-    answer = case.call(target.server.url, headers=headers)
+    answer = case.call(target.server.url, headers=headers, timeout=60)
     assert answer.status_code < 500, answer.text
     if answer.status_code >= 400:
         assert set(answer.json()["error"]) >= {"code", "message"}
@@ -55,8 +58,15 @@ def test_nothing_that_is_sent_makes_the_server_fail(case: schemathesis.Case, tar
         case.path_parameters["node"] = "n1"
     for waits in ("follow", "wait_s"):
         (case.query or {}).pop(waits, None)
-    again = case.call(target.server.url, headers=headers)
+    again = case.call(target.server.url, headers=headers, timeout=60)
     assert again.status_code < 500, again.text
+
+
+def test_every_operation_has_a_test_of_its_own(request: pytest.FixtureRequest) -> None:
+    collected = {item.nodeid for item in request.session.items if item.path == Path(__file__)}
+    for operation in schema.get_all_operations():
+        assert any(f"[{operation.ok().label}]" in nodeid for nodeid in collected), operation.ok().label
+    assert len(collected) >= len(list(schema.get_all_operations())) + 1
 
 
 def _some_job(target: Platform) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from benchmarks.platform_load import server, submit_many
 from tests.api.conftest import Platform, start
+from tests.waiting import wait_until
 
 import swell
 
@@ -24,7 +24,7 @@ def test_three_hundred_submissions_of_twenty_clients_are_neither_lost_nor_double
     assert len(result.keys) == 300
     assert there == Counter(result.keys.values())
     # A bound for a machine that does other things too; the benchmark has the real one.
-    assert result.p99_ms < 5000
+    assert result.p99_ms < 20_000
 
 
 def test_clients_of_the_sdk_that_share_keys_share_jobs(busy_platform: Platform) -> None:
@@ -74,10 +74,8 @@ def test_forty_listeners_hear_everything_in_order(tmp_path: Path) -> None:
         everything = [seq for seq, _ in platform.plane.events(0, None, 10_000)]
         for numbers in heard:
             assert numbers == everything[: len(numbers)]
-        deadline_s = time.monotonic() + 10
-        while platform.server.app.state.context.streams and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        assert platform.server.app.state.context.streams == 0, "a listener who left is still counted"
+        context = platform.server.app.state.context
+        wait_until(lambda: context.streams == 0, 30, "listeners who left to be no longer counted")
     finally:
         platform.stop()
 
@@ -87,12 +85,13 @@ def test_memory_does_not_follow_the_number_of_jobs() -> None:
     sizes = []
     with server(duration_s=0.0, slots="4x16", policy="afs-l") as running:
         client = running.client()
+
+        def nobody_waits_or_runs() -> bool:
+            return not any(client.jobs(phase=phase, limit=1) for phase in ("queued", "running"))
+
         for _ in range(5):
             asyncio.run(submit_many(running, 200, 10))
-            until_s = time.monotonic() + 60
-            while client.jobs(phase="queued", limit=1) or client.jobs(phase="running", limit=1):
-                assert time.monotonic() < until_s, "jobs do not end"
-                time.sleep(0.1)
+            wait_until(nobody_waits_or_runs, 120, "all jobs to end", poll_s=0.1)
             sizes.append(running.rss_bytes)
         assert len(client.jobs(phase="finished")) == 1000
     print("MiB:", np.round(np.array(sizes) / 2**20, 1))

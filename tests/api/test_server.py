@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.api.conftest import Platform, start
+from tests.waiting import wait_until
 
 import swell
 from swell.api.home import ServerFile
@@ -104,15 +105,13 @@ def test_ending_lets_streams_and_waits_go_at_once(tmp_path: Path) -> None:
     threads = [threading.Thread(target=stream, args=(path,), daemon=True) for path in paths]
     for thread in threads:
         thread.start()
-    deadline_s = time.monotonic() + 10
-    while platform.server.app.state.context.streams < 2 and time.monotonic() < deadline_s:
-        time.sleep(0.02)
+    wait_until(lambda: platform.server.app.state.context.streams == 2, 30, "both streams")
     began_s = time.monotonic()
     platform.stop()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(ends) == 3, "a stream did not end in good order"
-    assert max(ends) - began_s < 4
+    assert max(ends) - began_s < 30, "one of them would have lasted a minute, the others for ever"
 
 
 _SERVE = """
@@ -137,9 +136,7 @@ def test_a_signal_ends_the_server_and_lets_the_caller_clean_up(tmp_path: Path, n
         [sys.executable, "-c", _SERVE, str(tmp_path), root], stdout=subprocess.PIPE, text=True
     )
     try:
-        deadline_s = time.monotonic() + 60
-        while not (tmp_path / "server.json").exists() and time.monotonic() < deadline_s:
-            time.sleep(0.05)
+        wait_until((tmp_path / "server.json").exists, 60, "the server")
         assert swell.Client(home=tmp_path).health().status == "ok"
         process.send_signal(number)
         output, _ = process.communicate(timeout=30)

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.commands import Commands
 
 Swell = Callable[..., subprocess.CompletedProcess[str]]
 
-COMMAND = [sys.executable, "-c", "from swell.cli import main; main(prog_name='swell')"]
-
 
 @pytest.fixture
-def swell(tmp_path: Path) -> Swell:
+def swell(tmp_path: Path, commands: Commands) -> Swell:
     """Run `swell` with some words in a directory of its own; nothing may take longer than two minutes."""
 
     def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*COMMAND, *map(str, words)],
-            cwd=tmp_path,
-            env=os.environ | {"COLUMNS": "200"} | environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        env = os.environ | {"COLUMNS": "200"} | environment
+        return commands.run([str(word) for word in words], tmp_path, env, timeout_s=120)
 
     return run
 

@@ -12,12 +12,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.commands import Commands
+from tests.waiting import wait_until
 
 from swell.cli import COMMANDS
 
@@ -53,8 +54,8 @@ for epoch in job.epochs(epochs):
 class Place:
     """A directory with a training script and a home for a control plane."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, commands: Commands) -> None:
+        self.path, self._commands = path, commands
         self.home = path / "home"
         (path / "train.py").write_text(TRAIN)
 
@@ -65,15 +66,8 @@ class Place:
 
     def swell(self, *words: object, timeout_s: float = 100, **environment: str) -> Done:
         """Run a command to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "swell", *map(str, words)],
-            cwd=self.path,
-            env=self.environment(**environment),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        env = self.environment(**environment)
+        return self._commands.run([str(word) for word in words], self.path, env, timeout_s)
 
     def json(self, *words: object, **environment: str) -> Any:
         """Run a command that answers with JSON."""
@@ -84,13 +78,16 @@ class Place:
 
     def wait_for(self, job_id: str, until: Callable[[dict[str, Any]], bool], timeout_s: float = 90) -> Any:
         """Look at a job until something is true of it."""
-        give_up = time.monotonic() + timeout_s
-        while time.monotonic() < give_up:
+
+        def look() -> Any:
             job = self.json("describe", job_id)["job"]
-            if until(job):
-                return job
-            time.sleep(0.3)
-        raise AssertionError(f"{job_id} is still {job}")
+            return job if until(job) else None
+
+        return wait_until(look, timeout_s, lambda: self.json("describe", job_id), poll_s=0.2)
+
+    def output(self, job_id: str) -> str:
+        """What a job printed, read without asking the control plane."""
+        return (self.home / "jobs" / job_id / "output.log").read_text()
 
     def leftovers(self) -> list[str]:
         """Command lines of processes that belong to this place."""
@@ -110,9 +107,9 @@ def over(job: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory, commands: Commands) -> Iterator[Place]:
     """A control plane with four slots; nothing of it may be left in the end."""
-    place = Place(tmp_path_factory.mktemp("platform"))
+    place = Place(tmp_path_factory.mktemp("platform"), commands)
     done = place.swell("up", "-d", "--slots", 4, "--port", 0)
     assert done.returncode == 0, done.stderr
     yield place
@@ -126,8 +123,10 @@ def submit(place: Place, *words: object) -> str:
     return job_id
 
 
-def test_without_a_control_plane_every_command_says_how_to_start_one(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_without_a_control_plane_every_command_says_how_to_start_one(
+    tmp_path: Path, commands: Commands
+) -> None:
+    place = Place(tmp_path, commands)
     for words in (("queue",), ("submit", "train.py"), ("top", "--once"), ("nodes",), ("replay",)):
         done = place.swell(*words)
         assert done.returncode == 1
@@ -211,8 +210,25 @@ def test_a_job_file_is_as_good_as_flags(place: Place) -> None:
     assert "epoch 1 ended" not in done.stdout
 
 
-def test_a_job_is_paused_resumed_bounded_and_cancelled(place: Place) -> None:
-    job_id = submit(place, "--name", "long", "--checkpoint", "2s", "train.py", "--epochs", 500)
+@pytest.fixture(scope="module")
+def long(place: Place) -> str:
+    """A job that trains on until a test cancels it."""
+    return submit(place, "--name", "long", "--checkpoint", "2s", "train.py", "--epochs", 500)
+
+
+def test_top_shows_nodes_slots_and_jobs(place: Place, long: str) -> None:
+    place.wait_for(long, lambda job: job["done"] > 10)
+    text = place.swell("top", "--once").stdout
+    assert re.search(r"swell \d\d:\d\d:\d\d   policy elasticflow   \d of 4 slots in use", text)
+    assert "n0" in text and long in text and "■" in text
+    view = place.json("top")
+    (row,) = [job for job in view["jobs"] if job["job_id"] == long]
+    assert row["steps_per_s"] > 0
+    assert view["slots"] == 4 and view["used"] == len(row["wanted"])
+
+
+def test_a_job_is_paused_resumed_bounded_and_cancelled(place: Place, long: str) -> None:
+    job_id = long
     job = place.wait_for(job_id, lambda job: job["done"] > 20)
     assert [row["job_id"] for row in place.json("queue")] == [job_id]
     assert place.swell("pause", "long").returncode == 0
@@ -232,19 +248,6 @@ def test_a_job_is_paused_resumed_bounded_and_cancelled(place: Place) -> None:
     refused = place.swell("resume", job_id)
     assert refused.returncode == 1
     assert "there is nothing to resume" in refused.stderr
-
-
-def test_top_shows_nodes_slots_and_jobs(place: Place) -> None:
-    job_id = submit(place, "--name", "shown", "train.py", "--epochs", 300)
-    place.wait_for(job_id, lambda job: job["done"] > 10)
-    text = place.swell("top", "--once").stdout
-    assert re.search(r"swell \d\d:\d\d:\d\d   policy elasticflow   \d of 4 slots in use", text)
-    assert "n0" in text and job_id in text and "■" in text
-    view = place.json("top")
-    (row,) = [job for job in view["jobs"] if job["job_id"] == job_id]
-    assert row["steps_per_s"] > 0
-    assert view["slots"] == 4 and view["used"] == len(row["wanted"])
-    place.swell("cancel", job_id)
 
 
 def test_the_policy_is_switched_while_a_job_runs(place: Place) -> None:
@@ -292,25 +295,31 @@ def test_a_replay_of_what_happened_here_is_near_to_it(place: Place) -> None:
     assert larger["avg_jct_s"] < live["avg_jct_s"]
 
 
-def test_the_control_plane_can_be_killed_while_a_job_trains_on(place: Place) -> None:
-    job_id = submit(place, "--name", "survivor", "train.py", "--epochs", 60)
+@pytest.fixture(scope="module")
+def survivor(place: Place) -> str:
+    """A job that outlives its control plane, and then another one."""
+    return submit(place, "--name", "survivor", "train.py", "--epochs", 500)
+
+
+def test_the_control_plane_can_be_killed_while_a_job_trains_on(place: Place, survivor: str) -> None:
+    job_id = survivor
     before = place.wait_for(job_id, lambda job: job["done"] > 10)
     pid = int((place.home / "up.lock").read_text())
     os.kill(pid, signal.SIGKILL)
     done = place.swell("queue")
     assert done.returncode == 1
     assert "no control plane is running here" in done.stderr
-    time.sleep(2.0)
+    epochs = place.output(job_id).count("ended")
+    wait_until(lambda: place.output(job_id).count("ended") > epochs, 60, "an epoch without a control plane")
     assert place.swell("up", "-d", "--slots", 4, "--port", 0).returncode == 0
     after = place.wait_for(job_id, lambda job: job["done"] > before["done"] + 10)
     assert (after["restarts"], after["phase"]) == (0, "running")
     submitted = [e for e in place.swell("events", "--job", job_id).stdout.splitlines() if "starts on" in e]
     assert len(submitted) == 1, "it was started once"
-    place.swell("cancel", job_id)
 
 
-def test_down_saves_running_jobs_and_up_goes_on_with_them(place: Place) -> None:
-    job_id = submit(place, "--name", "kept", "train.py", "--epochs", 100)
+def test_down_saves_running_jobs_and_up_goes_on_with_them(place: Place, survivor: str) -> None:
+    job_id = survivor
     before = place.wait_for(job_id, lambda job: job["done"] > 30)
     done = place.swell("down")
     assert done.returncode == 0, done.stderr
@@ -323,8 +332,10 @@ def test_down_saves_running_jobs_and_up_goes_on_with_them(place: Place) -> None:
     place.wait_for(job_id, over)
 
 
-def test_in_the_foreground_it_says_what_happens_and_ends_on_ctrl_c(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_in_the_foreground_it_says_what_happens_and_ends_on_ctrl_c(
+    tmp_path: Path, commands: Commands
+) -> None:
+    place = Place(tmp_path, commands)
     process = subprocess.Popen(
         [sys.executable, "-m", "swell", "up", "--nodes", "2x2", "--port", "0"],
         cwd=tmp_path,
@@ -337,9 +348,9 @@ def test_in_the_foreground_it_says_what_happens_and_ends_on_ctrl_c(tmp_path: Pat
         assert process.stdout is not None
         first = process.stdout.readline()
         assert re.match(r"swell is up at http://127\.0\.0\.1:\d+: 4 slots, policy elasticflow\.", first)
-        give_up = time.monotonic() + 30
-        while place.swell("nodes").returncode and time.monotonic() < give_up:
-            time.sleep(0.2)
+        wait_until(
+            lambda: place.swell("nodes").returncode == 0, 60, "the control plane to answer", poll_s=0.2
+        )
         nodes = place.json("nodes")
         assert [(n["name"], n["gpus"]) for n in nodes] == [("n0", 2), ("n1", 2)]
         assert place.json("drain", "n1")[1]["draining"] is True
@@ -372,9 +383,9 @@ def test_in_the_foreground_it_says_what_happens_and_ends_on_ctrl_c(tmp_path: Pat
 )
 @pytest.mark.parametrize("detach", [(), ("-d",)], ids=["foreground", "background"])
 def test_up_refuses_nonsense_in_one_line(
-    tmp_path: Path, words: tuple[str, ...], expected: str, detach: tuple[str, ...]
+    tmp_path: Path, commands: Commands, words: tuple[str, ...], expected: str, detach: tuple[str, ...]
 ) -> None:
-    place = Place(tmp_path)
+    place = Place(tmp_path, commands)
     done = place.swell("up", *detach, *words)
     assert done.returncode in (1, 2)
     assert expected in done.stderr
@@ -408,8 +419,8 @@ def test_every_example_in_a_help_text_works(place: Place) -> None:
             assert done.returncode == 0, f"swell {' '.join(words)}: {done.stderr}"
 
 
-def test_the_examples_of_up_and_down_work(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_the_examples_of_up_and_down_work(tmp_path: Path, commands: Commands) -> None:
+    place = Place(tmp_path, commands)
     for command in ("up", "down"):
         for words in examples(place.swell(command, "--help").stdout):
             done = place.swell(*words)

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
 from swell.domain import EventKind, read_events
 
@@ -231,10 +231,12 @@ def long_run(swell: Swell, tmp_path: Path) -> Iterator[Callable[[int], subproces
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         started.append(process)
-        give_up = time.monotonic() + 60
-        while len(list(tmp_path.glob("*.part"))) < processes and time.monotonic() < give_up:
+
+        def under_way() -> bool:
             assert process.poll() is None, "it ended before it was under way"
-            time.sleep(0.02)
+            return len(list(tmp_path.glob("*.part"))) == processes
+
+        wait_until(under_way, 90, "the simulation to be under way")
         return process
 
     yield start
@@ -244,15 +246,16 @@ def long_run(swell: Swell, tmp_path: Path) -> Iterator[Callable[[int], subproces
 
 
 def nobody_is_left(process: subprocess.Popen[str]) -> bool:
-    """Whether the whole group of a process is gone."""
-    give_up = time.monotonic() + 5
-    while time.monotonic() < give_up:
+    """Wait until the whole group of a process is gone."""
+
+    def gone() -> bool:
         try:
             os.killpg(process.pid, 0)
         except ProcessLookupError:
             return True
-        time.sleep(0.02)
-    return False
+        return False
+
+    return wait_until(gone, 30, "the end of its processes")
 
 
 @pytest.mark.parametrize("processes", [1, 2])

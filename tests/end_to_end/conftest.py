@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_until
 
 from swell.control.database import connect
 from swell.control.model import JobRecord, JobRequest, Phase
@@ -68,10 +69,16 @@ class Platform:
         self, job_id: str, condition: Callable[[JobRecord], object], timeout_s: float = 90.0
     ) -> JobRecord:
         """The job's record once `condition` holds."""
-        deadline = time.monotonic() + timeout_s
-        while not condition(record := self.plane.job(job_id)):
-            assert time.monotonic() < deadline, (record, self.plane.trouble, self.output(job_id)[-1500:])
-            time.sleep(0.05)
+
+        def look() -> JobRecord | None:
+            record = self.plane.job(job_id)
+            return record if condition(record) else None
+
+        def state() -> str:
+            return f"{self.plane.job(job_id)} {self.plane.trouble} {self.output(job_id)[-1500:]}"
+
+        record = wait_until(look, timeout_s, state, poll_s=0.05)
+        assert record is not None
         return record
 
     def wait_over(self, *job_ids: str, timeout_s: float = 120.0) -> list[JobRecord]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from benchmarks.ray.cluster import RayCluster
+from tests.commands import Commands
+from tests.waiting import wait_until
 
 from swell.engines.ray import head
 from swell.engines.ray.engine import RayEngine, RayOptions
@@ -20,37 +20,30 @@ from .conftest import TOY
 pytestmark = pytest.mark.slow
 
 
-def swell(home: Path, *words: str, code: int = 0) -> str:
-    """What a command printed."""
-    env = {**os.environ, "SWELL_HOME": str(home)}
-    done = subprocess.run(
-        [sys.executable, "-m", "swell", *words],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+@pytest.fixture
+def swell(tmp_path: Path, commands: Commands) -> Callable[..., str]:
+    """Run a command with a home of its own; what it printed."""
+
+    def run(*words: str, code: int = 0) -> str:
+        env = {**os.environ, "SWELL_HOME": str(tmp_path)}
+        done = commands.run(list(words), tmp_path, env, timeout_s=120)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return run
 
 
 def test_down_saves_the_jobs_and_leaves_a_ray_that_was_there_before_running(
-    tmp_path: Path, ray_cluster: RayCluster
+    swell: Callable[..., str], tmp_path: Path, ray_cluster: RayCluster
 ) -> None:
     address = ("--engine", "ray", "--address", ray_cluster.address)
-    swell(tmp_path, "up", "-d", "--port", "0", *address)
-    nodes = json.loads(swell(tmp_path, "nodes", "--json"))
+    swell("up", "-d", "--port", "0", *address)
+    nodes = json.loads(swell("nodes", "--json"))
     assert sum(node["gpus"] for node in nodes) == 8
-    job = json.loads(
-        swell(tmp_path, "submit", "-d", "--json", str(TOY), "--epochs", "90", "--sample-ms", "2")
-    )
+    job = json.loads(swell("submit", "-d", "--json", str(TOY), "--epochs", "90", "--sample-ms", "2"))
     output = tmp_path / "jobs" / job["job_id"] / "output.log"
-    give_up_s = time.monotonic() + 60
-    while not output.exists() or "| step " not in output.read_text():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.1)
-    down = json.loads(swell(tmp_path, "down", "--json"))
+    wait_until(lambda: output.exists() and "| step " in output.read_text(), 90, "the first step")
+    down = json.loads(swell("down", "--json"))
     assert down["saved"] == [job["job_id"]]
     assert list((tmp_path / "jobs" / job["job_id"] / "checkpoints").iterdir())
 
@@ -65,18 +58,20 @@ def test_down_saves_the_jobs_and_leaves_a_ray_that_was_there_before_running(
         again.close()
 
 
-def test_a_ray_of_its_own_is_for_its_owner_alone_is_used_again_and_ends_with_down(tmp_path: Path) -> None:
-    swell(tmp_path, "up", "-d", "--port", "0", "--engine", "ray")
+def test_a_ray_of_its_own_is_for_its_owner_alone_is_used_again_and_ends_with_down(
+    swell: Callable[..., str], tmp_path: Path
+) -> None:
+    swell("up", "-d", "--port", "0", "--engine", "ray")
     first = head.running(tmp_path)
     assert first is not None and (tmp_path / head.TOKEN).stat().st_mode & 0o077 == 0
     scratch = json.loads((tmp_path / head.FILE).read_text())["scratch"]
-    said = swell(tmp_path, "submit", str(TOY), "--epochs", "1")
+    said = swell("submit", str(TOY), "--epochs", "1")
     assert "final loss" in said
-    swell(tmp_path, "down", "--keep-jobs")
+    swell("down", "--keep-jobs")
     assert head.running(tmp_path) == first, "jobs that train on need it"
-    swell(tmp_path, "up", "-d", "--port", "0", "--engine", "ray")
+    swell("up", "-d", "--port", "0", "--engine", "ray")
     assert head.running(tmp_path) == first
-    assert "has ended" in swell(tmp_path, "down")
+    assert "has ended" in swell("down")
     assert head.running(tmp_path) is None and not Path(scratch).exists()
     left = [
         path.parent.name
@@ -104,5 +99,5 @@ def _mentions(path: Path, text: str) -> bool:
         (("--engine", "ray", "--address", "127.0.0.1:1", "--port", "0"), "nothing listens at 127.0.0.1:1"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    assert said in swell(tmp_path, "up", *words, code=2 if "nothing" not in said else 1)
+def test_what_cannot_be_is_refused(swell: Callable[..., str], words: tuple[str, ...], said: str) -> None:
+    assert said in swell("up", *words, code=2 if "nothing" not in said else 1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
 from swell.domain import JobRequest
 from swell.engines import Launch, Observed, Report
@@ -36,10 +36,15 @@ class Bench:
         return made
 
     def launch(self, job_id: str, *args: object, **options: object) -> Launch:
-        """A job that runs the toy."""
+        """A job that runs the toy, whose samples take no time any more after `hurry`."""
         fields: dict[str, Any] = {"workdir": str(self.home), "checkpoint_s": 1.0} | options
-        request = JobRequest(name=job_id, script=str(TOY), args=tuple(map(str, args)), **fields)
+        arguments = ("--hurry", str(self.home / "hurry"), *(str(a) for a in args))
+        request = JobRequest(name=job_id, script=str(TOY), args=arguments, **fields)
         return Launch(job_id=job_id, request=request, job_dir=self.home / "jobs" / job_id, max_workers=4)
+
+    def hurry(self) -> None:
+        """Let jobs end that were given more than enough to do."""
+        (self.home / "hurry").touch()
 
     def wait(
         self,
@@ -49,21 +54,21 @@ class Bench:
         timeout_s: float = 60,
     ) -> Observed | None:
         """What the engine sees of the job once `condition` holds."""
-        deadline = time.monotonic() + timeout_s
-        while True:
+
+        def look() -> tuple[Observed | None] | None:
             self.reports.extend(engine.reports())
             seen = engine.observe().get(job_id)
-            if condition(seen):
-                return seen
-            assert time.monotonic() < deadline, (seen, self.output(job_id)[-2000:])
-            time.sleep(0.05)
+            return (seen,) if condition(seen) else None
+
+        def state() -> str:
+            return f"{job_id}, which is {engine.observe().get(job_id)}: {self.output(job_id)[-2000:]}"
+
+        (seen,) = wait_until(look, timeout_s, state, poll_s=0.05) or (None,)
+        return seen
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float = 60) -> None:
         """Until `condition` holds."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, "waited too long"
-            time.sleep(0.05)
+        wait_until(condition, timeout_s, lambda: f"the jobs in {self.home}", poll_s=0.05)
 
     def output(self, job_id: str) -> str:
         """What the job's workers printed."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+import swell
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -46,6 +49,8 @@ def test_versions_agree_with_what_is_tested() -> None:
     )
     assert documents()["RayCluster"]["spec"]["rayVersion"] == constraints["ray"]
     assert "constraints.txt" in (DEPLOY / "Containerfile").read_text()
+    for name in ("Containerfile", "kuberay.yaml"):
+        assert set(re.findall(r"/swell:(\d\S*)", (DEPLOY / name).read_text())) == {swell.__version__}
 
 
 @pytest.mark.parametrize("name", ["slurm.sh"])
@@ -60,4 +65,4 @@ def test_shell_scripts_parse_and_stop_at_errors(name: str) -> None:
 def test_the_container_file_names_a_user_and_installs_ray() -> None:
     lines = (DEPLOY / "Containerfile").read_text().splitlines()
     assert any(line.startswith("FROM ") for line in lines) and "USER ray" in lines
-    assert any("[torch,ray" in line for line in lines)
+    assert any("'.[all]'" in line for line in lines)

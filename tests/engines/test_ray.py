@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 from benchmarks.ray.cluster import RayCluster
 from benchmarks.runtime.arena import check_counts
+from tests.waiting import wait_until
 
 from swell.domain import JobRequest, SwellError
 from swell.engines import Launch, RunState
 from swell.engines.local import LocalEngine
 from swell.engines.processes import descendants, processes_of
 from swell.engines.ray.connection import environment
-from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray.engine import SETTLE_S, RayEngine, RayOptions
 from swell.engines.supervised import SupervisedEngine
 from swell.train.client import JobClient
 from swell.train.jobdir import JobDirectory
@@ -38,6 +39,8 @@ class Ray:
 
     def __init__(self, home: Path, cluster: RayCluster) -> None:
         self.home, self.cluster = home, cluster
+        self.hurry = home / "hurry"
+        """Once this file is there, jobs that were given it do not take their time any more."""
         self.engines: list[SupervisedEngine] = []
 
     def engine(self, **options: object) -> RayEngine:
@@ -56,8 +59,10 @@ class Ray:
 
     def client(self, job_id: str) -> JobClient:
         """Speaks to the job's coordinator."""
-        run = sorted((self.home / "jobs" / job_id / "runs").iterdir())[-1]
-        return JobClient(JobDirectory(run), wait_s=20.0)
+        runs = self.home / "jobs" / job_id / "runs"
+        until(lambda: any(runs.glob("*")))
+        run = sorted(runs.iterdir())[-1]
+        return JobClient(JobDirectory(run), wait_s=60.0)
 
     def output(self, job_id: str) -> str:
         """What its workers printed."""
@@ -65,13 +70,9 @@ class Ray:
         return path.read_text() if path.exists() else ""
 
 
-def until(condition: Callable[[], object], timeout_s: float = 60.0) -> float:
-    """Wait for `condition`; how long it took."""
-    began_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began_s < timeout_s, "waited too long"
-        time.sleep(0.02)
-    return time.monotonic() - began_s
+def until(condition: Callable[[], object], timeout_s: float = 90.0) -> None:
+    """Wait for `condition`."""
+    wait_until(condition, timeout_s, "the cluster or a job of it")
 
 
 def state(engine: SupervisedEngine, job_id: str) -> RunState | None:
@@ -88,7 +89,7 @@ def ray(tmp_path: Path, ray_cluster: RayCluster) -> Iterator[Ray]:
     for engine in made.engines:
         for job_id in list(engine.observe()):
             engine.end(job_id)
-    until(lambda: not any(processes_of(folder) for folder in (tmp_path / "jobs").glob("*")), 20)
+    until(lambda: not any(processes_of(folder) for folder in (tmp_path / "jobs").glob("*")), 60)
     for engine in made.engines:
         engine.close()
 
@@ -101,10 +102,11 @@ def test_growing_across_nodes_and_shrinking_gives_the_very_weights_of_a_local_ru
     ray.engines.append(alone)
     local = _identity(ray, "local", 0.0)
     alone.apply(local, (0,))
-    engine, launch = ray.engine(), _identity(ray, "ray", 0.06)
+    engine, launch = ray.engine(), _identity(ray, "ray", 0.2)
     for move in [(0,), (0, 2, 4, 6), (2, 5)]:
         engine.apply(launch, move)
         _trains_on(ray, "ray", move)
+    ray.hurry.touch()
     until(lambda: state(engine, "ray") is RunState.FINISHED)
     until(lambda: state(alone, "local") is RunState.FINISHED)
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("local", "ray")]
@@ -114,39 +116,37 @@ def test_growing_across_nodes_and_shrinking_gives_the_very_weights_of_a_local_ru
 def _identity(ray: Ray, name: str, pace_s: float) -> Launch:
     out = ray.home / name
     out.mkdir()
-    return ray.launch(name, SCRIPTS / "identity_script.py", "--out", out, "--pace", pace_s)
+    args = ("--epochs", 15, "--out", out, "--pace", pace_s, "--hurry", ray.hurry)
+    return ray.launch(name, SCRIPTS / "identity_script.py", *args)
 
 
 def _trains_on(ray: Ray, job_id: str, slots: tuple[int, ...]) -> None:
     """Wait until the job has done some steps with workers on exactly these slots."""
-    until(lambda: (ray.home / "jobs" / job_id / "runs").exists())
     with ray.client(job_id) as client:
         there = client.wait_for(
-            lambda s: s["step"] > 0 and sorted(s["slots"][m] for m in s["members"]) == list(slots)
+            lambda s: s["step"] > 0 and sorted(s["slots"][m] for m in s["members"]) == list(slots), 90
         )
-        client.wait_for(lambda s: s["step"] > there["step"] + 2)
+        client.wait_for(lambda s: s["step"] > there["step"] + 2, 90)
 
 
 def test_a_killed_and_a_frozen_node_cost_seconds_and_no_sample(ray: Ray, tmp_path: Path) -> None:
     cluster, engine, out = ray.cluster, ray.engine(), tmp_path / "counts.json"
-    samples, batch = 3000, 16
-    launch = ray.launch(
-        "a", SCRIPTS / "counting.py", "--out", out, "--samples", samples, "--epochs", 2, "--pace", 0.06
-    )
+    samples, batch = 2000, 16
+    args = ("--out", out, "--samples", samples, "--epochs", 2, "--pace", 0.4, "--hurry", ray.hurry)
+    launch = ray.launch("a", SCRIPTS / "counting.py", *args)
     names = [node.name for node in engine.cluster().nodes]
     first = {int(name.removeprefix("n")): 2 * names.index(name) for name in names}  # node -> its first slot
     engine.apply(launch, tuple(sorted(first.values()))[:4])
-    until(lambda: (tmp_path / "jobs" / "a" / "runs").exists())
     with ray.client("a") as client:
-        client.wait_for(lambda s: len(s["members"]) == 4 and s["step"] > 3, 60)
+        client.wait_for(lambda s: len(s["members"]) == 4 and s["step"] > 3, 90)
 
         killed = cluster.nodes[1]
         killed.signal_raylet(signal.SIGKILL)
         left = [slot for node, slot in first.items() if node != 1]
         went_on_s = _goes_on(client, left)
-        assert went_on_s < 5
+        assert went_on_s < 20, "seconds, not a restart"
         lost = {n.name for n in engine.cluster().nodes if not n.up}
-        until(lambda: engine.cluster().capacity == 6, 10)
+        until(lambda: engine.cluster().capacity == 6, 30)
         assert not lost - {"n1"}
         engine.apply(launch, tuple(sorted(left)))
 
@@ -154,8 +154,8 @@ def test_a_killed_and_a_frozen_node_cost_seconds_and_no_sample(ray: Ray, tmp_pat
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
         left = [slot for node, slot in first.items() if node not in (1, 2)]
-        assert _goes_on(client, left) < 10
-        until(lambda: engine.cluster().capacity == 4, 10)
+        assert _goes_on(client, left) < 25
+        until(lambda: engine.cluster().capacity == 4, 30)
         engine.apply(launch, tuple(sorted(left)))
         for pid in frozen:
             _thaw(pid)
@@ -165,10 +165,11 @@ def test_a_killed_and_a_frozen_node_cost_seconds_and_no_sample(ray: Ray, tmp_pat
             cluster.nodes[index].start()
         for index in (1, 2):
             cluster.nodes[index].wait_up()
-        until(lambda: engine.cluster().capacity == 8, 20)
+        until(lambda: engine.cluster().capacity == 8, 60)
         assert [node.name for node in engine.cluster().nodes] == names, "back in their old places"
         engine.apply(launch, tuple(sorted(first.values())))
-        client.wait_for(lambda s: len(s["members"]) == 4, 60)
+        client.wait_for(lambda s: len(s["members"]) == 4, 90)
+    ray.hurry.touch()
     until(lambda: state(engine, "a") is RunState.FINISHED, 90)
     assert check_counts(json.loads(out.read_text())["weight"], samples, batch) is None
     assert len(list((tmp_path / "jobs" / "a" / "runs").iterdir())) == 1, "it never began anew"
@@ -177,8 +178,8 @@ def test_a_killed_and_a_frozen_node_cost_seconds_and_no_sample(ray: Ray, tmp_pat
 def _goes_on(client: JobClient, slots: list[int]) -> float:
     """How long until only workers on these slots are left and a further step is done."""
     began_s = time.monotonic()
-    there = client.wait_for(lambda s: {s["slots"].get(m) for m in s["members"]} == set(slots), 30)
-    client.wait_for(lambda s: s["step"] > there["step"] + 1, 30)
+    there = client.wait_for(lambda s: {s["slots"].get(m) for m in s["members"]} == set(slots), 60)
+    client.wait_for(lambda s: s["step"] > there["step"] + 1, 60)
     return time.monotonic() - began_s
 
 
@@ -191,7 +192,7 @@ def _thaw(pid: int) -> None:
 
 def test_another_engine_finds_the_workers_and_none_restarts(ray: Ray) -> None:
     engine = ray.engine()
-    launch = ray.launch("a", TOY, "--epochs", 40, "--sample-ms", 2)
+    launch = ray.launch("a", TOY, "--epochs", 200, "--sample-ms", 2)
     engine.apply(launch, (1, 4))
     until(lambda: " of 2" in ray.output("a"))
     with ray.client("a") as client:
@@ -206,10 +207,10 @@ def test_another_engine_finds_the_workers_and_none_restarts(ray: Ray) -> None:
     with ray.client("a") as client:
         assert client.status()["pids"] == before
         adopted.apply(launch, (1, 4, 7))
-        client.wait_for(lambda s: len(s["members"]) == 3)
+        client.wait_for(lambda s: len(s["members"]) == 3, 90)
         assert client.status()["pids"].items() >= before.items()
     adopted.end("a")
-    until(lambda: not processes_of(ray.home / "jobs" / "a"), 20)
+    until(lambda: not processes_of(ray.home / "jobs" / "a"), 60)
 
 
 FOREIGN = """
@@ -244,17 +245,19 @@ def test_slots_of_another_ray_user_are_left_alone_and_used_once_free(ray: Ray, t
         theirs = {slot for slot in range(8) if cluster.nodes[int(cluster.node_of_gpu[slot])].name == "n1"}
         assert cluster.held == theirs
         free = tuple(slot for slot in range(8) if slot not in theirs)
-        launch = ray.launch("a", TOY, "--epochs", 60, "--sample-ms", 2)
+        launch = ray.launch("a", TOY, "--epochs", 200, "--sample-ms", 2)
         engine.apply(launch, free)
         until(lambda: " of 6" in ray.output("a"))
-        time.sleep(3.0)  # long enough for our own workers to be taken for somebody else's
+        # Our own workers must not be taken for somebody else's by what the engine hears of them later.
+        all_there_s = time.monotonic()
+        until(lambda: engine._heard_s > all_there_s + SETTLE_S + 0.5)
         assert engine.cluster().held == theirs
     finally:
         foreign.terminate()
         foreign.wait(15)
     beats = [float(line) for line in (tmp_path / "foreign.log").read_text().splitlines() if line[0].isdigit()]
-    assert max(b - a for a, b in pairwise(beats)) < 5, "the other's actors were disturbed"
-    until(lambda: not engine.cluster().held, 15)
+    assert max(b - a for a, b in pairwise(beats)) < 15, "the other's actors were disturbed"
+    until(lambda: not engine.cluster().held, 60)
     engine.apply(launch, tuple(range(8)))
     until(lambda: " of 8" in ray.output("a"))
     assert not engine.cluster().held

@@ -1,14 +1,16 @@
 """A small elastic training script for tests: computing is a sleep, so that it scales on any machine.
 
 Each sample takes `--sample-ms`, whoever computes it, so two workers are nearly twice as fast as one even
-where there are fewer cores than workers. The leader prints a line as it completes each step, and the loss at
-the end.
+where there are fewer cores than workers. Once the file `--hurry` exists, samples take no time any more: a
+test can give a job plenty of work, do what it has to do, and let the job end. The leader prints a line as it
+completes each step, and the loss at the end.
 """
 
 import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -19,6 +21,7 @@ import swell
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--sample-ms", type=float, default=1.0)
+parser.add_argument("--hurry", type=Path)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--hoard-mb", type=int, default=0)
@@ -35,7 +38,8 @@ hoard = bytearray(0)
 print(f"device {os.environ.get('CUDA_VISIBLE_DEVICES', '-')} pid {os.getpid()}", flush=True)
 for _ in job.epochs(args.epochs):
     for x, y in loader:
-        time.sleep(len(x) * args.sample_ms / 1000)
+        if args.hurry is None or not args.hurry.exists():
+            time.sleep(len(x) * args.sample_ms / 1000)
         if job.steps == args.fail_at and not job.rehearsing:
             raise RuntimeError("the toy broke")
         if args.hoard_mb and not job.rehearsing and not hoard:

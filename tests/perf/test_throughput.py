@@ -171,9 +171,9 @@ def test_a_fit_takes_less_than_five_milliseconds() -> None:
     fit_throughput(nodes, gpus, local, *times)  # compiled, or loaded from the cache
     best = np.inf
     for _ in range(20):
-        start = time.perf_counter()
+        start = time.process_time()
         fit_throughput(nodes, gpus, local, *times)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert best < 0.005
 
 

@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
 from swell.train.client import JobClient
 from swell.train.jobdir import JobDirectory
@@ -148,10 +148,7 @@ def stage(_stage: Stage) -> Iterator[Stage]:
 def eventually() -> Callable[..., None]:
     """Wait for a condition to become true."""
 
-    def check(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, "it never came true"
-            time.sleep(0.02)
+    def check(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
+        wait_until(condition, timeout_s, "what this test expects of its jobs")
 
     return check

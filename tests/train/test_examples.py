@@ -21,9 +21,9 @@ BRIEF = {
 FINAL = re.compile(r"final (?:accuracy|validation loss|test error|loss \S+ accuracy) (\d+\.\d+)")
 
 
-def _alone(name: str, *arguments: str) -> str:
+def _alone(name: str) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith("SWELL_")} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
+    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -33,11 +33,6 @@ def _quality(output: str) -> float:
     found = FINAL.findall(output)
     assert len(found) == 1, f"one worker says the result, once: {output}"
     return float(found[0])
-
-
-@pytest.mark.parametrize("name", BRIEF)
-def test_an_example_runs_alone(name: str) -> None:
-    assert _quality(_alone(name, *BRIEF[name])) > 0
 
 
 @pytest.mark.parametrize(
@@ -72,6 +67,6 @@ def test_every_example_is_tested_and_named_in_the_guide() -> None:
         ("plain_mnist_style", 0.975, 1),
     ],
 )
-def test_an_example_learns_what_it_promises(name: str, promised: float, better: int) -> None:
+def test_an_example_runs_alone_and_learns_what_it_promises(name: str, promised: float, better: int) -> None:
     quality = _quality(_alone(name))
     assert quality * better >= promised * better, f"{quality} against {promised}"

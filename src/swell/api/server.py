@@ -22,11 +22,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import uvicorn
-from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
-
 from swell import __version__
+from swell.extras import missing_extra
+
+try:
+    import uvicorn
+    from fastapi import FastAPI
+    from prometheus_client import CollectorRegistry
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "swell.api.server") or error from None
+
 from swell.api import errors
 from swell.api.auth import TokenBook, ensure_tokens
 from swell.api.context import Context, Replay

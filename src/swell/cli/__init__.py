@@ -69,6 +69,14 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(130)
+        except ImportError as error:
+            from swell.extras import missing_extra
+
+            missing = missing_extra(error, f"'swell {ctx.invoked_subcommand}'")
+            if missing is None:
+                raise
+            click.echo(f"swell: {missing}", err=True)
+            ctx.exit(1)
         except Exception as error:
             # Not imported at the top: only a command that has already imported it can raise one of ours.
             errors = sys.modules.get("swell.domain.errors")
