@@ -33,7 +33,7 @@ def alone(*args: str) -> float:
 @pytest.mark.parametrize("policy", ["elasticflow", "pollux"])
 def test_six_jobs_on_few_slots(platform: Callable[..., Platform], policy: str) -> None:
     here = platform(policy)
-    with ProcessWatch(here.home) as watch:
+    with ProcessWatch(here.home, every_s=0.4) as watch:
         jobs = {}
         for i in range(6):
             options: dict[str, object] = {} if i % 2 else {"deadline_s": time.time() + 150 + 10 * i}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
 from swell.domain import InputError
 from swell.engines import RunState
@@ -216,7 +217,7 @@ def test_slots_change_hands_only_when_they_are_free(bench: Bench) -> None:
         seen = engine.observe()
         return all(name in seen and seen[name].state is RunState.FINISHED for name in ("a", "b"))
 
-    bench.wait_for(finished, 120)
+    wait_until(finished, 120, "the end of both", poll_s=0.1)
     assert max(most) == 2
 
 

@@ -102,7 +102,7 @@ def test_growing_across_nodes_and_shrinking_gives_the_very_weights_of_a_local_ru
     ray.engines.append(alone)
     local = _identity(ray, "local", 0.0)
     alone.apply(local, (0,))
-    engine, launch = ray.engine(), _identity(ray, "ray", 0.2)
+    engine, launch = ray.engine(), _identity(ray, "ray", 0.4)
     for move in [(0,), (0, 2, 4, 6), (2, 5)]:
         engine.apply(launch, move)
         _trains_on(ray, "ray", move)
@@ -116,7 +116,7 @@ def test_growing_across_nodes_and_shrinking_gives_the_very_weights_of_a_local_ru
 def _identity(ray: Ray, name: str, pace_s: float) -> Launch:
     out = ray.home / name
     out.mkdir()
-    args = ("--epochs", 15, "--out", out, "--pace", pace_s, "--hurry", ray.hurry)
+    args = ("--epochs", 8, "--out", out, "--pace", pace_s, "--hurry", ray.hurry)
     return ray.launch(name, SCRIPTS / "identity_script.py", *args)
 
 
