@@ -106,6 +106,22 @@ def test_a_lost_node_puts_its_job_back_and_the_work_done_is_kept() -> None:
     assert EventKind.NODE_LOST in kinds and EventKind.NODE_JOINED in kinds and EventKind.PREEMPTED in kinds
 
 
+def test_how_far_a_job_is_goes_into_the_log_when_it_is_resized() -> None:
+    @dataclass(kw_only=True)
+    class Growing(OneEach):
+        def allocate(self, snapshot: Snapshot) -> Decision:
+            return Decision(np.full(len(snapshot), 1 if snapshot.now_s < 30 else 2))
+
+        def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
+            return 30.0 if snapshot.now_s < 30 else math.inf
+
+    events: list[Event] = []
+    simulate([job("a", 0, 100)], PROFILES, Cluster.parse("1x2"), Growing(), on_event=events.append)
+    (progress,) = [event for event in events if event.kind is EventKind.PROGRESS]
+    assert progress.time_s == 30.0 and progress.data["done"] / progress.data["of"] == pytest.approx(0.3)
+    assert progress.data["batch_size"] == batch_of(MODEL)
+
+
 def test_a_policy_that_gives_nothing_ends_the_run_and_says_so() -> None:
     @dataclass(kw_only=True)
     class Miser(OneEach):

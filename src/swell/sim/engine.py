@@ -252,6 +252,7 @@ class _Engine:
             if self.world.segment_over(row):
                 self._finish(row)
             else:
+                self._tell_progress(row)
                 self._start_segment(row)
 
     def _node_changes(self) -> None:
@@ -316,6 +317,8 @@ class _Engine:
         row = move.row
         self._ran(row, move.ran_s)
         self.stamp[row] += 1
+        if move.before:
+            self._tell_progress(row)
         if move.after:
             self._start_segment(row, new_plan=True)
         if self.on_event is not None:
@@ -357,6 +360,13 @@ class _Engine:
         lived_s = self.now_s - self.table.submit_s[row]
         if lived_s > 0:
             self.mean_active[row] = (self.active_integral - self.active_integral_at_submit[row]) / lived_s
+
+    def _tell_progress(self, row: int) -> None:
+        """How far a job is goes into the log when it is resized and at the end of each of its epochs."""
+        if self.on_event is not None:
+            done, of, batch_size = self.world.progress(row)
+            gpus = int(self.table.gpus[row])
+            self._emit(EventKind.PROGRESS, row, done=done, of=of, gpus=gpus, batch_size=batch_size)
 
     def _emit(self, kind: EventKind, row: int, **data: Any) -> None:
         if self.on_event is not None:

@@ -188,6 +188,16 @@ class World:
         if training is not None:
             training.advance(progress)
 
+    def progress(self, row: int) -> tuple[float, float, int]:
+        """How far a job is and of how much, in iterations at its tuned batch, and its present batch size."""
+        training = self._training[row]
+        if training is None:
+            total = float(self._total[row])
+            return total - float(self._togo[row]), total, self.table.specs[row].batch_size
+        gpus = int(self.table.gpus[row])
+        batch = training.plan.total(gpus) if training.plan is not None and gpus else training.batch_size
+        return training.progress, float(training.thresholds[-1]), batch
+
     def segment_over(self, row: int) -> bool:
         """The job's present segment is over. Is the job?"""
         training = self._training[row]

@@ -1,0 +1,151 @@
+"""What a submission or a quote is answered, and how a finish is estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.control.conftest import make_record
+from tests.control.virtual import Exact
+
+from swell.control import lookahead, promises
+from swell.control.book import Book
+from swell.control.database import connect
+from swell.control.knowledge import Knowledge
+from swell.control.model import JobRecord, Phase
+from swell.control.scheduler import Scheduler
+from swell.control.store import Store
+from swell.domain import Cluster, Event, EventKind
+from swell.perf.length import TargetLength
+
+NOW_S = 1000.0
+RATES = np.array([0.0, 1.0, 1.8, 2.4, 2.8])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(connect(str(tmp_path / "store.db")))
+    yield opened
+    opened.close()
+
+
+def exact(work: float, **more: object) -> Exact:
+    values = {"of": work, "rates": RATES, "startup_s": 0.0, "pause_s": 0.0, "closing_s": 0.0}
+    return Exact("kind", source="history", **(values | more))  # type: ignore[arg-type]
+
+
+def desk(store: Store, policy: str = "elasticflow", round_s: float | None = None) -> Scheduler:
+    return Scheduler(Book(store), policy, Cluster.parse("1x4"), round_s)
+
+
+def record(job_id: str = "a", deadline_s: float | None = None, **more: object) -> JobRecord:
+    return make_record(job_id, request={"deadline_s": deadline_s}, submitted_s=NOW_S, **more)
+
+
+def test_a_deadline_that_can_be_kept_is_guaranteed(store: Store) -> None:
+    promise, asked = promises.promise(record(deadline_s=NOW_S + 200), exact(100.0), desk(store), NOW_S)
+    assert (promise.admitted, promise.pending, promise.guaranteed_s) == (True, False, NOW_S + 200)
+    assert asked is not None and asked.admission.admitted
+
+
+def test_a_deadline_that_cannot_be_kept_is_refused_with_one_that_can(store: Store) -> None:
+    known = exact(1000.0, startup_s=3.0, closing_s=2.0)
+    scheduler = desk(store)
+    promise, asked = promises.promise(record(deadline_s=NOW_S + 100), known, scheduler, NOW_S)
+    assert not promise.admitted and asked is None and "even alone on the cluster" in promise.reason
+    assert promise.earliest_deadline_s is not None
+    again, _ = promises.promise(record(deadline_s=promise.earliest_deadline_s), known, scheduler, NOW_S)
+    assert again.admitted
+
+
+def test_a_deadline_of_a_script_that_nobody_has_seen_is_answered_later(store: Store) -> None:
+    promise, asked = promises.promise(record(deadline_s=NOW_S + 100), Knowledge("new"), desk(store), NOW_S)
+    assert (promise.admitted, promise.pending, asked) == (True, True, None)
+
+
+def test_a_policy_that_gives_no_guarantees_says_so(store: Store) -> None:
+    late = record(deadline_s=NOW_S + 1)
+    promise, asked = promises.promise(late, exact(1e6), desk(store, "afs-l"), NOW_S)
+    assert (promise.admitted, promise.guaranteed_s, asked) == (True, None, None)
+    assert "gives no guarantees" in promise.reason
+
+
+def test_a_length_that_is_only_predicted_is_never_promised(store: Store) -> None:
+    known = exact(10.0, target=TargetLength(0.3))
+    promise, _ = promises.promise(record(deadline_s=NOW_S + 1e6), known, desk(store), NOW_S)
+    assert (promise.admitted, promise.reason) == (False, promises.PREDICTED)
+    promise, _ = promises.promise(record(), known, desk(store), NOW_S)
+    assert promise.admitted and promise.estimate.finish_s is not None
+
+
+def test_what_was_promised_before_counts(store: Store) -> None:
+    scheduler = desk(store)
+    first, known = record("a", deadline_s=NOW_S + 50), exact(130.0)
+    promise, asked = promises.promise(first, known, scheduler, NOW_S)
+    assert promise.admitted and asked is not None
+    scheduler.book.add(
+        make_record("a", request={"deadline_s": NOW_S + 50}, submitted_s=NOW_S, promise=promise), known
+    )
+    scheduler.add(scheduler.book.records["a"], NOW_S)
+    scheduler.accepted(asked)
+    second, _ = promises.promise(record("b", deadline_s=NOW_S + 50), exact(130.0), scheduler, NOW_S)
+    assert not second.admitted
+
+
+def test_estimates_follow_the_policy_and_what_is_ahead(store: Store) -> None:
+    scheduler = desk(store, "fifo")
+    alone = promises.estimated(record("b"), exact(100.0), scheduler, NOW_S)
+    assert alone.finish_s == pytest.approx(NOW_S + 100.0)
+    for name in "wxyz":
+        scheduler.book.add(record(name), exact(40.0))
+    behind = promises.estimated(record("b"), exact(100.0), scheduler, NOW_S)
+    assert behind.finish_s == pytest.approx(NOW_S + 140.0)
+    assert behind.earliest_s is not None and behind.latest_s is not None
+    assert behind.earliest_s <= behind.finish_s <= behind.latest_s
+
+
+def test_estimates_wait_for_the_round_that_is_next(store: Store) -> None:
+    scheduler = desk(store, "fifo", round_s=60.0)
+    guess = promises.estimated(record("b"), exact(100.0), scheduler, 1030.0)
+    assert guess.finish_s == pytest.approx(1080.0 + 100.0)
+
+
+def test_a_job_under_way_has_only_the_rest_ahead(store: Store) -> None:
+    running = record("a", phase=Phase.RUNNING, wanted=(0,), held=(0,), done=75.0)
+    guess = promises.estimated(running, exact(100.0), desk(store, "fifo"), NOW_S)
+    assert guess.finish_s == pytest.approx(NOW_S + 25.0)
+
+
+def test_a_crowd_gets_a_rough_estimate(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError("no simulation for a crowd")
+
+    monkeypatch.setattr(lookahead, "simulate", never)
+    guess = promises.estimated(record("b"), exact(100.0), desk(store), NOW_S, quick=True)
+    assert guess.finish_s == pytest.approx(NOW_S + 100.0 / RATES[4])
+
+
+def test_the_book_writes_before_it_tells(store: Store) -> None:
+    book = Book(store)
+    store.accept(record("a"), None, [])
+    heard: list[tuple[int, int]] = []
+    stop = book.subscribe(lambda seq, event: heard.append((seq, store.last_seq())))
+    book.write([], [Event(1.0, EventKind.PROGRESS, job_id="a")])
+    assert heard == [(1, 1)], "on disk before anybody hears of it"
+    stop()
+    book.write([], [Event(2.0, EventKind.PROGRESS, job_id="a")])
+    assert len(heard) == 1 and book.subscribers == 0
+
+
+def test_a_subscriber_that_fails_harms_nobody(store: Store) -> None:
+    book, heard = Book(store), []
+
+    def broken(seq: int, event: Event) -> None:
+        raise RuntimeError("mine alone")
+
+    book.subscribe(broken)
+    book.subscribe(lambda seq, event: heard.append(seq))
+    book.write([], [Event(1.0, EventKind.PROGRESS, job_id="a")])
+    assert heard == [1]
