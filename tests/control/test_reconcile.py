@@ -6,7 +6,7 @@ from tests.control.conftest import make_record
 
 from swell.control.lifecycle import Seen, Vanished
 from swell.control.model import Phase
-from swell.control.reconcile import LOST_AFTER_S, EndStray, Feed, Reconciler, StartAgain
+from swell.control.reconcile import BEHIND_S, LOST_AFTER_S, AskAgain, EndStray, Feed, Reconciler
 from swell.engines import Observed, RunState
 
 RUNNING = make_record("a", phase=Phase.RUNNING, wanted=(0,))
@@ -37,7 +37,7 @@ def test_a_job_that_is_back_in_time_has_not_vanished() -> None:
 def test_after_a_restart_a_job_that_nobody_started_is_started() -> None:
     reconciler = Reconciler()
     reconciler.came_up("a")
-    assert list(reconciler.differences({"a": RUNNING}, {}, 10.0)) == [StartAgain("a")]
+    assert list(reconciler.differences({"a": RUNNING}, {}, 10.0)) == [AskAgain("a")]
     assert list(reconciler.differences({"a": RUNNING}, {}, 10.0)) == []
 
 
@@ -46,3 +46,15 @@ def test_jobs_that_need_not_run_are_not_missed() -> None:
     reconciler = Reconciler()
     for now_s in (0.0, 100.0):
         assert list(reconciler.differences({"q": queued, "p": paused}, {}, now_s)) == []
+
+
+def test_a_job_that_lacks_workers_for_long_is_asked_for_again() -> None:
+    wants_two = make_record("a", phase=Phase.RUNNING, wanted=(0, 1))
+    fewer = Observed(job_id="a", state=RunState.RUNNING, placement=(0,), target=(0, 1))
+    whole = Observed(job_id="a", state=RunState.RUNNING, placement=(0, 1), target=(0, 1))
+    reconciler, records = Reconciler(), {"a": wants_two}
+    assert list(reconciler.differences(records, {"a": fewer}, 0.0)) == [Feed("a", Seen(fewer))]
+    assert reconciler.behind_s("a", 12.0) == 12.0
+    assert AskAgain("a") in list(reconciler.differences(records, {"a": fewer}, BEHIND_S))
+    list(reconciler.differences(records, {"a": whole}, BEHIND_S + 1))
+    assert reconciler.behind_s("a", BEHIND_S + 1) == 0.0

@@ -23,7 +23,7 @@ from swell.control.book import Book
 from swell.control.knowledge import Knowledge
 from swell.control.model import JobRecord
 from swell.control.progress import ProgressLog
-from swell.control.reconcile import EndStray, Feed, Reconciler, StartAgain
+from swell.control.reconcile import AskAgain, EndStray, Feed, Reconciler
 from swell.control.scheduler import Scheduler
 from swell.domain import Cluster, Event, EventKind
 from swell.engines import Engine, Launch, Report
@@ -51,7 +51,7 @@ class Conductor:
         """Names of nodes that get no jobs, because a person said so."""
         self.scheduler: Scheduler
         self._home = home
-        self._reconciler = Reconciler()
+        self.reconciler = Reconciler()
         self._progress = ProgressLog(book.store)
         self._starting: dict[str, float] = {}
         """When jobs that have not trained since were given slots."""
@@ -62,7 +62,7 @@ class Conductor:
         self.drained = set(json.loads(store.setting("drained") or "[]"))
         self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s)
         for record in sorted(store.jobs(over=False, limit=1_000_000), key=lambda r: r.submitted_s):
-            self._reconciler.came_up(record.job_id)
+            self.reconciler.came_up(record.job_id)
             self.book.add(record)
             if not self.scheduler.add(record, now_s):
                 self.feed(record, lifecycle.Granted((), "the slots it had are gone"), now_s)
@@ -76,11 +76,11 @@ class Conductor:
         observed = self.engine.observe()
         self._listen(now_s)
         self._follow_nodes(now_s)
-        for difference in self._reconciler.differences(self.book.records, observed, now_s):
+        for difference in self.reconciler.differences(self.book.records, observed, now_s):
             match difference:
                 case EndStray(job_id):
                     self.engine.end(job_id)
-                case StartAgain(job_id):
+                case AskAgain(job_id):
                     record = self.book.records[job_id]
                     self.engine.apply(self.launch(record), record.wanted)
                 case Feed(job_id, given):
@@ -234,7 +234,7 @@ class Conductor:
         """The job is over: it stays in the store and leaves memory."""
         self.scheduler.remove(job_id, now_s)
         self.book.remove(job_id)
-        self._reconciler.forget(job_id)
+        self.reconciler.forget(job_id)
         self._progress.forget(job_id)
         self._starting.pop(job_id, None)
 

@@ -295,7 +295,9 @@ class ControlPlane:
         events = [event for _, event in self.store.events(job_id=job_id, limit=10_000)]
         with self._lock:
             record = self.job(job_id)
-            return views.explain(record, self._conductor.scheduler, events, self.clock(), self.trouble)
+            now_s, scheduler = self.clock(), self._conductor.scheduler
+            behind_s = self._conductor.reconciler.behind_s(job_id, now_s)
+            return views.explain(record, scheduler, events, now_s, behind_s, self.trouble)
 
     def series(self, job_id: str) -> dict[str, Any]:
         """A job's curves: progress, loss, metrics and slots over time."""

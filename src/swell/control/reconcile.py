@@ -14,6 +14,8 @@ from swell.engines import Observed
 
 LOST_AFTER_S = 3.0
 """A job that should run and that the engine does not know for this long has vanished."""
+BEHIND_S = 30.0
+"""A job that has had other workers than it should for this long is asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,8 @@ class EndStray:
 
 
 @dataclass(frozen=True, slots=True)
-class StartAgain:
-    """The job was to be started by a control plane that was killed before it could say so."""
+class AskAgain:
+    """The job does not run where it should: the engine was never told, or has not got there for a long time."""
 
     job_id: str
 
@@ -38,7 +40,7 @@ class Feed:
     given: lifecycle.Input
 
 
-Difference = EndStray | StartAgain | Feed
+Difference = EndStray | AskAgain | Feed
 
 
 @dataclass(slots=True)
@@ -48,6 +50,8 @@ class Reconciler:
     _unconfirmed: set[str] = field(default_factory=set)
     """Jobs from the store that have not been looked for since the control plane came up."""
     _missing_since_s: dict[str, float] = field(default_factory=dict)
+    _behind_since_s: dict[str, float] = field(default_factory=dict)
+    """Since when jobs have not had as many workers as they should."""
 
     def came_up(self, job_id: str) -> None:
         """The job is in the store of a control plane that just came up."""
@@ -57,6 +61,11 @@ class Reconciler:
         """The job is over."""
         self._unconfirmed.discard(job_id)
         self._missing_since_s.pop(job_id, None)
+        self._behind_since_s.pop(job_id, None)
+
+    def behind_s(self, job_id: str, now_s: float) -> float:
+        """For how long a job has not had as many workers as it should; 0 if it has."""
+        return now_s - self._behind_since_s.get(job_id, now_s)
 
     def differences(
         self, records: Mapping[str, JobRecord], observed: Mapping[str, Observed], now_s: float
@@ -68,11 +77,18 @@ class Reconciler:
             record = records.get(job_id)
             if record is None:
                 continue
-            if record.phase is not Phase.RUNNING or job_id in observed:
+            if record.phase is not Phase.RUNNING:
                 self.forget(job_id)
+            elif job_id in observed:
+                self._unconfirmed.discard(job_id)
+                self._missing_since_s.pop(job_id, None)
+                if len(observed[job_id].placement) == len(record.wanted):
+                    self._behind_since_s.pop(job_id, None)
+                elif now_s - self._behind_since_s.setdefault(job_id, now_s) >= BEHIND_S:
+                    yield AskAgain(job_id)
             elif job_id in self._unconfirmed:
                 self._unconfirmed.discard(job_id)
-                yield StartAgain(job_id)
+                yield AskAgain(job_id)  # the control plane that decided it was killed before it could say so
             elif now_s - self._missing_since_s.setdefault(job_id, now_s) >= LOST_AFTER_S:
                 del self._missing_since_s[job_id]
                 yield Feed(job_id, lifecycle.Vanished())

@@ -45,14 +45,15 @@ def nodes(cluster: Cluster, drained: set[str], records: Iterable[JobRecord]) -> 
     ]
 
 
-def why(record: JobRecord, scheduler: Scheduler, now_s: float, trouble: str) -> str:
-    """One line on why a job is where it is."""
+def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, trouble: str) -> str:
+    """One line on why a job is where it is; `behind_s` is how long it has lacked workers that it should have."""
     run = scheduler.profiling.runs.get(record.job_id)
     if run is not None and run.sizes:
         sizes = ", ".join(map(str, run.sizes))
         return f"is being profiled, a few steps at each size (to go: {sizes} workers)"
     if record.phase is Phase.RUNNING and len(record.held) != len(record.wanted):
-        return f"is changing from {len(record.held)} to {len(record.wanted)} workers"
+        since = f", for {behind_s:.0f} s now" if behind_s >= 1 else ""
+        return f"is changing from {len(record.held)} to {len(record.wanted)} workers{since}"
     if record.phase is not Phase.QUEUED:
         return record.reason or record.phase.value
     if trouble:
@@ -68,14 +69,19 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, trouble: str) -> 
 
 
 def explain(
-    record: JobRecord, scheduler: Scheduler, events: Iterable[Event], now_s: float, trouble: str
+    record: JobRecord,
+    scheduler: Scheduler,
+    events: Iterable[Event],
+    now_s: float,
+    behind_s: float,
+    trouble: str,
 ) -> dict[str, Any]:
     """Why a job is where it is, when it will be done, and what it went through."""
     cluster, knowledge = scheduler.cluster, scheduler.book.known.get(record.job_id)
     answer: dict[str, Any] = {
         "job_id": record.job_id,
         "phase": record.phase.value,
-        "why": why(record, scheduler, now_s, trouble),
+        "why": why(record, scheduler, now_s, behind_s, trouble),
         "slots": list(record.wanted),
         "nodes": sorted({cluster.nodes[n].name for n in cluster.nodes_of(record.wanted)}),
         "policy": scheduler.policy_text,
