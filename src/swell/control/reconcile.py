@@ -27,7 +27,7 @@ class EndStray:
 
 @dataclass(frozen=True, slots=True)
 class AskAgain:
-    """The job does not run where it should: the engine was never told, or has not got there for a long time."""
+    """The job does not run where it should: the engine was not told, or has not got there for a long time."""
 
     job_id: str
 

@@ -46,7 +46,7 @@ def nodes(cluster: Cluster, drained: set[str], records: Iterable[JobRecord]) -> 
 
 
 def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, trouble: str) -> str:
-    """One line on why a job is where it is; `behind_s` is how long it has lacked workers that it should have."""
+    """One line on why a job is where it is; `behind_s`: for how long it has lacked workers."""
     run = scheduler.profiling.runs.get(record.job_id)
     if run is not None and run.sizes:
         sizes = ", ".join(map(str, run.sizes))
