@@ -204,8 +204,14 @@ def keep_promises(now: Moment, in_force: PlanInForce, order: IntArray, rounds: i
     calm = now.calm(plan, order)
     if calm is now or now.moves_nobody(plan):
         return plan, calm
-    calmly = _anew_or_kept(calm, in_force, order, rounds)
-    return (plan if shortfall(plan, order)[0] < shortfall(calmly, order)[0] else calmly), calm
+    # A newcomer may have been let in to start beside the fragile: that plan is the one in force.
+    choices = [plan, _anew_or_kept(calm, in_force, order, rounds), in_force.carried_on(now, order)]
+
+    def trouble(choice: Plan) -> tuple[int, bool, int]:
+        unplaced, uncovered = shortfall(choice, order)
+        return unplaced, not now.moves_nobody(choice), uncovered
+
+    return min((choice for choice in choices if choice is not None), key=trouble), calm
 
 
 def _anew_or_kept(now: Moment, in_force: PlanInForce, order: IntArray, rounds: int) -> Plan:
