@@ -1,4 +1,6 @@
-"""Promises are kept: a small reference simulator plays out what a policy admitted, exactly."""
+"""Promises are kept: by a small reference simulator that plays out exactly what a policy admitted, and by the
+real one, where the placer moves jobs and each move costs a pause that no policy planned.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swell.domain import Cluster, JobSpec
 from swell.perf.curves import Curves
+from swell.perf.profiles import ProfileSet
 from swell.policies import JobTable, Policy, Snapshot, make_policy
+from swell.sim import simulate
+from swell.sim.generate import generate_jobs
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,9 @@ def play(load: Workload, policy: Policy, pause_s: float) -> tuple[np.ndarray, np
         while coming < n and table.submit_s[coming] <= now_s:
             rows = np.array([*active, coming])
             snapshot = Snapshot(now_s, load.cluster, table, rows, load.curves, pause_s)
-            if policy.admit(snapshot, len(rows) - 1).admitted:
+            answer = policy.admit(snapshot, len(rows) - 1)
+            if answer.admitted:
+                policy.accepted(snapshot, len(rows) - 1, answer)
                 active.append(coming)
             else:
                 refused[coming] = True
@@ -141,3 +148,29 @@ def test_the_same_workload_gives_the_same_ends(load: Workload) -> None:
     once, _ = play(load, make_policy("elasticflow"), 5.0)
     again, _ = play(load, make_policy("elasticflow"), 5.0)
     assert np.array_equal(once, again)
+
+
+@pytest.fixture(scope="module")
+def profiles() -> ProfileSet:
+    return ProfileSet.load(None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    jobs=st.integers(5, 60),
+    hours=st.sampled_from([0.2, 1.0, 5.0]),
+    cluster=st.sampled_from(["1x4", "2x4", "4x4", "2x8", "3x4"]),
+    resize_cost_s=st.sampled_from([0.0, 5.0, 60.0]),
+)
+@example(seed=18, jobs=54, hours=1.0, cluster="2x4", resize_cost_s=60.0)
+@example(seed=71, jobs=57, hours=0.2, cluster="4x4", resize_cost_s=5.0)
+@example(seed=91, jobs=45, hours=0.2, cluster="4x4", resize_cost_s=60.0)
+def test_elasticflow_keeps_promises_though_jobs_are_moved(
+    profiles: ProfileSet, seed: int, jobs: int, hours: float, cluster: str, resize_cost_s: float
+) -> None:
+    load = generate_jobs(
+        profiles, jobs=jobs, hours=hours, deadlines=0.9, seed=seed, max_gpus=8, max_gpu_hours=20
+    )
+    result = simulate(load, profiles, Cluster.parse(cluster), "elasticflow", resize_cost=resize_cost_s)
+    assert result.promises_broken == 0

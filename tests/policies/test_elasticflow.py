@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,8 @@ def test_a_job_that_is_late_even_alone_is_refused_saying_so(make_snapshot: Any) 
 def test_a_job_is_refused_rather_than_break_a_promise(make_snapshot: Any) -> None:
     snapshot = make_snapshot(2, cluster="1x4", left=[100, 10], deadline_s=[26, 10])
     policy = ElasticFlow()
-    assert policy.admit(snapshot.with_rows(np.array([0])), 0).admitted
+    alone = snapshot.with_rows(np.array([0]))
+    policy.accepted(alone, 0, policy.admit(alone, 0))
     answer = policy.admit(snapshot, 1)
     assert not answer.admitted
     assert "promises to other jobs (1)" in answer.reason
@@ -106,6 +108,70 @@ def test_it_asks_to_be_woken_when_a_reserved_share_begins(make_snapshot: Any) ->
     assert decision.gpus.tolist() == [2, 0]
     assert policy.next_wakeup_s(snapshot, decision) == np.inf, "job 0's end is an event of its own"
     assert policy.admit(snapshot, 1).admitted
+
+
+def test_asking_a_thousand_times_changes_nothing(make_snapshot: Any) -> None:
+    def fresh() -> tuple[ElasticFlow, Any]:
+        snapshot = make_snapshot(
+            4, cluster="1x4", left=[100, 90, 80, 70], deadline_s=[60, 120, 180, 70], gpus=[2, 1, 1, 0]
+        )
+        snapshot.resize_cost_s = 1.0
+        policy = ElasticFlow()
+        first = snapshot.with_rows(np.array([0]))
+        policy.accepted(first, 0, policy.admit(first, 0))
+        policy.allocate(snapshot.with_rows(np.array([0, 1, 2])))
+        return policy, snapshot
+
+    asked, snapshot = fresh()
+    before = pickle.dumps(vars(asked))
+    answers = {asked.admit(snapshot.with_rows(snapshot.rows), 3).admitted for _ in range(999)}
+    answers |= {asked.admit(snapshot.with_rows(np.array([0, 1, 2])), 2).admitted}
+    assert len(answers) == 1
+    assert pickle.dumps(vars(asked)) == before
+    never_asked, _ = fresh()
+    for policy in (asked, never_asked):
+        policy.accepted(snapshot, 3, policy.admit(snapshot, 3))
+    assert asked.allocate(snapshot).gpus.tolist() == never_asked.allocate(snapshot).gpus.tolist()
+    assert pickle.dumps(vars(asked)) == pickle.dumps(vars(never_asked))
+
+
+def test_a_job_that_came_in_is_remembered_by_number(make_snapshot: Any) -> None:
+    snapshot = make_snapshot(3, cluster="1x4", left=100, deadline_s=[200, 300, 400])
+    snapshot.table.number[:] = [7, 5, 6]
+    policy = ElasticFlow()
+    seen = snapshot.with_rows(np.array([1, 2, 0]))
+    policy.accepted(seen, 2, policy.admit(seen, 2))
+    assert policy._in_force.numbers.tolist() == [5, 6, 7]
+    policy.allocate(snapshot.with_rows(np.array([2, 0])))
+    assert policy._in_force.numbers.tolist() == [6, 7]
+
+
+def test_the_order_of_rows_changes_no_decision(make_snapshot: Any) -> None:
+    """The same jobs in other rows of the table, as after rows were used again."""
+    rng = np.random.default_rng(5)
+    left, deadline_s = rng.uniform(10, 200, 9), rng.uniform(50, 400, 9)
+    rates, curve = [[0, 1, 1.8, 2, 3], [0, 1, 1.2, 1.3, 1.4]], rng.integers(0, 2, 9)
+    row_of = rng.permutation(9)
+
+    def decide(rows: Any) -> list[Any]:
+        job = np.argsort(rows)  # row -> job
+        snapshot = make_snapshot(
+            9, cluster="1x4", rates=rates, left=left[job], deadline_s=deadline_s[job], curve=curve[job]
+        )
+        snapshot.table.number[:] = job
+        policy, answers = ElasticFlow(), []
+        active: list[int] = []
+        for i in range(9):
+            seen = snapshot.with_rows(np.array([*active, rows[i]]))
+            answer = policy.admit(seen, len(active))
+            answers.append((answer.admitted, answer.reason, answer.earliest_deadline_s))
+            if answer.admitted:
+                policy.accepted(seen, len(active), answer)
+                active.append(rows[i])
+        answers.append(policy.allocate(snapshot.with_rows(np.array(active))).gpus.tolist())
+        return answers
+
+    assert decide(row_of) == decide(np.arange(9))
 
 
 def test_lost_nodes_cost_as_few_promises_as_can_be(make_snapshot: Any) -> None:

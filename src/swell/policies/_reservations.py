@@ -7,6 +7,10 @@ most. What a job has reserved is a list of steps (start, GPUs) and an end.
 A share is a *level*: 0 for none, l for 2^(l-1) GPUs. Jobs come with two tables by level, `rates` and `gpus`:
 the best rate with at most that level, and the GPUs it takes. So a curve that falls or has holes is no special
 case. Taking up another share stops a job for `pause_s` at the start of the step, and the plan pays for it.
+
+A reservation is *covered* if it also pays for a stop of `cover_s` that nobody planned, whenever it comes. At
+worst such a stop hits the job at its highest share, so a covered reservation has room for the work that the
+job would do on that share in `cover_s`.
 """
 
 from __future__ import annotations
@@ -27,23 +31,27 @@ ROUNDING_S = 1e-4
 
 
 class Jobs(NamedTuple):
-    """The facts of the jobs to plan for, one entry each."""
+    """The facts of the jobs to plan for, one entry each, and what a change of share costs."""
 
     work: FloatArray
-    due_s: FloatArray
-    """When its reservation shall end; infinite for a job without deadline."""
     last_s: FloatArray
-    """When it must end at the very latest, for a job that cannot make `due_s`."""
+    """When the job must have ended; infinite for a job without deadline."""
     held: IntArray
     """GPUs held now."""
     lag_s: FloatArray
-    """How long a change under way still stops the job, if its share stays."""
+    """How long a change under way still stops the job, whatever its share becomes."""
     start_s: FloatArray
-    """How long the job takes to start from nothing; a change of share takes `pause_s`."""
+    """How long the job takes to start from nothing."""
     rates: FloatArray
     """Jobs x levels."""
     gpus: IntArray
     """Jobs x levels."""
+    cover_s: FloatArray
+    """How long a stop that nobody planned must not break the job's promise."""
+    still_s: FloatArray
+    """Before this moment the job gets no more GPUs than it holds."""
+    pause_s: float
+    """How long a change of share stops a running job."""
 
 
 class Steps(NamedTuple):
@@ -69,22 +77,65 @@ class Plan(NamedTuple):
     """GPU-seconds reserved."""
     level: IntArray
     """The highest level a job's steps may use."""
+    covered: BoolArray
+    """Whether the job's reservation also pays for a stop of `cover_s` that nobody planned."""
 
 
-def nothing_reserved(now_s: float, capacity: int, jobs: int) -> Plan:
+@compiled
+def nothing_reserved(now_s: float, capacity: int, jobs: Jobs) -> Plan:
     """The plan of a cluster on which nobody has reserved anything."""
-    none = np.zeros(jobs, dtype=np.int64)
+    n = len(jobs.work)
+    times = np.full(1, now_s)
+    still_s = max(now_s, jobs.still_s.max()) if n > 0 else now_s
+    if still_s > now_s:
+        times = np.array([now_s, still_s])
+    none = np.zeros(n, np.int64)
     return Plan(
-        times=np.array([now_s]),
-        free=np.array([capacity], dtype=np.int64),
-        step_s=np.empty(0),
-        step_gpus=np.empty(0, dtype=np.int64),
-        first=none,
-        last=none,
-        end_s=np.full(jobs, np.inf),
-        gpu_s=np.zeros(jobs),
-        level=none,
+        times,
+        np.full(len(times), capacity),
+        np.empty(0),
+        np.empty(0, np.int64),
+        none,
+        none,
+        np.full(n, np.inf),
+        np.zeros(n),
+        none,
+        np.zeros(n, np.bool_),
     )
+
+
+@compiled
+def shares_by_level(
+    rates: FloatArray, curve: IntArray, least: IntArray, most: IntArray, top: int
+) -> tuple[FloatArray, IntArray]:
+    """Jobs x levels: the best rate with at most that level, and the GPUs it takes.
+
+    `rates` are the curves, `curve[i]` says which one is job i's; its share is from `least[i]` to `most[i]`
+    GPUs; `top` is the highest level.
+    """
+    n = len(curve)
+    best, gpus = np.zeros((n, top + 1)), np.zeros((n, top + 1), np.int64)
+    for i in range(n):
+        for level in range(1, top + 1):
+            count = 1 << (level - 1)
+            best[i, level], gpus[i, level] = best[i, level - 1], gpus[i, level - 1]
+            if least[i] <= count <= most[i] and rates[curve[i], count] > best[i, level]:
+                best[i, level], gpus[i, level] = rates[curve[i], count], count
+    return best, gpus
+
+
+@compiled
+def ends_alone(now_s: float, jobs: Jobs) -> FloatArray:
+    """When each job would end at best if it had the cluster to itself; infinite if it cannot run."""
+    n, levels = jobs.rates.shape
+    ends = np.full(n, np.inf)
+    for i in range(n):
+        change_s = max(jobs.lag_s[i], jobs.pause_s if jobs.held[i] > 0 else jobs.start_s[i])
+        for j in range(1, levels):
+            if jobs.gpus[i, j] > jobs.gpus[i, j - 1]:
+                stop_s = jobs.lag_s[i] if jobs.gpus[i, j] == jobs.held[i] else change_s
+                ends[i] = min(ends[i], now_s + stop_s + jobs.work[i] / jobs.rates[i, j])
+    return ends
 
 
 @compiled
@@ -106,7 +157,7 @@ def _fill(
     i: int,
     level: int,
     until_s: float,
-    pause_s: float,
+    cover_s: float,
     out_s: FloatArray,
     out_gpus: IntArray,
 ) -> tuple[float, float, int]:
@@ -115,9 +166,9 @@ def _fill(
     Writes its steps to `out_s` and `out_gpus`. Returns its end (infinite if not done by `until_s`), the
     GPU-seconds and the number of steps.
     """
-    rates, gpus = jobs.rates[i], jobs.gpus[i]
-    left, share, lag = jobs.work[i], jobs.held[i], jobs.lag_s[i]
-    at = level_of(share)
+    rates, gpus, pause_s = jobs.rates[i], jobs.gpus[i], jobs.pause_s
+    left, share, lag = jobs.work[i] + cover_s * rates[level], jobs.held[i], jobs.lag_s[i]
+    at, still_s = level_of(share), jobs.still_s[i]
     rate = rates[at] if at < len(gpus) and gpus[at] == share else 0.0
     spent = 0.0
     steps = 0
@@ -133,18 +184,22 @@ def _fill(
         if start >= own.end_s:
             mine = 0
         usable = min(level, level_of(free[b] + mine))
+        if start < still_s:
+            usable = min(usable, at)
         new, new_rate = gpus[usable], rates[usable]
         stay = new == share
         if 0 < share < new and rate > 0.0:
             # There is more, at the price of a pause: not now if staying does as much by the next step.
             if_stay = min(left, rate * max(span - lag, 0.0))
-            if_move = min(left, new_rate * max(span - pause_s, 0.0))
+            move_s = max(lag, pause_s)
+            if_move = min(left, new_rate * max(span - move_s, 0.0))
             if if_stay == left and if_move == left:
-                stay = lag + left / rate <= pause_s + left / new_rate
+                stay = lag + left / rate <= move_s + left / new_rate
             else:
                 stay = if_stay >= if_move
         if not stay:
-            lag = 0.0 if new == 0 else pause_s if share > 0 else jobs.start_s[i]
+            if new > 0:
+                lag = max(lag, pause_s if share > 0 else jobs.start_s[i])
             share, rate = new, new_rate
         if steps == 0 or out_gpus[steps - 1] != share:
             out_s[steps], out_gpus[steps] = start, share
@@ -156,12 +211,12 @@ def _fill(
                 return end, spent + share * (end - start), steps
             spent += share * span
             left -= rate * max(run, 0.0)
-            lag = max(-run, 0.0)
+        lag = max(lag - span, 0.0)
     return np.inf, spent, steps
 
 
 @compiled
-def _cut(times: FloatArray, free: IntArray, size: int, at_s: float) -> int:
+def cut(times: FloatArray, free: IntArray, size: int, at_s: float) -> int:
     """Make `at_s` a breakpoint; returns the number of breakpoints."""
     b = np.searchsorted(times[:size], at_s)
     if b < size and times[b] == at_s:
@@ -180,7 +235,7 @@ def take(times: FloatArray, free: IntArray, size: int, steps: Steps, sign: int) 
 
     Returns the number of breakpoints; the arrays must have room for one more.
     """
-    size = _cut(times, free, size, steps.end_s)
+    size = cut(times, free, size, steps.end_s)
     b = 0
     for s in range(len(steps.start_s)):
         stop = steps.start_s[s + 1] if s + 1 < len(steps.start_s) else steps.end_s
@@ -193,7 +248,7 @@ def take(times: FloatArray, free: IntArray, size: int, steps: Steps, sign: int) 
 
 
 @compiled
-def _append(buffer: Any, used: int, values: Any) -> Any:
+def append(buffer: Any, used: int, values: Any) -> Any:
     """Write values behind what is used of a buffer, in a larger one if need be."""
     count = len(values)
     if used + count > len(buffer):
@@ -205,7 +260,7 @@ def _append(buffer: Any, used: int, values: Any) -> Any:
 
 
 @compiled
-def _roomy(values: Any, room: int) -> Any:
+def roomy(values: Any, room: int) -> Any:
     """A copy with so much room behind."""
     copy = np.empty(len(values) + room, values.dtype)
     copy[: len(values)] = values
@@ -213,142 +268,94 @@ def _roomy(values: Any, room: int) -> Any:
 
 
 @compiled
-def reserve_in_order(plan: Plan, jobs: Jobs, order: IntArray, pause_s: float) -> tuple[Plan, int]:
+def least_share(
+    times: FloatArray,
+    free: IntArray,
+    own: Steps,
+    jobs: Jobs,
+    i: int,
+    cover_s: float,
+    out_s: FloatArray,
+    out_gpus: IntArray,
+) -> tuple[float, float, int, int]:
+    """The minimum satisfactory share of job i: the lowest level that ends it in time.
+
+    Returns what `_fill` returns (an infinite end if no level is enough), and the level.
+    """
+    for j in range(1, jobs.rates.shape[1]):
+        most = jobs.rates[i, j] * (jobs.last_s[i] - times[0] - cover_s)
+        if jobs.gpus[i, j] > jobs.gpus[i, j - 1] and most >= jobs.work[i]:
+            end, spent, steps = _fill(times, free, own, jobs, i, j, jobs.last_s[i], cover_s, out_s, out_gpus)
+            if end < np.inf:
+                return end, spent, steps, j
+    return np.inf, 0.0, 0, 0
+
+
+@compiled
+def reserve_in_order(plan: Plan, jobs: Jobs, order: IntArray) -> Plan:
     """Minimum satisfactory shares by progressive filling, one job after the other, on top of a plan.
 
-    A job that cannot be satisfied reserves nothing. Returns the plan and how many those are.
+    Covered where there is room for that. A job that cannot be satisfied at all reserves nothing, and one that
+    has a place in the plan already only changes it for a covered one.
     """
-    levels = jobs.rates.shape[1]
     size, used = len(plan.times), len(plan.step_s)
-    times, free = _roomy(plan.times, len(order)), _roomy(plan.free, len(order))
-    step_s, step_gpus = _roomy(plan.step_s, 4 * len(order)), _roomy(plan.step_gpus, 4 * len(order))
+    times, free = roomy(plan.times, len(order)), roomy(plan.free, len(order))
+    step_s, step_gpus = roomy(plan.step_s, 4 * len(order)), roomy(plan.step_gpus, 4 * len(order))
     first, last = plan.first.copy(), plan.last.copy()
     ends, gpu_s, level = plan.end_s.copy(), plan.gpu_s.copy(), plan.level.copy()
+    covered = plan.covered.copy()
     out_s, out_gpus = np.empty(len(times)), np.empty(len(times), np.int64)
-    now_s = times[0]
-    nothing = Steps(out_s[:0], out_gpus[:0], now_s)
-    missed = 0
     for i in order:
-        end, spent, steps, j = np.inf, 0.0, 0, 0
-        for until_s in (jobs.due_s[i], jobs.last_s[i]):
-            for j in range(1, levels):
-                most = jobs.rates[i, j] * (until_s - now_s)
-                if jobs.gpus[i, j] > jobs.gpus[i, j - 1] and most >= jobs.work[i]:
-                    end, spent, steps = _fill(
-                        times[:size], free[:size], nothing, jobs, i, j, until_s, pause_s, out_s, out_gpus
-                    )
-                    if end < np.inf:
-                        break
-            if end < np.inf:
-                break
+        own = Steps(step_s[first[i] : last[i]], step_gpus[first[i] : last[i]], ends[i])
+        cover_s = jobs.cover_s[i]
+        end, spent, steps, j = least_share(times[:size], free[:size], own, jobs, i, cover_s, out_s, out_gpus)
+        if end == np.inf and cover_s > 0.0 and len(own.start_s) == 0:
+            cover_s = 0.0
+            end, spent, steps, j = least_share(
+                times[:size], free[:size], own, jobs, i, cover_s, out_s, out_gpus
+            )
         if end == np.inf:
-            missed += 1
             continue
+        if len(own.start_s) > 0:
+            size = take(times, free, size, own, -1)
         size = take(times, free, size, Steps(out_s[:steps], out_gpus[:steps], end), 1)
-        step_s, step_gpus = _append(step_s, used, out_s[:steps]), _append(step_gpus, used, out_gpus[:steps])
+        step_s, step_gpus = append(step_s, used, out_s[:steps]), append(step_gpus, used, out_gpus[:steps])
         first[i], last[i] = used, used + steps
-        ends[i], gpu_s[i], level[i] = end, spent, j
+        ends[i], gpu_s[i], level[i], covered[i] = end, spent, j, cover_s == jobs.cover_s[i]
         used += steps
-    return (
-        Plan(times[:size], free[:size], step_s[:used], step_gpus[:used], first, last, ends, gpu_s, level),
-        missed,
+    return Plan(
+        times[:size], free[:size], step_s[:used], step_gpus[:used], first, last, ends, gpu_s, level, covered
     )
 
 
 @compiled
-def earliest_end(plan: Plan, jobs: Jobs, i: int, pause_s: float) -> float:
-    """When job i could end at best on what the plan leaves free."""
+def earliest_end(plan: Plan, jobs: Jobs, i: int) -> float:
+    """When a covered reservation of job i could end at best on what the plan leaves free."""
     out_s, out_gpus = np.empty(len(plan.times)), np.empty(len(plan.times), np.int64)
     nothing = Steps(out_s[:0], out_gpus[:0], plan.times[0])
     best = np.inf
     for j in range(1, jobs.rates.shape[1]):
         if jobs.gpus[i, j] > jobs.gpus[i, j - 1]:
-            end, _, _ = _fill(plan.times, plan.free, nothing, jobs, i, j, np.inf, pause_s, out_s, out_gpus)
+            end, _, _ = _fill(
+                plan.times, plan.free, nothing, jobs, i, j, np.inf, jobs.cover_s[i], out_s, out_gpus
+            )
             best = min(best, end)
     return best
 
 
 @compiled
-def _follow(steps: Steps, jobs: Jobs, i: int, pause_s: float) -> tuple[float, float, int]:
-    """When job i ends if it follows these steps, its GPU-seconds, and the highest level in them."""
-    rates, gpus = jobs.rates[i], jobs.gpus[i]
-    left, share, lag = jobs.work[i], jobs.held[i], jobs.lag_s[i]
-    spent, top, end = 0.0, 0, np.inf
-    count = len(steps.start_s)
-    for s in range(count):
-        start = steps.start_s[s]
-        span = (steps.start_s[s + 1] if s + 1 < count else np.inf) - start
-        if steps.gpus[s] != share:
-            lag = pause_s if share > 0 else jobs.start_s[i]
-            share = steps.gpus[s]
-        at = level_of(share)
-        if at >= len(gpus) or gpus[at] != share:
-            return np.inf, spent, top  # its curve or the cluster changed: no legal share any more
-        top = max(top, at)
-        if share > 0 and end == np.inf:
-            run = span - lag
-            if run > 0.0 and rates[at] * run >= left:
-                end = start + lag + left / rates[at]
-                spent += share * (end - start)
-            else:
-                spent += share * span
-                left -= rates[at] * max(run, 0.0)
-                lag = max(-run, 0.0)
-    return end, spent, top
-
-
-@compiled
-def carry_over(
-    now_s: float, capacity: int, jobs: Jobs, old: Plan, where: IntArray, order: IntArray, pause_s: float
-) -> Plan:
-    """What is left of an earlier plan, for those of the jobs in `order` that are on plan and fit.
-
-    `where[i]` is the place of job i in the old plan, or -1.
-    """
-    n = len(jobs.work)
-    room = len(old.step_s) + 2 * n
-    times, free = _roomy(np.array([now_s]), room), _roomy(np.array([capacity]), room)
-    size, used = 1, 0
-    step_s, step_gpus = np.empty(room), np.empty(room, np.int64)
-    first, last = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    ends, gpu_s, level = np.full(n, np.inf), np.zeros(n), np.zeros(n, np.int64)
-    for i in order:
-        o = where[i]
-        if o < 0 or not now_s < old.end_s[o] < np.inf:
-            continue
-        begin = used
-        for s in range(old.first[o], old.last[o]):
-            stop = old.step_s[s + 1] if s + 1 < old.last[o] else old.end_s[o]
-            if stop > now_s:
-                step_s[used], step_gpus[used] = max(old.step_s[s], now_s), old.step_gpus[s]
-                used += 1
-        steps = Steps(step_s[begin:used], step_gpus[begin:used], old.end_s[o])
-        end, spent, top = _follow(steps, jobs, i, pause_s)
-        if end <= min(jobs.last_s[i], steps.end_s) + ROUNDING_S:
-            for start in steps.start_s:
-                size = _cut(times, free, size, start)
-            size = take(times, free, size, steps, 1)
-            if free[:size].min() >= 0:
-                first[i], last[i] = begin, used
-                ends[i], gpu_s[i], level[i] = steps.end_s, spent, top
-                continue
-            take(times, free, size, steps, -1)
-        used = begin
-    return Plan(times[:size], free[:size], step_s[:used], step_gpus[:used], first, last, ends, gpu_s, level)
-
-
-@compiled
-def spend_spare(jobs: Jobs, plan: Plan, pause_s: float) -> tuple[Plan, IntArray]:
+def spend_spare(jobs: Jobs, plan: Plan) -> tuple[Plan, IntArray]:
     """Give away what is free now, a level at a time, where a step costs the least extra GPU-time per GPU.
 
     First come jobs without any, late ones with a promise before all, then those that would lose GPUs they
     hold, then the rest. A step must bring the job's end forward by more than a pause. It takes only what
-    nobody has reserved, so every promise stands. Returns the plan and everybody's GPUs now.
+    nobody has reserved, and a covered reservation stays covered, so every promise stands.
+    Returns the plan and everybody's GPUs now.
     """
     n, levels = jobs.rates.shape
     size, used = len(plan.times), len(plan.step_s)
     room = n * levels + 1
-    times, free = _roomy(plan.times, room), _roomy(plan.free, room)
+    times, free = roomy(plan.times, room), roomy(plan.free, room)
     step_s, step_gpus = plan.step_s, plan.step_gpus
     first, last = plan.first.copy(), plan.last.copy()
     ends, gpu_s, level = plan.end_s.copy(), plan.gpu_s.copy(), plan.level.copy()
@@ -368,11 +375,12 @@ def spend_spare(jobs: Jobs, plan: Plan, pause_s: float) -> tuple[Plan, IntArray]
         if j >= levels or jobs.gpus[i, min(j, level_of(free[0] + given[i]))] <= given[i]:
             continue
         own = Steps(step_s[first[i] : last[i]], step_gpus[first[i] : last[i]], ends[i])
+        cover_s = jobs.cover_s[i] if plan.covered[i] else 0.0
         end, spent, steps = _fill(
-            times[:size], free[:size], own, jobs, i, j, np.inf, pause_s, out_s, out_gpus
+            times[:size], free[:size], own, jobs, i, j, np.inf, cover_s, out_s, out_gpus
         )
         more = out_gpus[0] - given[i]
-        if more <= 0 or end + pause_s >= ends[i]:
+        if more <= 0 or end + jobs.pause_s >= ends[i]:
             continue
         if given[i] == 0:
             late = ends[i] == np.inf and jobs.last_s[i] < np.inf
@@ -385,13 +393,14 @@ def spend_spare(jobs: Jobs, plan: Plan, pause_s: float) -> tuple[Plan, IntArray]
         if len(own.start_s) > 0:
             size = take(times, free, size, own, -1)
         size = take(times, free, size, Steps(out_s[:steps], out_gpus[:steps], end), 1)
-        step_s, step_gpus = _append(step_s, used, out_s[:steps]), _append(step_gpus, used, out_gpus[:steps])
+        step_s, step_gpus = append(step_s, used, out_s[:steps]), append(step_gpus, used, out_gpus[:steps])
         first[i], last[i] = used, used + steps
         ends[i], gpu_s[i], level[i], given[i] = end, spent, j, out_gpus[0]
         used += steps
         heappush(heap, (0, -np.inf, i))
+    steps_s, steps_gpus = step_s[:used], step_gpus[:used]
     return (
-        Plan(times[:size], free[:size], step_s[:used], step_gpus[:used], first, last, ends, gpu_s, level),
+        Plan(times[:size], free[:size], steps_s, steps_gpus, first, last, ends, gpu_s, level, plan.covered),
         given,
     )
 

@@ -1,0 +1,90 @@
+"""How many admitted jobs miss their deadline under ElasticFlow, with exact beliefs: there must be none.
+
+    python -m benchmarks.promises            # 60 runs
+    python -m benchmarks.promises --quick    # the tightest cluster of each trace only
+    python -m benchmarks.promises --json     # one JSON object instead of a table
+
+The four ElasticFlow traces, each on its full cluster, on a half, a quarter and an eighth of it and on 4 nodes
+of 4 GPUs, at 5, 30 and 60 s per resize. Exits with 1 if any admitted job was late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.common import data_dir, run, table, write_json
+from benchmarks.deadlines import TRACES
+
+PARTS = (1, 2, 4, 8)
+SMALL = "4x4"
+RESIZE_COSTS_S = (5.0, 30.0, 60.0)
+SHOWN = ("trace", "cluster", "resize_cost_s", "jobs", "admitted", "late", "deadline_ratio")
+
+
+def sweep(quick: bool) -> Iterator[tuple[str, str, str, float]]:
+    """Every run: trace, type of GPU, cluster, seconds per resize."""
+    for name, full, kind in TRACES:
+        nodes, gpus = (int(count) for count in full.split("x"))
+        clusters = [SMALL] if quick else [*(f"{nodes // part}x{gpus}" for part in PARTS), SMALL]
+        for cluster in clusters:
+            for resize_cost_s in RESIZE_COSTS_S:
+                yield name, kind, cluster, resize_cost_s
+
+
+def measure(name: str, kind: str, cluster: str, resize_cost_s: float) -> dict[str, Any]:
+    """Simulate one of them; how many jobs were admitted, and how many of those were late."""
+    data = data_dir() / "elasticflow"
+    record = run(
+        data / f"{name}.csv",
+        "elasticflow",
+        cluster,
+        profiles=data / f"throughputs_{kind}",
+        resize_cost=resize_cost_s,
+    )
+    return {
+        "trace": name,
+        "cluster": cluster,
+        "resize_cost_s": resize_cost_s,
+        "jobs": record["jobs"],
+        "admitted": record["jobs"] - record["rejected"],
+        "late": record["promises_broken"],
+        "deadline_ratio": record["deadline_ratio"],
+    }
+
+
+def main() -> int:
+    """Run the sweep; 1 if somebody was late."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a fifth of the runs: clusters of 4x4 only")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    options = parser.parse_args()
+    todo = list(sweep(options.quick))
+    records = []
+    for done, item in enumerate(todo, 1):
+        records.append(measure(*item))
+        name, _, cluster, resize_cost_s = item
+        late = sum(record["late"] for record in records)
+        print(
+            f"{done}/{len(todo)} {name} on {cluster} at {resize_cost_s:g} s: {late} late so far",
+            file=sys.stderr,
+            flush=True,
+        )
+    admitted = sum(record["admitted"] for record in records)
+    late = sum(record["late"] for record in records)
+    figures = {"admitted": admitted, "late": late, "runs": records}
+    write_json("promises-quick" if options.quick else "promises", figures)
+    if options.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        rows = [[record[field] for field in SHOWN] for record in records]
+        table("Promises of ElasticFlow, exact beliefs", SHOWN, rows)
+        print(f"\n{late} late of {admitted:,} admitted")
+    return 1 if late else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""How ElasticFlow's promises survive pauses that nobody planned, rows that move, and newcomers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swell.domain import Cluster
+from swell.placement import make_placer
+from swell.policies import Snapshot
+from swell.policies._plan_in_force import (
+    Moment,
+    PlanInForce,
+    keep_promises,
+    let_in,
+    plan_anew,
+    shortfall,
+)
+from swell.policies._reservations import Jobs, Plan, shares_by_level
+
+PAUSE_S = 5.0
+ROUNDS = 8
+
+
+def moment(snapshot: Snapshot, pause_s: float = PAUSE_S, **columns: Any) -> Moment:
+    """A snapshot as the planner sees it; `columns` replace fields of `Jobs`."""
+    n, top = len(snapshot), snapshot.capacity.bit_length()
+    rates, gpus = shares_by_level(
+        snapshot.curves.rates, snapshot.curve, snapshot.min_gpus, snapshot.max_gpus, top
+    )
+    jobs = Jobs(
+        work=snapshot.remaining,
+        last_s=snapshot.deadline_s.copy(),
+        held=snapshot.gpus,
+        lag_s=np.zeros(n),
+        start_s=np.full(n, pause_s),
+        rates=rates,
+        gpus=gpus,
+        cover_s=np.full(n, pause_s),
+        still_s=np.full(n, snapshot.now_s),
+        pause_s=pause_s,
+    )
+    return Moment.of(snapshot, jobs._replace(**columns))
+
+
+def steps(plan: Plan, i: int) -> list[tuple[float, int]]:
+    mine = slice(plan.first[i], plan.last[i])
+    return [(round(float(s), 3), int(k)) for s, k in zip(plan.step_s[mine], plan.step_gpus[mine])]
+
+
+def in_force(now: Moment) -> PlanInForce:
+    plan = plan_anew(now, now.can_be_kept(), ROUNDS)
+    assert shortfall(plan, now.can_be_kept()) == (0, 0)
+    return PlanInForce(plan, now.snapshot.numbers)
+
+
+ONE_GPU = [[0.0, 1.0]]
+TWO_GPUS = [[0.0, 1.0, 1.9]]
+
+
+def test_a_reservation_lasts_a_pause_longer_than_the_job_needs(make_snapshot: Any) -> None:
+    now = moment(make_snapshot(1, cluster="1x1", rates=ONE_GPU, left=100, gpus=1, deadline_s=1000))
+    assert in_force(now).plan.end_s[0] == 105  # type: ignore[union-attr]
+
+
+def test_the_cover_is_worth_a_pause_on_the_highest_share(make_snapshot: Any) -> None:
+    # Job 0 has one of two GPUs until 15. Then job 1 has two, does 10 units a second, and a pause costs 50.
+    snapshot = make_snapshot(
+        2, cluster="1x2", rates=[[0, 1, 1], [0, 1, 10]], curve=[0, 1], left=[10, 200], gpus=1
+    )
+    now = moment(snapshot, last_s=np.array([15.0, 49.0]))
+    plan = in_force(now).plan
+    assert plan is not None
+    assert steps(plan, 1) == [(0, 1), (15, 2)]
+    work_reserved = 15 + 10 * (plan.end_s[1] - 15 - PAUSE_S)
+    assert work_reserved == 200 + 10 * PAUSE_S
+
+
+def test_a_job_that_was_stopped_ends_within_its_reservation(make_snapshot: Any) -> None:
+    before = moment(make_snapshot(1, cluster="1x1", rates=ONE_GPU, left=100, gpus=1, deadline_s=106))
+    stopped = make_snapshot(1, cluster="1x1", rates=ONE_GPU, now_s=50.0, left=55, gpus=1, deadline_s=106)
+    kept = in_force(before).carried_on(moment(stopped), np.array([0]))
+    assert kept is not None
+    assert kept.end_s[0] == 105
+    assert shortfall(kept, np.array([0])) == (0, 0), (
+        "a job that cannot be covered even alone counts as covered"
+    )
+
+
+def test_a_stopped_job_is_stretched_towards_its_deadline(make_snapshot: Any) -> None:
+    before = moment(make_snapshot(1, cluster="1x1", rates=ONE_GPU, left=100, gpus=1, deadline_s=200))
+    stopped = make_snapshot(1, cluster="1x1", rates=ONE_GPU, now_s=50.0, left=58, gpus=1, deadline_s=200)
+    kept = in_force(before).carried_on(moment(stopped), np.array([0]))
+    assert kept is not None
+    assert kept.end_s[0] == 50 + 58 + PAUSE_S
+    assert kept.covered[0]
+
+
+def test_if_a_job_cannot_be_stretched_the_whole_plan_waits_for_a_pause(make_snapshot: Any) -> None:
+    # Job 1 follows job 0 on the only GPU, and neither has another place. Job 0 was stopped for 5 s.
+    kept: dict[str, Any] = {"cluster": "1x1", "rates": ONE_GPU, "deadline_s": [200, 300]}
+    before = moment(make_snapshot(2, left=[100, 100], gpus=[1, 0], **kept))
+    now = moment(make_snapshot(2, now_s=50.0, left=[55, 100], gpus=[1, 0], **kept))
+    order = np.array([0, 1])
+    plan = in_force(before).carried_on(now, order)
+    assert plan is not None
+    assert shortfall(plan, order) == (0, 0)
+    assert plan.end_s[0] == 50 + 55 + PAUSE_S
+    assert steps(plan, 1) == [(50, 0), (110, 1)]
+
+
+def test_the_plan_in_force_is_followed_where_planning_anew_would_break_a_promise(make_snapshot: Any) -> None:
+    # By deadline job 0 would take one GPU, which is enough for it. Then both are free too late for job 1,
+    # which can run on nothing less. The plan in force gives both GPUs to job 1 first.
+    curves = [[0.0, 1.0, 1.9], [0.0, 0.0, 1.0]]
+    snapshot = make_snapshot(2, cluster="1x2", rates=curves, curve=[0, 1], left=[100, 60])
+    now = moment(snapshot, last_s=np.array([145.0, 150.0]))
+    order = np.array([0, 1])
+    assert shortfall(plan_anew(now, order, 0), order)[0] == 1
+    good = plan_anew(now, order[::-1], 0)
+    assert shortfall(good, order) == (0, 0)
+    plan, _ = keep_promises(now, PlanInForce(good, snapshot.numbers), order, 0)
+    assert shortfall(plan, order) == (0, 0)
+    assert steps(plan, 1) == [(0, 2)]
+
+
+def test_a_plan_is_remembered_by_number_whatever_the_rows(make_snapshot: Any) -> None:
+    deadlines = [1000.0, 2000.0, 3000.0]
+    table = make_snapshot(3, cluster="1x2", rates=TWO_GPUS, left=[50, 60, 70], deadline_s=deadlines)
+    table.table.number[:] = [12, 4, 9]  # row 1 holds the oldest job
+    before = moment(table.with_rows(np.array([1, 2, 0])))
+    remembered = in_force(before)
+    assert remembered.numbers.tolist() == [4, 9, 12]
+    assert remembered.plan is not None
+    planned = dict(zip([4, 9, 12], remembered.plan.end_s.tolist()))
+    now = moment(table.with_rows(np.array([2, 0])))  # the oldest has ended
+    kept = remembered.carried_on(now, now.can_be_kept())
+    assert kept is not None
+    assert kept.end_s.tolist() == [planned[9], planned[12]]
+
+
+def test_a_newcomer_waits_while_an_earlier_promise_is_without_a_place(make_snapshot: Any) -> None:
+    # Jobs 0 and 1 could each make it alone, but not both (a node was lost, say). Job 2 would be no trouble.
+    snapshot = make_snapshot(
+        3, cluster="1x1", rates=ONE_GPU, left=[100, 100, 1], deadline_s=[150, 151, 100_000]
+    )
+    base, comes_in = let_in(moment(snapshot), PlanInForce(), 2, ROUNDS)
+    assert not comes_in
+    assert shortfall(base, np.array([0, 1]))[0] == 1
+    alone = snapshot.with_rows(np.array([0, 2]))
+    assert let_in(moment(alone), PlanInForce(), 1, ROUNDS)[1]
+
+
+def test_nobody_grows_while_a_job_runs_that_a_stop_would_make_late(make_snapshot: Any) -> None:
+    # Job 0 has 2 s to spare. It holds GPU 0, so two aligned GPUs are free; on 1x2 they would not be.
+    for cluster, may_grow in (("1x4", True), ("1x2", False)):
+        snapshot = make_snapshot(
+            2, cluster=cluster, rates=[[0, 1, 1, 1, 1]], left=[50, 50], gpus=[1, 0], deadline_s=[52, 500]
+        )
+        now = moment(snapshot)
+        assert now.bare.tolist() == [True, False]
+        plan, calm = keep_promises(now, PlanInForce(), now.can_be_kept(), ROUNDS)
+        assert calm is not now
+        assert steps(plan, 1)[0] == (0, 1), "a single free GPU needs nobody to move"
+        assert now.moves_nobody(plan)
+        both = make_snapshot(
+            2, cluster=cluster, rates=[[0, 1, 1, 1, 1], [0, 0, 2, 2, 2]], curve=[0, 1], left=[50, 50],
+            gpus=[1, 0], deadline_s=[52, 500],
+        )  # fmt: skip
+        plan, _ = keep_promises(moment(both), PlanInForce(), np.array([0, 1]), ROUNDS)
+        assert (steps(plan, 1)[0] == (0, 2)) is may_grow
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_what_is_said_to_move_nobody_moves_nobody(make_snapshot: Any, data: st.DataObject) -> None:
+    cluster = Cluster.parse(data.draw(st.sampled_from(["1x4", "4x4", "2x8", "3x4", "2x3", "5x2"])))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    placer = make_placer("buddy", cluster)
+    n = 6
+    held = dict.fromkeys(range(n), 0)
+    for _ in range(3):  # some history, so that holes come about
+        for job in rng.permutation(n).tolist():
+            room = cluster.capacity - sum(held.values()) + held[job]
+            held[job] = min(int(rng.choice([0, 1, 2, 4])), 1 << room.bit_length() >> 1)
+            placer.place({job: held[job]})
+    rates = [[float(k) for k in range(cluster.capacity + 1)]]
+    snapshot = make_snapshot(n, cluster=cluster, rates=rates)
+    wanted = np.array(list(held.values()))
+    for job in range(n):
+        placement = placer.occupancy.jobs.get(job, ())
+        snapshot.table.placement[job], snapshot.table.gpus[job] = placement, len(placement)
+    for job in rng.permutation(n)[:3].tolist():
+        room = cluster.capacity - int(wanted.sum()) + int(wanted[job])
+        wanted[job] = min(int(rng.choice([0, 1, 2, 4, 8])), 1 << room.bit_length() >> 1)
+    now = moment(snapshot)
+    plan = now.empty._replace(step_s=np.zeros(n), step_gpus=wanted, first=np.arange(n), last=np.arange(n) + 1)
+    moves_nobody = now.moves_nobody(plan)
+    # Spare GPUs let some of those that were to shrink keep what they hold.
+    keeps = (wanted < snapshot.gpus) & (rng.random(n) < 0.5)
+    if moves_nobody:
+        wanted = np.where(keeps, snapshot.gpus, wanted)
+    changes = {job: int(wanted[job]) for job in range(n) if wanted[job] != snapshot.gpus[job]}
+    moved = placer.place(changes).keys() - changes.keys() if changes else set()
+    if moves_nobody:
+        assert not moved
