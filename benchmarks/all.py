@@ -6,17 +6,33 @@ import runpy
 import sys
 import time
 
-SCRIPTS = ("fidelity", "deadlines", "elasticflow", "afs", "speed", "decision_time", "pollux_fitness")
+SCRIPTS = (
+    "fidelity",
+    "deadlines",
+    "elasticflow",
+    "promises",
+    "afs",
+    "speed",
+    "decision_time",
+    "pollux_fitness",
+)
 
 
 def main() -> None:
-    """Run them all."""
+    """Run them all; exit code 1 if one of them found what must not be."""
+    failed = []
     for name in SCRIPTS:
         sys.argv = [name] + (["--plot"] if name == "decision_time" else [])
         started = time.monotonic()
         print(f"\n== benchmarks/{name}.py")
-        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+        try:
+            runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+        except SystemExit as end:
+            if end.code:
+                failed.append(name)
         print(f"\n({time.monotonic() - started:.0f} s)")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -16,12 +16,7 @@ QUOTES = 25
 """How often each of the 40 guests asks."""
 
 
-def _marked(name: str) -> object:
-    known = pytest.mark.xfail(reason="elasticflow still remembers a plan in admit", strict=False)
-    return pytest.param(name, marks=known) if name == "elasticflow" else name
-
-
-@pytest.mark.parametrize("name", [_marked(name) for name in ADMITTING])
+@pytest.mark.parametrize("name", ADMITTING)
 def test_a_thousand_quotes_change_nothing(name: str) -> None:
     history = make_history(crowd=60, arrivals=20, deadlines=0.9)
     quiet, asked = (Books(history, make_policy(CHEAPER.get(name, name)), None) for _ in range(2))

@@ -25,13 +25,8 @@ POLICIES += ["tiresias:thresholds=3250/7200,fifo=start,promote=2", "tiresias-git
 POLICIES += ["afs-l:shares=any", "fifo:backfill=true", "themis:lease_s=60"]
 
 
-def _marked(text: str) -> object:
-    known = pytest.mark.xfail(reason="elasticflow still remembers a plan by rows", strict=False)
-    return pytest.param(text, marks=known) if text == "elasticflow" else text
-
-
 @pytest.mark.parametrize(("crowd", "arrivals", "deadlines"), CROWDS)
-@pytest.mark.parametrize("text", [_marked(text) for text in POLICIES])
+@pytest.mark.parametrize("text", POLICIES)
 def test_decisions_do_not_depend_on_the_rows_that_jobs_are_in(
     text: str, crowd: int, arrivals: int, deadlines: float
 ) -> None:
