@@ -1,6 +1,6 @@
 """The second submission of a known script is quoted from history: how far off is the predicted finish?
 
-    python -m benchmarks.platform.quotes [--policy elasticflow] [--rounds 3] [toy digits gpt]
+    python -m benchmarks.platform.quotes [--policy elasticflow] [--rounds 3] [toy digits adaptive gpt]
 
 Each script runs once to be learnt, then again and again, alone on four slots; the error is that of the
 predicted duration, relative to the real one.
@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "toy": ("tests/engines/toy.py", ("--epochs", "30", "--sample-ms", "2")),
     "digits": ("examples/digits_cnn.py", ("--epochs", "16", "--fetch-ms", "2")),
+    "adaptive": ("tests/engines/adaptive_toy.py", ("--epochs", "16", "--label-noise", "40")),
     "gpt": ("examples/tiny_gpt.py", ("--epochs", "2", "--windows", "3600", "--fetch-ms", "4")),
 }
 
