@@ -83,7 +83,9 @@ def run(home: Path, name: str, policy: str, rounds: int, slots: int = 4) -> list
 def main() -> None:
     """Run and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", default=["toy", "digits", "gpt"], choices=[[], *SCRIPTS])
+    parser.add_argument(
+        "names", nargs="*", default=["toy", "digits", "adaptive", "gpt"], choices=[[], *SCRIPTS]
+    )
     parser.add_argument("--policy", default="elasticflow")
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
@@ -93,7 +95,7 @@ def main() -> None:
                 error = "-" if quote.error is None else f"{quote.error:+.1%}"
                 told = "-" if quote.predicted_s is None else f"{quote.predicted_s:.1f}"
                 print(
-                    f"{name:7} run {i + 1}  from {quote.source:8} predicted {told:>6} s"
+                    f"{name:8} run {i + 1}  from {quote.source:8} predicted {told:>6} s"
                     f"  took {quote.took_s:5.1f} s  error {error:>6}"
                     f"  workers {quote.sizes}  load {os.getloadavg()[0]:.1f}",
                     flush=True,

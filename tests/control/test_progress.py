@@ -52,9 +52,9 @@ def test_curves_have_one_length_and_nothing_where_the_job_said_nothing() -> None
     events = [
         Event(0.0, EventKind.SUBMITTED, job_id="a"),
         Event(1.0, EventKind.ALLOCATED, job_id="a", data={"gpus": [0], "pause_s": 2.0}),
-        _report(3.0, done=1, of=10, gpus=1, loss=2.5),
+        _report(3.0, done=1, of=10, workers=1, loss=2.5),
         Event(3.5, EventKind.WORKER_LOST, job_id="a", data={"worker": "w0", "reason": "ended by SIGKILL"}),
-        _report(4.0, done=2, of=10, gpus=2, metrics={"accuracy": 0.5}),
+        _report(4.0, done=2, of=10, workers=2, metrics={"accuracy": 0.5}),
     ]
     found = series(events)
     assert found["time_s"] == [3.0, 4.0]

@@ -207,7 +207,7 @@ class SeriesView(Outgoing):
 
     time_s: list[float]
     curves: dict[str, list[float | None]] = Field(
-        description="By name: done, of, gpus, epoch, batch_size, loss, lr, noise_scale and others."
+        description="By name: done, of, workers, epoch, batch_size, loss, lr, noise_scale and others."
     )
     metrics: dict[str, list[float | None]] = Field(description="What the script gave to `job.log`.")
     changes: list[dict[str, Any]] = Field(

@@ -138,7 +138,7 @@ class Conductor:
         self.feed(record, given, now_s, save=of is not None and record.of != of)
         said = {name: data[name] for name in _CURVES if data.get(name) is not None}
         said |= knowledge.noise_figures(data.get("batch_size"))
-        figures = {"done": given.done, "of": of, "gpus": len(record.held)} | said
+        figures = {"done": given.done, "of": of, "workers": len(record.held)} | said
         return Event(report.time_s, EventKind.PROGRESS, job_id=record.job_id, data=figures)
 
     def _switched(self, record: JobRecord, knowledge: Knowledge, report: Report, now_s: float) -> None:

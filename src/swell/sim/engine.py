@@ -365,8 +365,8 @@ class _Engine:
         """How far a job is goes into the log when it is resized and at the end of each of its epochs."""
         if self.on_event is not None:
             done, of, batch_size = self.world.progress(row)
-            gpus = int(self.table.gpus[row])
-            self._emit(EventKind.PROGRESS, row, done=done, of=of, gpus=gpus, batch_size=batch_size)
+            workers = int(self.table.gpus[row])
+            self._emit(EventKind.PROGRESS, row, done=done, of=of, workers=workers, batch_size=batch_size)
 
     def _emit(self, kind: EventKind, row: int, **data: Any) -> None:
         if self.on_event is not None:
