@@ -199,7 +199,7 @@ def _absolute(store: str | None) -> str | None:
 def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
     """Say that it is up, and from then on what happens."""
     from swell.cli._events import line
-    from swell.domain import Event
+    from swell.domain import Event, EventKind
 
     slots = sum(node.gpus for node in plane.nodes())
     click.echo(
@@ -210,6 +210,8 @@ def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
     _next_steps()
 
     def tell(_: int, event: Event) -> None:
+        if event.kind is EventKind.PROGRESS:
+            return  # every few seconds for each job: `swell top` shows it better
         click.echo(line(event.time_s, event.kind.value, event.job_id or event.node or "", dict(event.data)))
 
     plane.subscribe(tell)
