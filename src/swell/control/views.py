@@ -1,4 +1,4 @@
-"""What people are shown: nodes, figures, and why a job is where it is."""
+"""What people are shown: nodes, figures, and why a job runs or waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NodeView:
     draining: bool
     used: int
     held: int = 0
-    """Slots that others than swell have at the moment."""
+    """Slots that somebody outside swell has taken."""
 
 
 def nodes(cluster: Cluster, drained: set[str], records: Iterable[JobRecord]) -> list[NodeView]:
@@ -46,7 +46,7 @@ def nodes(cluster: Cluster, drained: set[str], records: Iterable[JobRecord]) -> 
 
 
 def why(record: JobRecord, scheduler: Scheduler, now_s: float, trouble: str) -> str:
-    """One line on why a job is where it is."""
+    """One line on why a job runs, waits or has ended."""
     run = scheduler.profiling.runs.get(record.job_id)
     if run is not None and run.sizes:
         sizes = ", ".join(map(str, run.sizes))
@@ -59,18 +59,18 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, trouble: str) -> 
         return f"the control plane is in trouble: {trouble}"
     holders = [r for r in scheduler.book.records.values() if r.wanted]
     used, slots = sum(len(r.wanted) for r in holders), scheduler.cluster.capacity
-    names = ", ".join(sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders)[:6]) or "nobody"
+    names = ", ".join(sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders)[:6]) or "no job"
     said = f"; {record.reason}" if record.reason else ""
     policy, round_s, due_s = scheduler.policy_text, scheduler.rhythm.interval_s, scheduler.rhythm.due_s
     if round_s and due_s < math.inf:
-        said += f"; it decides every {round_s:g} s, next in {max(due_s - now_s, 0):.0f} s"
+        said += f"; the policy decides every {round_s:g} s, next in {max(due_s - now_s, 0):.0f} s"
     return f"waits: {used} of {slots} slots are in use by {names}, as policy '{policy}' decides{said}"
 
 
 def explain(
     record: JobRecord, scheduler: Scheduler, events: Iterable[Event], now_s: float, trouble: str
 ) -> dict[str, Any]:
-    """Why a job is where it is, when it will be done, and what it went through."""
+    """Why a job runs or waits, when it will be done, and the slots it has had."""
     cluster, knowledge = scheduler.cluster, scheduler.book.known.get(record.job_id)
     answer: dict[str, Any] = {
         "job_id": record.job_id,
@@ -111,7 +111,7 @@ def stats(book: Book, scheduler: Scheduler) -> dict[str, float]:
 
 
 def submission(record: JobRecord, knowledge: Knowledge, scheduler: Scheduler) -> list[Event]:
-    """The events of a submission, with all that a replay needs."""
+    """The events of a submission, with everything that a replay needs."""
     request, promise = record.request, record.promise
     data = {
         "name": request.name,
