@@ -12,10 +12,10 @@ from swell.cli._when import say_duration, say_moment
 def line(time_s: float, kind: str, subject: str, data: Mapping[str, Any]) -> str:
     """One line: when it happened, the job or node, what happened."""
     clock = time.strftime("%H:%M:%S", time.localtime(time_s))
-    return f"{clock}  {subject:<24} {_what(time_s, kind, data)}".rstrip()
+    return f"{clock}  {subject:<24} {_describe(time_s, kind, data)}".rstrip()
 
 
-def _what(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
+def _describe(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
     match kind:
         case "submitted":
             deadline_s = data.get("deadline_s")

@@ -31,7 +31,7 @@ STARTED_S = 60.0
 """How long a control plane in the background may take to come up."""
 STOPPED_S = 40.0
 SAVED_S = 75.0
-"""How long jobs may take to save their state and leave."""
+"""How long jobs may take to save their state and stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,9 +241,9 @@ def start_in_background(words: list[str], home: Path) -> str:
         if found is not None and found.pid == child.pid and healthy(found.url, found.ca):
             return found.url
         if child.poll() is not None:
-            said = (home / LOG).read_bytes()[begins_at:].decode(errors="replace").strip()
+            output = (home / LOG).read_bytes()[begins_at:].decode(errors="replace").strip()
             ended = f"the control plane ended with exit code {child.returncode}; see {home / LOG}"
-            raise SwellError(_last_line(said) or ended)
+            raise SwellError(_last_line(output) or ended)
         time.sleep(0.1)
     child.terminate()
     raise SwellError(f"the control plane did not come up within {STARTED_S:g} s; see {home / LOG}")
@@ -307,7 +307,7 @@ def stop_jobs(home: Path, say: Callable[[int], None]) -> list[str]:
         engine.start(lambda: None)
         try:
             for directory in directories:
-                engine.apply(_nothing(directory), ())
+                engine.apply(_stop_only(directory), ())
             give_up_s = time.monotonic() + SAVED_S
             while any(is_locked(directory) for directory in directories):
                 if time.monotonic() > give_up_s:
@@ -337,7 +337,7 @@ def _jobs_alive(home: Path) -> list[Path]:
     return [start.parent for start in starts if is_locked(start.parent)]
 
 
-def _nothing(directory: Path) -> Launch:
+def _stop_only(directory: Path) -> Launch:
     """A launch for a job that the engine is only to stop."""
     from swell.domain import JobRequest
     from swell.engines import Launch

@@ -1,4 +1,4 @@
-"""`swell generate`: a synthetic workload in our own format."""
+"""`swell generate`: a synthetic workload in swell's own format."""
 
 from __future__ import annotations
 

@@ -108,8 +108,8 @@ def simulate(
 ) -> None:
     """Run traces under one or more policies and compare.
 
-    A TRACE is a CSV file in our own format or that of the Pollux, ElasticFlow or Philly traces; the header
-    tells which. Every trace runs under every policy.
+    A TRACE is a CSV file in swell's own format, or in that of the Pollux, ElasticFlow or Philly traces; the
+    header tells which. Every trace runs under every policy.
     """
     from rich.console import Console
 

@@ -75,8 +75,8 @@ def _default(field: RequestField) -> str:
     """The default of a field as a person would type it; empty if the help need not mention it."""
     if field.about.kind is Kind.DURATION and not field.optional:
         return f"{field.default:g}s"
-    said = field.about.kind in (Kind.TEXT, Kind.PATH, Kind.COUNT) and not field.optional
-    return str(field.default) if said else ""
+    mentioned = field.about.kind in (Kind.TEXT, Kind.PATH, Kind.COUNT) and not field.optional
+    return str(field.default) if mentioned else ""
 
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}

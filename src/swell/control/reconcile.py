@@ -13,7 +13,7 @@ from swell.control.model import JobRecord, Phase
 from swell.engines import Observed
 
 LOST_AFTER_S = 3.0
-"""A job that should run counts as vanished once the engine has not known it for this long."""
+"""A job that should run and that the engine does not know for this long has vanished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class EndStray:
 
 @dataclass(frozen=True, slots=True)
 class StartAgain:
-    """An earlier control plane was killed after it decided to start the job, before it told the engine."""
+    """The job was to be started by a control plane that was killed before it could say so."""
 
     job_id: str
 

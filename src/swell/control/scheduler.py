@@ -217,12 +217,12 @@ class Scheduler:
             table.settle(int(rows[i]), now_s)
             table.rate[rows[i]] = speed[i]
         for i, (record, knowledge) in enumerate(jobs):
-            said = (record.done, knowledge.of)
-            if self._entered.get(record.job_id) != said:
+            reported = (record.done, knowledge.of)
+            if self._entered.get(record.job_id) != reported:
                 table.settle(int(rows[i]), now_s)
                 table.left[rows[i]] = knowledge.left(record.done)
                 if live:
-                    self._entered[record.job_id] = said
+                    self._entered[record.job_id] = reported
 
     # -- what the board and the table need ---------------------------------------------------------------
 

@@ -46,7 +46,7 @@ def nodes(cluster: Cluster, drained: set[str], records: Iterable[JobRecord]) -> 
 
 
 def why(record: JobRecord, scheduler: Scheduler, now_s: float, trouble: str) -> str:
-    """One line on why a job runs, waits or has ended."""
+    """One line on why a job is where it is."""
     run = scheduler.profiling.runs.get(record.job_id)
     if run is not None and run.sizes:
         sizes = ", ".join(map(str, run.sizes))
@@ -60,11 +60,11 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, trouble: str) -> 
     holders = [r for r in scheduler.book.records.values() if r.wanted]
     used, slots = sum(len(r.wanted) for r in holders), scheduler.cluster.capacity
     names = ", ".join(sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders)[:6]) or "no job"
-    said = f"; {record.reason}" if record.reason else ""
+    more = f"; {record.reason}" if record.reason else ""
     policy, round_s, due_s = scheduler.policy_text, scheduler.rhythm.interval_s, scheduler.rhythm.due_s
     if round_s and due_s < math.inf:
-        said += f"; the policy decides every {round_s:g} s, next in {max(due_s - now_s, 0):.0f} s"
-    return f"waits: {used} of {slots} slots are in use by {names}, as policy '{policy}' decides{said}"
+        more += f"; the policy decides every {round_s:g} s, next in {max(due_s - now_s, 0):.0f} s"
+    return f"waits: {used} of {slots} slots are in use by {names}, as policy '{policy}' decides{more}"
 
 
 def explain(

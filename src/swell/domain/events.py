@@ -36,7 +36,7 @@ class EventKind(StrEnum):
     PREEMPTED = "preempted"
     """A running job lost all its GPUs; data: before, reason if not the policy's choice."""
     PROGRESS = "progress"
-    """How far a job is; data: done, of, gpus (how many), and what else the job reported (epoch, batch_size,
+    """How far a job is; data: done, of, gpus (how many), and what the job said of itself (epoch, batch_size,
     loss, lr, metrics, noise_scale ...)."""
     WORKER_LOST = "worker_lost"
     """A worker of a running job died or was given up; data: worker, reason."""

@@ -41,11 +41,11 @@ def descendants(pid: int) -> list[int]:
         above = parent(one)
         if above is not None:
             children.setdefault(above, []).append(one)
-    found, open_ = [], [pid]
-    while open_:
-        for child in children.get(open_.pop(), []):
+    found, unvisited = [], [pid]
+    while unvisited:
+        for child in children.get(unvisited.pop(), []):
             found.append(child)
-            open_.append(child)
+            unvisited.append(child)
     return found
 
 

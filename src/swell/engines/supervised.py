@@ -189,7 +189,7 @@ class SupervisedEngine:
                     os.read(self._poke_r, 4096)
             for connection in readable:
                 if isinstance(connection, Connection):
-                    self._hear(listening[connection], connection)
+                    self._read_messages(listening[connection], connection)
             self._tick(time.monotonic())
             with self._lock:
                 jobs = list(self._jobs.values())
@@ -205,7 +205,7 @@ class SupervisedEngine:
         now_s = time.monotonic()
         alive = is_locked(job.directory) or job.starting
         if job.alive and not alive:
-            self._gone(job)
+            self._supervisor_ended(job)
         elif alive and not job.alive:
             with self._lock:
                 job.alive, job.outcome = True, None
@@ -221,7 +221,7 @@ class SupervisedEngine:
                 with self._lock:
                     self._assign_slots(job)
             if job.connection is not None:
-                self._tell(job, now_s)
+                self._send_target(job, now_s)
             if job.stop_by_s is not None and now_s > job.stop_by_s:
                 log.warning("job %s did not save its state in time and is killed", job.job_id)
                 self._signal(job, signal.SIGKILL)
@@ -250,7 +250,7 @@ class SupervisedEngine:
             job.started(child, granted, now_s)
         self._add_report(job, "started", {"gpus": granted})
 
-    def _tell(self, job: SupervisedJob, now_s: float) -> None:
+    def _send_target(self, job: SupervisedJob, now_s: float) -> None:
         """Send the job its present target; a newer target simply replaces an older one."""
         if job.stop_by_s is not None:
             return  # the job is stopping; if it is wanted again, it is started once it has stopped
@@ -283,7 +283,7 @@ class SupervisedEngine:
 
     # -- listening ---------------------------------------------------------------------------------------
 
-    def _hear(self, job: SupervisedJob, connection: Connection) -> None:
+    def _read_messages(self, job: SupervisedJob, connection: Connection) -> None:
         try:
             messages = connection.pending()
         except (OSError, TrainError):
@@ -316,26 +316,26 @@ class SupervisedEngine:
         elif what == "checkpoint":
             self._add_report(job, "checkpoint", {"step": int(event["step"])})
 
-    def _take_report(self, job: SupervisedJob, said: Message) -> None:
-        if said.get("rank", 0) != 0 or job.stop_by_s is not None:
+    def _take_report(self, job: SupervisedJob, report: Message) -> None:
+        if report.get("rank", 0) != 0 or job.stop_by_s is not None:
             return
         if job.state is RunState.STARTING:
             job.state = RunState.RUNNING
-        progress = {k: said.get(k) for k in _PROGRESS}
-        progress["done"] = said.get("done", said.get("step", 0))
+        progress = {k: report.get(k) for k in _PROGRESS}
+        progress["done"] = report.get("done", report.get("step", 0))
         self._add_report(job, "progress", progress)
-        if said.get("local_batch") and said.get("step_s"):
-            timing = {k: said.get(k, 0) for k in ("local_batch", "step_s", "sync_s", "accumulation")}
-            timing |= {k: said[k] for k in ("mode", "limits") if said.get(k)}
+        if report.get("local_batch") and report.get("step_s"):
+            timing = {k: report.get(k, 0) for k in ("local_batch", "step_s", "sync_s", "accumulation")}
+            timing |= {k: report[k] for k in ("mode", "limits") if report.get(k)}
             cluster = self.cluster()
             there = tuple(slot for slot in job.wanted if slot < len(cluster.node_of_gpu))
             timing |= {
-                "workers": int(said.get("workers") or said.get("world") or 1),
+                "workers": int(report.get("workers") or report.get("world") or 1),
                 "nodes": max(len(cluster.nodes_of(there)), 1),
             }
             self._add_report(job, "timing", timing)
-        if said.get("sqr") is not None and said.get("var") is not None:
-            noise = {"sqr": said["sqr"], "var": said["var"], "updates": said.get("noise_updates")}
+        if report.get("sqr") is not None and report.get("var") is not None:
+            noise = {"sqr": report["sqr"], "var": report["var"], "updates": report.get("noise_updates")}
             self._add_report(job, "noise", noise)
 
     def _add_report(self, job: SupervisedJob, kind: str, data: dict[str, Any]) -> None:
@@ -344,10 +344,10 @@ class SupervisedEngine:
 
     # -- ends --------------------------------------------------------------------------------------------
 
-    def _gone(self, job: SupervisedJob) -> None:
+    def _supervisor_ended(self, job: SupervisedJob) -> None:
         """Clean up after a supervisor that has ended, whether it ended by itself or was killed."""
         while job.connection is not None and select.select([job.connection], [], [], 0)[0]:
-            self._hear(job, job.connection)  # read the last messages, until the connection is closed
+            self._read_messages(job, job.connection)  # read the last messages, until the connection is closed
         sweep(job.directory)
         with self._lock:
             job.gone()

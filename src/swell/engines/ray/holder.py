@@ -115,7 +115,7 @@ class Holder:
         os.mkfifo(lifeline, 0o600)
         held = os.open(lifeline, os.O_RDWR)  # not inherited by children: it closes when this process ends
         try:
-            order = _here(order, lifeline)
+            order = _complete(order, lifeline)
             self._worker = worker = self._start(order)
             if self._doomed:
                 self.end()
@@ -185,7 +185,7 @@ def sees(order: dict[str, Any]) -> bool:
     return bool(content.get("launch") == order["env"]["SWELL_LAUNCH"])
 
 
-def _here(order: dict[str, Any], lifeline: Path) -> dict[str, Any]:
+def _complete(order: dict[str, Any], lifeline: Path) -> dict[str, Any]:
     """The order completed with what only this node knows: directories and devices."""
     cwd = str(Path.cwd())
     env = {

@@ -85,12 +85,12 @@ def _type(node: Mapping[str, Any], resource: str) -> str:
 
 def follow(places: list[Place], nodes: Iterable[RayNode]) -> list[Place]:
     """The places after an update: these nodes, and no others, are alive."""
-    open_ = {node.node_id: node for node in nodes}
+    unplaced = {node.node_id: node for node in nodes}
     after = []
     for place in places:
-        node = open_.pop(place.node_id, None)
+        node = unplaced.pop(place.node_id, None)
         after.append(replace(place, up=node is not None and place.fits(node)))
-    for node in open_.values():
+    for node in unplaced.values():
         index = next((i for i, place in enumerate(after) if not place.up and place.fits(node)), None)
         if index is not None:
             after[index] = replace(after[index], node_id=node.node_id, address=node.address, up=True)
