@@ -154,7 +154,7 @@ def test_up_keeps_its_home_private_and_to_itself(place: Place) -> None:
 def test_submit_shows_the_promise_then_the_output_and_what_to_type_next(place: Place) -> None:
     done = place.swell("submit", "train.py")
     assert done.returncode == 0, done.stderr
-    assert re.match(r"Job train-\w+ is in\.\nEstimate: none yet; nobody here has seen", done.stdout)
+    assert re.match(r"Job train-\w+ was accepted\.\nEstimate: none yet, this script has never", done.stdout)
     assert "epoch 3 ended" in done.stdout
     assert re.search(r"train-\w+ finished after \d", done.stdout)
     assert re.search(r"Next:\n  swell describe train-\w+\n  swell logs train-\w+\n$", done.stdout)
@@ -179,7 +179,7 @@ def test_a_deadline_that_cannot_be_kept_is_refused_with_one_that_can(place: Plac
         done = place.swell(command, "--deadline", "1s", "train.py")
         assert done.returncode == 3
         text = done.stdout if command == "quote" else done.stderr
-        assert re.search(r"^Refused: .* cannot be promised\.\nIn the way: .+\.\n", text)
+        assert re.search(r"^Refused: .* cannot be promised\.\nReason: .+\.\n", text)
         assert re.search(r"^Counter-offer: .* would be promised\.\nTo take it: --deadline \w+$", text, re.M)
     offer = text.rsplit(" ", 1)[1].strip()
     done = place.swell("submit", "--deadline", offer, "train.py")
@@ -201,7 +201,7 @@ def test_a_job_file_is_as_good_as_flags(place: Place) -> None:
     assert place.swell("init", "train.py").returncode == 0
     again = place.swell("init", "train.py")
     assert again.returncode == 2
-    assert "job.toml is there already; --force writes over it" in again.stderr
+    assert "job.toml already exists; --force overwrites it" in again.stderr
     text = (place.path / "job.toml").read_text().replace("args = []", 'args = ["--epochs", "1"]')
     (place.path / "job.toml").write_text(text)
     done = place.swell("submit", "job.toml")
@@ -241,7 +241,7 @@ def test_a_job_is_paused_resumed_bounded_and_cancelled(place: Place, long: str) 
     job = place.wait_for(job_id, lambda job: len(job["wanted"]) == 2)
     assert job["request"]["max_workers"] == 2
     told = place.swell("describe", "long").stdout
-    for expected in ("Why:", "Workers:", "Progress:", "Estimate:   done at about", "What it went through:"):
+    for expected in ("Why:", "Workers:", "Progress:", "Estimate:   done at about", "How it was resized:"):
         assert expected in told
     assert place.swell("cancel", "long").returncode == 0
     assert place.wait_for(job_id, over)["phase"] == "cancelled"
@@ -362,7 +362,7 @@ def test_in_the_foreground_it_says_what_happens_and_ends_on_ctrl_c(
         assert process.returncode == 0
         assert "out of service (drained)" in rest
         assert "Traceback" not in rest
-        assert rest.endswith("'swell up' finds them, 'swell down' ends them.\n")
+        assert rest.endswith("'swell up' finds them, 'swell down' stops them.\n")
         assert not (place.home / "server.json").exists()
     finally:
         if process.poll() is None:
@@ -373,7 +373,7 @@ def test_in_the_foreground_it_says_what_happens_and_ends_on_ctrl_c(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--host", "0.0.0.0"), "give a certificate and key, or say --insecure"),
+        (("--host", "0.0.0.0"), "give --tls-cert and --tls-key, or --insecure"),
         (("--slots", "2", "--nodes", "1x2"), "give either --nodes or --slots, not both"),
         (("--policy", "polux"), "unknown policy 'polux'. Did you mean 'pollux'?"),
         (("--nodes", "four"), "'four': need NODESxGPUS"),

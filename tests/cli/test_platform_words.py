@@ -57,10 +57,10 @@ def test_deadlines_are_read(text: str, moment: datetime) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("eventually", "say it like 2h"),
-        ("25:00", "no time of the day"),
-        ("today 09:00", "past already"),
-        ("2020-01-01", "past already"),
+        ("eventually", "write it like 2h"),
+        ("25:00", "not a time of day"),
+        ("today 09:00", "in the past"),
+        ("2020-01-01", "in the past"),
     ],
 )
 def test_what_is_no_deadline_is_refused(text: str, expected: str) -> None:
@@ -141,7 +141,7 @@ def test_a_bad_job_file_is_refused_by_field(tmp_path: Path, text: str, expected:
 
 
 def test_flags_override_the_job_file(tmp_path: Path) -> None:
-    from swell.cli.submit import wanted
+    from swell.cli.submit import script_and_options
 
     path = tmp_path / "job.toml"
     path.write_text('name = "a"\nscript = "t.py"\nargs = ["1"]\nmax_workers = 2\n[env]\nA = "1"\nB = "2"\n')
@@ -149,13 +149,18 @@ def test_flags_override_the_job_file(tmp_path: Path) -> None:
         ("name", "deadline", "workdir", "min_workers", "max_workers", "workers", "memory", "checkpoint")
     )
     nothing |= {"max_restarts": None, "auto": False, "env": (), "pip": ()}
-    _, options = wanted(str(path), (), **nothing)
+    _, options = script_and_options(str(path), (), **nothing)
     assert (options["name"], options["args"], options["max_workers"]) == ("a", ["1"], 2)
-    _, options = wanted(str(path), ("2",), **nothing | {"name": "b", "max_workers": 4, "env": ("A=9",)})
+    _, options = script_and_options(
+        str(path), ("2",), **nothing | {"name": "b", "max_workers": 4, "env": ("A=9",)}
+    )
     assert (options["name"], options["args"], options["max_workers"]) == ("b", ["2"], 4)
     assert options["env"] == {"A": "9", "B": "2"}
     path.write_text('script = "t.py"\npip = ["einops"]\n')
-    assert wanted(str(path), (), **nothing)[1]["pip"] == ["einops"]
-    assert wanted(str(path), (), **nothing | {"pip": ("timm", "tqdm")})[1]["pip"] == ["timm", "tqdm"]
+    assert script_and_options(str(path), (), **nothing)[1]["pip"] == ["einops"]
+    assert script_and_options(str(path), (), **nothing | {"pip": ("timm", "tqdm")})[1]["pip"] == [
+        "timm",
+        "tqdm",
+    ]
     with pytest.raises(InputError, match="env must be NAME=VALUE"):
-        wanted(str(path), (), **nothing | {"env": ("A",)})
+        script_and_options(str(path), (), **nothing | {"env": ("A",)})

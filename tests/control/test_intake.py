@@ -16,10 +16,10 @@ def test_wishes_that_come_together_are_served_together_once_and_in_order() -> No
     batches: list[list[int]] = []
 
     def serve(tickets: Sequence[Ticket[int, int]]) -> None:
-        batches.append([ticket.wish for ticket in tickets])
+        batches.append([ticket.submission for ticket in tickets])
         time.sleep(0.01)
         for ticket in tickets:
-            ticket.answer = ticket.wish * 2 + 1
+            ticket.answer = ticket.submission * 2 + 1
 
     intake: Intake[int, int] = Intake(serve, most=16)
     answers: dict[int, int] = {}
@@ -43,7 +43,7 @@ def test_wishes_that_come_together_are_served_together_once_and_in_order() -> No
 def test_a_caller_alone_is_served_at_once() -> None:
     def serve(tickets: Sequence[Ticket[str, str]]) -> None:
         (ticket,) = tickets
-        ticket.answer = ticket.wish.upper()
+        ticket.answer = ticket.submission.upper()
 
     assert Intake(serve)("a") == "A"
 
@@ -53,15 +53,15 @@ def test_one_refusal_is_one_callers_and_a_failure_is_everybodys() -> None:
     broken = OSError("disk full")
 
     def serve(tickets: Sequence[Ticket[str, str]]) -> None:
-        if tickets[0].wish == "first":
+        if tickets[0].submission == "first":
             entered.set()
             gate.wait(10)
         for ticket in tickets:
-            if ticket.wish == "bad":
+            if ticket.submission == "bad":
                 ticket.refusal = InputError("bad")
             else:
                 ticket.answer = "done"
-        if any(ticket.wish == "fatal" for ticket in tickets):
+        if any(ticket.submission == "fatal" for ticket in tickets):
             raise broken
 
     intake: Intake[str, str] = Intake(serve)

@@ -44,7 +44,7 @@ from click.testing import CliRunner
 import swell
 from swell.api.server import Server, create_app
 from swell.cli import main
-from swell.cli.submit import submit, wanted
+from swell.cli.submit import script_and_options, submit
 from swell.control.database import connect
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
@@ -72,7 +72,7 @@ assert {"patience_s", "labels"} <= set(fields["RequestView"]["properties"])
 (here / "job.toml").write_text('script = "train.py"\\npatience = "90s"\\nlabels = ["a", "b"]\\n')
 command = submit.make_context("submit", ["--patience", "3m", str(here / "job.toml")])
 flags = {name: command.params[name] for name in command.params if name not in ("detach", "as_json", "home")}
-script, options = wanted(**flags)
+script, options = script_and_options(**flags)
 assert (options["patience_s"], options["labels"]) == (180.0, ["a", "b"])
 
 store = Store(connect(str(home / "store.db")))
@@ -177,7 +177,7 @@ def test_a_second_declaration_would_be_noticed() -> None:
     flags = [f"--{name.replace('_', '-')}" for name in names]
     seconds = [
         "class View:\n" + "\n".join(f"    {name}: int" for name in names),
-        f"def wanted({', '.join(names)}): ...",
+        f"def job({', '.join(names)}): ...",
         f"Launch({', '.join(f'{name}=1' for name in names)})",
         f"order = {dict.fromkeys(names, 1)}",
         f"flags = [{', '.join(f'click.option({flag!r})' for flag in flags)}]",

@@ -1,12 +1,12 @@
-"""Who may do what: bearer tokens, two roles, and whose job it is.
+"""Who may do what: bearer tokens, two roles, and owners of jobs.
 
-A token is `swell_` and 32 random bytes. The store keeps its SHA-256 digest only, so a stolen database lets
-nobody in; a token is shown once, when it is made. The digest of a random token needs no slow hash: there is
-nothing to guess.
+A token is `swell_` and 32 random bytes. The store keeps only its SHA-256 digest, so a stolen database lets
+nobody in; a token is shown once, when it is made. A random token cannot be guessed, so its digest needs no
+slow hash.
 
-A *user* sees and touches the jobs of that user; to anybody else they do not exist (404, never 403, so that
-ids cannot be probed). An *admin* sees and touches everything, and alone may drain nodes, switch the policy,
-replay and manage tokens.
+A *user* sees and changes only jobs of their own; the jobs of other users do not exist for them (404, never
+403, so that ids cannot be probed). An *admin* sees and changes everything, and is the only one who may drain
+nodes, switch the policy, replay and manage tokens.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ class Role(StrEnum):
     """What a token lets its holder do."""
 
     USER = "user"
-    """Submit jobs; see and touch one's own."""
+    """May submit jobs, and see and change their own."""
     ADMIN = "admin"
-    """Everything."""
+    """May do everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever made a request."""
+    """The user who made a request."""
 
     user: str
     role: Role
 
     @property
     def scope(self) -> str | None:
-        """Owner whose jobs may be seen; None for all."""
+        """The owner whose jobs the principal may see; None for all owners."""
         return None if self.role is Role.ADMIN else self.user
 
     def sees(self, owner: str) -> bool:
-        """Whether jobs of this owner exist for the principal."""
+        """Whether the principal may see jobs of this owner."""
         return self.role is Role.ADMIN or owner == self.user
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as it is kept: without the secret."""
+    """A token as it is stored, without its secret."""
 
     digest: str
     user: str
     role: Role
     expires_s: float | None
-    """Unix time from which on it is worth nothing; None for never."""
+    """Unix time at which the token expires; None for never."""
 
     @property
     def token_id(self) -> str:
@@ -78,10 +78,10 @@ class Token:
 
 
 class TokenBook:
-    """The tokens there are, in memory and in the store.
+    """All tokens, in memory and in the store.
 
-    The server's process is the only writer while it runs, so a request is checked without touching the store,
-    and a token revoked through the book is worthless from that moment on.
+    The server's process is the only writer while it runs, so a request is checked without reading the store,
+    and a token that is revoked through the book is refused from that moment on.
     """
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
@@ -119,18 +119,18 @@ class TokenBook:
             return sorted(self._tokens.values(), key=lambda token: (token.user, token.token_id))
 
     def revoke(self, token_id: str) -> Token:
-        """Make a token worthless at once."""
+        """Refuse a token from now on."""
         with self._lock:
             found = [token for token in self._tokens.values() if token.token_id == token_id]
         if not found:
-            raise NotFound(f"there is no token '{token_id}'")
+            raise NotFound(f"there is no token '{token_id}'; 'swell token list' shows the tokens")
         self._store.drop_token(found[0].digest)
         with self._lock:
             self._tokens.pop(found[0].digest, None)
         return found[0]
 
     def authenticate(self, authorization: str | None) -> Principal:
-        """Who holds the token of an `Authorization` header."""
+        """The user whose token is in an `Authorization` header; raises NotAuthenticated."""
         if not authorization:
             raise NotAuthenticated("a token is needed: send the header 'Authorization: Bearer swell_...'")
         scheme, _, secret = authorization.partition(" ")
@@ -139,9 +139,11 @@ class TokenBook:
             raise NotAuthenticated("the Authorization header must be 'Bearer swell_...'")
         digest = _digest(secret)
         token = self._tokens.get(digest)
-        # The look-up compares digests of what was sent: its timing tells nothing about any real token.
+        # The look-up uses the digest of what was sent, so its timing reveals nothing about a real token.
         if token is None or not hmac.compare_digest(token.digest, digest):
-            raise NotAuthenticated("this token is not known here; it may have been revoked")
+            raise NotAuthenticated(
+                "this token is not known here; it may have been revoked: ask an administrator for a new one"
+            )
         if token.expires_s is not None and self._clock() >= token.expires_s:
             raise NotAuthenticated("this token has expired; ask an administrator for a new one")
         return Principal(token.user, token.role)
@@ -150,8 +152,8 @@ class TokenBook:
 def ensure_tokens(book: TokenBook, home: Path) -> list[Path]:
     """At the first start, make a token for the administrator and one for the default user.
 
-    Nothing is made where the store has tokens already: a token file that was deleted on purpose does not
-    come back. Returns the files written.
+    If the store has tokens already, nothing is made, so that a token file that was deleted on purpose does
+    not come back. Returns the files written.
     """
     if book.list():
         return []
@@ -165,7 +167,7 @@ def ensure_tokens(book: TokenBook, home: Path) -> list[Path]:
 
 
 def default_user() -> str:
-    """The name of whoever runs this, made fit for a user name."""
+    """The name of the account that runs this process, as a valid user name."""
     try:
         name = re.sub(r"[^A-Za-z0-9._@-]", "_", getpass.getuser())[:64]
     except (OSError, KeyError):
@@ -174,7 +176,7 @@ def default_user() -> str:
 
 
 def require_admin(principal: Principal, verb: str) -> None:
-    """Refuse whoever is not an administrator."""
+    """Raise Forbidden unless the principal is an administrator."""
     if principal.role is not Role.ADMIN:
         raise Forbidden(f"only an administrator may {verb}")
 

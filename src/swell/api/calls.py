@@ -1,7 +1,8 @@
 """Every call of the SDK, written once; `client` makes a blocking and an asynchronous client of it.
 
-A call that loses its connection is sent again, the same one: submissions carry a key under which the server
-takes a job in only once, and everything else may safely be said twice. Streams go on where they broke off.
+A call that loses its connection is sent again unchanged. A submission carries a key, so that the server takes
+its job in only once; all other calls that are repeated do no harm when they arrive twice. Streams go on where
+they broke off.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ _FIRST_RETRY_S = 1.0
 """How long a first call waits for a server that may just be starting."""
 _LONG_POLL_S = 20.0
 _BEAT_S = 45.0
-"""Silence after which a stream is opened anew; the server says something every 15 s."""
+"""Silence after which a stream is opened again; the server sends something every 15 s."""
 
 
 class Calls:
-    """The API of a server, as coroutines over some transport."""
+    """The API of a server, as coroutines over a transport."""
 
     def __init__(self, transport: Transport, locate: Callable[[], Target], *, retry_s: float = 20.0) -> None:
         self._transport = transport
@@ -75,7 +76,7 @@ class Calls:
         return await self._get(JobView, Call("POST", "/v1/jobs", body=body, headers=headers))
 
     async def quote(self, script: str | os.PathLike[str], **options: Unpack[JobOptions]) -> PromiseView:
-        """What submitting this would be answered, without submitting."""
+        """The promise that submitting this job would give, without submitting it."""
         return await self._get(PromiseView, Call("POST", "/v1/quote", body=submission(script, options)))
 
     async def job(self, job: str | JobView) -> JobView:
@@ -83,7 +84,7 @@ class Calls:
         return await self._get(JobView, Call("GET", _job(job)))
 
     async def jobs(self, *, phase: Phase | str | None = None, limit: int | None = None) -> list[JobView]:
-        """Jobs, newest first; all of them unless there is a limit."""
+        """Jobs, newest first: all of them, or at most `limit`."""
         found: list[JobView] = []
         query: dict[str, str | int] = {} if phase is None else {"phase": str(phase)}
         while limit is None or len(found) < limit:
@@ -128,17 +129,17 @@ class Calls:
         return await self._get(JobView, Call("POST", _job(job, "scale"), body=body))
 
     async def explain(self, job: str | JobView) -> dict[str, Any]:
-        """Why a job is where it is, when it will be done, and what it went through."""
+        """Why a job runs or waits, when it will be done, and the slots it has had."""
         return dict(await self._json(Call("GET", _job(job, "explain"))))
 
     async def series(self, job: str | JobView) -> SeriesView:
-        """A job's curves over time: progress, loss, metrics, slots; and what happened to it meanwhile."""
+        """A job's curves over time (progress, loss, metrics, slots), and its starts, resizes and losses."""
         return await self._get(SeriesView, Call("GET", _job(job, "series")))
 
     async def logs(
         self, job: str | JobView, *, offset: int = 0, follow: bool = False
     ) -> AsyncGenerator[str, None]:
-        """A job's output, in pieces as they come; with `follow` until the job is over."""
+        """A job's output so far, in pieces; with `follow` also what comes until the job is over."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pieces = self._follow_logs(job, offset) if follow else self._read_logs(job, offset)
         async with aclosing(pieces):
@@ -170,7 +171,7 @@ class Calls:
     async def events(
         self, *, job: str | JobView | None = None, since: int | None = None, follow: bool = True
     ) -> AsyncGenerator[EventView, None]:
-        """What happens, from now on or from a number on; without `follow` only what has happened so far."""
+        """Events after number `since` (default: from now on); without `follow` only those so far."""
         query: dict[str, str | int] = {} if job is None else {"job": _id(job)}
         if not follow:
             async with aclosing(self._past(query | {"since": since or 0, "limit": 1000})) as past:
@@ -200,11 +201,11 @@ class Calls:
             query["since"] = page.next
 
     async def nodes(self) -> list[NodeView]:
-        """The machines, their slots, and how many are in use."""
+        """The nodes, their slots, and how many are in use."""
         return (await self._get(NodeList, Call("GET", "/v1/nodes"))).nodes
 
     async def drain(self, node: str) -> list[NodeView]:
-        """Move everything off a node and put nothing on it (administrators only)."""
+        """Move all jobs off a node and give it none until it is undrained (administrators only)."""
         return (await self._get(NodeList, Call("POST", f"/v1/nodes/{_safe(node)}/drain"))).nodes
 
     async def undrain(self, node: str) -> list[NodeView]:
@@ -212,7 +213,7 @@ class Calls:
         return (await self._get(NodeList, Call("POST", f"/v1/nodes/{_safe(node)}/undrain"))).nodes
 
     async def policy(self) -> str:
-        """The policy that decides who gets how many slots."""
+        """The policy that decides how many slots each job gets."""
         return (await self._get(PolicyView, Call("GET", "/v1/policy"))).policy
 
     async def set_policy(self, policy: str) -> str:
@@ -227,21 +228,21 @@ class Calls:
     # -- tokens and the server itself --------------------------------------------------------------------
 
     async def tokens(self) -> list[TokenView]:
-        """The tokens there are (administrators only)."""
+        """All tokens, without their secrets (administrators only)."""
         return (await self._get(TokenList, Call("GET", "/v1/tokens"))).tokens
 
     async def create_token(self, user: str, *, role: str = "user", ttl_s: float | None = None) -> NewToken:
-        """Make a token (administrators only). Its secret is shown this once."""
+        """Make a token (administrators only). Its secret is shown only now."""
         body = {"user": user, "role": role, "ttl_s": ttl_s}
-        # Not sent again: each time would make another one.
+        # Never sent again, because each call that arrives makes another token.
         return await self._get(NewToken, Call("POST", "/v1/tokens", body=body), retry=False)
 
     async def revoke_token(self, token_id: str) -> TokenView:
-        """Make a token worthless at once (administrators only)."""
+        """Have a token refused from now on (administrators only)."""
         return await self._get(TokenView, Call("DELETE", f"/v1/tokens/{_safe(token_id)}"), retry=False)
 
     async def health(self) -> Health:
-        """Whether the server is well."""
+        """Whether the server is up and its store answers."""
         return await self._get(Health, Call("GET", "/healthz"))
 
     async def close(self) -> None:
@@ -255,7 +256,9 @@ class Calls:
         try:
             return model.model_validate_json(reply.content)
         except ValidationError as error:
-            raise ServerFailed(f"{call.path} answered what this version cannot read: {error}") from error
+            raise ServerFailed(
+                f"this version of swell cannot read the answer to {call.path}; install the server's: {error}"
+            ) from error
 
     async def _json(self, call: Call) -> Any:
         return json.loads((await self._send(call)).content)
@@ -279,7 +282,10 @@ class Calls:
     async def _stream(
         self, call: Callable[[], Call], *, endless: bool = False, again: Callable[[], None] | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Parts of an answer that goes on. Opened anew when it breaks, and if endless also when it ends."""
+        """Parts of a streamed answer. The stream is opened again when it breaks, and if endless when it ends.
+
+        `again` is called before each new connection.
+        """
         attempt, began_s = 0, time.monotonic()
         while True:
             try:
@@ -308,7 +314,7 @@ class Calls:
         patience_s = self._retry_s if self._answered else min(_FIRST_RETRY_S, self._retry_s)
         if time.monotonic() - began_s >= patience_s:
             raise error
-        # A little chance in it, so that a crowd does not come back in step.
+        # A random part, so that many clients do not all come back at the same moment.
         delay_s = min(0.1 * 2**attempt, 2.0) * (0.75 + secrets.randbelow(500) / 1000)
         await self._transport.sleep(delay_s)
 
@@ -321,7 +327,7 @@ class _EventParser:
         self._rest = b""
 
     def reset(self) -> None:
-        """A new connection: what was cut off comes again."""
+        """Forget an incomplete event, because a new connection sends it again."""
         self._rest = b""
 
     def feed(self, part: bytes) -> list[str]:
@@ -362,7 +368,7 @@ def find_server(
 ) -> Target:
     """The server and token to use: as given, else from the environment, else from the state directory."""
     directory = home_dir(home)
-    # A home that is given means its own server, whatever the environment says.
+    # If a home is given, its server is meant, whatever the environment says.
     from_env = home is None
     url = url or (os.environ.get("SWELL_URL") if from_env else None)
     ca = ca or (os.environ.get("SWELL_CA") if from_env else None)
@@ -394,9 +400,11 @@ def _job(job: str | JobView, verb: str = "") -> str:
 
 
 def _safe(name: str) -> str:
-    """A name as part of a path; what could never be one is refused here."""
+    """A name as part of a URL's path; raises InputError if it cannot be one."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", name):
-        raise InputError(f"'{name}' cannot be the id of anything here", field="id")
+        raise InputError(
+            f"'{name}' is not an id: ids have up to 128 letters, digits, '.', '_' or '-'", field="id"
+        )
     return name
 
 

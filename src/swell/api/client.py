@@ -37,14 +37,14 @@ class AsyncClient(Calls):
         ca: str | None = None,
         retry_s: float = 20.0,
     ) -> None:
-        """Nothing is sent yet.
+        """Make a client; nothing is sent yet.
 
         Args:
-            url: The server; else $SWELL_URL, else the server that runs in `home`.
-            token: Bearer token; else $SWELL_TOKEN, else the one made in `home` for `role`.
-            home: State directory; else $SWELL_HOME, else ~/.swell.
+            url: URL of the server; by default $SWELL_URL, else the server that runs in `home`.
+            token: Bearer token; by default $SWELL_TOKEN, else the token in `home` for `role`.
+            home: State directory; by default $SWELL_HOME, else ~/.swell.
             role: 'user' or 'admin': which of the tokens in `home` to use.
-            ca: Certificate to trust, for a server with one of its own; else $SWELL_CA.
+            ca: Certificate to trust, for a server with a self-signed one; by default $SWELL_CA.
             retry_s: How long to go on trying when the connection is lost.
         """
         super().__init__(AsyncTransport(), partial(find_server, url, token, home, role, ca), retry_s=retry_s)
@@ -57,7 +57,7 @@ class AsyncClient(Calls):
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, as all over a blocking transport."""
+    """Run a coroutine that never suspends, such as any call over a blocking transport."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -109,7 +109,7 @@ class Client:
         ca: str | None = None,
         retry_s: float = 20.0,
     ) -> None:
-        """Nothing is sent yet. The arguments are those of `AsyncClient`."""
+        """Make a client; nothing is sent yet. The arguments are those of `AsyncClient`."""
         locate = partial(find_server, url, token, home, role, ca)
         self._calls = Calls(BlockingTransport(), locate, retry_s=retry_s)
 

@@ -1,4 +1,4 @@
-"""What every route needs: the control plane, the tokens, the events, and who is asking."""
+"""What every route needs: the control plane, the tokens, the events, and the user who asks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Replay = Callable[[ReplayRequest], dict[str, Any]]
-"""Answers what would have happened under other policies or on another cluster."""
+"""Computes what would have happened under other policies or on another cluster."""
 
 
 @dataclass(slots=True)
@@ -38,20 +38,20 @@ class Context:
     replay: Replay | None = None
     max_streams: int = 1000
     streams: int = 0
-    """Answers that are being streamed now."""
+    """How many answers are being streamed now."""
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a blocking function of the plane off the event loop."""
+        """Run a blocking function of the control plane in a thread, outside the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool, partial(function, *args, **kwargs))
 
     def stats(self) -> dict[str, float]:
-        """The plane's numbers and those of the streams."""
+        """The figures of the control plane and of the streams."""
         own = {"event_listeners": self.hub.listeners, "streams": self.streams, "event_seq": self.hub.last}
         return dict(self.plane.stats()) | own
 
     def visible_job(self, principal: Principal, job_id: str) -> JobRecord:
-        """A job, if it exists for whoever asks. Blocks."""
+        """A job, if the principal may see it; else NotFound. Blocks."""
         record = self.plane.job(job_id)
         if not principal.sees(record.owner):
             raise NotFound(f"there is no job '{job_id}'")

@@ -1,7 +1,7 @@
-"""What the API needs of a control plane. `swell.control.plane.ControlPlane` is the one there is.
+"""What the API needs of a control plane; `swell.control.plane.ControlPlane` provides it.
 
-All methods may be called from any thread and may block on the disk for a moment; the server calls them from
-a pool of threads, never from its event loop.
+All methods may be called from any thread and may wait for the disk for a moment. The server calls them from a
+pool of threads, never from its event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from swell.domain import Event
 
 
 class NodeState(Protocol):
-    """A machine as the control plane sees it."""
+    """A node as the control plane sees it."""
 
     @property
     def name(self) -> str: ...
@@ -31,7 +31,7 @@ class NodeState(Protocol):
 
 
 class Plane(Protocol):
-    """Accepts jobs, answers questions about them, and tells when something happened."""
+    """Accepts jobs, answers questions about them, and publishes events."""
 
     def submit(self, request: JobRequest, owner: str, idempotency_key: str | None = None) -> JobRecord: ...
 

@@ -1,4 +1,4 @@
-"""Errors on the wire: one form for all, and one table of what becomes which status.
+"""Errors on the wire: one form for all of them, with one table of statuses (`refusals.STATUSES`).
 
 {"error": {"code": ..., "message": ..., "field"?: ..., "hint"?: ...}}
 """
@@ -21,9 +21,9 @@ from swell.domain import SwellError
 logger = logging.getLogger(__name__)
 
 _HINTS = {
-    401: "tokens made at the first start lie in the server's home under tokens/",
+    401: "the tokens made at the first start are in the server's home under tokens/",
     403: "use an administrator's token",
-    503: "nothing was changed; try again once the server's disk or database is well",
+    503: "nothing was changed; try again once the server's disk or database works",
 }
 _HTTP_CODES = {400: "invalid", 404: "not_found", 405: "method_not_allowed", 413: "too_large"}
 
@@ -32,7 +32,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
     for status, text in (
         (400, "The body is not JSON"),
         (401, "No token, or one that is wrong, revoked or expired"),
-        (404, "There is no such thing for this token"),
+        (404, "It does not exist, or this token may not see it"),
         (413, "The body is too large"),
         (422, "A field was refused"),
         (503, "The store cannot be written or read; nothing was changed"),
@@ -40,7 +40,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
 }
 FORBIDDEN: dict[int | str, dict[str, Any]] = {403: {"model": ErrorAnswer, "description": "Not for this role"}}
 CONFLICT: dict[int | str, dict[str, Any]] = {
-    409: {"model": ErrorAnswer, "description": "It is not in a state for that"}
+    409: {"model": ErrorAnswer, "description": "The state of the job does not allow this"}
 }
 
 
@@ -87,22 +87,22 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _unforeseen(request: Request, error: Exception) -> JSONResponse:
-        # The traceback belongs in the log: it may hold what the client must not see.
+        # The traceback goes to the log only, because it may contain what the client must not see.
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return error_response(500, "internal", "the server failed; its log says why")
+        return error_response(500, "internal", "the server failed; see the server's log")
 
 
 def from_swell_error(error: SwellError) -> JSONResponse:
-    """The answer that an error of ours becomes."""
+    """The answer for an error that swell raised on purpose."""
     for kind, status, code in STATUSES:
         if isinstance(error, kind):
             return error_response(status, code, str(error), field=getattr(error, "field", None))
-    logger.error("an error without a status of its own", exc_info=error)
+    logger.error("an error that has no HTTP status", exc_info=error)
     return error_response(500, "internal", str(error))
 
 
 def _from_validation(errors: Sequence[Any]) -> JSONResponse:
-    """The first refused field, by name: what was given and what is allowed."""
+    """The answer for refused fields: it names the first one, what was given and what is allowed."""
     first = errors[0]
     location = [str(part) for part in first["loc"]]
     if first["type"] == "json_invalid":
@@ -127,5 +127,5 @@ def _short(value: object) -> str:
 
 
 def _clean(text: str) -> str:
-    """Text that can always be sent: lone surrogates written out."""
+    """The text with lone surrogates escaped, so that it can always be sent."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -20,13 +20,13 @@ def home_dir(given: str | os.PathLike[str] | None = None) -> Path:
 
 
 def token_file(home: Path, role: str) -> Path:
-    """Where the token that was created at the first start lies."""
+    """The file with the token for a role that was made at the first start."""
     return home / "tokens" / role
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFile:
-    """What a running server says about itself."""
+    """The content of server.json: where a running server is."""
 
     url: str
     pid: int
@@ -34,12 +34,12 @@ class ServerFile:
     """Certificate that clients on this machine may trust, if the server speaks TLS."""
 
     def write(self, home: Path) -> None:
-        """Say where the server is."""
+        """Write the file, so that clients on this machine find the server."""
         write_private(home / "server.json", json.dumps(asdict(self)) + "\n")
 
     @staticmethod
     def read(home: Path) -> ServerFile | None:
-        """What the server of this home wrote; None if there is none or it cannot be read."""
+        """The file of this home; None if there is none or it cannot be read."""
         try:
             raw = json.loads((home / "server.json").read_text())
             ca = raw.get("ca")
@@ -49,14 +49,14 @@ class ServerFile:
 
     @staticmethod
     def remove(home: Path, pid: int) -> None:
-        """Take the file away, unless another server has written its own since."""
+        """Remove the file, unless another server has written its own since."""
         found = ServerFile.read(home)
         if found is not None and found.pid == pid:
             (home / "server.json").unlink(missing_ok=True)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address."""
+    """Whether only this machine can reach this address."""
     if host == "localhost":
         return True
     try:
@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file whole, readable and writable by its owner only from the first moment on."""
+    """Write a file atomically; at no moment can anybody but its owner read it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """Live events for many listeners at the price of one.
 
-One task reads new events from the control plane and keeps the latest in a window. A listener is no more than
-a number, the last event it has seen: it reads from the window, or from the store if it is further behind. So
-a slow listener costs no memory and loses nothing, and listeners who are at the same place and may see
-the same things share the very same bytes.
+One task reads new events from the control plane and keeps the latest in a window. Of a listener only the
+number of the last event it has seen is kept: it reads on from the window, or from the store if it is further
+behind. So a slow listener costs no memory and misses nothing, and listeners that have seen the same number
+and may see the same jobs share the same bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Entry:
 
     seq: int
     owner: str | None
-    """Whose job it is about; None for events of nodes, which all may see."""
+    """The owner of the event's job; None for events of nodes, which all users may see."""
     job_id: str | None
     frame: bytes
 
@@ -65,12 +65,12 @@ class EventHub:
     # -- following the plane -----------------------------------------------------------------------------
 
     async def start(self, last_seq: int) -> None:
-        """Follow the plane from that event on."""
+        """Follow the control plane's events after this number."""
         loop = asyncio.get_running_loop()
         self.last = self._floor = last_seq
 
         def wake(*_: object) -> None:
-            # The loop may be gone when the plane outlives the server.
+            # The event loop may be closed already, because the control plane outlives the server.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._wake.set)
 
@@ -79,12 +79,12 @@ class EventHub:
         self._task = asyncio.create_task(self._follow())
 
     def close(self) -> None:
-        """Let every listener go."""
+        """End the streams of all listeners."""
         self.closed = True
         self._changed.set()
 
     async def stop(self) -> None:
-        """Stop following."""
+        """Stop following events, and end all streams."""
         self.close()
         if self._unsubscribe is not None:
             self._unsubscribe()
@@ -127,7 +127,7 @@ class EventHub:
         try:
             return self._plane.job(str(event.job_id)).owner
         except NotFound:
-            return ""  # nobody's: for administrators only
+            return ""  # a job without an owner: only administrators see it
 
     def _add(self, fresh: list[Entry]) -> None:
         self._entries += fresh
@@ -143,9 +143,9 @@ class EventHub:
     # -- listening ---------------------------------------------------------------------------------------
 
     async def stream(self, scope: str | None, job_id: str | None, since: int) -> AsyncIterator[bytes]:
-        """Server-sent events after a number: of one owner (or all), of one job (or all)."""
+        """Server-sent events after number `since`: of one owner (or all), of one job (or all)."""
         cursor = since
-        # The number to come back with, before the first event.
+        # Before the first event, tell the client the number to come back with after a lost connection.
         yield f"retry: 1000\nid: {since}\n\n".encode()
         self.listeners += 1
         try:
@@ -163,7 +163,7 @@ class EventHub:
             self.listeners -= 1
 
     async def job_changed(self, job_id: str, since: int, timeout_s: float) -> int:
-        """Wait until a job has an event after a number, or for so long; returns the newest number seen."""
+        """Wait, `timeout_s` at most, until a job has an event after `since`; returns the newest number."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + timeout_s
         while not self.closed:
@@ -178,7 +178,7 @@ class EventHub:
     def page(
         self, scope: str | None, job_id: str | None, since: int, limit: int
     ) -> tuple[list[EventView], int]:
-        """Up to so many events that may be seen, and the number to go on from. Blocks."""
+        """At most `limit` events that the asker may see, and the number to go on from. Blocks."""
         found: list[EventView] = []
         while page := self._plane.events(since, job_id, _PAGE):
             for seq, event in page:
@@ -199,10 +199,10 @@ class EventHub:
         return True
 
     async def _catch_up(self, cursor: int, scope: str | None, job_id: str | None) -> tuple[bytes, int]:
-        """From the store, a page at a time, until the window takes over."""
+        """Read a page from the store, for a listener that is too far behind for the window."""
         head = self.last
         page: list[Entry] = await self._call(self._read, cursor, job_id)
-        # A page that is not full has everything there was when it was read, hence all up to `head`.
+        # A page that is not full contains all events there were when it was read, hence all up to `head`.
         cursor = page[-1].seq if len(page) == _PAGE else max(head, page[-1].seq if page else 0)
         return b"".join(entry.frame for entry in page if _visible(entry, scope, job_id)), cursor
 

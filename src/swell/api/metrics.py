@@ -1,6 +1,6 @@
-"""Numbers for Prometheus: requests as they are answered, and the control plane's own when it is asked.
+"""Figures for Prometheus: requests, counted as they are answered, and the control plane's own figures.
 
-Aggregates only: no label names a user or a job, so any token may read them.
+There are only aggregates: no label names a user or a job, so any token may read them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class RequestMetrics:
-    """Counts requests by route template, never by the path given: names in paths must not grow it."""
+    """Counts requests by route template, not by path, so that names in paths do not make new counters."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("method", "route")
@@ -32,7 +32,7 @@ class RequestMetrics:
         )
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+        """Count a request that was answered."""
         method = method if method in ("GET", "POST", "PUT", "DELETE", "HEAD") else "other"
         self._answers.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
@@ -45,7 +45,7 @@ class PlaneCollector:
         self._stats = stats
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """What Prometheus asks for."""
+        """The figures, in the form that the Prometheus library asks for."""
         for key, value in self._stats().items():
             name = f"swell_{key}"
             if isinstance(value, Mapping):
@@ -58,7 +58,7 @@ class PlaneCollector:
 
 
 def exposition(registry: CollectorRegistry, stats: Callable[[], Mapping[str, Any]]) -> bytes:
-    """Everything, in Prometheus' text format."""
+    """All figures, in Prometheus' text format."""
     own = CollectorRegistry()
     own.register(PlaneCollector(stats))
     return bytes(generate_latest(registry) + generate_latest(own))

@@ -1,6 +1,6 @@
-"""What every request goes through: a limit on the body, headers that keep browsers honest, and counting.
+"""What every request goes through: a limit on the body, security headers, and counting.
 
-Plain ASGI: streams pass through untouched and nothing is buffered but request bodies, which are small.
+Plain ASGI: streamed answers pass through untouched. Only request bodies, which are small, are buffered.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _HEADERS = {
 
 
 class BodyLimit:
-    """Refuse large bodies before anything looks at them, said or unsaid in Content-Length."""
+    """Refuse bodies that are too large before they are parsed, with or without a Content-Length header."""
 
     def __init__(self, app: ASGIApp, limit_bytes: int = MAX_BODY_BYTES) -> None:
         self.app = app
         self.limit_bytes = limit_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body whole, or refuse it."""
+        """Read the whole body and pass the request on, or refuse it."""
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self.app(scope, receive, send)
             return
@@ -58,7 +58,8 @@ class BodyLimit:
                     chunks.append(chunk)
                     more = message.get("more_body", False)
         except TimeoutError:
-            answer = error_response(408, "timeout", "the body did not arrive in time")
+            late = f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it again"
+            answer = error_response(408, "timeout", late)
             await answer(scope, receive, send)
             return
         body: bytes | None = b"".join(chunks)
@@ -74,7 +75,7 @@ class BodyLimit:
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         message = f"the body must be at most {self.limit_bytes} bytes"
-        # The rest of the body is not read: this connection is of no further use.
+        # The rest of the body is never read, so the connection cannot be used again.
         answer = error_response(413, "too_large", message, headers={"Connection": "close"})
         await answer(scope, receive, send)
 
@@ -88,7 +89,7 @@ class Guard:
         self.headers = _HEADERS | ({"Strict-Transport-Security": "max-age=31536000"} if tls else {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
+        """Pass the request on, and add to its answer."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

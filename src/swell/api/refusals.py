@@ -1,14 +1,14 @@
-"""Errors that cross the wire: what the server refuses, and what its clients raise for it.
+"""Errors that cross the wire: the server answers with them, and its clients raise them.
 
 SwellError
-+-- InputError           something given is not acceptable (422; 400 and 413 for whole bodies)
-+-- NotFound             there is no such thing, or it is somebody else's (404)
-+-- Conflict             it is there, but not in a state for that (409)
-+-- StoreUnavailable     the server's disk or database does not take it; nothing was changed (503)
++-- InputError           an input is not acceptable (422; 400 and 413 for whole bodies)
++-- NotFound             it does not exist, or belongs to another user (404)
++-- Conflict             the state of the job or node does not allow what is asked (409)
++-- StoreUnavailable     the server's store cannot be written or read now; nothing was changed (503)
 +-- NotAuthenticated     no token, or one that is wrong, revoked or expired (401)
-+-- Forbidden            the token is good, but not for this (403)
++-- Forbidden            the token's role does not allow this (403)
 +-- Unreachable          no server answers
-+-- ServerFailed         the server answered something that no client can mend
++-- ServerFailed         the server failed, or is not a swell server
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NotAuthenticated(SwellError):
 
 
 class Forbidden(SwellError):
-    """The token is good, but not for this."""
+    """The token is valid, but its role does not allow this."""
 
 
 class Unreachable(SwellError):
@@ -32,7 +32,7 @@ class Unreachable(SwellError):
 
 
 class ServerFailed(SwellError):
-    """The server failed, or is no swell server."""
+    """The server failed, or is not a swell server."""
 
 
 STATUSES: tuple[tuple[type[SwellError], int, str], ...] = (
@@ -43,14 +43,14 @@ STATUSES: tuple[tuple[type[SwellError], int, str], ...] = (
     (NotAuthenticated, 401, "unauthenticated"),
     (Forbidden, 403, "forbidden"),
 )
-"""What becomes which status, and back."""
+"""The HTTP status and code of each error; the server and its clients both use this table."""
 
 
 def from_answer(status: int, body: Any) -> SwellError:
-    """The error that an answer stands for."""
+    """The error to raise for an answer with an error status."""
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict):
-        return ServerFailed(f"the server answered {status}; is it a swell server?")
+        return ServerFailed(f"the server answered {status} in an unknown form; is it a swell server?")
     message, hint, field = str(error.get("message", status)), error.get("hint"), error.get("field")
     text = f"{message} ({hint})" if hint else message
     if status in (400, 413, 422):

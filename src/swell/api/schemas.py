@@ -1,8 +1,8 @@
-"""The words on the wire. What comes in is strict and bounded; what goes out is what the SDK returns.
+"""The models of requests and answers. Requests are strict and bounded; answers are what the SDK returns.
 
-Requests refuse fields they do not know, by name. Answers ignore fields they do not know, so that an older
-client reads a newer server. Times are Unix seconds. The fields of a job are those of
-`swell.domain.JobRequest`: the models for them are made from it.
+A request with an unknown field is refused by the field's name. Unknown fields of an answer are ignored, so
+that an older client reads a newer server. Times are Unix seconds. The fields of a job are those of
+`swell.domain.JobRequest`, from which the models are made.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
 
 
 class Incoming(BaseModel):
-    """A request: strict types, no unknown fields."""
+    """A request: strict types, unknown fields refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Outgoing(BaseModel):
-    """An answer."""
+    """An answer: unknown fields ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, from_attributes=True)
 
@@ -78,19 +78,19 @@ def _schema(field: RequestField) -> Any:
     """The default of a field of a submission, and what the OpenAPI document says about the field."""
     about = field.about
     default = ... if field.required else list(field.default) if about.kind is Kind.WORDS else field.default
-    # People write durations, moments and sizes otherwise than programs do: those examples are for people.
+    # Examples of durations, moments and sizes are written for people, not in the units of the API.
     examples = None if about.kind in _UNITS else [about.example]
     return Field(default, description=about.help + _UNITS.get(about.kind, ""), examples=examples)
 
 
 class _Submission(Incoming):
-    """What a person hands in: a script, and if they like a deadline. Never a number of GPUs.
+    """What a person hands in: a script and perhaps a deadline. Never a number of GPUs.
 
     A relative path of the script is relative to workdir.
     """
 
     def to_request(self) -> JobRequest:
-        """What the control plane takes."""
+        """The submission as the request that the control plane takes."""
         return JobRequest(**{name: getattr(self, name) for name in FIELDS})
 
 
@@ -112,14 +112,14 @@ else:
 class Bounds(Incoming):
     """Bounds for the workers of a job, set by hand."""
 
-    min_workers: Workers = Field(default=1, description="Least workers.")
-    max_workers: Workers | None = Field(default=None, description="Most workers; none for no bound.")
+    min_workers: Workers = Field(default=1, description="Fewest workers.")
+    max_workers: Workers | None = Field(default=None, description="Most workers; null for no bound.")
 
 
 class EstimateView(Outgoing):
-    """When a job will be done, as far as is known."""
+    """When a job will probably be done."""
 
-    finish_s: float | None = Field(default=None, description="Most likely finish.")
+    finish_s: float | None = Field(default=None, description="Most likely finish; null if unknown.")
     earliest_s: float | None = None
     latest_s: float | None = None
     source: str = Field(default="none", description="model, history, profile or none.")
@@ -129,13 +129,15 @@ class PromiseView(Outgoing):
     """The answer to a submission or a quote."""
 
     admitted: bool
-    pending: bool = Field(default=False, description="Decided after a short profiling run; see `reason`.")
-    guaranteed_s: float | None = Field(default=None, description="The finish that is guaranteed.")
+    pending: bool = Field(
+        default=False, description="The deadline is decided after a short profiling run; see `reason`."
+    )
+    guaranteed_s: float | None = Field(default=None, description="The guaranteed finish, if there is one.")
     estimate: EstimateView
     earliest_deadline_s: float | None = Field(
         default=None, description="If refused: the earliest deadline that would be admitted."
     )
-    reason: str = Field(default="", description="If refused: what stands in the way.")
+    reason: str = Field(default="", description="If refused: why. If pending: when it is decided.")
 
     @classmethod
     def of(cls, promise: Promise) -> Self:
@@ -144,12 +146,12 @@ class PromiseView(Outgoing):
 
 
 if TYPE_CHECKING:
-    RequestView = JobRequest  # the same attributes; what it does not share, nobody needs of a view
+    RequestView = JobRequest  # the same attributes, which is all that users of a view need
 else:
     RequestView = create_model(
         "RequestView",
         __base__=Outgoing,
-        __doc__="A job as it was asked for.",
+        __doc__="A job's request, as it was handed in.",
         __module__=__name__,
         **{
             name: (kind, ... if FIELDS[name].required else FIELDS[name].default)
@@ -167,17 +169,17 @@ class JobView(Outgoing):
     submitted_s: float
     phase: Phase
     promise: PromiseView
-    wanted: tuple[int, ...] = Field(default=(), description="Numbers of the slots it holds or is to get.")
+    wanted: tuple[int, ...] = Field(default=(), description="Numbers of the slots that it should have.")
     started_s: float | None = None
     ended_s: float | None = None
     done: float = Field(default=0.0, description="Progress in iterations.")
-    of: float | None = Field(default=None, description="Iterations in all, once the job has said so.")
+    of: float | None = Field(default=None, description="Iterations in all; null until the job reports it.")
     batch_size: int | None = None
     resizes: int = 0
     pause_s: float = Field(default=0.0, description="Sum of the pauses that resizes cost.")
     restarts: int = 0
     exit_code: int | None = None
-    reason: str = Field(default="", description="Why it is where it is, in a line for people.")
+    reason: str = Field(default="", description="Why the job is in its phase, in a line for people.")
 
     @classmethod
     def of_record(cls, record: JobRecord) -> Self:
@@ -186,12 +188,12 @@ class JobView(Outgoing):
 
     @property
     def name(self) -> str:
-        """The name its owner gave it."""
+        """The name that the owner gave the job."""
         return self.request.name
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """Whether nothing more will happen to the job."""
         return self.phase.over
 
 
@@ -203,7 +205,7 @@ class JobPage(Outgoing):
 
 
 class SeriesView(Outgoing):
-    """A job's curves over time: columns of equal length, null where the job said nothing."""
+    """A job's curves over time: columns of equal length, null where a report lacks the value."""
 
     time_s: list[float]
     curves: dict[str, list[float | None]] = Field(
@@ -221,7 +223,7 @@ class SeriesView(Outgoing):
 class EventView(Outgoing):
     """One thing that happened."""
 
-    seq: int = Field(description="Its number in the log; give it as `since` to go on from here.")
+    seq: int = Field(description="Number in the log; give it as `since` to go on after this event.")
     time_s: float
     kind: str
     job_id: str | None = None
@@ -249,7 +251,7 @@ class EventPage(Outgoing):
 
 
 class NodeView(Outgoing):
-    """A machine and its slots."""
+    """A node and its slots."""
 
     name: str
     gpus: int
@@ -257,11 +259,11 @@ class NodeView(Outgoing):
     up: bool = True
     draining: bool = False
     used: int = Field(default=0, description="Slots in use.")
-    held: int = Field(default=0, description="Slots that others than swell have at the moment.")
+    held: int = Field(default=0, description="Slots that somebody outside swell has taken.")
 
 
 class NodeList(Outgoing):
-    """The machines there are."""
+    """All nodes."""
 
     nodes: list[NodeView]
 
@@ -276,7 +278,7 @@ class PolicyChange(Incoming):
     """Another policy, by name and options."""
 
     policy: Annotated[str, StringConstraints(min_length=1, max_length=500)] = Field(
-        examples=["elasticflow", "pollux"], description="As `swell policies` lists them."
+        examples=["elasticflow", "pollux"], description="A policy that `swell policies` lists."
     )
 
 
@@ -284,10 +286,10 @@ class ReplayRequest(Incoming):
     """What would have happened under other policies, or on another cluster."""
 
     policies: list[Annotated[str, StringConstraints(min_length=1, max_length=500)]] = Field(
-        default=[], max_length=20, description="Policies to replay under; the present one if there are none."
+        default=[], max_length=20, description="Policies to replay under; if empty, the present one."
     )
     cluster: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = Field(
-        default=None, description="Another cluster, such as 8x8; none for the present one.", examples=["8x8"]
+        default=None, description="Another cluster, such as 8x8; null for the present one.", examples=["8x8"]
     )
 
 
@@ -300,7 +302,7 @@ class TokenRequest(Incoming):
     user: Annotated[str, StringConstraints(min_length=1, max_length=64)]
     role: Annotated[str, StringConstraints(pattern="^(user|admin)$")] = "user"
     ttl_s: Annotated[float, Field(gt=0, le=1e10, allow_inf_nan=False)] | None = Field(
-        default=None, description="Seconds until it expires; none for never."
+        default=None, description="Seconds until the token expires; null for never."
     )
 
 
@@ -314,13 +316,13 @@ class TokenView(Outgoing):
 
 
 class NewToken(TokenView):
-    """A token that was just made. The secret is shown this once."""
+    """A token that was just made. Its secret is shown only now."""
 
     token: str
 
 
 class TokenList(Outgoing):
-    """The tokens there are."""
+    """All tokens."""
 
     tokens: list[TokenView]
 
@@ -329,7 +331,7 @@ class TokenList(Outgoing):
 
 
 class Health(Outgoing):
-    """Whether the server is well."""
+    """The state of the server."""
 
     status: str
     version: str

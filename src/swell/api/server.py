@@ -3,8 +3,8 @@
     server = Server(plane, store, home=home)
     server.run()                     # until SIGTERM or SIGINT
 
-It listens on loopback unless told otherwise, and beyond loopback only with TLS or when told that clear text
-is meant. Ending is orderly: streams end, requests under way are answered, then the sockets close.
+The server listens on loopback unless told otherwise, and on other addresses only with TLS or with `insecure`.
+When it ends, streams end first, then requests under way are answered, then the sockets close.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from swell.domain import InputError, SwellError
 
 DEFAULT_PORT = 7373
 _THREADS = 64
-"""Calls of the plane under way at once. They wait on its lock and its disk, not on the processor."""
+"""Most calls of the control plane at once. They wait for its lock and its disk, not for a processor."""
 _GRACE_S = 5
 
 
@@ -59,7 +59,7 @@ def create_app(
     tls: bool = False,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> FastAPI:
-    """The app for a control plane. Without `replay` there is no endpoint for it."""
+    """The web app for a control plane. Without `replay` there is no endpoint for replays."""
     registry = CollectorRegistry()
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="swell-api")
 
@@ -112,7 +112,7 @@ def _describe_tokens(app: FastAPI) -> None:
 
 
 def check_binding(host: str, cert: Path | None, key: Path | None, insecure: bool) -> ssl.SSLContext | None:
-    """Refuse to send tokens in clear text over a network by accident; returns the TLS set-up, if any."""
+    """Refuse an address where tokens would cross a network in clear text; returns the TLS context, if any."""
     if (cert is None) != (key is None):
         missing = "key" if key is None else "cert"
         raise InputError(f"{missing} is missing: TLS needs both a certificate and its key", field=missing)
@@ -127,7 +127,7 @@ def check_binding(host: str, cert: Path | None, key: Path | None, insecure: bool
     if not insecure and not is_loopback(host):
         raise InputError(
             f"host '{host}' can be reached from other machines, and tokens would cross the network in clear"
-            " text: give a certificate and key, or say --insecure if something else protects it",
+            " text: give --tls-cert and --tls-key, or --insecure if something else protects the network",
             field="host",
         )
     return None
@@ -153,7 +153,7 @@ class Server:
         self.home = home
         self.book = TokenBook(store)
         self.new_tokens = ensure_tokens(self.book, home)
-        """Token files that this start has written; there are some at the first start only."""
+        """Token files that were written now; only the first start writes any."""
         self.app = create_app(plane, store, book=self.book, replay=replay, tls=tls is not None)
         self._socket = _bind(host, port)
         shown = host if host not in ("0.0.0.0", "::") else socket.gethostname()
@@ -178,8 +178,8 @@ class Server:
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop`; then return."""
         if threading.current_thread() is threading.main_thread():
-            # The libraries' hundreds of thousands of objects live as long as the process. Left to the garbage
-            # collector, each full collection would hold up every request for a tenth of a second.
+            # The libraries' hundreds of thousands of objects live as long as the process. Unless they are
+            # frozen, each full garbage collection holds up all requests for a tenth of a second.
             gc.collect()
             gc.freeze()
         self._file.write(self.home)
@@ -189,7 +189,7 @@ class Server:
             ServerFile.remove(self.home, os.getpid())
             self._socket.close()
         if not self._uvicorn.started:
-            raise SwellError("the server could not start; its log says why")
+            raise SwellError("the server could not start; see its log")
 
     def start(self, timeout_s: float = 30.0) -> None:
         """Serve in a thread of this process; returns once requests are answered."""
@@ -202,10 +202,10 @@ class Server:
             self._thread.join(step_s)
             if not self._thread.is_alive():
                 break
-        raise SwellError(f"the server did not come up within {timeout_s:g} s")
+        raise SwellError(f"the server did not come up within {timeout_s:g} s; see its log")
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """End in good order. May be called from any thread."""
+        """End the server in good order. May be called from any thread."""
         self._uvicorn.should_exit = True
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
@@ -217,7 +217,7 @@ def serve(plane: Plane, store: Store, **options: Any) -> None:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn that lets streams go before it waits for requests, and returns when a signal ends it."""
+    """uvicorn that ends streams before it waits for requests, and returns after a signal."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app: Any = self.config.app
@@ -226,13 +226,13 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn would raise the signal again afterwards, and the control plane would never be stopped.
+        # uvicorn would raise the signal again at the end, and the control plane would never be stopped.
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def leave(_: int, __: FrameType | None) -> None:
-            # A second signal does not wait for requests under way.
+            # After a second signal the server does not wait for requests under way.
             self.force_exit = self.should_exit
             self.should_exit = True
 
@@ -245,7 +245,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A listening socket, or a refusal that says what to do."""
+    """A socket bound to this address; raises InputError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -254,7 +254,7 @@ def _bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         bound.close()
         raise InputError(
-            f"cannot listen on {host}:{port} ({error}); is another server running? --port gives another one",
+            f"cannot listen on {host}:{port} ({error}); is another server running? Try another --port",
             field="port",
         ) from error
     bound.set_inheritable(False)

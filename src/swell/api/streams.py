@@ -1,4 +1,4 @@
-"""Answers that go on: counted, so that there are not too many, and ended when the server ends."""
+"""Streamed answers: their number is limited, and they end when the server ends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from swell.api.errors import error_response
 
 
 def stream(ctx: Context, source: AsyncIterator[bytes], media_type: str) -> Response:
-    """Stream an answer, or say that there are too many already."""
+    """Stream an answer, or refuse because too many are being streamed."""
     if ctx.streams >= ctx.max_streams:
-        message = f"{ctx.max_streams} answers are being streamed already; try again later"
+        message = f"the server streams {ctx.max_streams} answers already; try again later"
         return error_response(429, "too_many_streams", message, headers={"Retry-After": "5"})
     ctx.streams += 1
 
@@ -24,5 +24,5 @@ def stream(ctx: Context, source: AsyncIterator[bytes], media_type: str) -> Respo
         finally:
             ctx.streams -= 1
 
-    # Proxies must not hold parts back.
+    # The header tells proxies not to hold parts back.
     return StreamingResponse(counted(), media_type=media_type, headers={"X-Accel-Buffering": "no"})

@@ -1,6 +1,6 @@
-"""How the SDK talks: the same few calls over blocking or asynchronous sockets.
+"""How the SDK sends requests: over blocking or over asynchronous sockets.
 
-Both transports have the same coroutine methods. Those of the blocking one never suspend, so a plain
+Both transports have the same coroutine methods. Those of the blocking transport never suspend, so a plain
 function can run such a coroutine to its end with a single `send` (see `client.run`).
 """
 
@@ -22,21 +22,21 @@ from swell.api.refusals import Unreachable
 
 
 class ConnectionLost(Unreachable):
-    """The connection broke or could not be made; what was sent may or may not have arrived."""
+    """The connection broke or could not be made; the request may or may not have arrived."""
 
 
 class Silent(ConnectionLost):
-    """Nothing came for a while on a connection that seems to be there."""
+    """Nothing arrived for a while on a connection that seems to be open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server and the token to show it."""
+    """A server, and the token to send to it."""
 
     url: str
     token: str
     ca: str | None = None
-    """Certificate to trust, beside those the system trusts."""
+    """Certificate to trust, besides those that the system trusts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class Call:
     body: Any = None
     headers: Mapping[str, str] | None = None
     timeout_s: float = 30.0
-    """Longest silence."""
+    """Longest time without any data from the server."""
 
     def arguments(self, target: Target) -> dict[str, Any]:
-        """For httpx2."""
+        """The request as arguments of httpx2."""
         return {
             "method": self.method,
             "url": target.url.rstrip("/") + self.path,
@@ -89,7 +89,7 @@ class Transport(Protocol):
 
 
 class BlockingTransport:
-    """Over blocking sockets."""
+    """A transport over blocking sockets."""
 
     def __init__(self) -> None:
         self._clients: dict[tuple[str, str | None], httpx2.Client] = {}
@@ -127,7 +127,7 @@ class BlockingTransport:
 
 
 class AsyncTransport:
-    """Over asyncio."""
+    """A transport over asyncio."""
 
     def __init__(self) -> None:
         self._clients: dict[tuple[str, str | None], httpx2.AsyncClient] = {}
@@ -171,7 +171,7 @@ def _options(target: Target) -> dict[str, Any]:
     if target.ca is not None:
         verify = ssl.create_default_context()
         verify.load_verify_locations(cafile=target.ca)
-    # A proxy for the world outside has no business with this machine.
+    # Requests to this machine must not go through a proxy that the environment names.
     return {
         "verify": verify,
         "trust_env": not is_loopback(host),
@@ -184,13 +184,13 @@ def _translated(target: Target) -> Iterator[None]:
     try:
         yield
     except httpx2.ReadTimeout as error:
-        raise Silent(f"{target.url} has not answered in time") from error
+        raise Silent(f"the server at {target.url} did not answer in time; try again") from error
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
         raise Unreachable(f"'{target.url}' is not the URL of a server: {error}") from error
     except httpx2.TransportError as error:
         if isinstance(error.__cause__, ssl.SSLError) or "CERTIFICATE" in str(error):
             raise Unreachable(
-                f"{target.url} shows a certificate that is not trusted here ({error}); give ca or SWELL_CA"
+                f"the certificate of {target.url} is not trusted here ({error}); name it with ca or SWELL_CA"
             ) from error
         raise ConnectionLost(
             f"cannot reach the server at {target.url} ({error or type(error).__name__}); is it running?"

@@ -1,4 +1,4 @@
-"""The commands people type. Each lives in a module of its own and is imported only when it is called."""
+"""The commands that people type. The module of a command is imported only when the command is called."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from swell import __version__
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Platform": {
         "up": ("swell.cli.up:up", "Start the control plane on this machine."),
-        "down": ("swell.cli.up:down", "Stop it."),
+        "down": ("swell.cli.up:down", "Stop the control plane."),
         "nodes": ("swell.cli.cluster:nodes", "Show the nodes and their slots."),
-        "drain": ("swell.cli.cluster:drain", "Move everything off a node."),
+        "drain": ("swell.cli.cluster:drain", "Move all jobs off a node."),
         "policy": ("swell.cli.cluster:policy", "Show the policy, or switch it while jobs run."),
         "token": ("swell.cli.tokens:token", "Create, list and revoke tokens."),
     },
     "Jobs": {
         "init": ("swell.cli.init:init", "Write a commented job file to start from."),
         "submit": ("swell.cli.submit:submit", "Hand in a job; get a promise, then its logs."),
-        "quote": ("swell.cli.submit:quote", "Ask what submitting would be answered."),
+        "quote": ("swell.cli.submit:quote", "Show what would be promised, without submitting."),
         "queue": ("swell.cli.jobs:queue", "List jobs."),
         "describe": (
             "swell.cli.describe:describe",
-            "Say why a job is where it is, and when it will be done.",
+            "Show why a job runs or waits, and when it will be done.",
         ),
         "logs": ("swell.cli.jobs:logs", "Show a job's output."),
-        "pause": ("swell.cli.jobs:pause", "Have a job give its slots back for a while."),
+        "pause": ("swell.cli.jobs:pause", "Have a job give its slots back until it is resumed."),
         "resume": ("swell.cli.jobs:resume", "Let a paused job go on."),
         "scale": ("swell.cli.jobs:scale", "Bound a job's workers by hand."),
         "cancel": ("swell.cli.jobs:cancel", "End a job."),
         "top": ("swell.cli.top:top", "Watch nodes, jobs and slots live."),
-        "events": ("swell.cli.watch:events", "Show what happened, or follow it."),
-        "replay": ("swell.cli.replay:replay", "What would have happened under other policies?"),
+        "events": ("swell.cli.watch:events", "Show what has happened, or follow what happens."),
+        "replay": ("swell.cli.replay:replay", "Show what would have happened under other policies."),
     },
     "Without a control plane": {
         "simulate": ("swell.cli.simulate:simulate", "Run traces under one or more policies and compare."),
@@ -64,7 +64,7 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. What is refused becomes one line on stderr; Ctrl-C leaves no traceback."""
+        """Run the command. A refusal becomes one line on stderr; Ctrl-C leaves no traceback."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -78,7 +78,7 @@ class LazyGroup(click.Group):
             click.echo(f"swell: {missing}", err=True)
             ctx.exit(1)
         except Exception as error:
-            # Not imported at the top: only a command that has already imported it can raise one of ours.
+            # Not imported at the top, to start fast: a command that raises a SwellError has imported it.
             errors = sys.modules.get("swell.domain.errors")
             if errors is None or not isinstance(error, errors.SwellError):
                 raise

@@ -1,4 +1,4 @@
-"""What the control plane promised, in words."""
+"""Promises, estimates and outcomes, in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFUSED = 3
 """Exit code for a deadline that cannot be promised."""
 
 _SOURCES = {
-    "model": "from what it has shown so far",
+    "model": "from what the job has shown so far",
     "history": "from earlier runs of this script",
     "profile": "from a short profiling run",
 }
@@ -32,32 +32,32 @@ def promise_lines(promise: PromiseView, deadline_s: float | None) -> list[str]:
     if promise.estimate.finish_s is not None:
         lines.append(f"Estimate: {estimate(promise.estimate)}.")
     elif not promise.pending and not promise.reason:
-        lines.append("Estimate: none yet; nobody here has seen this script run. 'swell describe' will tell.")
+        lines.append("Estimate: none yet, this script has never run here. 'swell describe' shows it later.")
     return lines
 
 
 def refusal_lines(promise: PromiseView, deadline_s: float | None) -> list[str]:
-    """A refusal: what stands in the way, and what would be possible."""
+    """A refusal as a few lines: the reason, and what would be possible."""
     lines = []
     if deadline_s is not None:
         lines.append(f"Refused: {say_until(deadline_s)} cannot be promised.")
-    lines.append(f"In the way: {promise.reason.rstrip('.')}.")
+    lines.append(f"Reason: {promise.reason.rstrip('.')}.")
     if promise.earliest_deadline_s is not None:
         lines.append(f"Counter-offer: {say_until(promise.earliest_deadline_s)} would be promised.")
         lines.append(f"To take it: --deadline {offer(promise.earliest_deadline_s)}")
     else:
-        lines.append("Leave the deadline out to run it as best effort.")
+        lines.append("Leave the deadline out to run the job as best effort.")
     return lines
 
 
 def offer(earliest_s: float) -> str:
-    """A deadline to type that is a little later than the earliest one, for the time it takes to type it."""
+    """The earliest deadline as a person can type it; a little later, for the time it takes to type."""
     seconds = (earliest_s - time.time()) * 1.05 + 15.0
     return f"{int(seconds / 60) + 1}m" if seconds > 600 else f"{int(seconds) + 1}s"
 
 
 def estimate(view: EstimateView) -> str:
-    """A likely finish with its range and where it comes from."""
+    """An estimated finish, with its range and its source."""
     if view.finish_s is None:
         return "not known yet"
     text = f"done at about {say_until(view.finish_s)}"

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 home_option = click.option(
     "--home", metavar="DIR", help="State directory [default: $SWELL_HOME, else ~/.swell]."
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-admin_option = click.option("--admin", is_flag=True, help="With the administrator's token: everybody's jobs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+admin_option = click.option(
+    "--admin", is_flag=True, help="Use the administrator's token, which sees the jobs of all users."
+)
 
 
 def connect(home: str | None, *, admin: bool = False, prefer_admin: bool = False) -> Client:
-    """A client for the control plane that was meant, or a refusal that says how to start one.
+    """A client for the control plane of `home` or $SWELL_URL; refuses if none runs in the home.
 
-    `prefer_admin` uses the administrator's token where it can be read: to look at the whole cluster.
+    `prefer_admin` uses the administrator's token if it can be read, to see the jobs of all users.
     """
     from swell.api.client import Client
     from swell.api.home import home_dir, token_file
@@ -38,14 +40,14 @@ def connect(home: str | None, *, admin: bool = False, prefer_admin: bool = False
     where = home_dir(home)
     local = home is not None or not os.environ.get("SWELL_URL")
     if local and running_pid(where) is None:
-        raise SwellError(f"no control plane is running here ({where}): start one with 'swell up'")
+        raise SwellError(f"no control plane is running here (home {where}): start one with 'swell up'")
     if prefer_admin and (home is not None or not os.environ.get("SWELL_TOKEN")):
         admin = os.access(token_file(where, "admin"), os.R_OK)
     return Client(home=home, role="admin" if admin else "user")
 
 
 def find_job(client: Client, text: str) -> JobView:
-    """A job by its id, by the start of it, or by its name (the newest of that name, running ones first)."""
+    """A job by its id, by its name (the newest, running ones first), or by the beginning of its id."""
     from swell.control.errors import NotFound
 
     try:
@@ -59,7 +61,7 @@ def find_job(client: Client, text: str) -> JobView:
         from swell.domain import nearest
 
         hint = nearest(text, [job.name for job in known])
-        raise NotFound(f"there is no job '{text}'.{hint} 'swell queue --all' lists them")
+        raise NotFound(f"there is no job '{text}'.{hint} 'swell queue --all' lists the jobs")
     return found[0]
 
 
@@ -76,14 +78,14 @@ def follow_logs(client: Client, job: JobView) -> None:
 
 
 def active_jobs(client: Client) -> list[JobView]:
-    """Jobs that are not over, newest first, however many have ended since they came."""
+    """All jobs that are not over, newest first."""
     found = [job for phase in ("queued", "running", "paused") for job in client.jobs(phase=phase)]
-    # One may have moved on between two questions.
+    # A job that changed its phase between two requests is in both answers.
     return sorted({job.job_id: job for job in found}.values(), key=lambda job: -job.submitted_s)
 
 
 def print_json(value: Any) -> None:
-    """Plain values on standard output, as one JSON document."""
+    """Print plain values on standard output, as one JSON document."""
     click.echo(json.dumps(value, indent=2))
 
 
@@ -108,13 +110,13 @@ def print_rich(table: Table) -> None:
 
 
 def one_line(text: str, width: int = 80) -> str:
-    """The last line of what may be a traceback, cut to fit a table."""
+    """The last line of a text, which may be a traceback, cut to fit a table."""
     line = text.strip().splitlines()[-1].strip() if text.strip() else ""
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def bar(done: float, of: float | None, width: int = 10) -> str:
-    """How far something is, as a small bar and a percentage."""
+    """Progress as a small bar and a percentage."""
     if not of:
         return f"{done:g} steps" if done else "-"
     share = min(max(done / of, 0.0), 1.0)
@@ -123,7 +125,7 @@ def bar(done: float, of: float | None, width: int = 10) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:
-    """A row of numbers as a row of small bars, the mean of each stretch."""
+    """Numbers as a row of small bars, each the mean of a part of them."""
     finite = [v for v in values if math.isfinite(v)]
     if not finite:
         return ""

@@ -10,12 +10,12 @@ from swell.cli._when import say_duration, say_moment
 
 
 def line(time_s: float, kind: str, subject: str, data: Mapping[str, Any]) -> str:
-    """One line: when, whom it concerns, what happened."""
+    """One line: when it happened, the job or node, what happened."""
     clock = time.strftime("%H:%M:%S", time.localtime(time_s))
-    return f"{clock}  {subject:<24} {_what(time_s, kind, data)}".rstrip()
+    return f"{clock}  {subject:<24} {_describe(time_s, kind, data)}".rstrip()
 
 
-def _what(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
+def _describe(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
     match kind:
         case "submitted":
             deadline_s = data.get("deadline_s")
@@ -38,7 +38,8 @@ def _what(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
             why = f" ({data['reason']})" if data.get("reason") else ""
             return f"{len(data.get('before', ()))} -> {len(data.get('gpus', ()))} workers{pause}{why}"
         case "preempted":
-            return f"{len(data.get('before', ()))} -> 0 workers ({data.get('reason') or 'others come first'})"
+            why = data.get("reason") or "its slots went to other jobs"
+            return f"{len(data.get('before', ()))} -> 0 workers ({why})"
         case "progress":
             of = "" if data.get("of") is None else f" of {data['of']:g}"
             return f"step {data.get('done', 0):g}{of}{figures(data)}"
@@ -52,7 +53,7 @@ def _what(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
         case "failed":
             return f"failed: {data.get('reason', '')}"
         case "cancelled":
-            return f"cancelled by {data.get('by', 'somebody')}"
+            return f"cancelled by {data.get('by', 'its owner')}"
         case "node_joined":
             return f"in service with {data.get('gpus', '?')} slots"
         case "node_lost":
@@ -61,7 +62,7 @@ def _what(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
 
 
 def figures(data: Mapping[str, Any]) -> str:
-    """Loss, learning rate and metrics of a progress report, as far as there are any."""
+    """Loss, learning rate and metrics of a progress report, if it has any."""
     values = {name: data.get(name) for name in ("loss", "lr")} | dict(data.get("metrics") or {})
     numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
     return "".join(f", {name} {value:.4g}" for name, value in numbers.items())

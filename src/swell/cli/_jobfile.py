@@ -1,6 +1,6 @@
-"""Job files: a TOML or YAML file says the same as the flags of `swell submit`.
+"""Job files: a TOML or YAML file can say everything that the flags of `swell submit` can.
 
-Both are derived from the fields of `swell.domain.JobRequest`, and so is the template for a new file.
+Files, flags and the template for a new file are derived from the fields of `swell.domain.JobRequest`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORMS = {Kind.MOMENT: "2h, 18:30, 'tomorrow 09:00' or 2026-03-01T09:00"}
 """The ways to write a value, where there are several."""
 HEAD = """\
 # A job for swell. `swell submit {file}` hands it in; flags given there override what is written here.
-# There is no number of GPUs: the job gets what it is worth, more when the cluster is quiet.
+# There is no number of GPUs: swell decides it, and gives the job more when the cluster is quiet.
 # Paths are relative to this file.
 
 """
@@ -83,11 +83,11 @@ _READERS: dict[Kind, Callable[[Any], Any]] = {
     Kind.WORDS: _words,
     Kind.VARIABLES: _environment,
 }
-"""How a value in a file is read; each raises ValueError for what cannot be one."""
+"""How a value in a file is read, by kind; each function raises ValueError for a value that is not allowed."""
 
 
 def read_job(path: Path) -> tuple[str, JobOptions]:
-    """Script and options of a job file; paths in it are relative to the file."""
+    """Script and options from a job file; paths in the file are relative to it."""
     fields = {field.spoken: field for field in FIELDS.values()}
     options: dict[str, Any] = {}
     for spoken, value in _load(path).items():
@@ -113,7 +113,7 @@ def read_job(path: Path) -> tuple[str, JobOptions]:
 
 
 def template(file: str, name: str, script: str) -> str:
-    """A job file for a script, with every other field in it as a comment."""
+    """A job file for a script, with all other fields as comments."""
     given = {"name": name, "script": script, "args": []}
     top, others, tables = list[str](), list[str](), list[str]()
     for field in FIELDS.values():

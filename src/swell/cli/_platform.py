@@ -1,7 +1,7 @@
-"""The control plane of this machine as one process: put together, started, found, stopped.
+"""The control plane of this machine as one process: how it is put together, started, found and stopped.
 
-A home directory has one control plane. It holds `up.lock` for as long as it lives, so a second one is refused
-and a killed one leaves nothing in the way. Jobs are processes of their own: they outlive it.
+A home directory has one control plane. It holds `up.lock` as long as it lives, so a second one is refused,
+and one that was killed leaves nothing to clean up. Jobs are processes of their own and outlive it.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ STARTED_S = 60.0
 """How long a control plane in the background may take to come up."""
 STOPPED_S = 40.0
 SAVED_S = 75.0
-"""How long jobs may take to save their state and leave."""
+"""How long jobs may take to save their state and stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All that `swell up` can be told."""
+    """The settings of `swell up`."""
 
     home: Path
     nodes: str | None = None
     slots: int | None = None
     policy: str | None = None
-    """None for the one that was chosen last, or the default at the first start."""
+    """None for the policy that was chosen last, or for the default at the first start."""
     store: str | None = None
     host: str = "127.0.0.1"
     port: int | None = None
-    """None for the usual one, or any free one where that is taken."""
+    """None for the default port, or for any free port if that is taken."""
     cert: Path | None = None
     key: Path | None = None
     insecure: bool = False
     engine: str = "local"
     address: str | None = None
-    """Of the Ray cluster; None for a Ray of our own."""
+    """Address of the Ray cluster; None to start a Ray for swell alone."""
     ray_resource: str | None = None
     spares: bool = True
     spare_memory: int = 1 << 30
     workdir_limit: int = 200 << 20
     interval_s: float = 5.0
     round_s: float | None = None
-    """Length of the policy's rounds; None for its own."""
+    """Length of the policy's rounds; None for the policy's default."""
 
 
 def prepare(home: Path) -> None:
@@ -74,7 +74,7 @@ def prepare(home: Path) -> None:
 
 
 def only_one(home: Path) -> TextIO:
-    """Be the one control plane of this home until the lock is closed, or refuse."""
+    """Take the lock of this home's one control plane, until the result is closed; refuse if it is held."""
     lock = (home / LOCK).open("a+")
     for attempt in range(10):
         try:
@@ -82,12 +82,12 @@ def only_one(home: Path) -> TextIO:
             break
         except BlockingIOError:
             if attempt < 9:
-                time.sleep(0.05)  # somebody may just be looking whether it is held
+                time.sleep(0.05)  # a process that only looks whether the lock is held holds it for a moment
     else:
         lock.close()
         raise SwellError(
             f"a control plane is running for {home} already (process {running_pid(home)}):"
-            " 'swell top' shows it, 'swell down' stops it, --home gives another"
+            " 'swell top' shows it, 'swell down' stops it, --home names another home"
         )
     lock.truncate(0)
     lock.write(str(os.getpid()))
@@ -96,14 +96,14 @@ def only_one(home: Path) -> TextIO:
 
 
 def running_pid(home: Path) -> int | None:
-    """The process that is the control plane of this home now; None if there is none."""
+    """The process id of this home's control plane; None if none runs."""
     from swell.engines.processes import lock_holder
 
     return lock_holder(home / LOCK)
 
 
 def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], None]) -> None:
-    """Be the control plane until SIGTERM or SIGINT. `ready` is called once it can be spoken to."""
+    """Run the control plane until SIGTERM or SIGINT. `ready` is called just before requests are answered."""
     from swell.api.server import Server
     from swell.control.database import connect
     from swell.control.plane import ControlPlane
@@ -112,7 +112,7 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
 
     prepare(settings.home)
     with only_one(settings.home) as lock:
-        # A descriptor that nobody closes: a lock that is free means that the process is gone.
+        # This descriptor is never closed, so the lock is free only once the process has ended.
         os.dup(lock.fileno())
     with contextlib.ExitStack() as stack:
         store = Store(connect(settings.store or str(settings.home / "store.db")))
@@ -141,7 +141,7 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
 
 
 def make_engine(settings: Settings) -> Engine:
-    """Where workers will live."""
+    """The engine that the settings ask for."""
     if settings.engine == "local":
         from swell.engines.local import LocalEngine
 
@@ -160,7 +160,7 @@ def make_engine(settings: Settings) -> Engine:
 
 
 def need_ray() -> None:
-    """Say what to install where Ray is missing. Looks for it without loading it."""
+    """Refuse if Ray is not installed. Looks for Ray without importing it."""
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
@@ -168,9 +168,9 @@ def need_ray() -> None:
 
 
 def warm_up(policy: str) -> None:
-    """Have the policy's inner loops and the fit compiled now, so that no job waits for it.
+    """Compile the policy's inner loops and the fit of the speed model now, so that no job waits for that.
 
-    They are kept on disk: only the first start on a machine takes its time.
+    The compiled code is kept on disk, so only the first start on a machine takes long.
     """
     import numpy as np
 
@@ -193,7 +193,7 @@ def warm_up(policy: str) -> None:
 
 
 def _listen(server: Any, plane: Any, store: Any, port: int | None, options: dict[str, Any]) -> Any:
-    """A server on the port asked for; if none was, on the usual one, or on any that is free."""
+    """A server on the given port; without one, on the default port, or on any free one."""
     from swell.api.server import DEFAULT_PORT
 
     if port is not None:
@@ -219,7 +219,7 @@ def _replayer(plane: ControlPlane) -> Callable[[ReplayRequest], dict[str, Any]]:
 
 
 def start_in_background(words: list[str], home: Path) -> str:
-    """Start `swell up` as a process of its own session; returns its URL once it answers."""
+    """Start `swell up` as a process in a session of its own; returns its URL once it answers."""
     from swell.api.home import ServerFile
 
     prepare(home)
@@ -241,11 +241,12 @@ def start_in_background(words: list[str], home: Path) -> str:
         if found is not None and found.pid == child.pid and healthy(found.url, found.ca):
             return found.url
         if child.poll() is not None:
-            said = (home / LOG).read_bytes()[begins_at:].decode(errors="replace").strip()
-            raise SwellError(_last_line(said) or f"it ended with exit code {child.returncode}")
+            output = (home / LOG).read_bytes()[begins_at:].decode(errors="replace").strip()
+            ended = f"the control plane ended with exit code {child.returncode}; see {home / LOG}"
+            raise SwellError(_last_line(output) or ended)
         time.sleep(0.1)
     child.terminate()
-    raise SwellError(f"it did not come up within {STARTED_S:g} s; {home / LOG} may say why")
+    raise SwellError(f"the control plane did not come up within {STARTED_S:g} s; see {home / LOG}")
 
 
 def _last_line(text: str) -> str:
@@ -253,14 +254,14 @@ def _last_line(text: str) -> str:
 
 
 def healthy(url: str, ca: str | None) -> bool:
-    """Whether a server answers there."""
+    """Whether a server answers at this URL."""
     import ssl
     import urllib.error
     import urllib.request
 
     context = ssl.create_default_context(cafile=ca) if ca is not None else None
     if context is not None:
-        # It is this machine's own, found through a file of ours: the name in it does not matter.
+        # The server is on this machine and was found through its own file: the host name does not matter.
         context.check_hostname = False
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
@@ -273,7 +274,7 @@ def healthy(url: str, ca: str | None) -> bool:
 
 
 def stop(home: Path) -> bool:
-    """Stop the control plane of this home; False if there was none. Jobs go on."""
+    """Stop the control plane of this home; False if none was running. Jobs go on."""
     pid = running_pid(home)
     if pid is None:
         return False
@@ -290,9 +291,9 @@ def stop(home: Path) -> bool:
 
 
 def stop_jobs(home: Path, say: Callable[[int], None]) -> list[str]:
-    """Have all jobs of this home save their state and leave; they go on with the next `swell up`.
+    """Have all jobs of this home save their state and stop; they go on with the next `swell up`.
 
-    `say` is called with their number as soon as it is known. Returns the names of those that left.
+    `say` is called with the number of jobs as soon as it is known. Returns the ids of the stopped jobs.
     """
     from swell.engines.local import LocalEngine
     from swell.engines.supervisor import is_locked
@@ -306,11 +307,14 @@ def stop_jobs(home: Path, say: Callable[[int], None]) -> list[str]:
         engine.start(lambda: None)
         try:
             for directory in directories:
-                engine.apply(_nothing(directory), ())
+                engine.apply(_stop_only(directory), ())
             give_up_s = time.monotonic() + SAVED_S
             while any(is_locked(directory) for directory in directories):
                 if time.monotonic() > give_up_s:
-                    raise SwellError("some jobs did not leave; their logs may say why: 'swell up' finds them")
+                    raise SwellError(
+                        f"some jobs did not stop within {SAVED_S:g} s; 'swell up' finds them again, and"
+                        " 'swell logs' may say why"
+                    )
                 time.sleep(0.1)
         finally:
             engine.close()
@@ -318,7 +322,7 @@ def stop_jobs(home: Path, say: Callable[[int], None]) -> list[str]:
 
 
 def stop_ray(home: Path) -> bool:
-    """End the Ray that `swell up` started for this home, if any; never one that was there before."""
+    """End the Ray that `swell up` started for this home, and no other Ray; False if there is none."""
     from swell.engines.ray import head
 
     return head.stop(home)
@@ -329,12 +333,12 @@ def _jobs_alive(home: Path) -> list[Path]:
 
     starts = list((home / "jobs").glob("*/start.json"))
     if any(time.time() - start.stat().st_mtime < 3.0 for start in starts):
-        time.sleep(2.0)  # one that was started a moment ago may not hold its lock yet
+        time.sleep(2.0)  # the supervisor of a job that was just started may not hold its lock yet
     return [start.parent for start in starts if is_locked(start.parent)]
 
 
-def _nothing(directory: Path) -> Launch:
-    """What an engine is told of a job that it shall only stop."""
+def _stop_only(directory: Path) -> Launch:
+    """A launch for a job that the engine is only to stop."""
     from swell.domain import JobRequest
     from swell.engines import Launch
 

@@ -1,4 +1,4 @@
-"""How the outcome of simulations is shown: a progress display while they run, and one table in the end."""
+"""How simulations are shown: a progress display while they run, and one table at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 
 class Display:
-    """A bar per run that is under way: jobs ended and simulated time."""
+    """A bar for each run under way: jobs ended and simulated time."""
 
     def __init__(self, titles: Sequence[str], jobs: Sequence[int], console: Console) -> None:
         self._progress = Progress(
@@ -39,14 +39,14 @@ class Display:
         self._progress.stop()
 
     def update(self, run: int, now_s: float, ended: int, jobs: int) -> None:
-        """A run has come this far."""
+        """Show how far a run has come."""
         self._progress.update(
             self._tasks[run], completed=ended, total=jobs, clock=clock(now_s), visible=ended < jobs
         )
 
 
 def clock(seconds: float) -> str:
-    """Simulated time as people say it."""
+    """Simulated time in days, hours and minutes."""
     days, rest = divmod(int(seconds), 86400)
     hours, minutes = divmod(rest // 60, 60)
     return f"{days} d {hours:02}:{minutes:02}" if days else f"{hours:02}:{minutes:02}"
@@ -86,7 +86,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 )
 _ONLY_IF_SOME = {"rejected", "deadline_ratio"}
 _FIRST_TO_GO = ("avg_rho", "p50_jct_s", "decision_ms_mean", "max_rho", "cpu_s", "resizes", "gpu_utilisation")
-"""Left out in this order where the terminal is too narrow."""
+"""Figures that are left out, in this order, if the terminal is too narrow."""
 
 
 def results_table(records: Sequence[dict[str, Any]], console: Console) -> Table:
@@ -120,7 +120,7 @@ def _results_table(records: Sequence[dict[str, Any]], hidden: set[str]) -> Table
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table; where the output is not a terminal at its full width, so that nothing is cut off."""
+    """Print a table; if the output is not a terminal, at full width, so that nothing is cut off."""
     if not console.is_terminal:
         console.width = max(console.width, _natural_width(table, console))
     console.print(table)

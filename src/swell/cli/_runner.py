@@ -1,8 +1,8 @@
-"""Several simulations at once: worker processes that report how far they are, and die with their parent.
+"""Several simulations at once, in processes that report their progress and end with their parent.
 
-One run is done in this process. For more, workers are forked before anything else starts (no thread is alive
-then), each with a pipe of its own: a number goes in, progress and in the end a record come out. A worker that
-is killed closes its pipe, so nothing is ever waited for in vain.
+A single run is done in this process. For more runs, processes are forked before any thread starts. Each has a
+pipe: the number of a run goes in; progress and at the end a record come out. The pipe of a process that is
+killed is closed, so the parent never waits in vain.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REPORT_EVERY_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A trace with what it runs on."""
+    """A trace, with the profiles and the cluster it runs on."""
 
     trace: Trace
     profiles: ProfileSet
@@ -60,11 +60,11 @@ class Run:
 
     @property
     def title(self) -> str:
-        """How people tell it from the others."""
+        """The name of the run for people."""
         return f"{self.source.trace.name} {self.policy}"
 
     def execute(self, on_progress: Callable[[float, int, int], None] | None = None) -> dict[str, Any]:
-        """Simulate, and give the record of figures."""
+        """Simulate, and return the figures as a record."""
         with _event_file(self.events) as on_event:
             result = simulate(
                 self.source.trace.jobs,
@@ -93,9 +93,9 @@ class Run:
 def run_all(
     runs: Sequence[Run], *, processes: int, on_start: Callable[[], None], on_progress: Progress
 ) -> list[dict[str, Any]]:
-    """Do all the runs, at most so many at a time, and give their records in the same order.
+    """Do all runs, at most `processes` at a time, and return their records in the same order.
 
-    `on_start` is called once the workers are there: from then on threads may be started.
+    `on_start` is called once the processes are forked: from then on threads may be started.
     """
     try:
         if min(processes, len(runs)) == 1:
@@ -184,8 +184,8 @@ def _died(run: Run, exitcode: int | None) -> NoReturn:
 
 
 def _work(pipe: Connection, runs: Sequence[Run]) -> None:
-    """What a worker process does until nobody is at the other end of the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends us
+    """The main function of a process: do the runs that the parent asks for, until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def report(now_s: float, ended: int, jobs: int) -> None:
@@ -208,7 +208,7 @@ def _work(pipe: Connection, runs: Sequence[Run]) -> None:
 
 
 def _seldom(report: Callable[[float, int, int], None]) -> Callable[[float, int, int], None]:
-    """The same, but not more often than a person can see."""
+    """The same function, called at most every `_REPORT_EVERY_S` seconds."""
     due = 0.0
 
     def maybe(now_s: float, ended: int, jobs: int) -> None:
@@ -222,7 +222,7 @@ def _seldom(report: Callable[[float, int, int], None]) -> Callable[[float, int, 
 
 @contextmanager
 def _event_file(path: Path | None) -> Iterator[Callable[[Event], None] | None]:
-    """Where events go: a file that gets its name only when it is complete."""
+    """A function that writes events to a file, which gets its name only when it is complete."""
     if path is None:
         yield None
         return
@@ -240,5 +240,5 @@ def _unfinished(path: Path) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say: null for what is not a number."""
+    """The value for JSON: None in place of infinity and NaN."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""The cluster at a glance: nodes with their slots, jobs with their workers, how fast they go."""
+"""The cluster at a glance: nodes with their slots, jobs with their workers and their speed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MOST_ENDED = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What was there at one moment."""
+    """The cluster at one moment."""
 
     now_s: float
     policy: str
     nodes: list[NodeView]
     jobs: list[JobView]
-    """Active ones, then those that ended a short while ago."""
+    """Active jobs, then jobs that ended a short while ago."""
     rates: dict[str, float]
     """Committed steps per second, by job."""
 
@@ -45,7 +45,7 @@ class View:
         return sum(node.used for node in self.nodes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The view as plain values."""
         return {
             "time_s": self.now_s,
             "policy": self.policy,
@@ -60,13 +60,13 @@ class View:
 
 @dataclass(slots=True)
 class Watcher:
-    """Looks again and again, and so knows how fast jobs go."""
+    """Looks at the cluster repeatedly, and computes the speed of jobs from what it saw before."""
 
     client: Client
     _seen: dict[str, deque[tuple[float, float]]] = field(default_factory=dict)
 
     def look(self) -> View:
-        """What is there now."""
+        """The cluster as it is now."""
         now_s = time.time()
         active = active_jobs(self.client)
         ended = [

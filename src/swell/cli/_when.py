@@ -1,4 +1,4 @@
-"""Durations and moments as people say them, in and out."""
+"""Durations, moments and sizes as people write them: reading and printing."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def parse_duration(text: str) -> float:
         seconds = float(cleaned)
     except ValueError:
         if not cleaned or _PART.sub("", cleaned).strip():
-            raise ValueError(f"'{text}' is not a duration; say it like 90s, 90m, 2h, 1h30m or 3d") from None
+            raise ValueError(f"'{text}' is not a duration; write it like 90s, 90m, 2h, 1h30m or 3d") from None
         seconds = sum(float(number) * _UNITS_S[unit.lower()] for number, unit in _PART.findall(cleaned))
     if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(f"'{text}' must be a duration of more than nothing, like 90m or 2h")
+        raise ValueError(f"'{text}' must be a duration of more than 0 seconds, like 90m or 2h")
     return seconds
 
 
@@ -45,21 +45,21 @@ def parse_deadline(text: str, now_s: float | None = None) -> float:
             moment = datetime.fromisoformat(cleaned)
         except ValueError:
             raise ValueError(
-                f"'{text}' is not a deadline; say it like 2h, 18:30, 'tomorrow 09:00' or 2026-03-01T09:00"
+                f"'{text}' is not a deadline; write it like 2h, 18:30, 'tomorrow 09:00' or 2026-03-01T09:00"
             ) from None
     if moment.timestamp() <= now_s:
-        raise ValueError(f"'{text}' is past already (it is {say_moment(now_s)} now)")
+        raise ValueError(f"'{text}' is in the past (it is {say_moment(now_s)} now); give a later deadline")
     return moment.timestamp()
 
 
 def _at_clock(clock: re.Match[str], now: datetime) -> datetime:
     day, hour, minute = clock.groups()
     if int(hour) > 23 or int(minute) > 59:
-        raise ValueError(f"'{clock[0]}' is no time of the day; say it like 'tomorrow 09:00'")
+        raise ValueError(f"'{clock[0]}' is not a time of day; write it like 'tomorrow 09:00'")
     moment = now.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)
     if day is not None and day.lower() == "tomorrow":
         return moment + timedelta(days=1)
-    # A bare time of the day means the next one.
+    # A time without a day means the next time the clock shows it.
     return moment + timedelta(days=1) if day is None and moment <= now else moment
 
 
@@ -67,14 +67,14 @@ def parse_bytes(text: str) -> int:
     """Bytes of '512MB', '2GiB', '1.5g' or a bare number."""
     found = _BYTES.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"'{text}' is not an amount of memory; say it like 512MiB or 4GB")
+        raise ValueError(f"'{text}' is not an amount of memory; write it like 512MiB or 4GB")
     base = 1024 if found[3] else 1000
     size = float(found[1]) * base ** " kmgt".index(found[2].lower() or " ")
     return int(size)
 
 
 def say_duration(seconds: float | None) -> str:
-    """A duration as people say it: 45s, 3m 20s, 2h 05m, 3d 04h."""
+    """A duration as people write it: 45s, 3m 20s, 2h 05m, 3d 04h."""
     if seconds is None or math.isnan(seconds):
         return "-"
     if seconds < 9.95:
@@ -90,7 +90,7 @@ def say_duration(seconds: float | None) -> str:
 
 
 def say_moment(moment_s: float | None, now_s: float | None = None) -> str:
-    """A moment as people say it: the time, and the date unless it is today."""
+    """A moment as people write it: the time, and the date unless it is today."""
     if moment_s is None:
         return "-"
     moment, today = datetime.fromtimestamp(moment_s), datetime.fromtimestamp(now_s or time.time()).date()
@@ -115,14 +115,14 @@ def say_until(moment_s: float | None, now_s: float | None = None) -> str:
 
 
 class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic only in click's newest
-    """An option whose text one of the functions above reads."""
+    """The type of an option whose text one of the functions above reads."""
 
     def __init__(self, name: str, parse: Any) -> None:
         self.name = name
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value, or a refusal that says how to put it."""
+        """The value, or a refusal that says how to write it."""
         if not isinstance(value, str):
             return value
         try:

@@ -41,15 +41,15 @@ def nodes(as_json: bool, home: str | None) -> None:
 @json_option
 @home_option
 def drain(node: str, undo: bool, as_json: bool, home: str | None) -> None:
-    """Move everything off a NODE and put nothing on it, without losing any work."""
+    """Move all jobs off a NODE and give it none until --undo. No work is lost."""
     with connect(home, admin=True) as client:
         found = client.undrain(node) if undo else client.drain(node)
     if as_json:
         print_json([one.model_dump(mode="json") for one in found])
     elif undo:
-        click.echo(f"{node} is used again.")
+        click.echo(f"{node} gets jobs again.")
     else:
-        click.echo(f"{node} is being drained; 'swell nodes' shows when it is empty, --undo takes it back.")
+        click.echo(f"{node} is being drained; 'swell nodes' shows when it is empty, --undo uses it again.")
 
 
 @click.command(epilog="\b\nExample:\n  swell policy elasticflow\n")
@@ -57,9 +57,9 @@ def drain(node: str, undo: bool, as_json: bool, home: str | None) -> None:
 @json_option
 @home_option
 def policy(name: str | None, as_json: bool, home: str | None) -> None:
-    """Show the policy that decides who gets how many slots, or switch to another while jobs run.
+    """Show the policy that decides how many slots each job gets, or switch to another while jobs run.
 
-    Options are given behind the name: pollux:p=-1. `swell policies` lists what there is.
+    Options are given behind the name: pollux:p=-1. `swell policies` lists the policies.
     """
     with connect(home, admin=name is not None) as client:
         now = client.policy() if name is None else client.set_policy(name)
@@ -68,4 +68,4 @@ def policy(name: str | None, as_json: bool, home: str | None) -> None:
     elif name is None:
         click.echo(f"{now} ('swell policies' lists the others, 'swell policy NAME' switches)")
     else:
-        click.echo(f"{now} decides from now on; running jobs are resized as it sees fit.")
+        click.echo(f"{now} decides from now on; running jobs keep their slots until it resizes them.")

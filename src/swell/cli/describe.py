@@ -1,4 +1,4 @@
-"""`swell describe`: why a job is where it is, when it will be done, and what it went through."""
+"""`swell describe`: why a job runs or waits, when it will be done, and how it was resized."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from swell.cli._when import say_duration, say_moment, say_until
 @json_option
 @home_option
 def describe(job: str, admin: bool, as_json: bool, home: str | None) -> None:
-    """Say why a JOB is where it is, when it will be done (with a range), and how it was resized."""
+    """Show why a JOB runs or waits, when it will be done (with a range), and how it was resized."""
     with connect(home, admin=admin) as client:
         found = find_job(client, job)
-        told = client.explain(found)
+        explained = client.explain(found)
         curves = client.series(found)
     if as_json:
         print_json(
             {
                 "job": found.model_dump(mode="json"),
-                "explanation": told,
+                "explanation": explained,
                 "series": curves.model_dump(mode="json"),
             }
         )
         return
-    for name, value in _facts(found, told):
+    for name, value in _facts(found, explained):
         click.echo(f"{name + ':':<11} {value}")
     _curves(curves)
-    _allocations(told["allocations"], found.submitted_s)
+    _allocations(explained["allocations"], found.submitted_s)
     if not found.over:
         click.echo(f"\nNext:\n  swell logs -f {found.job_id}\n  swell top")
     elif found.phase.value == "failed":
         click.echo(f"\nNext:\n  swell logs {found.job_id}")
 
 
-def _facts(job: Any, told: dict[str, Any]) -> list[tuple[str, str]]:
+def _facts(job: Any, explained: dict[str, Any]) -> list[tuple[str, str]]:
     from swell.api.schemas import EstimateView
     from swell.cli._answers import estimate
 
@@ -48,27 +48,27 @@ def _facts(job: Any, told: dict[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("Job", f"{job.job_id}, {job.phase.value}"),
         ("Script", " ".join([request.script, *request.args])),
-        ("Why", told["why"]),
+        ("Why", explained["why"]),
     ]
     if job.wanted:
-        slots = ", ".join(map(str, told["slots"]))
-        facts.append(("Workers", f"{len(job.wanted)}, on slots {slots} of {', '.join(told['nodes'])}"))
+        slots, nodes = ", ".join(map(str, explained["slots"])), ", ".join(explained["nodes"])
+        facts.append(("Workers", f"{len(job.wanted)}, on slots {slots} of {nodes}"))
     facts.append(
         ("Progress", f"{bar(job.done, job.of)} ({job.done:g} of {job.of or 0:g} steps)" if job.of else "-")
     )
     facts.append(("Submitted", say_until(job.submitted_s)))
     if request.deadline_s is not None:
         facts.append(("Deadline", f"{say_until(request.deadline_s)}{_promised(job)}"))
-    if told.get("estimate"):
-        facts.append(("Estimate", estimate(EstimateView.model_validate(told["estimate"]))))
+    if explained.get("estimate"):
+        facts.append(("Estimate", estimate(EstimateView.model_validate(explained["estimate"]))))
     if job.ended_s is not None:
         facts.append(
             ("Ended", f"{say_until(job.ended_s)}, {say_duration(job.ended_s - job.submitted_s)} in all")
         )
     if job.promise.earliest_deadline_s is not None:
         facts.append(("Possible", f"{say_until(job.promise.earliest_deadline_s)} would have been promised"))
-    if told.get("curve"):
-        rates = [f"{n}: {rate:.3g}" for n, rate in enumerate(told["curve"]) if n and (n & (n - 1)) == 0]
+    if explained.get("curve"):
+        rates = [f"{n}: {rate:.3g}" for n, rate in enumerate(explained["curve"]) if n and (n & (n - 1)) == 0]
         facts.append(("Speed", f"steps/s by workers {{{', '.join(rates)}}}"))
     pauses = f", {say_duration(job.pause_s / job.resizes)} pause each" if job.resizes else ""
     facts.append(("Resizes", f"{job.resizes}{pauses}"))
@@ -83,12 +83,12 @@ def _promised(job: Any) -> str:
     return ", promised" if job.promise.guaranteed_s is not None else ", not promised"
 
 
-def _curves(told: Any) -> None:
-    """Loss and metrics over time, each as one line, from the first to the last value."""
+def _curves(series: Any) -> None:
+    """Print loss and metrics over time, each as one line, from the first to the last value."""
     from swell.cli._common import sparkline
 
-    curves = {name: told.curves[name] for name in ("loss", "lr", "batch_size") if name in told.curves}
-    shown = {name: [v for v in values if v is not None] for name, values in (curves | told.metrics).items()}
+    curves = {name: series.curves[name] for name in ("loss", "lr", "batch_size") if name in series.curves}
+    shown = {name: [v for v in values if v is not None] for name, values in (curves | series.metrics).items()}
     shown = {name: values for name, values in shown.items() if len(values) > 1}
     if shown:
         click.echo("\nHow it trains:")
@@ -97,10 +97,10 @@ def _curves(told: Any) -> None:
 
 
 def _allocations(changes: list[dict[str, Any]], submitted_s: float) -> None:
-    """The changes of its allocation, one a line; of many the latest."""
+    """Print the latest changes of the job's allocation, one per line."""
     shown = changes[-12:]
     if shown:
-        click.echo("\nWhat it went through:")
+        click.echo("\nHow it was resized:")
     if len(changes) > len(shown):
         click.echo(f"  ... {len(changes) - len(shown)} earlier changes")
     for change in shown:

@@ -1,4 +1,4 @@
-"""`swell generate`: a synthetic workload in our own format."""
+"""`swell generate`: a synthetic workload in swell's own format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Example:
     default=32,
     show_default=True,
     metavar="N",
-    help="Most GPUs that a job asks for: the cluster's.",
+    help="Most GPUs that a job asks for; usually the size of the cluster.",
 )
 @click.option(
     "--max-gpu-hours",
@@ -89,6 +89,8 @@ def generate(
         with Path(output).open("w", encoding="utf-8", newline="") as file:
             write_jobs(specs, file)
     except OSError as error:
-        raise InputError(f"{output}: cannot be written: {error.strerror}", field="output") from error
-    hurried = sum(spec.deadline_s is not None for spec in specs)
-    click.echo(f"{output}: {len(specs):,} jobs over {hours:g} h, {hurried:,} with a deadline", err=True)
+        raise InputError(
+            f"{output}: cannot be written ({error.strerror}); give another --output", field="output"
+        ) from error
+    deadline_jobs = sum(spec.deadline_s is not None for spec in specs)
+    click.echo(f"{output}: {len(specs):,} jobs over {hours:g} h, {deadline_jobs:,} with a deadline", err=True)

@@ -16,8 +16,13 @@ Example:
 
 @click.command(epilog=EPILOG)
 @click.argument("script", default="train.py")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="[default: job.toml]")
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write [default: job.toml].",
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @json_option
 def init(script: str, output: Path | None, force: bool, as_json: bool) -> None:
     """Write a job file for SCRIPT in which every field is explained."""
@@ -29,13 +34,15 @@ def init(script: str, output: Path | None, force: bool, as_json: bool) -> None:
     if path.suffix != ".toml":
         raise InputError(f"output must end in .toml, got '{path}'", field="output")
     if path.exists() and not force:
-        raise InputError(f"{path} is there already; --force writes over it", field="output")
+        raise InputError(f"{path} already exists; --force overwrites it", field="output")
     name = name_from(script)
     try:
         path.write_text(template(str(path), name, script.replace("\\", "/")))
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})", field="output") from error
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror}); give another --output", field="output"
+        ) from error
     if as_json:
         print_json({"file": str(path), "name": name})
         return
-    click.echo(f"Wrote {path}. Look it over, then: swell submit {path}")
+    click.echo(f"Wrote {path}. Check it, then: swell submit {path}")

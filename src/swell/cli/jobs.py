@@ -30,10 +30,10 @@ PHASES = ["queued", "running", "paused", "finished", "failed", "cancelled", "ref
 
 
 @click.command(epilog="\b\nExample:\n  swell queue --all\n")
-@click.option("-a", "--all", "everything", is_flag=True, help="Those that are over as well.")
-@click.option("--phase", type=click.Choice(PHASES), help="Only those in this phase.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also list jobs that are over.")
+@click.option("--phase", type=click.Choice(PHASES), help="Only list jobs in this phase.")
 @click.option(
-    "-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many."
+    "-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="List at most so many jobs."
 )
 @admin_option
 @json_option
@@ -41,7 +41,7 @@ PHASES = ["queued", "running", "paused", "finished", "failed", "cancelled", "ref
 def queue(
     everything: bool, phase: str | None, limit: int, admin: bool, as_json: bool, home: str | None
 ) -> None:
-    """List jobs, newest first: your own, or everybody's with --admin."""
+    """List jobs, newest first: your own, or those of all users with --admin."""
     with connect(home, admin=admin) as client:
         if everything or phase is not None:
             jobs = client.jobs(phase=phase, limit=limit)
@@ -52,7 +52,9 @@ def queue(
         return
     if not jobs:
         click.echo(
-            "No jobs." if everything else "No jobs are waiting or running; --all shows those that are over."
+            "No jobs."
+            if everything
+            else "No jobs are waiting or running; --all also lists jobs that are over."
         )
         return
     columns = ["job", "phase", "workers", "progress", "submitted", "finish", "resizes", "why"]
@@ -125,8 +127,8 @@ def resume(job: str, admin: bool, as_json: bool, home: str | None) -> None:
 
 @click.command(epilog="\b\nExample:\n  swell scale train --max 2\n")
 @click.argument("job")
-@click.option("--min", "least", type=click.IntRange(1), help="Least workers [default: as it is].")
-@click.option("--max", "most", type=click.IntRange(1), help="Most workers [default: as it is].")
+@click.option("--min", "least", type=click.IntRange(1), help="Fewest workers [default: unchanged].")
+@click.option("--max", "most", type=click.IntRange(1), help="Most workers [default: unchanged].")
 @click.option("--no-max", is_flag=True, help="No upper bound.")
 @admin_option
 @json_option

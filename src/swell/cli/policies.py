@@ -1,4 +1,4 @@
-"""`swell policies`: what there is to choose from."""
+"""`swell policies`: the list of policies."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Example:
 
 
 @click.command(epilog=EPILOG)
-@click.option("--json", "as_json", is_flag=True, help="As a JSON list, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, for programs.")
 def policies(as_json: bool) -> None:
-    """List the policies: paper, goal, what they know of the jobs, and their options with defaults.
+    """List the policies: paper, goal, what they know about jobs, and their options with defaults.
 
     An option is given behind the name: --policy pollux:p=-1
     """
@@ -50,7 +50,7 @@ def _describe(name: str) -> dict[str, Any]:
 
     try:
         cls = policy_class(name)
-    except Exception as error:  # a plug-in of somebody else's must not take the list down
+    except Exception as error:  # a broken plug-in must not break the whole list
         return {"name": name, "error": f"cannot be loaded: {error}"}
     return {
         "name": name,

@@ -1,4 +1,4 @@
-"""`swell replay`: what would have happened under other policies, or on another cluster?"""
+"""`swell replay`: what would have happened under other policies, or on another cluster."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ Example:
 
 @click.command(epilog=EPILOG)
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Policy to try; may be repeated.")
-@click.option(
-    "--cluster", metavar="NxG", help="Another cluster, such as 8x8 [default: the one that was there]."
-)
+@click.option("--cluster", metavar="NxG", help="Another cluster, such as 8x8 [default: the real one].")
 @click.option("--since", type=DURATION, help="Only jobs that were handed in within this time, such as 7d.")
 @click.option(
     "--from",
@@ -42,10 +40,10 @@ def replay(
     as_json: bool,
     home: str | None,
 ) -> None:
-    """Take the cluster's own event log and answer what would have happened otherwise.
+    """Show from the event log what would have happened under other policies or on another cluster.
 
-    The jobs that have ended come again, at the same moments and as fast as they were seen to be, under each
-    policy; side by side with what did happen.
+    The jobs that have ended are simulated under each policy, with the submission times and the speeds that
+    were measured. The results are shown beside what really happened.
     """
     from swell.domain import Cluster
     from swell.sim.replay import replay as run
@@ -83,7 +81,10 @@ def _read(file: Path) -> list[Event]:
         with file.open() as lines:
             return list(read_events(lines))
     except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror})", field="from") from error
+        raise InputError(
+            f"{file}: cannot be read ({error.strerror}); 'swell events --json --admin' writes such a file",
+            field="from",
+        ) from error
 
 
 def _recent(events: list[Event], since_s: float) -> list[Event]:
@@ -109,4 +110,4 @@ def _show(records: list[dict[str, Any]]) -> None:
         )
     print_rich(table)
     if records[0]["left_out"]:
-        click.echo(f"{records[0]['left_out']} jobs are under way and were left out.")
+        click.echo(f"{records[0]['left_out']} jobs have not ended and were left out.")

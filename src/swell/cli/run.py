@@ -20,7 +20,7 @@ def _workers(text: str) -> tuple[int, int]:
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--workers", default="1", metavar="MIN:MAX", help="How many workers the job may have.")
 @click.option("--start", type=int, default=None, help="Workers to begin with [default: MAX].")
-@click.option("--name", default=None, help="Name of the job [default: made from the script's].")
+@click.option("--name", default=None, help="Name of the job [default: made from the script's name].")
 @click.option("--spares", type=click.IntRange(0), default=0, help="Prepared workers to keep waiting.")
 @click.option("--threads", type=click.IntRange(1), default=None, help="CPU threads for each worker.")
 @click.option(
@@ -31,8 +31,8 @@ def _workers(text: str) -> tuple[int, int]:
     metavar="SECONDS",
     help="Give a worker up after this long without a sign of life.",
 )
-@click.option("--auto", is_flag=True, help="SCRIPT knows nothing of swell: make it elastic from outside.")
-@click.option("--cold", is_flag=True, help="Start workers from nothing, not by forking a prepared process.")
+@click.option("--auto", is_flag=True, help="SCRIPT does not import swell: make it elastic from outside.")
+@click.option("--cold", is_flag=True, help="Start workers as new processes, not by forking a prepared one.")
 @click.option("--quiet", is_flag=True, help="Do not show the workers' output.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -98,7 +98,7 @@ def run(
 @click.argument("job")
 @click.argument("workers", type=int)
 def resize(job: str, workers: int) -> None:
-    """Give the running JOB another number of WORKERS."""
+    """Change the number of WORKERS of the running JOB."""
     from swell.train.client import JobClient
     from swell.train.errors import TrainError
 

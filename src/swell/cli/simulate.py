@@ -1,4 +1,4 @@
-"""`swell simulate`: traces under policies, side by side."""
+"""`swell simulate`: run traces under policies and compare the results."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ Example:
     help="Seconds a job stands still when its GPUs change, or 'model' for a cost by the job's size.",
 )
 @click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="For every random choice."
+    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of all random choices."
 )
 @click.option(
     "--profiles",
     "profiles_path",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="How fast models train.  [default: what lies beside the trace, else those that come with swell]",
+    help="How fast models train.  [default: profiles beside the trace, else those that come with swell]",
 )
 @click.option("--gpu-type", metavar="NAME", help="Type of the GPUs, as the profiles name it (A100, T4).")
 @click.option(
     "--belief",
     type=click.Choice(["profiles", "fitted"]),
-    help="What policies are told of the jobs' speed: the truth, or a model fitted on what was seen."
+    help="What policies know about the speed of jobs: the truth, or a model fitted on what was seen."
     "  [default: the policy's own]",
 )
 @click.option("--cluster-id", metavar="ID", help="Only the jobs of this virtual cluster (Philly traces).")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Only the first N jobs of each trace.")
-@click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that make no sense, and count them.")
+@click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read, and count them.")
 @click.option(
     "-j",
     "--jobs",
@@ -87,7 +87,7 @@ Example:
     "events_path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Also write what happened, one event a line. Several runs get FILE.TRACE.POLICY each.",
+    help="Also write all events, one per line. Of several runs each gets its own FILE.TRACE.POLICY.",
 )
 def simulate(
     traces: tuple[Path, ...],
@@ -108,8 +108,8 @@ def simulate(
 ) -> None:
     """Run traces under one or more policies and compare.
 
-    A TRACE is a CSV file in our own format or that of the Pollux, ElasticFlow or Philly traces; the header
-    tells which. Every trace runs under every policy.
+    A TRACE is a CSV file in swell's own format, or in that of the Pollux, ElasticFlow or Philly traces; the
+    header tells which. Every trace runs under every policy.
     """
     from rich.console import Console
 
@@ -225,7 +225,7 @@ def _with_known_types(cluster: Cluster, profiles: ProfileSet) -> Cluster:
 
 
 def _announce(sources: list[Source], err: Any) -> None:
-    """Say what was read and whose profiles are used."""
+    """Print which traces were read, and which profiles are used for them."""
     for source in sources:
         trace = source.trace
         skipped = ""
@@ -241,7 +241,7 @@ def _announce(sources: list[Source], err: Any) -> None:
 
 
 def _warn(runs: list[Run], records: list[dict[str, Any]], err: Any) -> None:
-    """Say where jobs were left behind."""
+    """Print which runs ended with unfinished jobs."""
     for run, record in zip(runs, records):
         left = record["jobs"] - record["finished"] - record["rejected"]
         if left:
@@ -253,7 +253,7 @@ def _warn(runs: list[Run], records: list[dict[str, Any]], err: Any) -> None:
 
 
 def _events_path(path: Path | None, source: Source, policy: str, *, several: bool) -> Path | None:
-    """Where the events of one run go."""
+    """The file for the events of one run."""
     if path is None or not several:
         return path
     words = re.sub(r"[^\w.=-]+", "-", f"{source.trace.name}.{policy}")
@@ -261,7 +261,7 @@ def _events_path(path: Path | None, source: Source, policy: str, *, several: boo
 
 
 def _check_writable(path: Path) -> None:
-    """Refuse an output that cannot be written now rather than after an hour."""
+    """Refuse an output file that cannot be written now, rather than after an hour of simulation."""
     import os
 
     from swell.domain import InputError
@@ -270,6 +270,6 @@ def _check_writable(path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path}: is a directory; give the name of a file to write")
     if not folder.is_dir():
-        raise InputError(f"{path}: there is no directory '{folder}'")
+        raise InputError(f"{path}: there is no directory '{folder}'; make it, or give another file")
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise InputError(f"{path}: cannot be written: permission denied")
+        raise InputError(f"{path}: cannot be written: permission denied; give another file")

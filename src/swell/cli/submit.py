@@ -1,4 +1,4 @@
-"""`swell submit` and `swell quote`: hand a job in, or ask what would be answered."""
+"""`swell submit` and `swell quote`: hand a job in, or ask what would be promised."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 SUBMIT_EPILOG = """\b
-The script's own arguments follow its name; flags of swell stand before it. Exit codes: 0 finished (or
-handed in, with -d), 1 failed or cancelled, 3 the deadline was refused.
+Flags of swell stand before the script, the script's own arguments behind it. Exit codes: 0 finished (or
+accepted, with -d), 1 failed or cancelled, 3 the deadline was refused.
 
 \b
 Example:
@@ -51,7 +51,7 @@ _CLICK_TYPES: dict[Kind, dict[str, Any]] = {
 
 
 def job_options(command: F) -> F:
-    """The flags that describe a job, for `submit` and `quote` alike: one for each field of a request."""
+    """Add the flags that describe a job to `submit` or `quote`: one for each field of a request."""
     flags = [_flag(field) for field in FIELDS.values() if not field.about.positional]
     flags += [click.argument("script"), click.argument("arguments", nargs=-1, type=click.UNPROCESSED)]
     for flag in reversed(flags):
@@ -72,30 +72,30 @@ def _flag(field: RequestField) -> Callable[[F], F]:
 
 
 def _default(field: RequestField) -> str:
-    """The default of a field as a person would type it; empty if it goes without saying."""
+    """The default of a field as a person would type it; empty if the help need not mention it."""
     if field.about.kind is Kind.DURATION and not field.optional:
         return f"{field.default:g}s"
-    said = field.about.kind in (Kind.TEXT, Kind.PATH, Kind.COUNT) and not field.optional
-    return str(field.default) if said else ""
+    mentioned = field.about.kind in (Kind.TEXT, Kind.PATH, Kind.COUNT) and not field.optional
+    return str(field.default) if mentioned else ""
 
 
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 @click.command(epilog=SUBMIT_EPILOG, context_settings=_SETTINGS)
-@click.option("-d", "--detach", is_flag=True, help="Do not wait: hand it in and return.")
+@click.option("-d", "--detach", is_flag=True, help="Do not wait for the job: hand it in and return.")
 @job_options
 @json_option
 @home_option
 @click.pass_context
 def submit(ctx: click.Context, /, detach: bool, as_json: bool, home: str | None, **flags: Any) -> None:
-    """Hand in a training SCRIPT, or a job file (.toml, .yaml). Shows the promise, then the job's output.
+    """Hand in a training SCRIPT or a job file (.toml, .yaml). Shows the promise, then the job's output.
 
-    Ctrl-C stops watching; the job trains on.
+    Ctrl-C stops watching; the job goes on.
     """
     from swell.cli._answers import REFUSED, outcome, promise_lines
 
-    script, options = wanted(**flags)
+    script, options = script_and_options(**flags)
     with connect(home) as client:
         job = client.submit(script, **options)
         if as_json:
@@ -103,7 +103,7 @@ def submit(ctx: click.Context, /, detach: bool, as_json: bool, home: str | None,
             print_json(job.model_dump(mode="json"))
             ctx.exit(_code(job, detach))
         if job.promise.admitted:
-            click.echo(f"Job {job.job_id} is in.")
+            click.echo(f"Job {job.job_id} was accepted.")
         for line in promise_lines(job.promise, job.request.deadline_s):
             click.echo(line, err=not job.promise.admitted)
         if not job.promise.admitted:
@@ -112,7 +112,7 @@ def submit(ctx: click.Context, /, detach: bool, as_json: bool, home: str | None,
             _next_steps(job.job_id)
             return
         if not _follow(client, home, job):
-            click.echo(f"\nStopped watching; {job.job_id} trains on.")
+            click.echo(f"\nStopped watching; job {job.job_id} goes on.")
             _next_steps(job.job_id)
             ctx.exit(130)
         job = client.job(job)
@@ -131,29 +131,32 @@ def submit(ctx: click.Context, /, detach: bool, as_json: bool, home: str | None,
 @home_option
 @click.pass_context
 def quote(ctx: click.Context, /, as_json: bool, home: str | None, **flags: Any) -> None:
-    """Ask what submitting a SCRIPT or a job file would be answered, without submitting it."""
+    """Show what would be promised for a SCRIPT or a job file, without submitting it."""
     from swell.cli._answers import REFUSED, promise_lines
 
-    script, options = wanted(**flags)
+    script, options = script_and_options(**flags)
     with connect(home) as client:
         promise = client.quote(script, **options)
     if as_json:
         print_json(promise.model_dump(mode="json"))
     else:
-        for line in promise_lines(promise, options.get("deadline_s")) or ["It would be admitted."]:
+        for line in promise_lines(promise, options.get("deadline_s")) or ["The job would be admitted."]:
             click.echo(line)
     ctx.exit(0 if promise.admitted else REFUSED)
 
 
-def wanted(script: str, arguments: tuple[str, ...], **flags: Any) -> tuple[str, JobOptions]:
-    """Script and options from the flags, over those of a job file where one is given."""
+def script_and_options(script: str, arguments: tuple[str, ...], **flags: Any) -> tuple[str, JobOptions]:
+    """Script and options of a job. If a job file is given, flags override what is written there."""
     options: dict[str, Any] = {}
     if Path(script).suffix in SUFFIXES:
         script, options = read_job(Path(script))  # type: ignore[assignment]  # any TypedDict is a dict
     else:
         where = Path(flags["workdir"] or ".").absolute()
         if not (where / script).is_file():
-            raise InputError(f"script: there is no file '{where / script}'", field="script")
+            raise InputError(
+                f"script: there is no file '{where / script}'; check the path, or give --workdir",
+                field="script",
+            )
         options["workdir"] = str(where)
         script = str(where / script)
     if arguments:
@@ -169,7 +172,7 @@ def wanted(script: str, arguments: tuple[str, ...], **flags: Any) -> tuple[str, 
         elif field.about.kind is Kind.VARIABLES:
             given = options.get(name, {}) | _environment(given)
         options[name] = given
-    return script, options  # type: ignore[return-value]  # each flag has read its own
+    return script, options  # type: ignore[return-value]  # each flag has been checked by its type
 
 
 def _environment(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -183,8 +186,8 @@ def _environment(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def _follow(client: Client, home: str | None, job: JobView) -> bool:
-    """Show a job's output until it is over, with what happens to it in between; False on Ctrl-C."""
-    threading.Thread(target=_tell, args=(home, job), daemon=True).start()
+    """Show a job's output and its events until it is over; False on Ctrl-C."""
+    threading.Thread(target=_show_events, args=(home, job), daemon=True).start()
     try:
         follow_logs(client, job)
     except KeyboardInterrupt:
@@ -192,8 +195,8 @@ def _follow(client: Client, home: str | None, job: JobView) -> bool:
     return True
 
 
-def _tell(home: str | None, job: JobView) -> None:
-    """What happens to a job, on standard error, until this process ends."""
+def _show_events(home: str | None, job: JobView) -> None:
+    """Print a job's events on standard error, until this process ends."""
     from swell.cli._events import line
     from swell.domain import SwellError
 
@@ -204,7 +207,7 @@ def _tell(home: str | None, job: JobView) -> None:
                     text = line(event.time_s, event.kind, "--", event.data)
                     click.secho(text, err=True, dim=True)
     except SwellError:
-        return  # whoever shows the output says what is wrong
+        return  # the thread that shows the output reports the error
 
 
 def _code(job: JobView, detach: bool) -> int:
@@ -218,9 +221,9 @@ def _code(job: JobView, detach: bool) -> int:
 def _next_steps(job_id: str) -> None:
     steps = {
         f"swell logs -f {job_id}": "its output",
-        f"swell describe {job_id}": "why it is where it is, and when it will be done",
+        f"swell describe {job_id}": "why it runs or waits, and when it will be done",
         f"swell cancel {job_id}": "end it",
-        "swell top": "everything, live",
+        "swell top": "the whole cluster, live",
     }
     width = max(map(len, steps))
     click.echo("\nNext:\n" + "\n".join(f"  {command:<{width}}   {what}" for command, what in steps.items()))

@@ -1,4 +1,4 @@
-"""`swell token`: who may use this control plane."""
+"""`swell token`: the tokens with which people use this control plane."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from swell.cli._when import DURATION, say_until
 
 @click.group(epilog="\b\nExample:\n  swell token list\n")
 def token() -> None:
-    """Create, list and revoke the tokens by which people use this control plane."""
+    """Create, list and revoke the tokens with which people use this control plane."""
 
 
 @token.command(epilog="\b\nExample:\n  swell token create ada --expires 30d\n")
 @click.argument("user")
 @click.option("--role", type=click.Choice(["user", "admin"]), default="user", show_default=True)
-@click.option("--expires", type=DURATION, help="After this long, such as 30d [default: never].")
+@click.option("--expires", type=DURATION, help="Lifetime of the token, such as 30d [default: no end].")
 @json_option
 @home_option
 def create(user: str, role: str, expires: float | None, as_json: bool, home: str | None) -> None:
-    """Make a token for USER. It is shown this once."""
+    """Make a token for USER. It is shown only now."""
     with connect(home, admin=True) as client:
         made = client.create_token(user, role=role, ttl_s=expires)
     if as_json:
@@ -28,8 +28,8 @@ def create(user: str, role: str, expires: float | None, as_json: bool, home: str
         return
     click.echo(made.token)
     click.echo(
-        f"It cannot be shown again. {user} sets SWELL_TOKEN to it and SWELL_URL to this server's address;"
-        f" 'swell token revoke {made.token_id}' makes it worthless.",
+        f"The token cannot be shown again. {user} sets SWELL_TOKEN to it and SWELL_URL to this server's"
+        f" address; 'swell token revoke {made.token_id}' revokes it.",
         err=True,
     )
 
@@ -57,16 +57,16 @@ def list_(as_json: bool, home: str | None) -> None:
 @json_option
 @home_option
 def revoke(which: str, as_json: bool, home: str | None) -> None:
-    """Make a token worthless at once, or all tokens of a user. WHICH is as `swell token list` shows them."""
+    """Revoke a token, or all tokens of a user, at once. WHICH is a token or a user of `swell token list`."""
     from swell.control.errors import NotFound
 
     with connect(home, admin=True) as client:
         found = [one.token_id for one in client.tokens() if which in (one.token_id, one.user)]
         if not found:
             raise NotFound(f"there is no token or user '{which}'; 'swell token list' shows them")
-        gone = [client.revoke_token(token_id) for token_id in found]
+        revoked = [client.revoke_token(token_id) for token_id in found]
     if as_json:
-        print_json([one.model_dump(mode="json") for one in gone])
+        print_json([one.model_dump(mode="json") for one in revoked])
         return
-    for one in gone:
-        click.echo(f"Token {one.token_id} of {one.user} is worthless now.")
+    for one in revoked:
+        click.echo(f"Token {one.token_id} of {one.user} is revoked.")

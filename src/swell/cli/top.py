@@ -11,16 +11,16 @@ from swell.cli._common import connect, home_option, json_option, print_json
 
 
 @click.command(epilog="\b\nExample:\n  swell top --once\n")
-@click.option("--once", is_flag=True, help="Show it once and return, for scripts.")
+@click.option("--once", is_flag=True, help="Show the cluster once and return, for scripts.")
 @click.option(
-    "--every", type=click.FloatRange(0.2), default=1.0, show_default=True, help="Seconds in between."
+    "--every", type=click.FloatRange(0.2), default=1.0, show_default=True, help="Seconds between updates."
 )
 @json_option
 @home_option
 def top(once: bool, every: float, as_json: bool, home: str | None) -> None:
     """Watch nodes, jobs, slots and speed, until Ctrl-C.
 
-    All jobs where the administrator's token can be read, else your own.
+    Shows the jobs of all users if the administrator's token can be read, else your own.
     """
     from rich.console import Console
     from rich.live import Live
@@ -32,7 +32,7 @@ def top(once: bool, every: float, as_json: bool, home: str | None) -> None:
         watcher = Watcher(client)
         view = watcher.look()
         if once or as_json:
-            time.sleep(1.0)  # speed takes two looks
+            time.sleep(1.0)  # the speed is computed from two looks
             view = watcher.look()
             if as_json:
                 print_json(view.to_json())

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 UP_EPILOG = """\b
 On Ray:
-  swell up -d --engine ray                              a Ray of its own, on this machine
-  swell up -d --engine ray --address auto               the Ray that this machine belongs to
-  swell up -d --engine ray --address 10.0.0.5:6379      the same, by its address
+  swell up -d --engine ray                              start a Ray for swell, on this machine
+  swell up -d --engine ray --address auto               use the Ray that this machine belongs to
+  swell up -d --engine ray --address 10.0.0.5:6379      use the Ray at this address
   swell up -d --engine ray --address ray://gpu-head:10001
 
 \b
@@ -36,7 +36,7 @@ Example:
 @click.option(
     "--slots", type=click.IntRange(1), help="Slots for workers [default: the GPUs, else the cores]."
 )
-@click.option("--nodes", metavar="NxS", help="Pretend to be several nodes: 2x4 is two of four slots each.")
+@click.option("--nodes", metavar="NxS", help="Pretend to be several nodes: 2x4 is two nodes of four slots.")
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
@@ -45,26 +45,30 @@ Example:
     help="Where workers live: on this machine, or on a Ray cluster.",
 )
 @click.option(
-    "--address", metavar="ADDRESS", help="Ray: auto, HOST:PORT or ray://HOST:PORT [default: its own]."
+    "--address",
+    metavar="ADDRESS",
+    help="Ray: auto, HOST:PORT or ray://HOST:PORT [default: start a Ray for swell].",
 )
 @click.option("--ray-resource", metavar="NAME", help="Ray: what a slot is [default: a GPU, else a CPU].")
 @click.option(
-    "--spares/--no-spares", default=None, help="Ray: a prepared process on each node [default: yes]."
+    "--spares/--no-spares", default=None, help="Ray: keep a prepared process on each node [default: yes]."
 )
 @click.option("--spare-memory", type=BYTES, help="Ray: most memory of a prepared process [default: 1GiB].")
-@click.option("--workdir-limit", type=BYTES, help="Ray: most that travels with a job [default: 200MiB].")
-@click.option("--policy", metavar="NAME", help="Who gets how many slots; kept. See `swell policies`.")
-@click.option("--round", "round_s", type=DURATION, help="Length of the policy's rounds [default: its own].")
+@click.option("--workdir-limit", type=BYTES, help="Ray: largest workdir of a job [default: 200MiB].")
+@click.option("--policy", metavar="NAME", help="Policy, one of `swell policies` [default: as last time].")
+@click.option(
+    "--round", "round_s", type=DURATION, help="Length of the policy's rounds [default: the policy's]."
+)
 @click.option("--store", metavar="URL", help="postgresql://... or a path [default: store.db in the home].")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port to listen on [default: 7373, or a free one]."
 )
-@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate (PEM), for --host.")
-@click.option("--tls-key", type=click.Path(path_type=Path), help="Its private key (PEM).")
-@click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="TLS certificate (PEM).")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Private key of the certificate (PEM).")
+@click.option("--insecure", is_flag=True, help="Allow other machines to connect without TLS.")
 @click.option("-d", "--detach", is_flag=True, help="Run in the background.")
-@click.option("--json", "as_json", is_flag=True, help="With -d: say where it is as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="With -d: print URL, process and home as JSON.")
 @home_option
 def up(
     slots: int | None,
@@ -89,7 +93,7 @@ def up(
 ) -> None:
     """Start the control plane, with this machine's GPUs (or CPU slots) or a Ray cluster to run jobs on.
 
-    It can be stopped, killed and started again at any time: accepted jobs are on disk, running ones train on.
+    It can be stopped, killed and started again at any time: accepted jobs are on disk, running jobs go on.
     """
     from swell.api.home import home_dir
     from swell.api.server import check_binding
@@ -127,7 +131,7 @@ def up(
     if not detach:
         serve(settings, _show)
         click.echo(
-            "The control plane has stopped. Jobs train on: 'swell up' finds them, 'swell down' ends them."
+            "The control plane has stopped. Jobs go on: 'swell up' finds them, 'swell down' stops them."
         )
         return
     check_binding(settings.host, settings.cert, settings.key, insecure)
@@ -154,7 +158,7 @@ def _check_engine(engine: str, for_local: Mapping[str, object], for_ray: Mapping
             continue
         flag = f"--{name.replace('_', '-')}"
         if engine == "ray":
-            raise InputError(f"{flag} is for the local engine: Ray says which nodes there are", field=name)
+            raise InputError(f"{flag} is for the local engine: leave it out, Ray knows its nodes", field=name)
         raise InputError(f"{flag} needs --engine ray", field=name)
     address = for_ray["address"]
     if engine == "ray" and isinstance(address, str) and address != "auto":
@@ -166,7 +170,7 @@ def _check_engine(engine: str, for_local: Mapping[str, object], for_ray: Mapping
 
 
 def _words(settings: Settings) -> list[str]:
-    """The same settings as words of a command line."""
+    """The settings as words of a command line."""
     given = {
         "--slots": settings.slots,
         "--nodes": settings.nodes,
@@ -197,14 +201,12 @@ def _absolute(store: str | None) -> str | None:
 
 
 def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
-    """Say that it is up, and from then on what happens."""
+    """Print that the control plane is up, and from then on its events."""
     from swell.cli._events import line
     from swell.domain import Event, EventKind
 
     slots = sum(node.gpus for node in plane.nodes())
-    click.echo(
-        f"swell is up at {url}: {slots} slots, policy {plane.policy()}. Ctrl-C stops it; jobs train on."
-    )
+    click.echo(f"swell is up at {url}: {slots} slots, policy {plane.policy()}. Ctrl-C stops it; jobs go on.")
     for path in new_tokens:
         click.echo(f"  a token for the role '{path.name}' was written to {path}")
     _next_steps()
@@ -223,18 +225,18 @@ def _next_steps() -> None:
 
 def _wait_for(count: int) -> None:
     if count:
-        click.echo(f"Waiting for {count} {'job' if count == 1 else 'jobs'} to save ...")
+        click.echo(f"Waiting for {count} {'job' if count == 1 else 'jobs'} to save and stop ...")
 
 
 @click.command(epilog=DOWN_EPILOG)
-@click.option("--keep-jobs", is_flag=True, help="Let running jobs train on.")
+@click.option("--keep-jobs", is_flag=True, help="Do not stop running jobs.")
 @json_option
 @home_option
 def down(keep_jobs: bool, as_json: bool, home: str | None) -> None:
-    """Stop the control plane of this machine. Running jobs save their state first, unless told to train on.
+    """Stop the control plane of this machine. Running jobs save their state and stop, unless --keep-jobs.
 
     Nothing is lost either way: after the next `swell up` every job goes on where it was. A Ray that
-    `swell up` started ends too; a Ray cluster that was there before is left alone.
+    `swell up` started ends too; any other Ray cluster is left alone.
     """
     from swell.api.home import home_dir
     from swell.cli._platform import stop, stop_jobs, stop_ray
@@ -253,6 +255,6 @@ def down(keep_jobs: bool, as_json: bool, home: str | None) -> None:
     if as_json:
         print_json({"home": str(where), "saved": saved})
     elif saved:
-        click.echo("They have left, and go on with the next 'swell up'.")
+        click.echo("The jobs have stopped, and go on with the next 'swell up'.")
     if ray_ended and not as_json:
-        click.echo("The Ray that swell had started has ended.")
+        click.echo("The Ray that swell had started has stopped.")

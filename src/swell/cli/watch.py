@@ -1,4 +1,4 @@
-"""`swell events`: what happened, and what happens."""
+"""`swell events`: past events, and events as they happen."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from swell.cli._common import admin_option, connect, find_job, home_option
 
 
 @click.command(epilog="\b\nExample:\n  swell events --job train\n")
-@click.option("-f", "--follow", is_flag=True, help="Go on as things happen, until Ctrl-C.")
-@click.option("--job", help="Only those of this job.")
+@click.option("-f", "--follow", is_flag=True, help="Then show new events as they happen, until Ctrl-C.")
+@click.option("--job", help="Only show events of this job.")
 @click.option("--since", type=click.IntRange(0), default=0, help="Number of the last event already seen.")
-@click.option("-n", "--last", type=click.IntRange(1), help="Only the last so many.")
+@click.option("-n", "--last", type=click.IntRange(1), help="Only show the last so many events.")
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per line, as `swell replay` reads them."
 )
@@ -22,7 +22,7 @@ from swell.cli._common import admin_option, connect, find_job, home_option
 def events(
     follow: bool, job: str | None, since: int, last: int | None, as_json: bool, admin: bool, home: str | None
 ) -> None:
-    """Show what happened to your jobs and to nodes, oldest first; to everybody's jobs with --admin."""
+    """Show the events of your jobs and of nodes, oldest first; with --admin of the jobs of all users."""
     from collections import deque
 
     from swell.api.schemas import EventView

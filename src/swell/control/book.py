@@ -1,7 +1,7 @@
 """The book of active jobs: their records and what is known of them, written through to the store.
 
-Every change goes through the state machine, is on disk with its events before anybody hears of it, and comes
-back as instructions for whoever carries them out.
+Every change of a job goes through the state machine and is written to the store with its events before
+subscribers hear of it. What has to be done then comes back to the caller as instructions.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from swell.domain import Event, EventKind
 _ENDS = (EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED, EventKind.REJECTED)
 
 Recall = Callable[[JobRequest], Knowledge]
-"""What is known of a job before it has been seen."""
+"""Returns what is known of a job before it runs, given its request."""
 Subscriber = Callable[[int, Event], None]
 
 
 class Book:
-    """Jobs that are not over. Those that are stay in the store and leave memory."""
+    """The jobs that are not over. A job that is over leaves memory and stays in the store."""
 
     def __init__(self, store: Store, recall: Recall | None = None) -> None:
-        """`recall` says what is known of a job before it has been seen; by default the store's history."""
+        """`recall` returns what is known of a job before it runs; by default it reads the store's history."""
         self.store = store
         self._recall = recall or self._from_history
         self.records: dict[str, JobRecord] = {}
@@ -36,41 +36,41 @@ class Book:
         self._subscribers: dict[int, Subscriber] = {}
 
     def add(self, record: JobRecord, knowledge: Knowledge | None = None) -> None:
-        """Take in a job, with what earlier jobs of its kind taught."""
+        """Take a job into the book, by default with what earlier jobs of its kind taught."""
         self.records[record.job_id] = record
         self.known[record.job_id] = knowledge or self.knowledge_of(record)
 
     def knowledge_of(self, record: JobRecord) -> Knowledge:
-        """What is known of a job before it has been seen: what jobs of its kind taught. Pure."""
+        """What is known of a job before it runs: what earlier jobs of its kind taught. Changes nothing."""
         knowledge = self._recall(record.request)
         if record.of is not None:
             knowledge.of = record.of
         return knowledge
 
     def recall(self, job_id: str) -> None:
-        """Begin again with what jobs of the same kind taught meanwhile."""
+        """Read the history again for a job that has not run: others of its kind may have ended meanwhile."""
         mark, record = self.known[job_id].fingerprint, self.records[job_id]
         self.known[job_id] = Knowledge.from_history(mark, self.store.recall(mark))
         self.known[job_id].of = record.of if record.of is not None else self.known[job_id].of
 
     def remove(self, job_id: str) -> None:
-        """Let a job go."""
+        """Take a job out of the book; the store keeps it."""
         self.records.pop(job_id, None)
         self.known.pop(job_id, None)
 
     def feed(
         self, record: JobRecord, given: lifecycle.Input, now_s: float, *, save: bool = True
     ) -> tuple[JobRecord, list[lifecycle.Instruction]]:
-        """Feed the state machine and write what came out; the instructions are the caller's."""
+        """Feed a job's state machine and write the new record; the caller carries out the instructions."""
         changed, instructions = lifecycle.step(record, given, now_s)
-        events = [self._told(one.event) for one in instructions if isinstance(one, lifecycle.Log)]
+        events = [self._with_figures(one.event) for one in instructions if isinstance(one, lifecycle.Log)]
         if (changed != record and save) or events:
             self.write([changed], events)
         self.records[record.job_id] = changed
         return changed, instructions
 
     def write(self, records: Sequence[JobRecord], events: Sequence[Event]) -> None:
-        """Write changed jobs and what happened in one transaction, and tell whoever listens."""
+        """Write changed jobs and events in one transaction, then tell the subscribers."""
         if records or events:
             self.publish(self.store.save(records, events), events)
 
@@ -78,19 +78,19 @@ class Book:
         mark = fingerprint(request)
         return Knowledge.from_history(mark, self.store.recall(mark))
 
-    def _told(self, event: Event) -> Event:
-        """The event of a job's end with what its run taught: all that a replay needs is in the log."""
+    def _with_figures(self, event: Event) -> Event:
+        """Add what a job taught to the event of its end, so that the log alone is enough for a replay."""
         knowledge = self.known.get(event.job_id or "")
         if knowledge is None or event.kind not in _ENDS:
             return event
         return replace(event, data=dict(event.data) | knowledge.figures())
 
     def remember(self, record: JobRecord, now_s: float) -> None:
-        """Keep what an ended job taught for the next of its kind."""
+        """Write what a job has taught so far into the history, for the next job of its kind."""
         knowledge = self.known.get(record.job_id)
         if knowledge is not None and record.phase is Phase.FINISHED:
             knowledge.finished(now_s)
-            knowledge.of = knowledge.of or record.done or None  # it may never have said how long it is
+            knowledge.of = knowledge.of or record.done or None  # the job may never have reported its length
         if knowledge is not None and knowledge.belief is not None and knowledge.belief.known:
             self.store.remember(knowledge.fingerprint, now_s, knowledge.to_json())
 
@@ -100,20 +100,20 @@ class Book:
         return [r for r in self.records.values() if r.phase is queued or r.phase is running]
 
     def subscribe(self, callback: Subscriber) -> Callable[[], None]:
-        """Be told of every event once it is on disk; call the result to stop."""
+        """Call `callback` with every event once it is on disk; call the result to end the subscription."""
         key = secrets.randbits(62)
         self._subscribers[key] = callback
         return lambda: self._subscribers.pop(key, None) and None
 
     @property
     def subscribers(self) -> int:
-        """How many listen."""
+        """How many subscribers there are."""
         return len(self._subscribers)
 
     def publish(self, seqs: Sequence[int], events: Sequence[Event]) -> None:
-        """Tell whoever listens."""
+        """Pass events that are on disk, with their numbers, to the subscribers."""
         for seq, event in zip(seqs, events, strict=True):
             for callback in list(self._subscribers.values()):
-                # A subscriber that fails is its own trouble, not the job's.
+                # A subscriber that fails must disturb neither the job nor the other subscribers.
                 with contextlib.suppress(Exception):
                     callback(seq, event)

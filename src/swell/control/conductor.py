@@ -1,11 +1,11 @@
-"""The conductor: it listens to jobs, lets the policy decide, and makes the engine follow. One turn at a time.
+"""The conductor listens to jobs, lets the policy decide, and makes the engine follow, one turn at a time.
 
     reports and processes -> lifecycle (pure: inputs in, record and instructions out) -> store -> engine
     records and knowledge -> scheduler (policy, board) -> moves -> lifecycle
 
-Everything that changes a job goes through its state machine, is written to the store with its events in one
-transaction, and only then carried out. So the plane can be killed at any moment: on restart it reads the
-store, asks the engine what runs, and goes on where it was. Jobs do not notice.
+Every change of a job goes through its state machine, is written to the store with its events in one
+transaction, and is carried out only then. So the control plane can be killed at any moment: after a restart
+it reads the store, asks the engine what runs, and goes on where it was. Jobs do not notice.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from swell.domain import Cluster, Event, EventKind
 from swell.engines import Engine, Launch, Report
 
 _CURVES = ("epoch", "batch_size", "loss", "target_loss", "lr", "metrics")
-"""What of a progress report goes into the log beside how far the job is."""
+"""Fields of a progress report that are written to the log, besides `done` and `of`."""
 
 
 @dataclass(slots=True)
 class Figures:
-    """What is counted for monitoring."""
+    """Counters for monitoring."""
 
     decisions: int = 0
     decision_s: float = 0.0
@@ -48,16 +48,16 @@ class Conductor:
         self.engine = engine
         self.figures = Figures()
         self.drained: set[str] = set()
-        """Names of nodes that get no jobs, because a person said so."""
+        """Names of the nodes that a person has drained: they get no jobs."""
         self.scheduler: Scheduler
         self._home = home
         self.reconciler = Reconciler()
         self._progress = ProgressLog(book.store)
         self._starting: dict[str, float] = {}
-        """When jobs that have not trained since were given slots."""
+        """By job: when it was given slots. Removed at the job's first progress report after that."""
 
     def come_up(self, policy: str, interval_s: float | None, now_s: float) -> None:
-        """Read the store: which nodes are drained, which jobs there are and what they hold."""
+        """Read from the store which nodes are drained, which jobs there are, and what they hold."""
         store = self.book.store
         self.drained = set(json.loads(store.setting("drained") or "[]"))
         self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s)
@@ -72,7 +72,7 @@ class Conductor:
 
     def turn(self, now_s: float) -> None:
         """Listen, follow the nodes, reconcile, and decide if a decision is due."""
-        # Look at the jobs before reading their reports: a job seen as over has then said all it had to say.
+        # Look at the jobs before reading their reports, so that all reports of a job seen as over are read.
         observed = self.engine.observe()
         self._listen(now_s)
         self._follow_nodes(now_s)
@@ -92,7 +92,7 @@ class Conductor:
     # -- listening ---------------------------------------------------------------------------------------
 
     def _listen(self, now_s: float) -> None:
-        """Take in what jobs reported; their progress is written down together, in one transaction."""
+        """Take in what jobs reported; the progress of all jobs is written in one transaction."""
         progress: dict[str, Event] = {}
         for report in self.engine.reports():
             record, knowledge = self.book.records.get(report.job_id), self.book.known.get(report.job_id)
@@ -117,7 +117,7 @@ class Conductor:
                     self.feed(record, lifecycle.WorkerLost(worker, reason), report.time_s)
                 case "checkpoint":
                     self.feed(record, lifecycle.Saved(int(report.data["step"])), report.time_s)
-        # A job may have ended since it spoke: then its end is in the log and its progress with it.
+        # A job may have ended after it reported: then the log has its end already, and its progress with it.
         records = [self.book.records[job_id] for job_id in progress if job_id in self.book.records]
         self.book.write(records, list(progress.values()))
         for record in records:
@@ -134,7 +134,8 @@ class Conductor:
         if started_s is not None:
             knowledge.startup_s = max(report.time_s - started_s, 0.1)
             self.scheduler.trains_from(record.job_id, report.time_s, now_s)
-        # On disk now and then only, with the event; its length at once, because promises hang on it.
+        # Progress goes to disk only now and then, with its event; a new length goes at once, because
+        # promises depend on it.
         self.feed(record, given, now_s, save=of is not None and record.of != of)
         said = {name: data[name] for name in _CURVES if data.get(name) is not None}
         said |= knowledge.noise_figures(data.get("batch_size"))
@@ -154,13 +155,13 @@ class Conductor:
     # -- nodes -------------------------------------------------------------------------------------------
 
     def cluster(self) -> Cluster:
-        """The engine's nodes; those that are drained count as not up."""
+        """The engine's nodes; drained ones count as not up."""
         cluster = self.engine.cluster()
         nodes = tuple(replace(n, up=n.up and n.name not in self.drained) for n in cluster.nodes)
         return Cluster(nodes, cluster.held)
 
     def _announce_nodes(self, now_s: float) -> None:
-        """Write down which nodes there are, where they are not those of the last time."""
+        """Log the nodes that came, went or changed since the last control plane ran."""
         store = self.book.store
         nodes = {n.name: [n.gpus, n.gpu_type] for n in self.engine.cluster().nodes}
         events = views.node_changes(json.loads(store.setting("nodes") or "{}"), nodes, now_s)
@@ -186,7 +187,7 @@ class Conductor:
     # -- deciding ----------------------------------------------------------------------------------------
 
     def _profile(self, now_s: float) -> None:
-        """Go on with the profiling runs; jobs that were measured get their answer."""
+        """Take the profiling runs further, and answer the jobs that have been measured."""
         over, changed = self.scheduler.profiling.advance(self.book, now_s)
         if changed:
             self.scheduler.rhythm.ask(now_s, urgent=True)
@@ -216,7 +217,7 @@ class Conductor:
     # -- one job -----------------------------------------------------------------------------------------
 
     def feed(self, record: JobRecord, given: lifecycle.Input, now_s: float, *, save: bool = True) -> None:
-        """Feed a job's state machine, have what comes out written, then carry out what it says."""
+        """Feed a job's state machine, have the new record written, then carry out the instructions."""
         changed, instructions = self.book.feed(record, given, now_s, save=save)
         for one in instructions:
             match one:
@@ -231,7 +232,7 @@ class Conductor:
             self.forget(changed.job_id, now_s)
 
     def forget(self, job_id: str, now_s: float) -> None:
-        """The job is over: it stays in the store and leaves memory."""
+        """Drop a job that is over from memory; the store keeps it."""
         self.scheduler.remove(job_id, now_s)
         self.book.remove(job_id)
         self.reconciler.forget(job_id)
@@ -243,7 +244,7 @@ class Conductor:
         return self._home / "jobs" / job_id
 
     def launch(self, record: JobRecord) -> Launch:
-        """What the engine must know to run a job."""
+        """All that the engine needs to run a job."""
         request = record.request
         most = request.max_workers or max(sum(n.gpus for n in self.scheduler.cluster.nodes), 1)
         job_dir = self.job_dir(record.job_id)

@@ -18,7 +18,9 @@ from swell.control.errors import Conflict, StoreUnavailable
 from swell.domain import InputError
 
 _LOCK_WAIT_S = 5.0
-"""How long the lock of a control plane that just ended, or was killed, is waited for."""
+"""How long to wait for the lock of a control plane that has just ended or was killed."""
+
+_FAILED = "the store failed ({}); nothing was changed: check its disk or database, then try again"
 
 Row = tuple[Any, ...]
 Parameters = Sequence[Any]
@@ -28,7 +30,7 @@ class Database(Protocol):
     """A connection that may be used from several threads, one transaction at a time."""
 
     auto_key: str
-    """How a growing integer key is declared."""
+    """SQL that declares an integer key which grows by itself."""
 
     def transaction(self) -> Any:
         """A context in which `execute` and `query` are one transaction; rolled back on an exception."""
@@ -66,12 +68,14 @@ class SqliteDatabase:
             self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.execute("PRAGMA foreign_keys=ON")
         except (sqlite3.Error, OSError) as error:
-            raise StoreUnavailable(f"cannot open the store at {path}: {error}") from error
+            raise StoreUnavailable(
+                f"cannot open the store at {path}: {error}; check its permissions, or give another --store"
+            ) from error
         self._depth = 0
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing; nested ones join the outermost."""
+        """Everything inside is written, or nothing is; a nested transaction joins the outermost."""
         with self._lock:
             if self._depth:
                 yield
@@ -108,9 +112,9 @@ class SqliteDatabase:
         try:
             return self._connection.execute(sql, parameters)
         except sqlite3.IntegrityError as error:
-            raise Conflict(f"it is there already ({error})") from error
+            raise Conflict(f"the store has this entry already ({error})") from error
         except sqlite3.Error as error:
-            raise StoreUnavailable(f"the store did not take it ({error}); nothing was changed") from error
+            raise StoreUnavailable(_FAILED.format(error)) from error
 
 
 class PostgresDatabase:
@@ -133,7 +137,7 @@ class PostgresDatabase:
         self._connection = self._open()
 
     def _open(self) -> Any:
-        """Connect and take the lock; one that was held a moment ago may take that long to come free."""
+        """Connect and take the lock; wait a little for that of a control plane that has just ended."""
         give_up = time.monotonic() + _LOCK_WAIT_S
         try:
             connection = self._psycopg.connect(self._url, autocommit=True, connect_timeout=10)
@@ -147,11 +151,13 @@ class PostgresDatabase:
         except self._psycopg.Error as error:
             raise StoreUnavailable(f"cannot reach the Postgres store: {error}") from error
         connection.close()
-        raise StoreUnavailable("another control plane is using this Postgres store")
+        raise StoreUnavailable(
+            "another control plane is using this Postgres store: stop it, or give another --store"
+        )
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing; nested ones join the outermost."""
+        """Everything inside is written, or nothing is; a nested transaction joins the outermost."""
         with self._lock:
             if self._depth:
                 yield
@@ -163,7 +169,7 @@ class PostgresDatabase:
                 with self._connection.transaction():
                     yield
             except self._psycopg.OperationalError as error:
-                raise StoreUnavailable(f"the store did not take it ({error}); nothing was changed") from error
+                raise StoreUnavailable(_FAILED.format(error)) from error
             finally:
                 self._depth -= 1
 
@@ -188,6 +194,6 @@ class PostgresDatabase:
         try:
             return self._connection.execute(sql.replace("?", "%s"), parameters)
         except self._psycopg.errors.UniqueViolation as error:
-            raise Conflict(f"it is there already ({error})") from error
+            raise Conflict(f"the store has this entry already ({error})") from error
         except self._psycopg.OperationalError as error:
-            raise StoreUnavailable(f"the store did not take it ({error}); nothing was changed") from error
+            raise StoreUnavailable(_FAILED.format(error)) from error

@@ -3,8 +3,8 @@
 SwellError
 +-- InputError           not acceptable as given (422 over HTTP)
 +-- NotFound             there is no such job or node (404)
-+-- Conflict             it is there, but not in a state for that (409)
-+-- StoreUnavailable     the disk or database does not take it; nothing was changed (503)
++-- Conflict             the state of the job or node does not allow what is asked (409)
++-- StoreUnavailable     the store cannot be written or read now; nothing was changed (503)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class NotFound(SwellError):
 
 
 class Conflict(SwellError):
-    """The thing is there, but what is asked does not fit its state."""
+    """The state of the job or node does not allow what is asked."""
 
 
 class StoreUnavailable(SwellError):

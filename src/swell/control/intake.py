@@ -1,8 +1,9 @@
-"""Many submissions, one commit: whoever comes while the disk is busy goes together with the next write.
+"""Many submissions, one commit: submissions that arrive while the disk is busy share the next write.
 
-A commit waits for the disk whatever is in it. So callers queue up; the one in front serves everybody who
-waits by then, in one transaction, and hands over to the first who came meanwhile. Under load the cost of the
-disk is shared, with one caller alone nothing is added, and nobody is overtaken.
+A commit waits for the disk, however much is in it. So the calling threads queue up. The first one serves all
+submissions that wait by then, in one transaction, and hands over to the first that arrived meanwhile. Under
+load the callers share the cost of the disk; a caller who is alone pays nothing extra; the order of arrival is
+kept.
 """
 
 from __future__ import annotations
@@ -13,39 +14,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-Wish = TypeVar("Wish")
+Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True, eq=False)
-class Ticket(Generic[Wish, Answer]):
-    """A wish and what became of it: an answer, or the reason why not."""
+class Ticket(Generic[Item, Answer]):
+    """One submission in the queue, and its outcome: an answer, or the error it is refused with."""
 
-    wish: Wish
+    submission: Item
     answer: Answer | None = None
     refusal: BaseException | None = None
     called: threading.Event = field(default_factory=threading.Event)
-    """Set once it was served, or once it is its turn to serve."""
+    """Set once the ticket has been served, or once its thread is to serve the next batch."""
 
     @property
     def open(self) -> bool:
-        """Whether nobody has dealt with it yet."""
+        """Whether the ticket has not been served yet."""
         return self.answer is None and self.refusal is None
 
 
-class Intake(Generic[Wish, Answer]):
-    """Serves wishes of many threads in batches."""
+class Intake(Generic[Item, Answer]):
+    """Serves the submissions of many threads in batches."""
 
-    def __init__(self, serve: Callable[[Sequence[Ticket[Wish, Answer]]], None], *, most: int = 64) -> None:
+    def __init__(self, serve: Callable[[Sequence[Ticket[Item, Answer]]], None], *, most: int = 64) -> None:
         self._serve = serve
         self._most = most
         self._lock = threading.Lock()
-        self._waiting: deque[Ticket[Wish, Answer]] = deque()
-        self._busy = False  # somebody serves, or has been called to
+        self._waiting: deque[Ticket[Item, Answer]] = deque()
+        self._busy = False  # a thread is serving a batch, or has been called to serve the next one
 
-    def __call__(self, wish: Wish) -> Answer:
-        """Have a wish served, alone or with others; raises what `serve` refused it with."""
-        ticket: Ticket[Wish, Answer] = Ticket(wish)
+    def __call__(self, submission: Item) -> Answer:
+        """Have a submission served, alone or in a batch; raises the error that `serve` refused it with."""
+        ticket: Ticket[Item, Answer] = Ticket(submission)
         with self._lock:
             self._waiting.append(ticket)
             first, self._busy = not self._busy, True
@@ -59,13 +60,13 @@ class Intake(Generic[Wish, Answer]):
         return ticket.answer
 
     def _serve_batch(self) -> None:
-        """Serve those who wait, the caller in front, and call the next."""
+        """Serve the tickets that wait, the caller's first, and call the thread that serves next."""
         with self._lock:
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._most))]
         try:
             self._serve(batch)
         except BaseException as error:
-            # All or nothing: what was answered within a transaction that failed was not answered.
+            # The transaction failed as a whole, so answers that were given inside it do not count.
             for ticket in batch:
                 if ticket.refusal is None:
                     ticket.answer, ticket.refusal = None, error

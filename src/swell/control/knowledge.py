@@ -1,7 +1,9 @@
-"""What is known of each job's speed, noise and length: its own reports first, before that its kind's history.
+"""What is known of a job's speed, gradient noise and length: from its own reports, and before there are any
+from the history of its kind.
 
-A kind is a fingerprint: the same script with the same arguments. What a job taught is kept when it ends, so
-the second run of a script starts with the first one's curve (docs/history.md).
+Jobs are of one kind if they have the same fingerprint: the same script with the same arguments. What a job
+taught is kept when it ends, so the second run of a script starts with the curve of the first
+(docs/history.md).
 
 Progress, lengths and curves have one unit: iterations at the batch size the job was tuned for. A job that
 keeps its batch makes one per step. An *adaptive* job, whose batch follows goodput, makes as many per step as
@@ -28,13 +30,13 @@ from swell.perf.goodput import BatchLimits
 from swell.perf.length import TargetLength
 
 HISTORY_VERSION = 2
-"""Of what `Knowledge.to_json` writes. An entry without a version is of the first one."""
+"""Version of what `Knowledge.to_json` writes. An entry without a version has version 1."""
 _ENOUGH_STEPS = 3
-"""Step times of one configuration are believed once this many reports have come."""
+"""Step times of one configuration are used once this many timing reports have arrived."""
 UNKNOWN_WORK = 1e9
-"""Iterations of a job that has not said how long it is: long, so that nobody waits for it."""
+"""Iterations assumed for a job that has not reported its length: so many that no plan waits for its end."""
 MOST_CLOSING_S = 60.0
-"""A job that takes longer to end than this does something else."""
+"""Upper bound of `closing_s`: a script that goes on longer after its last step does other work."""
 
 
 def fingerprint(request: JobRequest) -> str:
@@ -51,59 +53,63 @@ def fingerprint(request: JobRequest) -> str:
 
 @dataclass(slots=True)
 class Knowledge:
-    """One job's belief, length and start-up time."""
+    """What is known of one job."""
 
     fingerprint: str
     belief: JobBelief | None = None
     of: float | None = None
-    """Its length; a prediction if the job trains until a target."""
+    """Iterations that the job consists of; a prediction if the job trains until a target loss."""
     mode: str = "fixed"
     """How the job treats its batch: 'fixed', 'adaptive' or 'consistent'."""
     batch_size: int | None = None
-    """The batch size it was tuned for."""
+    """The batch size that the job was tuned for."""
     startup_s: float = 15.0
-    """From slots to the first step."""
+    """Seconds from getting slots to the first step."""
     pause_s: float = 0.5
-    """What a resize costs, as last seen."""
+    """Seconds without a step that the last resize cost."""
     closing_s: float = 1.0
-    """From the last step to the end of its processes."""
+    """Seconds from the last step to the end of the job's processes."""
     source: str = "none"
-    """Where it comes from: 'model', 'history' or 'none'."""
+    """Where the knowledge comes from: 'model' (the job's own reports), 'history' or 'none'."""
     target: TargetLength | None = None
     """Set for a job that trains until its loss is low enough."""
     noise: MeanNoiseShare = field(default_factory=MeanNoiseShare)
     """The noise in an adaptive job's gradients, over this run and earlier ones of its kind."""
     seen: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    """By nodes, workers and local batch: the timing reports that came."""
+    """By nodes, workers and local batch: how many timing reports have arrived."""
     ran: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By number of workers: progress made and the seconds it took, as they went by."""
+    """By number of workers: the progress made with them, and the seconds that took."""
     _last: tuple[int, int, int, float, float] | None = None
     """Nodes, workers, local batch, step and sync seconds of the last timing report."""
-    _moved_s: float | None = None
-    _now: tuple[float, float] | None = None
-    _before: tuple[float, float, int] | None = None
+    _advanced_s: float | None = None
+    """When a report last showed more progress than the one before it."""
+    _latest: tuple[float, float] | None = None
+    """Time and progress of the last progress report."""
+    _stretch_from: tuple[float, float, int] | None = None
+    """Time, progress and number of workers at the last timing report."""
     _noise_at: float | None = None
     """Progress at the last report of settled noise."""
     _noise_settled: bool = False
-    """Whether the noise is known from enough steps to be relied on."""
+    """Whether the noise was averaged over enough steps to be relied on."""
     _curves: dict[bool, tuple[tuple[int, int, int], FloatArray]] = field(default_factory=dict)
+    """By `cautious`: the last curve computed, and what it was computed for (version, GPUs, GPUs per node)."""
 
     @property
     def known(self) -> bool:
-        """Whether speed and length are both known, and the noise of a job whose speed depends on it."""
+        """Whether speed and length are known, and for an adaptive job its gradient noise too."""
         if self.of is None or self.belief is None or not self.belief.known:
             return False
         return self.mode != "adaptive" or self.belief.noise_known
 
     @property
     def length_is_predicted(self) -> bool:
-        """Whether `of` is a guess from losses, good for estimates and not for guarantees."""
+        """Whether `of` is predicted from losses: good enough for estimates, not for guarantees."""
         return self.target is not None
 
     # -- reports -----------------------------------------------------------------------------------------
 
     def take(self, kind: str, time_s: float, data: Mapping[str, Any]) -> bool:
-        """Take in a report of the job; True if its speed or length is now believed to be another."""
+        """Take in a report of the job; True if that changed the believed speed or length."""
         if kind == "progress":
             return self.progressed(time_s, float(data["done"]), data)
         if kind == "timing":
@@ -115,11 +121,11 @@ class Knowledge:
     def progressed(self, time_s: float, done: float, data: Mapping[str, Any] | None = None) -> bool:
         """Take in a progress report; True if the length changed.
 
-        `data` is the whole report: it may tell a length (`of`), or a target and the present loss.
+        `data` is the whole report: it may hold a length (`of`), or a target loss and the present loss.
         """
-        if self._now is None or done > self._now[1]:
-            self._moved_s = time_s
-        self._now = (time_s, done)
+        if self._latest is None or done > self._latest[1]:
+            self._advanced_s = time_s
+        self._latest = (time_s, done)
         data, before = data or {}, self.of
         if data.get("target_loss") is not None:
             self._follow_target(done, data)
@@ -140,21 +146,21 @@ class Knowledge:
     def timing(self, data: Mapping[str, Any]) -> bool:
         """Take in a timing report; True if the belief changed."""
         workers, local_batch = int(data["workers"]), max(int(data["local_batch"]), 1)
-        self._passed(workers)
+        self._count_stretch(workers)
         gradients = int(data.get("accumulation", 0)) + 1
         batch = self.batch_size or workers * local_batch * gradients
         limits = _limits(data.get("limits")) or BatchLimits(batch, batch, 1, batch)
         switched = self._set_limits(str(data.get("mode", self.mode)), limits)
         key = (int(data.get("nodes", 1)), workers, local_batch)
         self.seen[key] = self.seen.get(key, 0) + 1
-        # The model's step is one gradient and its exchange; gradients before it are accumulation.
+        # The model's step is one gradient and its exchange, so accumulated gradients are averaged into one.
         sync_s = float(data["sync_s"])
         self._last = (*key, (float(data["step_s"]) - sync_s) / gradients + sync_s, sync_s)
         believed = self.seen[key] >= _ENOUGH_STEPS and self._believe()
         return believed or switched
 
     def _set_limits(self, mode: str, limits: BatchLimits) -> bool:
-        """Plan with the batches the job says it uses; True if that is new for a job with a known speed."""
+        """Plan with the batch limits that the job reported; True if that changed a known speed."""
         self.mode, self.batch_size = mode, limits.init_batch
         fixed_batch = None if mode == "adaptive" else limits.init_batch
         if self.belief is None:
@@ -164,32 +170,32 @@ class Knowledge:
         return self.belief.known and self.belief.version != before
 
     def gradients(self, sqr: float, var: float, updates: int | None = None) -> bool:
-        """Take in gradient statistics at the tuned batch, averaged over so many steps; True for the first."""
+        """Take in gradient statistics at the tuned batch, a mean over `updates` steps; True for the first."""
         if self.belief is None:
             return False
         first = not self.belief.noise_known
         settled = updates is None or updates >= SETTLED_UPDATES
         if self._noise_settled and not settled:
-            return False  # what earlier jobs taught, or this one before it was restarted, is better than that
+            return False  # the settled figures, from history or from before a restart, are better
         self._noise_settled = settled
         self.belief.observe_gradients(sqr, var)
-        if self._now is not None and settled:
+        if self._latest is not None and settled:
             if self._noise_at is not None:
-                self.noise.add(noise_share(sqr, var), self._now[1] - self._noise_at)
-            self._noise_at = self._now[1]
+                self.noise.add(noise_share(sqr, var), self._latest[1] - self._noise_at)
+            self._noise_at = self._latest[1]
         return first
 
     def finished(self, time_s: float) -> None:
-        """It is over: what came after its last step is known now, and how long a job with a target was."""
-        if self._moved_s is not None:
-            self.closing_s = min(max(time_s - self._moved_s, 0.0), MOST_CLOSING_S)
-        if self.target is not None and self._now is not None:
-            self.of = self.target.earlier = self._now[1]
+        """The job has finished: set how long it took to end, and the length of a job with a target."""
+        if self._advanced_s is not None:
+            self.closing_s = min(max(time_s - self._advanced_s, 0.0), MOST_CLOSING_S)
+        if self.target is not None and self._latest is not None:
+            self.of = self.target.earlier = self._latest[1]
         if self._last is not None and self.belief is not None and not self.belief.known:
-            self._believe()  # a job of a few seconds says little, but the next need not start from nothing
+            self._believe()  # a very short job reports little, but it is all that the next one starts with
 
     def _believe(self) -> bool:
-        """Take the last step times into the model; True if that changed it."""
+        """Add the last step times to the model; True if that changed it."""
         assert self.belief is not None and self._last is not None
         before = self.belief.version
         self.belief.observe(*self._last)
@@ -197,23 +203,23 @@ class Knowledge:
             self.source = "model"
         return self.belief.version != before
 
-    def _passed(self, workers: int) -> None:
-        """Count the stretch since the last report, if the workers were as many at both of its ends."""
-        if self._now is None:
+    def _count_stretch(self, workers: int) -> None:
+        """Add the time since the last timing report to `ran`, if the number of workers is the same."""
+        if self._latest is None:
             return
-        (time_s, done), before = self._now, self._before
+        (time_s, done), before = self._latest, self._stretch_from
         if before is not None and before[2] == workers and done >= before[1] and time_s > before[0]:
             progress, seconds = self.ran.get(workers, (0.0, 0.0))
             self.ran[workers] = (progress + done - before[1], seconds + time_s - before[0])
-        self._before = (time_s, done, workers)
+        self._stretch_from = (time_s, done, workers)
 
     # -- answers -----------------------------------------------------------------------------------------
 
     def curve(self, max_gpus: int, gpus_per_node: int, *, cautious: bool = False) -> FloatArray:
-        """Progress per second by workers; cautious: no faster on more workers than were ever seen."""
+        """Progress per second by workers; `cautious`: more workers than were ever seen bring no speed."""
         if self.belief is None:
             return np.arange(max_gpus + 1, dtype=np.float64)
-        # Every decision asks for every job's, and few of them have changed.
+        # Every decision asks for the curves of all jobs, and few of them have changed.
         asked = (self.belief.version, max_gpus, gpus_per_node)
         before = self._curves.get(cautious)
         if before is not None and before[0] == asked:
@@ -227,17 +233,17 @@ class Knowledge:
         return curve
 
     def left(self, done: float) -> float:
-        """Progress still to be made, in the unit of the curve; very much if the length is unknown."""
+        """Progress still to be made, in the unit of the curve; `UNKNOWN_WORK` if the length is unknown."""
         return UNKNOWN_WORK if self.of is None else max(self.of - done, 0.0)
 
     def most_workers(self, bound: int) -> int:
-        """The exploration bound: twice the workers ever seen, unless history knows better."""
+        """The exploration bound: twice the most workers ever seen, unless history knows better."""
         if self.belief is None or not self.belief.known:
             return 1
         return max(self.belief.max_gpus(bound), 1)
 
     def error(self, gpus: int) -> float:
-        """One standard deviation of the predicted duration, relative to it: of speed, noise and length."""
+        """Relative standard deviation of the predicted duration, from those of speed, noise and length."""
         belief = self.belief
         if belief is None or not belief.known:
             return 1.0
@@ -247,7 +253,7 @@ class Knowledge:
             scale = belief.plan(1, gpus).total(gpus) / belief.limits.init_batch
             noise = duration_error(noise_share(belief.sqr, belief.var), self.noise.deviation, scale)
         if self.target is not None:
-            left = self.left(0.0 if self._now is None else self._now[1])
+            left = self.left(0.0 if self._latest is None else self._latest[1])
             length = min(self.target.deviation / left, 1.0) if left else 0.0
         return math.hypot(speed, noise, length)
 
@@ -261,10 +267,10 @@ class Knowledge:
         gain = float(gain_at(belief.sqr, belief.var, scale))
         return {"noise_scale": belief.var / belief.sqr * tuned, "efficiency": gain / scale}
 
-    # -- what is kept ------------------------------------------------------------------------------------
+    # -- history and replay ------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, Any]:
-        """What a replay needs to know of the job: its model, and its speed as it was seen."""
+        """What a replay needs to know of the job: its model, and its measured speed."""
         params = self.belief.params if self.belief is not None and self.belief.known else None
         return {
             "params": None if params is None else params.as_array().tolist(),
@@ -275,7 +281,7 @@ class Knowledge:
         } | self._batch_figures()
 
     def _batch_figures(self) -> dict[str, Any]:
-        """Mode and limits; of an adaptive job also its mean noise, as `sqr` and `var` that add up to 1."""
+        """Mode and limits; for an adaptive job also its mean noise, as `sqr` and `var` that add up to 1."""
         belief = self.belief
         out: dict[str, Any] = {
             "mode": self.mode,
@@ -293,7 +299,7 @@ class Knowledge:
             "version": HISTORY_VERSION,
             "params": None if params is None else params.as_array().tolist(),
             "most_gpus": 0 if self.belief is None else self.belief.most_gpus,
-            # The prediction for a job that is still on its way is not what one of its kind has taken.
+            # Of a job with a target only a length that was really reached is kept, not a prediction.
             "of": self.of if self.target is None else self.target.earlier,
             "target_loss": None if self.target is None else self.target.target,
             "batch_size": self.batch_size,
@@ -310,7 +316,7 @@ class Knowledge:
         if not content or content.get("params") is None or content.get("batch_size") is None:
             return cls(mark)
         if int(content.get("version", 1)) > HISTORY_VERSION:
-            return cls(mark)  # written by a later version: begin anew rather than misread it
+            return cls(mark)  # written by a newer swell: start from nothing rather than misread it
         belief = JobBelief.from_figures(content)
         belief.most_gpus = int(content.get("most_gpus", 0))
         of, goal = content.get("of"), content.get("target_loss")
@@ -328,7 +334,7 @@ class Knowledge:
         )
         made._noise_settled = belief.noise_known
         if belief.noise_known:
-            # Earlier runs count as much as one run, so that a changed job is learnt anew before long.
+            # All earlier runs together count at most as one run, so that a change in the job is soon learnt.
             weight = min(float(content.get("noise_progress", 0.0)), of or 0.0)
             made.noise = MeanNoiseShare(
                 weight, float(content["var"]), float(content.get("noise_deviation", 0.0))
@@ -336,9 +342,9 @@ class Knowledge:
         return made
 
 
-def _limits(told: Any) -> BatchLimits | None:
-    """Limits as a job told them; None if it did not, or told something impossible."""
+def _limits(reported: Any) -> BatchLimits | None:
+    """Batch limits from a job's report; None if the report has none, or impossible ones."""
     try:
-        return BatchLimits(**{str(name): int(value) for name, value in told.items()})
+        return BatchLimits(**{str(name): int(value) for name, value in reported.items()})
     except (AttributeError, TypeError, ValueError, InputError):
         return None

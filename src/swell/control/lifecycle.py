@@ -5,8 +5,8 @@
       |  +--resume-- paused<+  +--seen finished/failed--> finished | failed
       +------cancel, refuse--> cancelled | refused
 
-No clock, no I/O: the conductor feeds it, has what comes out written and carries out the instructions. The
-same input fed twice changes nothing the second time, because after a crash some are fed again.
+No clock, no I/O: the conductor feeds the inputs, has the new record written and carries out the instructions.
+An input that is fed twice changes nothing the second time, because after a crash some inputs are fed again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swell.engines import Observed, RunState
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The scheduler wants the job to have these slots; none to take them all away."""
+    """The scheduler decided that the job should have these slots; no slots means that it must stop."""
 
     placement: Placement
     reason: str = ""
@@ -32,7 +32,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The job's workers are being started on these slots; it is expected to train after this pause."""
+    """The engine starts the job's workers on these slots; the job is expected to train after this pause."""
 
     gpus: Placement
     pause_s: float
@@ -40,7 +40,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The engine found the job like this."""
+    """The engine found the job in this state."""
 
     observed: Observed
 
@@ -52,7 +52,7 @@ class Vanished:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The job said how far it is."""
+    """The job reported its progress."""
 
     done: float
     of: float | None = None
@@ -69,7 +69,7 @@ class Switched:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker that trained died, or was given up."""
+    """A worker that was training died, or was given up because it did not answer."""
 
     worker: str
     reason: str
@@ -91,24 +91,24 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """Somebody wants it ended."""
+    """A person wants the job ended."""
 
     by: str
 
 
 @dataclass(frozen=True, slots=True)
 class PauseAsked:
-    """Somebody wants it to give its slots back for a while."""
+    """A person wants the job to give its slots back until it is resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeAsked:
-    """Somebody wants it to go on."""
+    """A person wants a paused job to go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundsAsked:
-    """Somebody wants it to have at least and at most so many workers."""
+    """A person wants the job to have at least and at most so many workers."""
 
     min_workers: int
     max_workers: int | None
@@ -160,7 +160,7 @@ Step = tuple[JobRecord, list[Instruction]]
 
 
 def step(record: JobRecord, given: Input, now_s: float) -> Step:
-    """What becomes of a job on this input."""
+    """The job's record after this input, and the instructions to carry out."""
     match given:
         case Granted():
             return _granted(record, given, now_s)
@@ -204,10 +204,10 @@ def _granted(record: JobRecord, given: Granted, now_s: float) -> Step:
     why = {"reason": reason} if reason else {}
     if not placement:
         changed = replace(
-            record, phase=Phase.QUEUED, wanted=(), held=(), reason=reason or "others come first now"
+            record, phase=Phase.QUEUED, wanted=(), held=(), reason=reason or "its slots went to other jobs"
         )
         return changed, [_log(record, EventKind.PREEMPTED, now_s, before=before, **why), Apply()]
-    # What becomes of it is logged once it has happened: see Started and Switched.
+    # The start or the resize is logged once it has happened: see Started and Switched.
     started_s = record.started_s or now_s
     changed = replace(record, phase=Phase.RUNNING, wanted=placement, reason=reason, started_s=started_s)
     return changed, [Apply()]
@@ -253,21 +253,21 @@ def _seen(record: JobRecord, observed: Observed, now_s: float) -> Step:
 
 
 def _over(record: JobRecord, phase: Phase, now_s: float, reason: str, **changes: Any) -> JobRecord:
-    """The job at its end. An answer that was still due is not given any more."""
+    """The record of a job that is over now. Its deadline, if still undecided, stays without an answer."""
     promise = record.promise
     if promise.pending:
-        promise = replace(promise, pending=False, reason="it was over before its profiling run was")
+        promise = replace(promise, pending=False, reason="the job was over before its profiling run was")
     return replace(
         record, phase=phase, wanted=(), held=(), ended_s=now_s, reason=reason, promise=promise, **changes
     )
 
 
 def _vanished(record: JobRecord, now_s: float) -> Step:
-    """All its workers are gone without a word: start again from its checkpoint, but not for ever."""
+    """All processes of the job died without an exit code: start it again, `max_restarts` times at most."""
     if record.phase is not Phase.RUNNING:
         return record, []
     if record.restarts >= record.request.max_restarts:
-        reason = f"all its workers died {record.restarts + 1} times; see its logs"
+        reason = f"all its workers died {record.restarts + 1} times; see 'swell logs {record.job_id}'"
         changed = _over(record, Phase.FAILED, now_s, reason)
         return changed, [
             _log(record, EventKind.FAILED, now_s, reason=reason, work=record.done),
@@ -308,7 +308,7 @@ def _cancelled(record: JobRecord, by: str, now_s: float) -> Step:
     if record.phase is Phase.CANCELLED:
         return record, []
     if record.phase.over:
-        raise Conflict(f"job '{record.job_id}' is {record.phase.value} already")
+        raise Conflict(f"job '{record.job_id}' is {record.phase.value}: there is nothing to cancel")
     changed = _over(record, Phase.CANCELLED, now_s, f"cancelled by {by}")
     log = _log(record, EventKind.CANCELLED, now_s, by=by, work=record.done)
     return changed, [log, End(), Reschedule()]
@@ -337,9 +337,13 @@ def _resumed(record: JobRecord) -> Step:
 
 def _bounded(record: JobRecord, least: int, most: int | None) -> Step:
     if record.phase.over:
-        raise Conflict(f"job '{record.job_id}' is {record.phase.value}: it cannot be scaled any more")
-    if record.promise.guaranteed_s is not None and most is not None and most < record.request.min_workers:
-        raise InputError("a job with a guaranteed finish cannot be held below its least", field="max_workers")
+        raise Conflict(f"job '{record.job_id}' is {record.phase.value}: there is nothing to scale")
+    needed = record.request.min_workers
+    if record.promise.guaranteed_s is not None and most is not None and most < needed:
+        raise InputError(
+            f"max_workers must be at least {needed}, because the job's finish is guaranteed, got {most}",
+            field="max_workers",
+        )
     request = replace(record.request, min_workers=least, max_workers=most)
     if request == record.request:
         return record, []

@@ -1,6 +1,6 @@
-"""When will a job be done? Ask the simulator: the present jobs, the present policy, no new arrivals.
+"""When a job will be done, according to the simulator: the present jobs, the present policy, no new arrivals.
 
-The same policies run in the simulator, so a look ahead is one call of it, on curves as they are believed now.
+The simulator runs the same policies, so a look ahead is one call of it, with the curves believed now.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from swell.policies import make_policy
 from swell.sim import simulate
 
 MOST_JOBS = 60
-"""With more active jobs a look ahead would keep people waiting; then the fair share must do."""
+"""With more active jobs a look ahead would take too long; the estimate then comes from the fair share."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """A start pays start-up, a resize the pause last seen."""
+    """What a change costs: a start takes the start-up time, a resize the pause last measured."""
 
     startup_s: float
     pause_s: float
@@ -40,10 +40,10 @@ def finishes(
     now_s: float,
     interval_s: float | None = None,
 ) -> dict[str, float]:
-    """The finish of each job whose length and speed are known, if nobody else comes.
+    """The finish of each job whose length and speed are known, if no other job is submitted.
 
-    `interval_s` is the length of the policy's rounds. The simulated clock begins with the round that is under
-    way, so that decisions fall on the moments at which they will really be made.
+    `interval_s` is the length of the policy's rounds. The simulated clock begins with the present round, so
+    that simulated decisions fall on the moments of the real ones.
     """
     ready = [r for r in records if known[r.job_id].known and not r.phase.over]
     if not ready or cluster.capacity == 0:
@@ -58,7 +58,8 @@ def finishes(
         knowledge, request = known[record.job_id], record.request
         curve = knowledge.curve(capacity, width)
         work = knowledge.left(record.done)
-        if record.wanted:  # it runs already: what the simulated start costs it is given back as progress
+        if record.wanted:
+            # The job runs already, but the simulator charges it for a start: take that cost off its work.
             work -= startup_s * curve[len(record.wanted)]
         deadline_s = request.deadline_s
         jobs.append(
@@ -79,7 +80,7 @@ def finishes(
     result = simulate(
         jobs,
         ProfileSet(profiles),
-        # Curves are of these very nodes, whatever their type.
+        # The curves were measured on these very nodes, so GPU types make no difference.
         Cluster(
             tuple(
                 replace(node, gpus=int(gpus), gpu_type=ANY_GPU)
@@ -111,7 +112,7 @@ def estimate(
 ) -> Estimate:
     """The likely finish of one job, with a range of two standard deviations of the model's own error.
 
-    `quick` when others wait for the answer too: by the fair share, without a look ahead.
+    `quick` estimates by the fair share, without a look ahead, for when many callers wait.
     """
     knowledge = known[record.job_id]
     if not knowledge.known or cluster.capacity == 0:

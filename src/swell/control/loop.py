@@ -1,7 +1,7 @@
 """The control plane's loop: a thread that takes a turn when something happened, when a decision is due, and
-at an interval. All that happened meanwhile becomes one turn.
+at an interval. Everything that happened since the last turn is handled in one turn.
 
-A turn that fails changes nothing and is tried again; what was wrong is in `trouble` until a turn succeeds.
+A turn that fails changes nothing and is tried again; `trouble` says what was wrong until a turn succeeds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from swell.domain import SwellError
 log = logging.getLogger(__name__)
 
 GATHER_S = 0.02
-"""A burst is given this long to arrive before it becomes one turn."""
+"""How long the loop waits once it is woken, so that a burst of events becomes one turn."""
 MOST_GATHER_S = 0.5
-"""With many jobs a turn takes a while; then people's requests get at least three times as long."""
+"""The longest such wait. With many jobs a turn is long; the loop then waits three times as long as the last
+turn took, because requests cannot be answered during a turn."""
 RETRY_S = 1.0
 
 
@@ -28,7 +29,7 @@ class Loop:
     def __init__(self, turn: Callable[[], None], wait_s: Callable[[], float]) -> None:
         """`turn` does the work; `wait_s` says how long to wait for the next one if nothing happens."""
         self.trouble = ""
-        """What keeps the control plane from working, if anything does (the store is full, say)."""
+        """Why the last turn failed (the store is full, say); empty if it succeeded."""
         self._turn = turn
         self._wait_s = wait_s
         self._awake = threading.Event()
@@ -49,7 +50,7 @@ class Loop:
             self._thread.join(timeout=30.0)
 
     def wake(self) -> None:
-        """Something happened."""
+        """Have a turn taken soon, because something happened."""
         self._awake.set()
 
     def _run(self) -> None:
@@ -69,7 +70,7 @@ class Loop:
                 self.trouble = str(error)
                 self._retry()
             except Exception as error:
-                # A mistake of ours. Jobs train on; people must see that nothing is decided.
+                # A bug in swell. Jobs go on training, but people must see that nothing is decided.
                 log.exception("a turn of the control plane failed")
                 self.trouble = f"internal error: {error!r}; see the server's log"
                 self._retry()

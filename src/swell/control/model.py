@@ -1,4 +1,4 @@
-"""The control plane's words: what it keeps of a job, what it promises. `JobRequest` is in `swell.domain`."""
+"""What the control plane keeps of a job, and what it promises. `JobRequest` is in `swell.domain`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from swell.domain import JobRequest, Placement
 
-__all__ = ["Estimate", "JobRecord", "JobRequest", "Mode", "Phase", "Promise"]
+__all__ = ["Estimate", "JobRecord", "JobRequest", "Phase", "Promise"]
 
 
 class Phase(StrEnum):
@@ -18,7 +18,7 @@ class Phase(StrEnum):
     RUNNING = "running"
     """Holds GPUs (starting and resizing included)."""
     PAUSED = "paused"
-    """A person paused it; holds none and wants none."""
+    """Paused by a person: holds no GPUs and gets none."""
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -29,14 +29,6 @@ class Phase(StrEnum):
     def over(self) -> bool:
         """Whether nothing more will happen to the job."""
         return self in (Phase.FINISHED, Phase.FAILED, Phase.CANCELLED, Phase.REFUSED)
-
-
-class Mode(StrEnum):
-    """How the batch follows the workers: decided in the script, named here for estimates."""
-
-    FIXED = "fixed"
-    ADAPTIVE = "adaptive"
-    CONSISTENT = "consistent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +49,14 @@ class Promise:
 
     admitted: bool
     pending: bool = False
-    """The answer on its deadline comes after a short profiling run; `reason` says when at the latest."""
+    """The deadline is decided after a short profiling run; `reason` says when at the latest."""
     guaranteed_s: float | None = None
-    """The finish that is guaranteed, for a deadline job."""
+    """The guaranteed finish (Unix time) of a job with a deadline."""
     estimate: Estimate
     earliest_deadline_s: float | None = None
     """For a refused job: the earliest deadline that would be admitted."""
     reason: str = ""
-    """For a refused job: what stands in the way. For a queued one: why it waits."""
+    """For a refused job: why. For a queued job: why it waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +70,15 @@ class JobRecord:
     phase: Phase
     promise: Promise
     wanted: Placement = ()
-    """Slots it should have, as last decided."""
+    """The slots that the job should have, as last decided."""
     held: Placement = ()
-    """Slots on which its workers are, as the engine last said."""
+    """The slots that its workers are on, as the engine last reported."""
     started_s: float | None = None
     ended_s: float | None = None
     done: float = 0.0
-    """Progress in iterations, and of how many; 0 of None until the job said so."""
+    """Progress in iterations; 0 until the job's first report."""
     of: float | None = None
+    """Iterations that the job consists of; None until the job has reported it."""
     batch_size: int | None = None
     resizes: int = 0
     pause_s: float = 0.0
@@ -93,4 +86,4 @@ class JobRecord:
     restarts: int = 0
     exit_code: int | None = None
     reason: str = ""
-    """Why it is where it is, in a line for people."""
+    """Why the job is in its phase, in a line for people."""

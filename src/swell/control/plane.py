@@ -1,5 +1,7 @@
-"""The control plane: what people ask of it. It has a conductor that keeps the cluster in order, and a loop
-in which the conductor takes its turns. Whatever either side does, it does under one lock.
+"""The control plane: the calls behind the HTTP API and the commands.
+
+Its conductor keeps the cluster in order, and its loop gives the conductor a turn when one is needed. Calls
+and turns share one lock.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from swell.policies import make_policy
 
 __all__ = ["ControlPlane", "NodeView"]
 
-FEW = 4
-"""Up to so many submissions at a time get an estimate by looking ahead; a crowd gets a rougher one."""
+FEW_SUBMISSIONS = 4
+"""Up to this many submissions at a time get an estimate by looking ahead; more get a rougher one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class _Submission:
 
 
 class ControlPlane:
-    """Admits jobs, answers for them, and takes orders. Methods are thread-safe."""
+    """Takes jobs in, answers questions about them, and does what people ask. Methods are thread-safe."""
 
     def __init__(
         self,
@@ -57,8 +59,9 @@ class ControlPlane:
         clock: Callable[[], float] = time.time,
         recall: Recall | None = None,
     ) -> None:
-        """`interval_s`: how often to look at jobs though nothing happened. `round_s`: the length of the
-        policy's rounds, if not its own. `recall`: what is known of a job before it runs, if not history."""
+        """`interval_s`: seconds between two turns if nothing happens. `round_s`: the length of the policy's
+        rounds, in place of its own. `recall`: returns what is known of a job before it runs, in place of the
+        store's history."""
         self.store = store
         self.engine = engine
         self.home = home
@@ -73,7 +76,7 @@ class ControlPlane:
         self._intake: Intake[_Submission, JobRecord] = Intake(self._take_in)
 
     def come_up(self) -> None:
-        """Read the store and find the jobs that run. Without `start` the caller takes the turns."""
+        """Read the store and find the jobs that run, without the loop: the caller takes the turns."""
         self.engine.start(self.wake)
         with self._lock:
             policy = self.store.setting("policy") or self._default_policy
@@ -90,7 +93,7 @@ class ControlPlane:
         self.engine.close()
 
     def wake(self) -> None:
-        """Something happened."""
+        """Have a turn taken soon, because something happened."""
         self._loop.wake()
 
     def turn(self) -> None:
@@ -100,34 +103,34 @@ class ControlPlane:
 
     @property
     def trouble(self) -> str:
-        """What keeps the control plane from working, if anything does."""
+        """Why the last turn failed; empty if it succeeded."""
         return self._loop.trouble
 
     @property
     def due_s(self) -> float:
-        """When the policy decides next, if nothing happens before; infinite if that is not needed."""
+        """When the policy decides next if nothing happens before; infinite if no decision is planned."""
         return self._conductor.scheduler.rhythm.due_s
 
     def _wait_s(self) -> float:
         return min(self._interval_s, max(self.due_s - self.clock(), 0.0))
 
-    # -- coming in ---------------------------------------------------------------------------------------
+    # -- submissions -------------------------------------------------------------------------------------
 
     def submit(self, request: JobRequest, owner: str, idempotency_key: str | None = None) -> JobRecord:
-        """Take a job in, or refuse its deadline. What is returned is on disk."""
+        """Take a job in, or refuse its deadline. The returned record is on disk."""
         self._check(request)
         return self._intake(_Submission(request, owner, idempotency_key))
 
     def _take_in(self, tickets: Sequence[Ticket[_Submission, JobRecord]]) -> None:
-        """Take in all that were submitted at about the same time, in one transaction."""
+        """Serve submissions that came at about the same time, in one transaction."""
         accepted: list[tuple[JobRecord, Sequence[int], Sequence[Event]]] = []
-        quick = len(tickets) > FEW
+        quick = len(tickets) > FEW_SUBMISSIONS
         with self._lock:
             try:
                 with self.store.transaction():
                     for ticket in tickets:
                         try:
-                            ticket.answer = self._accept(ticket.wish, accepted, quick)
+                            ticket.answer = self._accept(ticket.submission, accepted, quick)
                         except InputError as error:
                             ticket.refusal = error
             except BaseException:
@@ -142,24 +145,24 @@ class ControlPlane:
 
     def _accept(
         self,
-        wish: _Submission,
+        submission: _Submission,
         accepted: list[tuple[JobRecord, Sequence[int], Sequence[Event]]],
         quick: bool,
     ) -> JobRecord:
-        """Write one submission down, unless its key says that it was already."""
-        if wish.key is not None:
-            earlier = self.store.by_key(wish.owner, wish.key)
+        """Write a new job to the store; if its owner has used the key before, return that job instead."""
+        if submission.key is not None:
+            earlier = self.store.by_key(submission.owner, submission.key)
             if earlier is not None:
                 return self._book.records.get(earlier.job_id, earlier)
         scheduler = self._conductor.scheduler
-        record = self._new_record(wish.request, wish.owner)
+        record = self._new_record(submission.request, submission.owner)
         knowledge = self._book.knowledge_of(record)
         answer, asked = promises.promise(record, knowledge, scheduler, record.submitted_s, quick=quick)
         record = replace(record, promise=answer)
         if not answer.admitted:
             record = replace(record, phase=Phase.REFUSED, ended_s=record.submitted_s, reason=answer.reason)
         events = views.submission(record, knowledge, scheduler)
-        seqs = self.store.accept(record, wish.key, events)
+        seqs = self.store.accept(record, submission.key, events)
         accepted.append((record, seqs, events))
         if answer.admitted:
             self._book.add(record, knowledge)
@@ -169,7 +172,7 @@ class ControlPlane:
         return record
 
     def quote(self, request: JobRequest, owner: str) -> Promise:
-        """What submitting would answer. Changes nothing."""
+        """The promise that submitting this request would give. Changes nothing."""
         self._check(request)
         with self._lock:
             record = self._new_record(request, owner)
@@ -185,7 +188,7 @@ class ControlPlane:
         limit: int = 1000,
         before: JobRecord | None = None,
     ) -> list[JobRecord]:
-        """Jobs, newest first; `before` to go on after the last one of a page."""
+        """Jobs, newest first; `before`, the last job of a page, asks for the next page."""
         with self._lock:
             live = list(self._book.records.values())
         found = {
@@ -230,7 +233,8 @@ class ControlPlane:
         with self._lock:
             record = self._book.records.get(job_id)
             if record is None:
-                # It is over, or was never there: the state machine says which requests still make sense.
+                # The job is over or does not exist: `job` or the state machine refuses, unless the request
+                # asks for what is so already.
                 return lifecycle.step(self.job(job_id), given, self.clock())[0]
             self._conductor.feed(record, given, self.clock())
             self.wake()
@@ -243,7 +247,7 @@ class ControlPlane:
             return views.nodes(self.engine.cluster(), drained, records)
 
     def drain(self, node: str) -> None:
-        """Move everything off a node and put nothing on it."""
+        """Move all jobs off a node, and give it none until it is undrained."""
         self._set_drained(node, True)
 
     def undrain(self, node: str) -> None:
@@ -262,12 +266,12 @@ class ControlPlane:
             self.wake()
 
     def policy(self) -> str:
-        """The policy that decides now, as it was given."""
+        """The present policy, with its options, as it was given."""
         with self._lock:
             return self._conductor.scheduler.policy_text
 
     def set_policy(self, text: str) -> None:
-        """Decide by another policy from now on; kept across restarts."""
+        """Decide by another policy from now on, also after a restart."""
         make_policy(text)
         with self._lock:
             self.store.set_setting("policy", text)
@@ -277,21 +281,21 @@ class ControlPlane:
     def events(
         self, since_seq: int = 0, job_id: str | None = None, limit: int = 1000
     ) -> list[tuple[int, Event]]:
-        """What happened after a number, oldest first."""
+        """Events with a number above `since_seq`, oldest first."""
         return self.store.events(since_seq, job_id=job_id, limit=limit)
 
     def subscribe(self, callback: Subscriber) -> Callable[[], None]:
-        """Be told of every event once it is on disk; call the result to stop. Callbacks must not block."""
+        """Call `callback`, which must not block, with every event on disk; call the result to stop that."""
         with self._lock:
             return self._book.subscribe(callback)
 
     def logs(self, job_id: str, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
-        """A job's output from an offset, and where to go on."""
+        """A job's output from an offset, and the offset to go on from."""
         self.job(job_id)
         return self.engine.logs(job_id, self._conductor.job_dir(job_id), offset=offset, limit=limit)
 
     def explain(self, job_id: str) -> dict[str, Any]:
-        """Why a job is where it is, when it will be done, and what it went through."""
+        """Why a job runs or waits, when it will be done, and the slots it has had."""
         events = [event for _, event in self.store.events(job_id=job_id, limit=10_000)]
         with self._lock:
             record = self.job(job_id)
@@ -330,5 +334,5 @@ class ControlPlane:
 
 
 def _age(record: JobRecord) -> tuple[float, str]:
-    """What jobs are listed by."""
+    """The key by which jobs are sorted in lists."""
     return record.submitted_s, record.job_id

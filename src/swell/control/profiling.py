@@ -1,8 +1,8 @@
-"""Profiling runs: a job with a deadline that nobody has seen yet is measured first and answered then.
+"""Profiling runs: a job with a deadline whose speed is unknown is measured before its deadline is decided.
 
 As in CoDDL (AFS, NSDI'21) a run over-allocates and then shrinks: it begins on all free slots and halves them,
-with a few steps at each size, so that the job's curve is known cheaply. One run at a time, because the next
-job of the same kind may need none any more. A job that was promised a finish gives up nothing for it.
+with a few steps at each size, so that the job's curve is known cheaply. There is one run at a time, because
+after it the next job of the same kind may need none. Jobs with a guaranteed finish give up no slots for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEPS = 3
 SIZE_LIMIT_S = 30.0
 """Longest that a run stays at one size once the job trains."""
 START_LIMIT_S = 120.0
-"""Longest that a job may take to get slots and train its first step; after that it is answered unseen."""
+"""Longest that a job may take to get slots and train its first step; then its deadline is refused."""
 
 
 @dataclass(slots=True)
@@ -33,17 +33,17 @@ class ProfilingRun:
     most: int | None
     asked_s: float
     since_s: float
-    """When the present size began, or the job began to train."""
+    """When the job began to train at the present size."""
     sizes: list[int] | None = None
     """Sizes still to be measured, the present one first; None while the run waits for slots."""
 
     @property
     def size(self) -> int:
-        """Slots that the job holds, or is to get, now."""
+        """Slots that the job should have now; 0 while the run waits."""
         return self.sizes[0] if self.sizes else 0
 
     def next_size(self, now_s: float) -> bool:
-        """The present size has been measured. False if there is none left."""
+        """Go on to the next size, since the present one has been measured; False if it was the last."""
         self.sizes, self.since_s = (self.sizes or [])[1:], now_s
         return bool(self.sizes)
 
@@ -60,11 +60,11 @@ class Profiling:
         self.runs[record.job_id] = ProfilingRun(request.min_workers, request.max_workers, now_s, now_s)
 
     def drop(self, job_id: str) -> None:
-        """The job is not to be profiled (any more)."""
+        """End the job's profiling run, if it has one."""
         self.runs.pop(job_id, None)
 
     def begin(self, records: Mapping[str, JobRecord], free: int, now_s: float) -> None:
-        """Begin the run that waits longest: on all free slots, else on those of jobs without a promise."""
+        """Begin the run that waits longest: on all free slots, else on slots of jobs without a guarantee."""
         if not self.runs or any(run.sizes is not None for run in self.runs.values()):
             return
         job_id, run = next(iter(self.runs.items()))
@@ -80,7 +80,7 @@ class Profiling:
         run.since_s = now_s
 
     def advance(self, book: Book, now_s: float) -> tuple[list[str], bool]:
-        """Jobs that have been measured enough to be answered, and whether any run changed its size."""
+        """Take the runs further; returns the jobs whose run is over, and whether any run changed its size."""
         over: list[str] = []
         changed = False
         for job_id, run in list(self.runs.items()):
@@ -88,7 +88,7 @@ class Profiling:
             if record.phase not in (Phase.QUEUED, Phase.RUNNING):
                 continue
             if run.sizes is None and book.known[job_id].source == "none":
-                book.recall(job_id)  # another job of its kind may have been seen meanwhile
+                book.recall(job_id)  # another job of its kind may have been measured meanwhile
             knowledge = book.known[job_id]
             if knowledge.seen:
                 reports = sum(n for (_, workers, _), n in knowledge.seen.items() if workers == run.size)
@@ -105,11 +105,11 @@ class Profiling:
         return over, changed
 
     def shares(self, rows: Mapping[str, int]) -> dict[int, int]:
-        """Slots that each run under way shall have, by the row of its job."""
+        """How many slots each run that has begun should have, by the row of its job."""
         return {rows[job_id]: run.size for job_id, run in self.runs.items() if run.size and job_id in rows}
 
     def reserved(self, board: Board, rows: Mapping[str, int]) -> list[int]:
-        """Slots that runs hold or are about to get: not the policy's to give."""
+        """Slots that runs hold or are about to get; the policy must not give them to other jobs."""
         taken: list[int] = []
         missing = 0
         for row, size in self.shares(rows).items():

@@ -26,23 +26,23 @@ class _Kept:
 
 
 class ProgressLog:
-    """Says when a job's progress is written down, and thins what was written."""
+    """Decides which progress reports are written to the log, and thins those that are there."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._jobs: dict[str, _Kept] = {}
 
     def due(self, job_id: str, now_s: float) -> bool:
-        """Whether a report of this moment belongs into the log."""
+        """Whether a report of this moment belongs in the log."""
         kept = self._jobs.get(job_id)
         if kept is None:
-            # Some may be from before a restart of the control plane.
+            # The log may hold reports from before a restart of the control plane.
             count, span_s = self._store.tally(job_id, EventKind.PROGRESS)
             kept = self._jobs[job_id] = _Kept(count, max(FIRST_S, span_s / max(count, 1)))
         return now_s - kept.last_s >= kept.spacing_s
 
     def written(self, job_id: str, now_s: float) -> None:
-        """A report was written down."""
+        """Count a report that was written to the log, and thin the log if it is full."""
         kept = self._jobs[job_id]
         kept.count, kept.last_s = kept.count + 1, now_s
         if kept.count >= MOST:
@@ -51,5 +51,5 @@ class ProgressLog:
             kept.spacing_s *= 2
 
     def forget(self, job_id: str) -> None:
-        """The job is over."""
+        """Forget a job that is over."""
         self._jobs.pop(job_id, None)

@@ -1,8 +1,8 @@
-"""Admission with a promise: what a submission or a quote is answered. Pure: asking changes nothing.
+"""Admission with a promise: the answer to a submission or a quote. Pure: asking changes nothing.
 
-A deadline job is admitted with a guaranteed finish, refused with the earliest deadline that would be
-admitted, or, if nobody has ever seen its script run, profiled first and answered then. A best-effort job is
-always admitted, with an estimate.
+A job with a deadline is admitted with a guaranteed finish, or refused with the earliest deadline that would
+be admitted, or, if its script has never run here, profiled before its deadline is decided. A best-effort job
+is always admitted, with an estimate.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ from swell.control.lookahead import estimate
 from swell.control.model import Estimate, JobRecord, Promise
 from swell.control.scheduler import Asked, Scheduler
 
-UNKNOWN = "first run of this script: it is profiled first; its deadline is decided in four minutes at most"
-UNSEEN = "it trained no step in two minutes, so no finish can be promised; submit it without a deadline"
-NO_ROOM = "first run of this script, and every slot is promised to others: there was none to profile it on"
-PREDICTED = "it trains until its loss is low enough: when that will be is estimated, never promised"
+UNKNOWN = "first run of this script: the job is profiled first, and its deadline decided within four minutes"
+UNSEEN = "the job trained no step in two minutes, so no finish can be promised; submit it without a deadline"
+NO_ROOM = (
+    "first run of this script, and all slots are promised to other jobs, so it could not be profiled; "
+    "submit it again later, or without a deadline"
+)
+PREDICTED = (
+    "the job trains until its loss is low enough, so its finish can be estimated but not promised; "
+    "submit it without a deadline"
+)
 NO_LENGTH = (
     "the job did not say how long it trains, so no finish can be promised; "
     "let it run once without a deadline, or say its length with job.epochs"
@@ -28,7 +34,7 @@ NO_LENGTH = (
 def estimated(
     record: JobRecord, knowledge: Knowledge, scheduler: Scheduler, now_s: float, *, quick: bool = False
 ) -> Estimate:
-    """When a job will be done, as far as is known; `quick` for a rougher answer when many wait for one."""
+    """When a job will probably be done; `quick` for a rougher answer when many callers wait."""
     if not knowledge.known:
         return Estimate(finish_s=None, source=knowledge.source)
     book = scheduler.book
@@ -41,9 +47,9 @@ def estimated(
 def promise(
     record: JobRecord, knowledge: Knowledge, scheduler: Scheduler, now_s: float, *, quick: bool = False
 ) -> tuple[Promise, Asked | None]:
-    """The answer to a job, active already or not, and what the policy must be told if it comes in.
+    """The answer to a job, new or active already, and what to give to `Scheduler.accepted` if it is taken in.
 
-    With `quick` its estimate is rougher; whether a deadline is admitted is decided with the same care.
+    With `quick` the estimate is rougher; the decision on a deadline is the same.
     """
     deadline_s = record.request.deadline_s
     if not scheduler.gives_promises or (deadline_s is None and not knowledge.known):
@@ -65,13 +71,13 @@ def promise(
         guess = estimated(admitted, knowledge, scheduler, now_s, quick=quick)
         return Promise(admitted=True, guaranteed_s=deadline_s, estimate=guess), asked
     earliest_s = answer.earliest_deadline_s
-    if earliest_s is not None:  # room for processes to start and to end, which no curve knows
+    if earliest_s is not None:  # add the time that processes take to start and end, which no curve has
         earliest_s += knowledge.startup_s + knowledge.closing_s
     refusal = Promise(
         admitted=False,
         estimate=Estimate(finish_s=None, source=knowledge.source),
         earliest_deadline_s=earliest_s,
-        reason=answer.reason or "the deadline cannot be kept beside what was promised to others",
+        reason=answer.reason or "the deadline cannot be kept beside what was promised to other jobs",
     )
     return refusal, None
 
@@ -79,7 +85,7 @@ def promise(
 def after_profiling(
     record: JobRecord, knowledge: Knowledge, scheduler: Scheduler, now_s: float
 ) -> tuple[Promise, Asked | None]:
-    """The answer that was put off until the job had been seen."""
+    """The answer to a job whose profiling run is over."""
     if not knowledge.known:
         reason = NO_LENGTH if knowledge.seen else UNSEEN if record.started_s is not None else NO_ROOM
         return Promise(admitted=False, estimate=Estimate(finish_s=None), reason=reason), None

@@ -1,6 +1,6 @@
-"""What should run against what does run: the differences, as things to do about them.
+"""Compares what should run with what does run, and says what to do about each difference.
 
-Nothing here acts. The conductor asks once in every turn, and doing the same thing twice does no harm.
+Nothing here acts. The conductor asks once in every turn; doing the same thing twice does no harm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BEHIND_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class EndStray:
-    """The engine runs a job that is over or was never ours: have it ended."""
+    """The engine runs a job that is over, or that the store does not know: have it ended."""
 
     job_id: str
 
@@ -34,7 +34,7 @@ class AskAgain:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Something for the job's state machine."""
+    """Feed this input to the job's state machine."""
 
     job_id: str
     given: lifecycle.Input
@@ -45,20 +45,20 @@ Difference = EndStray | AskAgain | Feed
 
 @dataclass(slots=True)
 class Reconciler:
-    """Compares, and remembers since when jobs are missing."""
+    """Finds the differences, and remembers since when jobs are missing."""
 
     _unconfirmed: set[str] = field(default_factory=set)
-    """Jobs from the store that have not been looked for since the control plane came up."""
+    """Jobs from the store that have not been compared since the control plane came up."""
     _missing_since_s: dict[str, float] = field(default_factory=dict)
     _behind_since_s: dict[str, float] = field(default_factory=dict)
     """Since when jobs have not had as many workers as they should."""
 
     def came_up(self, job_id: str) -> None:
-        """The job is in the store of a control plane that just came up."""
+        """Note a job that was in the store when the control plane came up."""
         self._unconfirmed.add(job_id)
 
     def forget(self, job_id: str) -> None:
-        """The job is over."""
+        """Forget what was remembered of a job."""
         self._unconfirmed.discard(job_id)
         self._missing_since_s.pop(job_id, None)
         self._behind_since_s.pop(job_id, None)
@@ -70,7 +70,7 @@ class Reconciler:
     def differences(
         self, records: Mapping[str, JobRecord], observed: Mapping[str, Observed], now_s: float
     ) -> Iterator[Difference]:
-        """What differs now. Records may change while this is being gone through."""
+        """The present differences. The caller may change `records` while it iterates."""
         for job_id, seen in observed.items():
             yield Feed(job_id, lifecycle.Seen(seen)) if job_id in records else EndStray(job_id)
         for job_id in list(records):

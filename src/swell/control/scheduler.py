@@ -1,8 +1,8 @@
-"""From records and knowledge to moves, with the policies, the placers and the board of the simulator.
+"""Turns records and knowledge into moves, with the policies, the placers and the board of the simulator.
 
-The scheduler enters into the board's table what is believed of each job, asks the policy when its rhythm says
-so, and answers with the board's moves. It starts nothing itself. Questions (`admission`) are asked on a copy
-of the table, so that a quote changes nothing.
+The scheduler enters what is believed of each job into the board's table, lets the policy decide, and returns
+the board's moves. It starts nothing itself. Questions (`admission`) are asked on a copy of the table, so that
+a quote changes nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from swell.perf.curves import Curves
 from swell.policies import Admission, Decision, JobTable, Policy, Snapshot, make_policy
 
 _DECIDED = (Phase.QUEUED, Phase.RUNNING)
-"""Phases in which the policy has a say."""
+"""Phases in which the policy decides on a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An answer of the policy, and the question: to be given back to it if the job does come in."""
+    """A policy's answer to a job, with what the policy was asked; `accepted` needs both."""
 
     snapshot: Snapshot
     index: int
@@ -36,10 +36,10 @@ class Asked:
 
 
 class Scheduler:
-    """Decides who gets which slots."""
+    """Decides which job gets which slots."""
 
     def __init__(self, book: Book, policy: str, cluster: Cluster, interval_s: float | None = None) -> None:
-        """`interval_s` is the length of rounds, if it shall not be the policy's own."""
+        """`interval_s` is the length of rounds, in place of the policy's own."""
         self.book = book
         self.policy_text = policy
         self.policy: Policy = make_policy(policy)
@@ -50,22 +50,22 @@ class Scheduler:
         self._interval_s = interval_s
         self.rhythm = self._rhythm()
         self._entered: dict[str, tuple[float, float | None]] = {}
-        """Progress and length of each job that its numbers in the table come from."""
+        """By job: the progress and length that were last entered into the board's table."""
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster that is decided on: drained nodes are not up."""
+        """The cluster that the policy decides on: drained nodes are not up."""
         return self.board.cluster
 
     def set_policy(self, text: str, now_s: float) -> None:
-        """Switch to another policy; what runs stays where it is until that policy decides otherwise."""
+        """Switch to another policy; jobs keep their slots until that policy decides otherwise."""
         self.policy, self.policy_text = make_policy(text), text
         self.board.set_placer(self.policy.placer)
         self.rhythm = self._rhythm()
         self.rhythm.ask(now_s)
 
     def set_cluster(self, cluster: Cluster, now_s: float) -> bool:
-        """Follow the nodes; False if nothing changed. Who lost slots is in the moves of the next decision."""
+        """Use this cluster from now on; False if unchanged. The next decision moves jobs off lost nodes."""
         if cluster == self.cluster:
             return False
         before = {node.name for node in self.cluster.nodes if node.up}
@@ -76,14 +76,14 @@ class Scheduler:
         return True
 
     def add(self, record: JobRecord, now_s: float) -> bool:
-        """A job is active. False if the slots it had are gone, or another's."""
+        """Add an active job; False if the slots it had are gone or belong to another job."""
         row = self.rows[record.job_id] = self.board.add(self._spec(record))
         self.rhythm.ask(now_s)
         started_s = record.started_s or record.submitted_s
         return not record.wanted or self.board.adopt(row, record.wanted, started_s)
 
     def remove(self, job_id: str, now_s: float) -> None:
-        """A job is active no more."""
+        """Remove a job that is no longer active."""
         self.profiling.drop(job_id)
         self._entered.pop(job_id, None)
         if job_id in self.rows:
@@ -91,7 +91,7 @@ class Scheduler:
             self.rhythm.ask(now_s)
 
     def trains_from(self, job_id: str, moment_s: float, now_s: float) -> None:
-        """The job said when it goes (or went) on training after its last start or resize."""
+        """Note the moment at which the job trains (again) after its last start or resize."""
         row = self.rows[job_id]
         self.board.table.settle(row, now_s)
         self.board.table.paused_until_s[row] = moment_s
@@ -100,11 +100,11 @@ class Scheduler:
 
     @property
     def gives_promises(self) -> bool:
-        """Whether the policy decides who may come in."""
+        """Whether the policy decides which jobs are admitted."""
         return type(self.policy).admit is not Policy.admit
 
     def admission(self, record: JobRecord, knowledge: Knowledge, now_s: float) -> Asked:
-        """Would the policy let this job in with its deadline? It may be active already, or not. Pure."""
+        """The policy's answer to this job, new or active already, with its deadline. Changes nothing."""
         rows, jobs = self._decided(asked=record.job_id)
         table = self.board.table.copy(rows)
         if record.job_id in self.rows:
@@ -122,13 +122,13 @@ class Scheduler:
         return Asked(snapshot, index, self.policy.admit(snapshot, index))
 
     def accepted(self, asked: Asked) -> None:
-        """The job that was asked for came in."""
+        """Tell the policy that the job it answered was taken in."""
         self.policy.accepted(asked.snapshot, asked.index, asked.admission)
 
     # -- decisions ---------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> list[tuple[str, Move]]:
-        """What changes now, by job."""
+        """Let the policy decide; returns the moves of all jobs whose slots change."""
         board, table = self.board, self.board.table
         self.profiling.begin(self.book.records, int(board.placer.occupancy.free_gpus), now_s)
         paused = {
@@ -152,7 +152,10 @@ class Scheduler:
         return [(table.specs[move.row].job_id, move) for move in moves]
 
     def _decided(self, asked: str | None = None) -> tuple[IntArray, list[tuple[JobRecord, Knowledge]]]:
-        """Rows and jobs that the policy decides on, oldest first: not those paused or being profiled."""
+        """Rows and jobs that the policy decides on, oldest first: all but paused and profiled jobs.
+
+        The job `asked` is included in any case.
+        """
         rows, jobs = [], []
         for row in self.board.active.tolist():
             job_id = self.board.table.specs[row].job_id
@@ -172,7 +175,7 @@ class Scheduler:
         cautious: bool = False,
         deadlines: dict[str, float | None] | None = None,
     ) -> Snapshot:
-        """Enter into a table what is known of these jobs by now, and show it to the policy."""
+        """Enter what is known of these jobs into a table, and make the snapshot that the policy sees."""
         cluster = self.cluster.without(self.profiling.reserved(self.board, self.rows))
         widest = max(cluster.capacity, 1)
         rates = np.zeros((max(len(jobs), 1), widest + 1))
@@ -183,7 +186,7 @@ class Scheduler:
         table.curve[rows] = np.arange(len(rows))
         asked = deadlines or {}
         last_s = [asked.get(r.job_id) or _promised(r) or np.inf for r, _ in jobs]
-        # A job's last step must be done a little before: processes take their time to end.
+        # A job's last step must be done a little before the deadline, because processes take time to end.
         table.deadline_s[rows] = np.array(last_s) - [knowledge.closing_s for _, knowledge in jobs]
         least = [record.request.min_workers for record, _ in jobs]
         bounds = [record.request.max_workers or widest for record, _ in jobs]
@@ -206,7 +209,7 @@ class Scheduler:
         rates: FloatArray,
         now_s: float,
     ) -> None:
-        """Enter what jobs said of their progress since the last time; between reports it is extrapolated."""
+        """Enter the progress that jobs reported since the last time; between reports it is extrapolated."""
         live = table is self.board.table
         held = np.minimum(table.gpus[rows], rates.shape[1] - 1)
         speed = np.where(held > 0, rates[np.arange(len(rows)), held], 0.0) if len(rows) else np.empty(0)
@@ -214,12 +217,12 @@ class Scheduler:
             table.settle(int(rows[i]), now_s)
             table.rate[rows[i]] = speed[i]
         for i, (record, knowledge) in enumerate(jobs):
-            said = (record.done, knowledge.of)
-            if self._entered.get(record.job_id) != said:
+            reported = (record.done, knowledge.of)
+            if self._entered.get(record.job_id) != reported:
                 table.settle(int(rows[i]), now_s)
                 table.left[rows[i]] = knowledge.left(record.done)
                 if live:
-                    self._entered[record.job_id] = said
+                    self._entered[record.job_id] = reported
 
     # -- what the board and the table need ---------------------------------------------------------------
 
@@ -228,7 +231,7 @@ class Scheduler:
         return Rhythm(self.policy, own_s if self._interval_s is None else self._interval_s)
 
     def _pause_s(self, row: int, before: int, after: int) -> float:
-        """What a change is believed to cost."""
+        """Seconds without training that a change of slots is believed to cost."""
         knowledge = self.book.known[self.board.table.specs[row].job_id]
         return knowledge.pause_s if before else knowledge.startup_s
 
@@ -247,7 +250,7 @@ class Scheduler:
 
 
 def _promised(record: JobRecord) -> float | None:
-    """The deadline that the policy must keep: only once it has been promised."""
+    """The deadline that the policy must keep; None if none was promised."""
     deadline_s = record.request.deadline_s
     promised = record.promise.admitted and not record.promise.pending
     if deadline_s is None or deadline_s <= record.submitted_s or not promised:
@@ -256,7 +259,7 @@ def _promised(record: JobRecord) -> float | None:
 
 
 def check_fits(cluster: Cluster, min_workers: int) -> None:
-    """Refuse a job that could never run here."""
+    """Refuse a job that needs more workers than the cluster has slots."""
     total = sum(node.gpus for node in cluster.nodes)
     if min_workers > total:
         raise InputError(

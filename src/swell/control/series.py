@@ -14,11 +14,11 @@ CHANGES = (
     EventKind.WORKER_LOST,
     EventKind.CHECKPOINT_SAVED,
 )
-"""What is marked on the time axis of a job's curves."""
+"""Kinds of events that are marked on the time axis of a job's curves."""
 
 
 def series(events: Iterable[Event]) -> dict[str, Any]:
-    """One job's progress as columns of equal length (null where it said nothing), and what happened to it."""
+    """One job's progress as columns of equal length (null where a report lacks a value), and its changes."""
     reports, changes = [], []
     for event in events:
         if event.kind is EventKind.PROGRESS:

@@ -1,9 +1,9 @@
-"""The store: an append-only event log, and the current state it led to.
+"""The store: the event log, and the state that the events led to.
 
-One transaction per change: the events of a change and the job's new record are written together or not at
-all. What is returned to a user is on disk. Jobs that are over stay here and leave memory.
+Each change is one transaction: the events of a change and the job's new record are written together or not at
+all. What a user is told is on disk. Jobs that are over stay here and leave memory.
 
-Migrations are a list of steps that only ever grows; a store remembers how many it has seen.
+Migrations are a list of steps that only ever grows; a store remembers how many have been applied to it.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class Store:
         self._database.close()
 
     def transaction(self) -> Any:
-        """A context in which everything written is on disk at its end, or nothing is."""
+        """A context: at its end everything written inside is on disk, or, on an exception, nothing."""
         return self._database.transaction()
 
     # -- jobs and events ---------------------------------------------------------------------------------
 
     def accept(self, record: JobRecord, key: str | None, events: Iterable[Event]) -> list[int]:
-        """Write a new job and what happened; returns the numbers of the events."""
+        """Write a new job and its events; returns the numbers of the events."""
         db = self._database
         columns = (record.job_id, record.owner, record.phase.value, record.submitted_s, key)
         with db.transaction():
@@ -102,14 +102,14 @@ class Store:
             return self._append(events)
 
     def by_key(self, owner: str, key: str) -> JobRecord | None:
-        """The job that an owner submitted with that idempotency key."""
+        """The job that an owner submitted with this idempotency key."""
         rows = self._database.query(
             "SELECT record FROM jobs WHERE owner = ? AND idempotency_key = ?", (owner, key)
         )
         return record_from_json(rows[0][0]) if rows else None
 
     def save(self, records: Iterable[JobRecord], events: Iterable[Event] = ()) -> list[int]:
-        """Write changed jobs and what happened, together; returns the numbers of the events."""
+        """Write changed jobs and events in one transaction; returns the numbers of the events."""
         db = self._database
         with db.transaction():
             for record in records:
@@ -140,7 +140,8 @@ class Store:
         before: JobRecord | None = None,
         limit: int = 1000,
     ) -> list[JobRecord]:
-        """Jobs, newest first; `over` to see only those that are, or are not; `before` to go on after one."""
+        """Jobs, newest first. `over`: only jobs that are over (True), or only those that are not (False).
+        `before`: only jobs older than this one."""
         where, parameters = [], list[Any]()
         if owner is not None:
             where.append("owner = ?")
@@ -165,7 +166,7 @@ class Store:
     def events(
         self, since_seq: int = 0, *, job_id: str | None = None, limit: int = 1000
     ) -> list[tuple[int, Event]]:
-        """Events after a number, oldest first."""
+        """Events with a number above `since_seq`, oldest first."""
         clause, parameters = "", list[Any]([since_seq])
         if job_id is not None:
             clause = "AND job_id = ?"
@@ -200,7 +201,7 @@ class Store:
     # -- history, tokens, settings -----------------------------------------------------------------------
 
     def remember(self, fingerprint: str, now_s: float, content: dict[str, Any]) -> None:
-        """Keep what was learnt of a kind of job, in place of what was known before."""
+        """Keep what was learnt of a kind of job; replaces what was kept before."""
         self._put(
             "history", ("fingerprint", "updated_s", "content"), (fingerprint, now_s, json.dumps(content))
         )
@@ -211,7 +212,7 @@ class Store:
         return dict(json.loads(rows[0][0])) if rows else None
 
     def add_token(self, digest: str, user: str, role: str, expires_s: float | None) -> None:
-        """Let the holder of a token in. Only its digest is kept."""
+        """Accept a token from now on. Only its digest is kept."""
         columns = ("digest", "user_name", "role", "expires_s")
         self._put("tokens", columns, (digest, user, role, expires_s))
 
@@ -230,12 +231,12 @@ class Store:
         return [(row[0], row[1], row[2], row[3]) for row in rows]
 
     def drop_token(self, digest: str) -> None:
-        """Shut a token out."""
+        """Accept a token no longer."""
         with self._database.transaction():
             self._database.execute("DELETE FROM tokens WHERE digest = ?", (digest,))
 
     def setting(self, name: str) -> str | None:
-        """A setting that outlives restarts: the policy, drained nodes."""
+        """A setting that survives restarts: the policy, the drained nodes."""
         rows = self._database.query("SELECT value FROM settings WHERE name = ?", (name,))
         return str(rows[0][0]) if rows else None
 
@@ -259,7 +260,7 @@ def record_to_json(record: JobRecord) -> str:
 
 
 def _plain(part: Any) -> dict[str, Any]:
-    """One level of a dataclass: the encoder asks again for what is inside."""
+    """One level of a dataclass as a dict; the encoder calls this again for dataclasses inside."""
     return {name: getattr(part, name) for name in part.__dataclass_fields__}
 
 

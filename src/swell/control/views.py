@@ -1,4 +1,4 @@
-"""What people are shown: nodes, figures, and why a job is where it is."""
+"""What people are shown: nodes, figures, and why a job runs or waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NodeView:
     draining: bool
     used: int
     held: int = 0
-    """Slots that others than swell have at the moment."""
+    """Slots that somebody outside swell has taken."""
 
 
 def nodes(cluster: Cluster, drained: set[str], records: Iterable[JobRecord]) -> list[NodeView]:
@@ -60,12 +60,12 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
         return f"the control plane is in trouble: {trouble}"
     holders = [r for r in scheduler.book.records.values() if r.wanted]
     used, slots = sum(len(r.wanted) for r in holders), scheduler.cluster.capacity
-    names = ", ".join(sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders)[:6]) or "nobody"
-    said = f"; {record.reason}" if record.reason else ""
+    names = ", ".join(sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders)[:6]) or "no job"
+    more = f"; {record.reason}" if record.reason else ""
     policy, round_s, due_s = scheduler.policy_text, scheduler.rhythm.interval_s, scheduler.rhythm.due_s
     if round_s and due_s < math.inf:
-        said += f"; it decides every {round_s:g} s, next in {max(due_s - now_s, 0):.0f} s"
-    return f"waits: {used} of {slots} slots are in use by {names}, as policy '{policy}' decides{said}"
+        more += f"; the policy decides every {round_s:g} s, next in {max(due_s - now_s, 0):.0f} s"
+    return f"waits: {used} of {slots} slots are in use by {names}, as policy '{policy}' decides{more}"
 
 
 def explain(
@@ -76,7 +76,7 @@ def explain(
     behind_s: float,
     trouble: str,
 ) -> dict[str, Any]:
-    """Why a job is where it is, when it will be done, and what it went through."""
+    """Why a job runs or waits, when it will be done, and the slots it has had."""
     cluster, knowledge = scheduler.cluster, scheduler.book.known.get(record.job_id)
     answer: dict[str, Any] = {
         "job_id": record.job_id,
@@ -117,7 +117,7 @@ def stats(book: Book, scheduler: Scheduler) -> dict[str, float]:
 
 
 def submission(record: JobRecord, knowledge: Knowledge, scheduler: Scheduler) -> list[Event]:
-    """The events of a submission, with all that a replay needs."""
+    """The events of a submission, with everything that a replay needs."""
     request, promise = record.request, record.promise
     data = {
         "name": request.name,

@@ -1,4 +1,4 @@
-"""The words of the house: jobs, nodes, clusters, placements, events. Imports nothing of ours."""
+"""The basic types: jobs, nodes, clusters, placements, events. Imports no other part of swell."""
 
 from swell.domain.cluster import (
     ANY_GPU,

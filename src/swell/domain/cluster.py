@@ -1,7 +1,7 @@
 """Nodes, the GPUs on them, and placements of jobs on those GPUs.
 
-GPUs are numbered across the cluster in node order, and a number never changes its meaning: a node that is
-lost keeps its numbers and is merely not *up*. A placement is the sorted tuple of the GPU numbers a job holds.
+GPUs are numbered across the cluster in node order, and a number never changes its meaning: a lost node keeps
+its numbers and is merely not *up*. A placement is the sorted tuple of the GPU numbers that a job holds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Placement = tuple[int, ...]
 """The GPU numbers a job holds, in ascending order; () while it holds none."""
 
 ANY_GPU = "gpu"
-"""The GPU type of clusters and profiles that name none."""
+"""The GPU type of clusters and profiles that do not name one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machines there are, lost ones included."""
+    """All nodes, those that are lost at the moment included."""
 
     nodes: tuple[Node, ...]
     held: frozenset[int] = frozenset()
-    """GPU numbers that somebody outside holds at the moment: there, and not ours to give."""
+    """Numbers of the GPUs that somebody outside swell has taken; they cannot be given to jobs."""
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -83,7 +83,7 @@ class Cluster:
 
     @cached_property
     def first_gpu(self) -> IntArray:
-        """For each node the number of its first GPU, and at the end the total."""
+        """For each node the number of its first GPU; the last entry is the total."""
         return np.concatenate([[0], np.cumsum([n.gpus for n in self.nodes])]).astype(np.int64)
 
     @cached_property
@@ -93,7 +93,7 @@ class Cluster:
 
     @cached_property
     def in_service(self) -> BoolArray:
-        """For each GPU number whether it can be given away: its node is up and nobody outside holds it."""
+        """For each GPU number, whether it can be given to a job: its node is up, and the GPU is not held."""
         usable = np.array([n.up for n in self.nodes])[self.node_of_gpu]
         usable[list(self.held)] = False
         return usable
@@ -112,7 +112,7 @@ class Cluster:
 
     @cached_property
     def gpus_per_node(self) -> int:
-        """GPUs of the largest node: what 'inside a node' means for packing."""
+        """GPUs of the largest node: the most that a job can have inside one node."""
         return max(n.gpus for n in self.nodes)
 
     @cached_property
@@ -127,7 +127,7 @@ class Cluster:
         return Cluster(tuple(nodes), self.held)
 
     def without(self, gpus: Iterable[int]) -> Cluster:
-        """The same cluster with these GPUs in other hands."""
+        """The same cluster with these GPUs held as well, so that they cannot be given to jobs."""
         return Cluster(self.nodes, self.held.union(gpus))
 
     def shape(self, placement: Placement) -> tuple[int, ...]:
@@ -157,7 +157,7 @@ def packed_shape(gpus: int, gpus_per_node: int) -> tuple[int, ...]:
 
 
 def overlapping(placements: Iterable[Placement]) -> int | None:
-    """A GPU number that two placements both hold, or None: the invariant every allocator must keep."""
+    """A GPU number that two placements both hold, or None. Every allocator must keep this None."""
     seen: set[int] = set()
     for placement in placements:
         for gpu in placement:

@@ -1,4 +1,4 @@
-"""What goes wrong at the border, said so that a person can act on it.
+"""The errors that swell raises on purpose. Their messages tell a person what to do next.
 
 SwellError              everything swell raises on purpose
 +-- InputError          something given from outside is not acceptable (exit code 2 on the command line)
@@ -12,7 +12,7 @@ class SwellError(Exception):
 
 
 class InputError(SwellError):
-    """Something given is refused; the message names the field, what was given and what is allowed."""
+    """An input is refused; the message names the field, what was given and what is allowed."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -20,7 +20,7 @@ class InputError(SwellError):
 
 
 def nearest(name: str, allowed: list[str]) -> str:
-    """A ' Did you mean ...?' for a mistyped name, or nothing if none is near."""
+    """The text ' Did you mean ...?' for a mistyped name; empty if no allowed name is similar."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, allowed, n=1, cutoff=0.5)

@@ -20,19 +20,19 @@ VERSION = 1
 
 
 class EventKind(StrEnum):
-    """What can happen."""
+    """What can happen to a job or a node."""
 
     SUBMITTED = "submitted"
     """A job was handed in; data: model, batch_size, gpus, work, deadline_s."""
     ADMITTED = "admitted"
-    """The policy took the job; data: finish_s if it promised one."""
+    """The policy admitted the job; data: finish_s if it promised one."""
     REJECTED = "rejected"
     """The policy refused the job; data: reason, earliest_deadline_s if known."""
     ALLOCATED = "allocated"
     """A waiting job got its GPUs; data: gpus (their numbers), pause_s (what a start is expected to take)."""
     RESIZED = "resized"
-    """A running job went on with other GPUs; data: gpus, before, pause_s, reason if there is another than
-    the policy's choice."""
+    """A running job went on with other GPUs; data: gpus, before, pause_s, reason if it was not the policy's
+    choice."""
     PREEMPTED = "preempted"
     """A running job lost all its GPUs; data: before, reason if not the policy's choice."""
     PROGRESS = "progress"
@@ -43,13 +43,13 @@ class EventKind(StrEnum):
     CHECKPOINT_SAVED = "checkpoint_saved"
     """A job saved its state; data: step."""
     FINISHED = "finished"
-    """A job reached its end; data: jct_s, met (its deadline; null without one)."""
+    """A job's script ended with exit code 0; data: jct_s, met (whether in time; null without a deadline)."""
     FAILED = "failed"
-    """A job ended by its own fault; data: reason."""
+    """A job's script failed, or all its workers died too often; data: reason."""
     CANCELLED = "cancelled"
     """A person ended a job."""
     NODE_JOINED = "node_joined"
-    """A node came (back) into service; data: gpus, gpu_type."""
+    """A node came into service, or came back; data: gpus, gpu_type."""
     NODE_LOST = "node_lost"
     """A node went out of service; data: gpus."""
 
@@ -101,7 +101,7 @@ class Event:
 
 
 def write_events(events: Iterable[Event]) -> Iterator[str]:
-    """Lines for a log file, each ending in a newline."""
+    """Events as lines of a log file, each ending in a newline."""
     for event in events:
         yield event.to_json() + "\n"
 

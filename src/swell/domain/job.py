@@ -1,4 +1,4 @@
-"""What a person asks for: one training job."""
+"""A training job as policies and the simulator know it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from swell.domain.errors import InputError
 class JobSpec:
     """A training job as submitted.
 
-    `work` counts iterations at `batch_size`; None means the whole length that the model's profile gives
-    (its epochs). `gpus` is what a person would have asked for on a rigid cluster: rigid policies give exactly
-    that, elastic ones ignore it.
+    `work` counts iterations at `batch_size`; None means the length that the model's profile gives (its
+    epochs). `gpus` is the number that a person would have asked for on a cluster without elasticity: rigid
+    policies give exactly that, elastic ones ignore it.
     """
 
     job_id: str
     submit_s: float
     model: str
-    """Name of the performance profile that says how fast it trains."""
+    """Name of the performance profile that says how fast the job trains."""
     batch_size: int
-    """Global batch size the user tuned for."""
+    """The global batch size that the user tuned the job for."""
     gpus: int = 1
     work: float | None = None
     deadline_s: float | None = None
-    """Moment, not duration, by which it must be done; None for best effort."""
+    """The moment (not a duration) by which the job must be done; None for best effort."""
     min_gpus: int = 1
     max_gpus: int | None = None
-    """Most GPUs it may ever get; None for no bound of its own."""
+    """Most GPUs that the job may get; None for no bound."""
 
     def __post_init__(self) -> None:
         def refuse(field: str, given: object, allowed: str) -> None:

@@ -23,12 +23,12 @@ MAX_WORKERS = 100_000
 MAX_TEXT = 4096
 """Longest text, path or single argument, in characters."""
 NO_NUL = r"^[^\x00]*$"
-"""A text with a NUL can be neither a path nor an argument of a process."""
+"""Texts must not contain a NUL, because neither a path nor an argument of a process can."""
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Name of an environment variable, of at most MAX_VARIABLE characters."""
 MAX_VARIABLE = 256
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
-"""Ids of jobs begin with the name: a '.' in front would hide directories, a '-' would look like a flag."""
+"""Name of a job. Job ids begin with it: a '.' in front would hide directories, a '-' looks like a flag."""
 
 
 class Kind(StrEnum):
@@ -84,18 +84,18 @@ def _about(kind: Kind, help: str, example: Any, **more: Any) -> dict[str, About]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What a person hands in. Never a number of GPUs; bounds only if they insist."""
+    """What a person hands in: never a number of GPUs, at most bounds for it."""
 
     name: str = field(
         metadata=_about(
             Kind.TEXT,
-            "Name for people; need not be unique.",
+            "Name of the job; need not be unique.",
             "digits",
             least=1,
             most=100,
             pattern=NAME,
             allowed="1 to 100 letters, digits, '.', '_' or '-', the first neither '.' nor '-'",
-            unless_given="the script's",
+            unless_given="made from the script's name",
         )
     )
     script: str = field(
@@ -129,26 +129,36 @@ class JobRequest:
     deadline_s: float | None = field(
         default=None,
         metadata=_about(
-            Kind.MOMENT, "When it must be done; without one it is best effort.", "2h", above=0, most=1e11
+            Kind.MOMENT,
+            "When the job must be done; a job without a deadline is best effort.",
+            "2h",
+            above=0,
+            most=1e11,
         ),
     )
     min_workers: int = field(
-        default=1, metadata=_about(Kind.COUNT, "Least workers it can run on.", 1, least=1, most=MAX_WORKERS)
+        default=1,
+        metadata=_about(Kind.COUNT, "Fewest workers that the job can run on.", 1, least=1, most=MAX_WORKERS),
     )
     max_workers: int | None = field(
-        default=None, metadata=_about(Kind.COUNT, "Most workers it may get.", 8, least=1, most=MAX_WORKERS)
+        default=None,
+        metadata=_about(Kind.COUNT, "Most workers that the job may get.", 8, least=1, most=MAX_WORKERS),
     )
     workers: int = field(
         default=1,
         metadata=_about(
-            Kind.COUNT, "Workers that it gets from policies that do not resize.", 1, least=1, most=MAX_WORKERS
+            Kind.COUNT,
+            "Workers that the job gets from policies that do not resize.",
+            1,
+            least=1,
+            most=MAX_WORKERS,
         ),
     )
     memory_bytes: int | None = field(
         default=None,
         metadata=_about(
             Kind.BYTES,
-            "Most memory for each worker; if one takes more, the job is ended.",
+            "Most memory for each worker; if a worker uses more, the job is ended.",
             "4GiB",
             least=1 << 20,
             most=1 << 50,
@@ -157,19 +167,31 @@ class JobRequest:
     checkpoint_s: float = field(
         default=60.0,
         metadata=_about(
-            Kind.DURATION, "How often its state is saved.", "60s", above=0, most=1e7, for_runtime=True
+            Kind.DURATION,
+            "How often the job's state is saved.",
+            "60s",
+            above=0,
+            most=1e7,
+            for_runtime=True,
         ),
     )
     max_restarts: int = field(
         default=3,
         metadata=_about(
-            Kind.COUNT, "Restarts after all its workers died for no fault of its own.", 3, least=0, most=1000
+            Kind.COUNT,
+            "How often the job is started again after all its workers died.",
+            3,
+            least=0,
+            most=1000,
         ),
     )
     pip: tuple[str, ...] = field(
         default=(),
         metadata=_about(
-            Kind.WORDS, "Requirements to install for it (engine ray only).", ["einops==0.8.1"], most=200
+            Kind.WORDS,
+            "Python packages to install for the job (engine ray only).",
+            ["einops==0.8.1"],
+            most=200,
         ),
     )
 
@@ -208,7 +230,7 @@ class JobRequest:
         return request
 
     def for_runtime(self) -> dict[str, Any]:
-        """Those of the fields that are settings of the training runtime."""
+        """The fields that are settings of the training runtime."""
         return {name: getattr(self, name) for name, known in FIELDS.items() if known.about.for_runtime}
 
 
@@ -234,26 +256,26 @@ class JobOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RequestField:
-    """One field of `JobRequest`, for whatever is derived from it."""
+    """One field of `JobRequest`, for the flags, files and schemas that are derived from it."""
 
     name: str
     about: About
     required: bool
     default: Any
-    """The value if it is not given; an empty one where that is a dict, which nobody may change."""
+    """The value if the field is not given. A default dict is shared by all requests: never change it."""
 
     @property
     def optional(self) -> bool:
-        """Whether None is a value of it."""
+        """Whether None is an allowed value."""
         return not self.required and self.default is None
 
     @property
     def spoken(self) -> str:
-        """Its name in flags and job files: without the unit, which people write beside the value."""
+        """The field's name in flags and job files: without the unit, which people write with the value."""
         return self.name.removesuffix(_KINDS[self.about.kind].unit)
 
     def refuses(self, value: Any) -> str | None:
-        """What is allowed, in words, if `value` is not; None if it is."""
+        """None if `value` is allowed, else what is allowed, in words."""
         if value is self.default:
             return None
         about, kind = self.about, _KINDS[self.about.kind]
@@ -273,7 +295,7 @@ class RequestField:
 
 
 def name_from(path: str | os.PathLike[str]) -> str:
-    """A name for a job, made from the name of its script or job file."""
+    """A job's name, made from the name of its script or job file."""
     stem = os.path.splitext(os.path.basename(path))[0]  # noqa: PTH119, PTH122 - any text, path or not
     return re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip(".-")[:100] or "job"
 

@@ -1,8 +1,8 @@
-"""What an engine is: where workers live. Local processes, Ray, ... behind one small interface.
+"""The interface of an engine: the place where workers live, such as local processes or Ray.
 
-The control plane says what should run (`apply`) and asks what does (`observe`). An engine holds no state that
-matters: whatever it needs to find its jobs again after the control plane was killed is on disk or in the
-cluster it drives. Jobs live on while nobody watches.
+The control plane says what should run (`apply`) and asks what does run (`observe`). An engine keeps no state
+that matters in memory: all it needs to find its jobs again after the control plane was killed is on disk or
+in the cluster. Jobs go on while no control plane runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Launch:
     job_dir: Path
     """The job's own directory: logs, checkpoints, the coordinator's state. Survives all restarts."""
     max_workers: int = 1
-    """Most workers it can ever get: what its request says, else what the cluster has."""
+    """Most workers that the job can ever get: what its request says, else all slots of the cluster."""
 
     @property
     def workdir(self) -> Path:
@@ -37,16 +37,16 @@ class RunState(StrEnum):
     """What an engine sees of a job."""
 
     STARTING = "starting"
-    """Processes are there; no step has been committed yet."""
+    """The job has processes, but has committed no step yet."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """Asked to leave; saving its state."""
+    """The job was asked to stop, and is saving its state."""
     STOPPED = "stopped"
-    """Left in good order; can be started again from its state."""
+    """The job saved its state and stopped; it can be started again."""
     FINISHED = "finished"
     """The script ended with exit code 0."""
     FAILED = "failed"
-    """The script ended otherwise; not started again by itself."""
+    """The script ended with another exit code; the engine does not start it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,9 @@ class Observed:
     job_id: str
     state: RunState
     placement: Placement = ()
-    """Slots on which it has workers at this moment, those that start or leave included."""
+    """Slots that have workers of the job at this moment, workers that start or leave included."""
     target: Placement = ()
-    """Slots on which it was last asked to have workers."""
+    """Slots on which `apply` last asked for workers."""
     exit_code: int | None = None
     reason: str = ""
     """For a failed job: why, in a line a person can act on."""
@@ -66,7 +66,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Something a job said about itself, as it came over the wire (docs/wire-protocol.md)."""
+    """Something that a job reported about itself, as it came over the wire (docs/wire-protocol.md)."""
 
     job_id: str
     time_s: float
@@ -81,19 +81,19 @@ class Engine(Protocol):
     name: str
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Come up and find the jobs that already run; call `wake`, from any thread, when anything changed."""
+        """Find the jobs that already run; from then on call `wake`, from any thread, on every change."""
 
     def close(self) -> None:
         """Stop watching. Jobs go on."""
 
     def cluster(self) -> Cluster:
-        """The nodes and slots there are now; a node that left is not up."""
+        """The present nodes and slots; a lost node is still listed, and is not up."""
 
     def check(self, launch: Launch) -> None:
-        """Refuse (InputError) a job that could never run here; called before it is taken in."""
+        """Raise InputError for a job that could never run here; called before a job is accepted."""
 
     def apply(self, launch: Launch, placement: Placement) -> None:
-        """Have the job's workers on exactly these slots: start, resize, or (none) stop it in good order."""
+        """Have the job's workers on exactly these slots: start it, resize it, or, without slots, stop it."""
 
     def end(self, job_id: str) -> None:
         """End a job for good and clean up its processes. Its directory stays."""

@@ -1,4 +1,4 @@
-"""Small files that are whole at every moment, whoever is killed."""
+"""Small files that are never half-written, even if the writing process is killed."""
 
 from __future__ import annotations
 

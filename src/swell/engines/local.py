@@ -1,7 +1,7 @@
 """The local engine: real worker processes on this machine's GPUs, or on CPU slots where there are none.
 
-Which slots a job has is the scheduler's affair; here only their number matters, since all are on one machine
-(where there are GPUs, `supervisor` hands out one to each worker).
+All slots are on one machine, so only the number of a job's slots matters here, not which ones they are. Where
+there are GPUs, the job's supervisor gives one to each worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swell.train.wire import Message
 
 
 def detect_gpus() -> int:
-    """GPUs of this machine, as the driver lists them; 0 without one."""
+    """Number of GPUs that the driver of this machine lists; 0 without a driver."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
@@ -28,7 +28,8 @@ class LocalEngine(SupervisedEngine):
     name = "local"
 
     def __init__(self, home: Path, nodes: str | None = None, slots: int | None = None) -> None:
-        """`nodes` such as '2x4' for virtual nodes; else one node of `slots`, the GPUs, or the cores."""
+        """`nodes`: virtual nodes, such as '2x4'. Without it there is one node with `slots` slots, by default
+        one for each GPU, or for each core if there are no GPUs."""
         if nodes is not None and slots is not None:
             raise InputError("give either nodes or slots, not both", field="nodes")
         if slots is not None and slots < 1:
@@ -39,11 +40,11 @@ class LocalEngine(SupervisedEngine):
         self._cluster = Cluster.parse(nodes or f"1x{count}", "gpu" if self._gpus else "cpu")
 
     def cluster(self) -> Cluster:
-        """The nodes, which never change here."""
+        """The nodes. They never change here."""
         return self._cluster
 
     def check(self, launch: Launch) -> None:
-        """Workers share this machine's Python: requirements of their own need an engine that can install."""
+        """Refuse jobs with requirements of their own, because all workers share this machine's Python."""
         if launch.request.pip:
             raise InputError(
                 "pip: the local engine runs jobs with the packages that are installed here; install "
@@ -52,7 +53,7 @@ class LocalEngine(SupervisedEngine):
             )
 
     def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
-        """As many slots as there is room for: the wanted ones first, then any that no other job has."""
+        """As many slots as are free: the wanted ones first, then any that no other job uses."""
         taken = self._taken(job)
         count, told = len(job.wanted), len(job.told)
         if count > told:
@@ -63,12 +64,12 @@ class LocalEngine(SupervisedEngine):
         return tuple(sorted(list(dict.fromkeys(free))[:count]))
 
     def _taken(self, job: SupervisedJob) -> set[int]:
-        """Slots that other jobs have a worker on, or were told to use."""
+        """Slots on which other jobs have a worker, or were told to have one."""
         with self._lock:
             return set().union(*(other.slots for other in self._jobs.values() if other is not job))
 
     def _assign_slots(self, job: SupervisedJob) -> None:
-        """Which slot a worker has is a matter of the books here: members have those that the job was told."""
+        """Assign slots to workers on paper only: members get those that the job was told to use."""
         held = [slot for slot in job.live.values() if slot is not None]
         taken = self._taken(job)
         free = (slot for slot in range(self._cluster.capacity) if slot not in taken)
@@ -84,7 +85,7 @@ class LocalEngine(SupervisedEngine):
         job.told = known[: job.target]
 
     def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
-        """A file for each GPU, to be locked by whoever uses it; none on CPU slots."""
+        """A file for each GPU, which the supervisor locks while a worker uses the GPU; none on CPU slots."""
         folder = self._home / "devices"
         if self._gpus:
             folder.mkdir(exist_ok=True, mode=0o700)

@@ -1,9 +1,9 @@
 """An engine without workers: its jobs take time and slots, and nothing else.
 
-For load tests a job runs for a given number of seconds, whatever its workers. For the comparison of the live
-platform with the simulator it runs at a speed that its slots give it, and stands still for a while when they
-change. Stopped and started again it goes on where it was, as a real one does. There are no processes and no
-disk; with a clock of the caller's there is no thread either, and `next_end_s` says how far to turn it.
+For load tests a job runs for a given number of seconds, whatever its slots. To compare the live platform with
+the simulator, a job runs at a speed that depends on its slots, and pauses when they change. A job that was
+stopped goes on where it was when it is started again, as a real one does. There are no processes and no
+files. With a clock given by the caller there is no thread either: `next_end_s` says when a job ends next.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Truth(Protocol):
         """Work per second on these slots."""
 
     def pause_s(self, job_id: str, before: int, after: int) -> float:
-        """How long it stands still when it goes from so many slots to so many."""
+        """Seconds without progress when a job goes from `before` to `after` slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class SameDuration:
         return self.duration_s
 
     def speed(self, job_id: str, placement: Placement) -> float:
-        """As time goes by."""
+        """One second of work per second."""
         return 1.0
 
     def pause_s(self, job_id: str, before: int, after: int) -> float:
@@ -95,7 +95,7 @@ class NullEngine:
         truth: Truth | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """With `clock` time passes as the caller says, and nobody is woken."""
+        """With `clock` the caller decides how time passes, and `wake` is never called."""
         if duration_s < 0:
             raise InputError(f"duration_s must be at least 0, got {duration_s!r}", field="duration_s")
         self._truth: Truth = truth or SameDuration(duration_s)
@@ -112,20 +112,20 @@ class NullEngine:
         """Most slots that were ever in use at once."""
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Begin to tell when jobs end."""
+        """Begin to call `wake` when jobs end."""
         if self._watches:
             self._closing.clear()
             self._thread = threading.Thread(target=self._watch, args=(wake,), name="null-engine", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Stop telling."""
+        """Stop calling `wake`."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
 
     def cluster(self) -> Cluster:
-        """The cluster that it was given, with the nodes that were set down."""
+        """The given cluster, with nodes up or down as `set_node` left them."""
         return self._cluster
 
     def set_node(self, name: str, *, up: bool) -> None:
@@ -134,7 +134,7 @@ class NullEngine:
         self._cluster = Cluster(nodes)
 
     def check(self, launch: Launch) -> None:
-        """Anything can be pretended to run."""
+        """Refuse nothing: this engine can pretend to run any job."""
 
     def apply(self, launch: Launch, placement: Placement) -> None:
         """Start, resize or stop a job."""
@@ -153,11 +153,11 @@ class NullEngine:
             run.move(placement, now_s, speed, pause_s)
             if placement:
                 kind = "resized" if before else "started"
-                told = {"gpus": placement, "pause_s": pause_s, "until_s": run.paused_until_s}
-                self._reports.append(Report(job_id=job_id, time_s=now_s, kind=kind, data=told))
+                change = {"gpus": placement, "pause_s": pause_s, "until_s": run.paused_until_s}
+                self._reports.append(Report(job_id=job_id, time_s=now_s, kind=kind, data=change))
             if not before and isinstance(self._truth, SameDuration):
-                said = {"done": 0.0, "of": 100.0, "batch_size": 1}
-                self._reports.append(Report(job_id=job_id, time_s=now_s, kind="progress", data=said))
+                progress = {"done": 0.0, "of": 100.0, "batch_size": 1}
+                self._reports.append(Report(job_id=job_id, time_s=now_s, kind="progress", data=progress))
             self.most_used = max(self.most_used, sum(len(one.placement) for one in self._runs.values()))
 
     def end(self, job_id: str) -> None:
@@ -166,7 +166,7 @@ class NullEngine:
             self._runs.pop(job_id, None)
 
     def observe(self) -> dict[str, Observed]:
-        """Every job that is not forgotten."""
+        """Every job that was started and not ended."""
         now_s = self._clock()
         with self._lock:
             return {
@@ -177,12 +177,12 @@ class NullEngine:
             }
 
     def reports(self) -> Iterator[Report]:
-        """What jobs said since the last call."""
+        """What jobs reported since the last call."""
         while self._reports:
             yield self._reports.popleft()
 
     def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
-        """One line."""
+        """A log of one line."""
         part = f"{job_id} pretends to train\n".encode()[offset : offset + limit]
         return part, offset + len(part)
 

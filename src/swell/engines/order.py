@@ -1,7 +1,7 @@
 """start.json: what a job's supervisor is to run.
 
-The engine writes it; the supervisor reads it, and so does an engine that takes the job over after a restart.
-The file holds the job's request as it was accepted, and beside it what the platform and the engine added.
+The engine writes the file. The supervisor reads it, and so does an engine that takes the job over after a
+restart. It holds the job's request as it was accepted, and what the platform and the engine added.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Order:
 
     launch: Launch
     workers: int
-    """Workers to begin with."""
+    """Number of workers to begin with."""
     placement: Placement
     """The slots that the job is to have, for an engine that takes the job over."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """What one kind of engine needs besides: 'devices' of a machine, or 'ray' and the first 'slots'."""
+    """What one kind of engine adds: 'devices' (local), or 'ray' and the first 'slots' (Ray)."""
 
     def write(self) -> None:
         """Put the order into the job's directory."""
@@ -68,7 +68,7 @@ class Order:
 
 
 def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
-    """A file of swell 0.1, which had some fields of the request between the others."""
+    """The content of a file of swell 0.1, which mixed fields of the request with its own."""
     script, *args = content["command"]
     request = {name: content[name] for name in content if name not in ("workers", "max_workers")}
     kept = {name: content[name] for name in (*_OWN, "devices", "slots", "ray") if name in content}

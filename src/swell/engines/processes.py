@@ -1,7 +1,7 @@
-"""What /proc says of processes: who descends from whom, who belongs to which job, how much memory they hold.
+"""What /proc says about processes: their descendants, their job, their memory.
 
-Everything a job starts inherits an environment variable with the job's directory. It is found by that mark
-even when its parents are gone or it made a session of its own, so nothing of a job can be left behind unseen.
+Every process of a job inherits an environment variable with the job's directory. A process is found by that
+mark even if its parents are gone or it made a session of its own, so no process of a job goes unnoticed.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ def _pids() -> Iterator[int]:
 
 
 def parent(pid: int) -> int | None:
-    """The parent of a process; None if it is gone."""
+    """The parent of a process; None if the process is gone."""
     try:
-        # The command may hold spaces and brackets; the fields after the last bracket do not.
+        # The command may contain spaces and brackets, so read the fields after the last bracket.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError, IndexError):
         return None
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one, however deep."""
+    """All children of a process, their children, and so on."""
     children: dict[int, list[int]] = {}
     for one in _pids():
         above = parent(one)
         if above is not None:
             children.setdefault(above, []).append(one)
-    found, open_ = [], [pid]
-    while open_:
-        for child in children.get(open_.pop(), []):
+    found, unvisited = [], [pid]
+    while unvisited:
+        for child in children.get(unvisited.pop(), []):
             found.append(child)
-            open_.append(child)
+            unvisited.append(child)
     return found
 
 
 def memory_bytes(pid: int) -> int:
-    """Memory a process holds for itself (resident, without what it shares); 0 if it is gone."""
+    """Resident memory of a process without what it shares; 0 if the process is gone."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()
     except OSError:
@@ -59,7 +59,7 @@ def memory_bytes(pid: int) -> int:
 
 
 def lock_holder(path: Path) -> int | None:
-    """The process that holds this lock file and wrote its id into it; None if nobody does."""
+    """The id of the process that holds this lock file, which it wrote into the file; None if it is free."""
     try:
         with path.open() as lock:
             try:
@@ -72,12 +72,12 @@ def lock_holder(path: Path) -> int | None:
 
 
 def mark(directory: Path) -> str:
-    """What processes of the job in `directory` carry."""
+    """The value of the environment variable MARK in processes of the job in `directory`."""
     return str(directory.resolve())
 
 
 def processes_of(directory: Path) -> list[int]:
-    """Every living process of the job in `directory`, whoever its parent is; never the caller."""
+    """Every living process of the job in `directory`, whatever its parent, except the caller."""
     wanted, found = f"{MARK}={mark(directory)}".encode(), []
     for pid in _pids():
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ def processes_of(directory: Path) -> list[int]:
 
 
 def sweep(directory: Path, wait_s: float = 0.0) -> bool:
-    """Kill whatever is left of a job; True once nothing is, as far as was waited for."""
+    """Kill all processes that are left of a job; True if none is left within `wait_s`."""
     deadline = time.monotonic() + wait_s
     while left := processes_of(directory):
         for pid in left:

@@ -1,11 +1,12 @@
-"""What engines have in common whose jobs are each a detached process tree under a `supervisor`.
+"""The common part of engines that run each job as a detached process tree under a `supervisor`.
 
-Such a tree needs nobody. The engine is a thread that starts them, speaks to their coordinators over the wire
-protocol, and listens to their reports. All it must know after a restart is in the jobs' directories: a job
-whose lock is held is alive, one with an exit.json is over, one with neither has lost all its processes.
+Such a tree runs without the engine. The engine is a thread that starts the trees, speaks to their
+coordinators over the wire protocol, and listens to their reports. All it must know after a restart is in the
+jobs' directories: a job whose lock is held is alive, a job with an exit.json is over, and a job with neither
+has lost all its processes.
 
-Slots are never used twice: a job is told to grow only when the workers of others that had to go have gone.
-Where workers live, and whether it matters which slots a job has, is up to the kind of engine.
+No two workers use a slot at once: a job is told to grow only when the workers of other jobs have left the
+slots. The kinds of engine differ in where workers live, and in whether it matters which slots a job has.
 """
 
 from __future__ import annotations
@@ -36,20 +37,21 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 STOP_GRACE_S = 60.0
-"""A job that was asked to save its state and leave is ended after this long."""
+"""A job that was asked to save its state and stop is killed after this long."""
 END_GRACE_S = 8.0
+"""A supervisor that was asked to end (SIGTERM) is killed after this long."""
 HANDOVER_S = 3.0
-"""How long a job waits for all of its slots before it makes do with those that are free."""
+"""How long a job waits for all of its wanted slots before it starts on those that are free."""
 RESTART_S = 0.5
-"""Between two attempts to start a job's processes."""
+"""Least time between two attempts to start a job's processes."""
 _PROGRESS = ("of", "at_most", "target_loss", "batch_size", "epoch", "loss", "lr", "metrics")
-"""What of a worker's report tells how far the job is."""
+"""Fields of a worker's report that are passed on as progress."""
 _PAUSES = ("switch", "recovery")
-"""Events of a job that tell how long its training stood still."""
+"""Events of a job that contain a pause in its training."""
 
 
 class SupervisedEngine:
-    """Jobs as process trees of their own; subclasses say where their workers are."""
+    """Runs each job as a process tree of its own; subclasses decide where the workers live."""
 
     name = ""
 
@@ -58,7 +60,7 @@ class SupervisedEngine:
         self._jobs: dict[str, SupervisedJob] = {}
         self._reports: deque[Report] = deque(maxlen=100_000)
         self._lock = threading.RLock()
-        """Held for every change of `_jobs` and of what is wanted of a job; never while waiting."""
+        """Held for every change of `_jobs` and of a job's wanted slots; never held while waiting."""
         self._wake: Callable[[], None] = lambda: None
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -67,7 +69,7 @@ class SupervisedEngine:
         os.set_blocking(self._poke_r, False)
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Find the jobs that live, and begin to listen."""
+        """Find the jobs that already run, and begin to listen to them."""
         self._wake = wake
         for path in sorted((self._home / "jobs").glob("*/start.json")):
             try:
@@ -88,37 +90,37 @@ class SupervisedEngine:
         for job in self._jobs.values():
             job.disconnect()
 
-    # -- what kinds of engines differ in -----------------------------------------------------------------
+    # -- what subclasses provide -------------------------------------------------------------------------
 
     def cluster(self) -> Cluster:
-        """The nodes and slots there are now."""
+        """The present nodes and slots."""
         raise NotImplementedError
 
     def check(self, launch: Launch) -> None:
-        """Refuse a job that could never run here, with a reason for people; called before it is taken in."""
+        """Raise InputError for a job that could never run here; called before a job is accepted."""
         raise NotImplementedError
 
     def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
-        """Which slots it may use at this moment: what is wanted, as far as there is room."""
+        """The slots that a job may use now: those of its wanted slots that are free of other workers."""
         raise NotImplementedError
 
     def _resize(self, granted: Placement) -> Message:
-        """How its coordinator is told."""
+        """The message that tells a job's coordinator its granted slots."""
         raise NotImplementedError
 
     def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
-        """What its supervisor must know beyond what every one must."""
+        """What this kind of engine adds to the order for a job's supervisor."""
         raise NotImplementedError
 
     def _connected(self, job: SupervisedJob) -> None:
-        """Its coordinator is there and has said how many workers it wants."""
+        """Called once for each connection to a job's coordinator, once it said how many workers it wants."""
         raise NotImplementedError
 
     def _assign_slots(self, job: SupervisedJob) -> None:
-        """Say which of its slots each worker has, where the job itself does not."""
+        """Assign a slot to each worker of a job, in engines where the job itself does not say it."""
 
     def _tick(self, now_s: float) -> None:
-        """Called at every turn, before jobs are seen to."""
+        """Called in every turn of the thread, before the jobs are tended."""
 
     def _environment(self) -> dict[str, str]:
         """Environment of supervisors."""
@@ -127,7 +129,7 @@ class SupervisedEngine:
     # -- the interface -----------------------------------------------------------------------------------
 
     def apply(self, launch: Launch, placement: Placement) -> None:
-        """Have the job's workers on exactly these slots; carried out by the engine's thread."""
+        """Have the job's workers on exactly these slots; the engine's thread carries it out."""
         with self._lock:
             job = self._jobs.get(launch.job_id)
             if job is None:
@@ -136,10 +138,10 @@ class SupervisedEngine:
                 job = self._jobs[launch.job_id] = SupervisedJob(launch.job_id, launch.job_dir)
             job.launch = launch
             if job.wanted == placement or job.over:
-                return  # whoever asked has not seen yet how it ended
+                return  # nothing new, or the job is over and the caller has not seen that yet
             job.wanted, job.wanted_s = placement, time.monotonic()
             if placement and not job.alive:
-                job.outcome = None  # it was stopped, and is to go on
+                job.outcome = None  # the job was stopped before, and is to go on
         self._poke()
 
     def end(self, job_id: str) -> None:
@@ -152,12 +154,12 @@ class SupervisedEngine:
         self._poke()
 
     def observe(self) -> dict[str, Observed]:
-        """Jobs that live, and those that came to an end."""
+        """Jobs that run, jobs that wait for slots, and jobs that have ended."""
         with self._lock:
             return {n: job.observed() for n, job in self._jobs.items() if job.present and not job.ending}
 
     def reports(self) -> Iterator[Report]:
-        """What jobs said since the last call."""
+        """What jobs reported since the last call."""
         while self._reports:
             yield self._reports.popleft()
 
@@ -187,23 +189,23 @@ class SupervisedEngine:
                     os.read(self._poke_r, 4096)
             for connection in readable:
                 if isinstance(connection, Connection):
-                    self._hear(listening[connection], connection)
+                    self._read_messages(listening[connection], connection)
             self._tick(time.monotonic())
             with self._lock:
                 jobs = list(self._jobs.values())
-            # Whoever gives slots back goes first.
+            # Jobs that give slots back go first, so that other jobs can have the slots in the same turn.
             for job in sorted(jobs, key=lambda j: len(j.wanted) - len(j.told)):
                 try:
                     self._tend(job)
-                except OSError as error:  # a full disk, say: the others need not suffer
+                except OSError as error:  # a full disk, say: the other jobs must not suffer from it
                     log.error("job %s: %s", job.job_id, error)
 
     def _tend(self, job: SupervisedJob) -> None:
-        """Bring one job nearer to what is wanted of it."""
+        """Take the next step towards what is wanted of one job."""
         now_s = time.monotonic()
         alive = is_locked(job.directory) or job.starting
         if job.alive and not alive:
-            self._gone(job)
+            self._supervisor_ended(job)
         elif alive and not job.alive:
             with self._lock:
                 job.alive, job.outcome = True, None
@@ -212,16 +214,16 @@ class SupervisedEngine:
             self._end(job, now_s)
         elif not alive:
             if not job.present:
-                job.outcome = Outcome.read(job.directory)  # it may have run in a moment when nobody looked
+                job.outcome = Outcome.read(job.directory)  # the job may have run between two turns
             self._spawn(job, now_s)
         else:
             if job.connect(now_s):
                 with self._lock:
                     self._assign_slots(job)
             if job.connection is not None:
-                self._tell(job, now_s)
+                self._send_target(job, now_s)
             if job.stop_by_s is not None and now_s > job.stop_by_s:
-                log.warning("job %s did not save its state in time and is ended", job.job_id)
+                log.warning("job %s did not save its state in time and is killed", job.job_id)
                 self._signal(job, signal.SIGKILL)
 
     # -- starting, resizing, stopping --------------------------------------------------------------------
@@ -248,10 +250,10 @@ class SupervisedEngine:
             job.started(child, granted, now_s)
         self._add_report(job, "started", {"gpus": granted})
 
-    def _tell(self, job: SupervisedJob, now_s: float) -> None:
-        """Send the job what is wanted of it now; a newer wish simply replaces an older one."""
+    def _send_target(self, job: SupervisedJob, now_s: float) -> None:
+        """Send the job its present target; a newer target simply replaces an older one."""
         if job.stop_by_s is not None:
-            return  # it is leaving; if it is wanted again, it is started again once it is gone
+            return  # the job is stopping; if it is wanted again, it is started once it has stopped
         if not job.wanted:
             with self._lock:
                 job.stop_by_s, job.state = now_s + STOP_GRACE_S, RunState.STOPPING
@@ -263,14 +265,15 @@ class SupervisedEngine:
         granted = self._grant(job, now_s)
         message = self._resize(granted)
         if len(granted) > len(job.told) and job.leaving:
-            return  # those who leave still have their slots
+            return  # workers that are leaving still use their slots
         if granted and message != self._resize(job.told) and job.send(message):
             with self._lock:
                 job.told, job.told_s = granted, now_s
                 self._assign_slots(job)
         elif granted and granted != job.told and message == self._resize(job.told):
             before = job.occupied(job.members)
-            with self._lock:  # as many as before: where it does not matter which, it has others now
+            # The number is the same and the message says no more: the slots change on paper only.
+            with self._lock:
                 job.told = granted
                 self._assign_slots(job)
             if job.occupied(job.members) != before:
@@ -280,7 +283,7 @@ class SupervisedEngine:
 
     # -- listening ---------------------------------------------------------------------------------------
 
-    def _hear(self, job: SupervisedJob, connection: Connection) -> None:
+    def _read_messages(self, job: SupervisedJob, connection: Connection) -> None:
         try:
             messages = connection.pending()
         except (OSError, TrainError):
@@ -294,13 +297,13 @@ class SupervisedEngine:
                 self._take_event(job, message)
 
     def _take_event(self, job: SupervisedJob, event: Message) -> None:
-        """A line of the job's own history: keep track of its workers, and pass on what people care for."""
+        """Take in an event of the job's own log: keep track of its workers, and report what people need."""
         what, worker = event.get("event"), str(event.get("worker", ""))
         trained, first = worker in job.members, not job.former
         with self._lock:
             job.follow(event)
             self._assign_slots(job)
-        if what == "generation" and first:  # it may have begun with fewer workers than are wanted
+        if what == "generation" and first:  # the job may have begun with fewer workers than are wanted
             self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.occupied(job.members)})
         elif what in _PAUSES and event.get("pause_s") is not None:
             gpus = job.occupied(job.members)
@@ -308,31 +311,31 @@ class SupervisedEngine:
         elif what == "exited" and trained and int(event.get("code", 0)) < 0:
             self._add_report(job, "worker_lost", {"worker": worker, "reason": _signal_name(event["code"])})
         elif what == "fenced" and trained:
-            reason = "it did not answer and was given up"
+            reason = "the worker did not answer and was given up"
             self._add_report(job, "worker_lost", {"worker": worker, "reason": reason})
         elif what == "checkpoint":
             self._add_report(job, "checkpoint", {"step": int(event["step"])})
 
-    def _take_report(self, job: SupervisedJob, said: Message) -> None:
-        if said.get("rank", 0) != 0 or job.stop_by_s is not None:
+    def _take_report(self, job: SupervisedJob, report: Message) -> None:
+        if report.get("rank", 0) != 0 or job.stop_by_s is not None:
             return
         if job.state is RunState.STARTING:
             job.state = RunState.RUNNING
-        progress = {k: said.get(k) for k in _PROGRESS}
-        progress["done"] = said.get("done", said.get("step", 0))
+        progress = {k: report.get(k) for k in _PROGRESS}
+        progress["done"] = report.get("done", report.get("step", 0))
         self._add_report(job, "progress", progress)
-        if said.get("local_batch") and said.get("step_s"):
-            timing = {k: said.get(k, 0) for k in ("local_batch", "step_s", "sync_s", "accumulation")}
-            timing |= {k: said[k] for k in ("mode", "limits") if said.get(k)}
+        if report.get("local_batch") and report.get("step_s"):
+            timing = {k: report.get(k, 0) for k in ("local_batch", "step_s", "sync_s", "accumulation")}
+            timing |= {k: report[k] for k in ("mode", "limits") if report.get(k)}
             cluster = self.cluster()
             there = tuple(slot for slot in job.wanted if slot < len(cluster.node_of_gpu))
             timing |= {
-                "workers": int(said.get("workers") or said.get("world") or 1),
+                "workers": int(report.get("workers") or report.get("world") or 1),
                 "nodes": max(len(cluster.nodes_of(there)), 1),
             }
             self._add_report(job, "timing", timing)
-        if said.get("sqr") is not None and said.get("var") is not None:
-            noise = {"sqr": said["sqr"], "var": said["var"], "updates": said.get("noise_updates")}
+        if report.get("sqr") is not None and report.get("var") is not None:
+            noise = {"sqr": report["sqr"], "var": report["var"], "updates": report.get("noise_updates")}
             self._add_report(job, "noise", noise)
 
     def _add_report(self, job: SupervisedJob, kind: str, data: dict[str, Any]) -> None:
@@ -341,10 +344,10 @@ class SupervisedEngine:
 
     # -- ends --------------------------------------------------------------------------------------------
 
-    def _gone(self, job: SupervisedJob) -> None:
-        """Its supervisor is gone: in good order, by the job's own fault, or by somebody's -9."""
+    def _supervisor_ended(self, job: SupervisedJob) -> None:
+        """Clean up after a supervisor that has ended, whether it ended by itself or was killed."""
         while job.connection is not None and select.select([job.connection], [], [], 0)[0]:
-            self._hear(job, job.connection)  # its last words; a closed connection ends them
+            self._read_messages(job, job.connection)  # read the last messages, until the connection is closed
         sweep(job.directory)
         with self._lock:
             job.gone()
@@ -353,7 +356,7 @@ class SupervisedEngine:
     def _end(self, job: SupervisedJob, now_s: float) -> None:
         if not job.alive:
             if not sweep(job.directory):
-                return  # seen to again at the next turn
+                return  # tried again in the next turn
             job.disconnect()
             with self._lock:
                 (job.directory / "start.json").unlink(missing_ok=True)
@@ -366,13 +369,13 @@ class SupervisedEngine:
             self._signal(job, signal.SIGKILL)
 
     def _signal(self, job: SupervisedJob, number: signal.Signals) -> None:
-        """Its workers hold a pipe to the supervisor and end with it, however it ends."""
+        """Signal a job's supervisor. Its workers hold a pipe to it, and end when it ends."""
         if not signal_supervisor(job.directory, number) and job.child is not None:
             job.child.send_signal(number)
 
 
 def _signal_name(code: object) -> str:
-    """How a process ended that was ended by a signal."""
+    """In words, which signal ended a process, from its negative exit code."""
     try:
         return f"ended by {signal.Signals(-int(str(code))).name}"
     except ValueError:

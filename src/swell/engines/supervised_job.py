@@ -1,4 +1,4 @@
-"""What an engine keeps of one job under a supervisor: what is wanted of it, its connection, who lives."""
+"""What an engine keeps of one job under a supervisor: its wanted slots, its connection, its workers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from swell.train.wire import Connection, Message
 
 CONNECT_EVERY_S = 0.2
 ANSWER_S = 1.0
-"""A coordinator that takes longer is tried again later: other jobs wait meanwhile."""
+"""Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
 STOP: Message = {"type": "stop", "save": True}
-"""What a coordinator is told to have its job save its state and leave."""
+"""Tells a coordinator to have its job save its state and stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Outcome:
 
     @classmethod
     def read(cls, directory: Path) -> Outcome | None:
-        """What the supervisor wrote down; None if it was killed."""
+        """The outcome that the supervisor wrote to exit.json; None if the supervisor was killed."""
         try:
             content = json.loads((directory / "exit.json").read_text())
             code, reason = int(content["code"]), str(content["reason"])
@@ -48,35 +48,37 @@ class Outcome:
 
 @dataclass(slots=True)
 class SupervisedJob:
-    """One job. Written by the engine's thread, under its lock where others look."""
+    """One job. Only the engine's thread changes it, under the engine's lock where other threads look."""
 
     job_id: str
     directory: Path
     launch: Launch | None = None
     order: Order | None = None
-    """What its supervisor was last told to run, as it is in the job's start.json."""
+    """The content of the job's start.json: what its supervisor was last told to run."""
     wanted: Placement = ()
-    """What `apply` last asked for, and since when."""
+    """The slots that `apply` last asked for."""
     wanted_s: float = 0.0
+    """When `apply` asked for them."""
     noted: Placement = ()
-    """What the job's files say it has, for whoever adopts it."""
+    """The wanted slots as start.json has them, for an engine that takes the job over."""
     told: Placement = ()
-    """Where the running processes were last told to have workers; only the number counts where slots do not
-    matter."""
+    """The slots that the coordinator was last told to have workers on; for the local engine only their number
+    matters."""
     told_s: float = float("-inf")
     live: dict[str, int | None] = field(default_factory=dict)
-    """The workers that have a process, and their slots: the job says them where they matter, else the engine
-    does."""
+    """The workers that have a process, with their slots: reported by the job on Ray, assigned by the local
+    engine."""
     ready: set[str] = field(default_factory=set)
-    """Who of them has been heard of."""
+    """Those of the live workers that have reported to the coordinator."""
     members: set[str] = field(default_factory=set)
+    """Those of the live workers that belong to the current generation."""
     former: set[str] = field(default_factory=set)
-    """Who was a member once."""
+    """Workers that are or once were members."""
     connection: Connection | None = None
     fresh: bool = False
-    """The connection was just made: whoever takes wishes may not know the last one."""
+    """Set until the coordinator of this new connection has been sent the current target."""
     target: int = 0
-    """How many workers the coordinator wanted when it was connected to."""
+    """How many workers the coordinator wanted when the connection was made."""
     child: subprocess.Popen[bytes] | None = None
     """The supervisor, if this engine started it."""
     alive: bool = False
@@ -85,9 +87,11 @@ class SupervisedJob:
     started_s: float = float("-inf")
     tried_s: float = float("-inf")
     stop_by_s: float | None = None
-    """Asked to save and leave; ended by force at this moment."""
+    """If the job was asked to save its state and stop: when it is killed."""
     ending: bool = False
+    """Whether the job is to be ended for good."""
     end_by_s: float | None = None
+    """If the supervisor was asked to end: when it is killed."""
 
     @classmethod
     def found(cls, directory: Path) -> SupervisedJob:
@@ -98,36 +102,36 @@ class SupervisedJob:
             job.alive, job.wanted = True, order.placement
             job.noted = job.told = job.wanted
         else:
-            job.outcome = Outcome.read(directory)  # whoever wants it to run again will say so
+            job.outcome = Outcome.read(directory)  # if the job is to run again, `apply` will say so
         return job
 
     # -- what others see ---------------------------------------------------------------------------------
 
     @property
     def starting(self) -> bool:
-        """Whether a supervisor of ours is on its way to the job's lock, or has it."""
+        """Whether a supervisor that this engine started runs, though it may not hold the job's lock yet."""
         return self.child is not None and self.child.poll() is None
 
     @property
     def present(self) -> bool:
-        """Whether there is anything to say of it: it lives, waits for slots, or its end is known."""
+        """Whether `observe` lists the job: it is alive, waits for slots, or its outcome is known."""
         return self.alive or bool(self.wanted) or self.outcome is not None
 
     @property
     def over(self) -> bool:
-        """Whether its script came to an end: it must not be started again."""
+        """Whether the job's script has ended, so that it must not be started again."""
         return self.outcome is not None and self.outcome.state is not RunState.STOPPED
 
     @property
     def slots(self) -> set[int]:
-        """The slots that it has workers on, or was told to use. They are its own until its end was noted."""
+        """The slots on which the job has or was told to have workers; kept after its end, until `end`."""
         if not self.alive and not self.over:
             return set()
         return set(self.told) | {slot for slot in self.live.values() if slot is not None}
 
     @property
     def leaving(self) -> bool:
-        """Whether workers that trained and must not any more are still there."""
+        """Whether workers that are no longer members still have a process."""
         return bool((self.live.keys() & self.former) - self.members)
 
     def observed(self) -> Observed:
@@ -140,14 +144,14 @@ class SupervisedJob:
         )
 
     def occupied(self, workers: Collection[str]) -> Placement:
-        """The slots of these workers, as far as they are known."""
+        """The known slots of these workers."""
         slots = (self.live.get(name) for name in workers)
         return tuple(sorted(slot for slot in slots if slot is not None))
 
     # -- its life ----------------------------------------------------------------------------------------
 
     def write_order(self, granted: Placement, most: int, extras: dict[str, Any]) -> None:
-        """Write down what its supervisor shall run; `extras` is what its kind of engine adds."""
+        """Write start.json for the job's supervisor; `extras` is what the kind of engine adds."""
         assert self.launch is not None
         launch = replace(self.launch, max_workers=max(self.launch.max_workers, most))
         self.order = Order(launch=launch, workers=len(granted), placement=self.wanted, extras=extras)
@@ -155,14 +159,14 @@ class SupervisedJob:
         self.noted = self.wanted
 
     def note_placement(self) -> None:
-        """Bring the written order up to date, for whoever adopts the job."""
+        """Bring the wanted slots in start.json up to date, for an engine that takes the job over."""
         if self.order is not None:
             self.order = replace(self.order, placement=self.wanted)
             self.order.write()
         self.noted = self.wanted
 
     def started(self, child: subprocess.Popen[bytes], granted: Placement, now_s: float) -> None:
-        """Its supervisor is on its way."""
+        """Note that a supervisor was started on the granted slots."""
         self.child, self.started_s = child, now_s
         self.told, self.told_s = granted, now_s
         self.alive, self.state, self.outcome = True, RunState.STARTING, None
@@ -170,7 +174,7 @@ class SupervisedJob:
         self.live, self.ready, self.members, self.former = {}, set(), set(), set()
 
     def gone(self) -> None:
-        """Its supervisor is no more."""
+        """Note that the supervisor has ended."""
         self.disconnect()
         self.alive, self.stop_by_s, self.child = False, None, None
         self.noted = ()
@@ -179,12 +183,12 @@ class SupervisedJob:
         if not self.over:
             self.told, self.live = (), {}
         if self.outcome is not None and self.outcome.state is RunState.STOPPED and self.wanted:
-            self.outcome = None  # it was wanted again while it left
+            self.outcome = None  # the job was wanted again while it stopped
         else:
-            self.wanted = ()  # whoever wants it to run again will say so
+            self.wanted = ()  # if the job is to run again, `apply` will say so
 
     def follow(self, event: Message) -> None:
-        """Keep track of who is there."""
+        """Keep track of the job's workers, from an event of its log."""
         kind = event.get("event")
         if kind == "spawn":
             slot = event.get("slot")
@@ -201,7 +205,7 @@ class SupervisedJob:
     # -- its coordinator ---------------------------------------------------------------------------------
 
     def connect(self, now_s: float) -> bool:
-        """Get in touch with the job's coordinator, if it is there already; True if that was just done."""
+        """Connect to the job's coordinator if it is up; True if a connection was made now."""
         if self.connection is not None or now_s - self.tried_s < CONNECT_EVERY_S:
             return False
         self.tried_s = now_s
@@ -220,12 +224,12 @@ class SupervisedJob:
             self.target = int(status["target"])
             self.former |= self.members | {n for n, s in status["workers"].items() if s == "leaving"}
             self.connection, self.fresh = connection, True
-            if self.stop_by_s is not None:  # the coordinator that was told so may be gone
+            if self.stop_by_s is not None:  # the coordinator may be a new one that was not told to stop
                 self.send(STOP)
         return self.connection is not None
 
     def send(self, message: Message) -> bool:
-        """Tell the coordinator something; False if it is away."""
+        """Send the coordinator a message; False if the connection is lost."""
         assert self.connection is not None
         try:
             self.connection.send(message)
@@ -235,7 +239,7 @@ class SupervisedJob:
         return True
 
     def disconnect(self) -> None:
-        """Hang up."""
+        """Close the connection to the coordinator, if there is one."""
         if self.connection is not None:
             with contextlib.suppress(OSError):
                 self.connection.close()

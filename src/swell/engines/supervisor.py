@@ -1,10 +1,10 @@
-"""One job's own process: holds the job's lock, runs its launcher, keeps its exit code.
+"""The supervisor of one job: a process that holds the job's lock, runs its launcher, and keeps its exit code.
 
     python -m swell.engines.supervisor JOB_DIRECTORY
 
-It is a session of its own, so it and the job outlive the control plane. The lock makes sure that a job never
-runs twice at once, whoever starts it: a second supervisor finds it taken and leaves; one that comes after a
-supervisor was killed first ends whatever that one left.
+The supervisor has a session of its own, so it and the job outlive the control plane. The lock makes sure that
+a job never runs twice at once: a second supervisor finds the lock taken and ends. A supervisor that follows
+one that was killed first kills all processes which that one left.
 
     start.json    what to run, written by the engine, see `swell.engines.order`
     lock          held while a supervisor lives; its content is the supervisor's process id
@@ -34,18 +34,19 @@ from swell.train.launcher import Launcher, RunConfig
 STOPPED = "stopped"
 """Reason of a job that was asked to stop and saved its state."""
 OUT_OF_MEMORY = 137
-"""Exit code of a job that was ended for its memory."""
+"""Exit code of a job that was ended because a worker used too much memory."""
 MEMORY_EVERY_S = 1.0
 _LOCK_S = 3.0
-"""Somebody who only looks holds the lock for microseconds; whoever holds it longer than this runs the job."""
+"""How long to try for the lock. `is_locked` holds it for microseconds; only a supervisor holds it longer."""
 _SWEEP_S = 20.0
+"""Longest wait for the end of processes that were killed."""
 
 
 def is_locked(directory: Path) -> bool:
     """Whether a supervisor of the job is alive."""
     try:
         with (directory / "lock").open("rb") as lock:
-            # Shared, so that two who look at the same time do not take each other for a supervisor.
+            # A shared lock, so that two processes that look at the same time do not see a supervisor.
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -56,14 +57,15 @@ def is_locked(directory: Path) -> bool:
 
 
 def signal_supervisor(directory: Path, number: signal.Signals) -> bool:
-    """Send a signal to the job's supervisor, and to nobody who has its process id after it."""
+    """Send a signal to the job's supervisor, never to a later process with the same id; True if sent."""
     try:
         pid = int((directory / "lock").read_text())
         descriptor = os.pidfd_open(pid)
     except (OSError, ValueError):
         return False
     try:
-        # The descriptor is of whoever has the id now; with the lock still held that is the supervisor.
+        # The descriptor belongs to the process that has the id now. If the lock is still held, that is the
+        # supervisor.
         if not is_locked(directory):
             return False
         signal.pidfd_send_signal(descriptor, number)
@@ -79,13 +81,13 @@ def supervise(directory: Path) -> int:
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "r+b") as lock:
         if not _take(lock):
-            return 0  # it runs already
+            return 0  # the job runs already
         if not sweep(directory, _SWEEP_S):
-            return 1  # what an earlier supervisor left cannot be ended; the engine will try again
+            return 1  # processes of an earlier supervisor cannot be killed; the engine will try again
         try:
             order = Order.read(directory)
         except FileNotFoundError:
-            return 0  # it was ended before it began
+            return 0  # the job was ended before it began
         (directory / "exit.json").unlink(missing_ok=True)
         run_dir = directory / "runs" / f"{len(list((directory / 'runs').glob('*'))):04d}"
         with (directory / "output.log").open("a") as output:
@@ -113,7 +115,7 @@ def _take(lock: IO[bytes]) -> bool:
 
 
 def _run(order: Order, run_dir: Path, output: TextIO) -> tuple[int, str | None]:
-    """Exit code and reason; no reason if it was ended by a signal from outside, which is not its fault."""
+    """Run the job; its exit code and the reason of its end. No reason if it was ended from outside."""
 
     def say(line: str) -> None:
         output.write(line + "\n")
@@ -139,7 +141,7 @@ def _run(order: Order, run_dir: Path, output: TextIO) -> tuple[int, str | None]:
         launcher = _launcher(order, config, say)
     except (ValueError, OSError) as error:
         say(str(error))
-        # That the place where workers live cannot be reached is not the job's fault.
+        # It is not the job's fault if Ray cannot be reached: without a reason the job is started again.
         return 2, None if isinstance(error, ConnectionError) else str(error)
     watch = _MemoryWatch(request.memory_bytes)
     code = launcher.run()
@@ -153,7 +155,7 @@ def _run(order: Order, run_dir: Path, output: TextIO) -> tuple[int, str | None]:
 
 
 def _launcher(order: Order, config: RunConfig, say: Callable[[str], None]) -> Launcher:
-    """Where the job's workers live."""
+    """The launcher for the place where the job's workers live."""
     if "ray" in order.extras:
         from swell.engines.ray.launcher import RayLauncher
 
@@ -164,8 +166,8 @@ def _launcher(order: Order, config: RunConfig, say: Callable[[str], None]) -> La
 class _SlotLauncher(Launcher):
     """A launcher whose workers each have a GPU of their own, where there are any.
 
-    A worker sees one GPU alone (`CUDA_VISIBLE_DEVICES`). Which one is settled by a lock on a file for each
-    GPU of the machine, held while the worker lives: whoever dies, however, the GPU is free again.
+    A worker sees only one GPU (`CUDA_VISIBLE_DEVICES`). There is a file for each GPU of the machine, which
+    stays locked while a worker uses the GPU. When the worker or the supervisor dies, the lock is released.
     """
 
     def __init__(self, config: RunConfig, say: Any, devices: list[Path]) -> None:
@@ -195,7 +197,7 @@ class _SlotLauncher(Launcher):
 
 
 class _MemoryWatch:
-    """Ends the job once a process of it holds more memory than it may; needs no control plane."""
+    """Ends the job once one of its processes uses too much memory; works without a control plane."""
 
     def __init__(self, limit: int | None) -> None:
         self.verdict = ""
@@ -217,7 +219,7 @@ class _MemoryWatch:
 
 
 def _last_error(run_dir: Path) -> str:
-    """The last line of the traceback of whichever worker failed first."""
+    """The last line of the traceback of the worker that failed first."""
     errors = sorted((run_dir / "logs").glob("*.error"), key=lambda path: path.stat().st_mtime)
     for path in errors:
         lines = path.read_text().strip().splitlines()

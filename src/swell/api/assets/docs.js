@@ -1,4 +1,4 @@
-// Renders /openapi.json and lets people try each request. Needs nothing from outside this server.
+// Renders /openapi.json and lets people try each request. Loads nothing from other servers.
 "use strict";
 
 const make = (tag, text, attributes = {}) => {

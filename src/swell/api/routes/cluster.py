@@ -1,4 +1,4 @@
-"""Nodes, the policy, and what would have happened otherwise."""
+"""Nodes, the policy, and replays."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NodeName = Annotated[str, Path(pattern=ID_PATTERN, description="Name of a node."
 
 @router.get("/nodes")
 async def nodes(ctx: Ctx, _: Caller) -> NodeList:
-    """The machines, their slots, and how many are in use."""
+    """The nodes, their slots, and how many are in use."""
     return await _nodes(ctx)
 
 
 @router.post("/nodes/{node}/drain", responses=FORBIDDEN)
 async def drain(node: NodeName, ctx: Ctx, _: Admin) -> NodeList:
-    """Move everything off a node and put nothing on it. Administrators only."""
+    """Move all jobs off a node, and give it none until it is undrained. Administrators only."""
     await ctx.call(ctx.plane.drain, node)
     return await _nodes(ctx)
 
@@ -42,7 +42,7 @@ async def _nodes(ctx: Context) -> NodeList:
 
 @router.get("/policy")
 async def policy(ctx: Ctx, _: Caller) -> PolicyView:
-    """The policy that decides who gets how many slots."""
+    """The policy that decides how many slots each job gets."""
     return PolicyView(policy=await ctx.call(ctx.plane.policy))
 
 
@@ -56,5 +56,5 @@ async def set_policy(body: PolicyChange, ctx: Ctx, _: Admin) -> PolicyView:
 @replay_router.post("/replay")
 async def replay(body: ReplayRequest, ctx: Ctx, _: Admin) -> dict[str, Any]:
     """What would have happened under other policies or on another cluster. Administrators only."""
-    assert ctx.replay is not None  # the route is there only with it
+    assert ctx.replay is not None  # without it the route is not installed
     return await ctx.call(ctx.replay, body)

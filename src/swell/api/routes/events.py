@@ -1,4 +1,4 @@
-"""Events: a page of what happened, or everything as it happens."""
+"""Events: a page of past events, or a stream of events as they happen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def events(
     job: Job = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> EventPage:
-    """What happened to the jobs of whoever asks, and to nodes; oldest first."""
+    """Events of the caller's jobs and of nodes, oldest first; of all jobs for an administrator."""
     if job is not None:
         await ctx.call(ctx.visible_job, who, job)
     found, after = await ctx.call(ctx.hub.page, who.scope, job, since or 0, limit)
@@ -46,7 +46,7 @@ async def follow(
     job: Job = None,
     last_event_id: Annotated[int | None, Header(ge=0, le=_MOST)] = None,
 ) -> Response:
-    """The same as server-sent events, live. Without a number to start from: from now on."""
+    """The same events live, as server-sent events. Without `since` the stream begins now."""
     if job is not None:
         await ctx.call(ctx.visible_job, who, job)
     start = last_event_id if last_event_id is not None else since

@@ -1,4 +1,4 @@
-"""Jobs: submit, ask, look, touch."""
+"""Jobs: submit, quote, list, look at, change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Key = Annotated[
         min_length=1,
         max_length=255,
         pattern=r"^[\x21-\x7e]+$",
-        description="Send the same key again after a lost answer: the job is taken in once.",
+        description="After a lost answer send the submission again with the same key: one job is made.",
     ),
 ]
 _CHUNK = 65536
@@ -37,25 +37,25 @@ _POLL_S = 0.5
 
 @router.post("/jobs", status_code=201, responses=CONFLICT)
 async def submit(body: JobSubmission, ctx: Ctx, who: Caller, key: Key = None) -> JobView:
-    """Hand a job in. What is answered is on disk; a deadline that cannot be kept makes the job `refused`."""
+    """Hand a job in. The job in the answer is on disk; if its deadline cannot be kept, it is `refused`."""
     return JobView.of_record(await ctx.call(_submit, ctx, who, body.to_request(), key))
 
 
 def _submit(ctx: Context, who: Principal, request: JobRequest, key: str | None) -> JobRecord:
     record = ctx.plane.submit(request, who.user, key)
     if key is not None and _essence(record.request) != _essence(request):
-        raise Conflict(f"the idempotency key was used for another job, '{record.job_id}'")
+        raise Conflict(f"the idempotency key was used for another job, '{record.job_id}'; send a new key")
     return record
 
 
 def _essence(request: JobRequest) -> JobRequest:
-    """A request less what its owner may have changed since."""
+    """A request without the bounds, which the owner may have changed since."""
     return replace(request, min_workers=1, max_workers=None)
 
 
 @router.post("/quote")
 async def quote(body: JobSubmission, ctx: Ctx, who: Caller) -> PromiseView:
-    """What submitting this would be answered, without submitting."""
+    """The promise that submitting this job would give, without submitting it."""
     return PromiseView.of(await ctx.call(ctx.plane.quote, body.to_request(), who.user))
 
 
@@ -65,11 +65,9 @@ async def jobs(
     who: Caller,
     phase: Annotated[Phase | None, Query(description="Only jobs in this phase.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    after: Annotated[
-        str | None, Query(pattern=ID_PATTERN, description="`next` of the page before: its last job.")
-    ] = None,
+    after: Annotated[str | None, Query(pattern=ID_PATTERN, description="`next` of the page before.")] = None,
 ) -> JobPage:
-    """The jobs of whoever asks, newest first; all jobs for an administrator."""
+    """The caller's jobs, newest first; all jobs for an administrator."""
     page = await ctx.call(_page, ctx, who, phase, limit, after)
     full = len(page) == limit
     return JobPage(jobs=[JobView.of_record(r) for r in page], next=page[-1].job_id if full else None)
@@ -88,7 +86,8 @@ async def job(
     ctx: Ctx,
     who: Caller,
     wait_s: Annotated[
-        float, Query(ge=0, le=60, allow_inf_nan=False, description="Answer once it is over, or after this.")
+        float,
+        Query(ge=0, le=60, allow_inf_nan=False, description="Wait until the job is over, this long at most."),
     ] = 0.0,
 ) -> JobView:
     """One job."""
@@ -103,7 +102,7 @@ async def job(
 
 @router.get("/jobs/{job_id}/explain")
 async def explain(job_id: JobId, ctx: Ctx, who: Caller) -> dict[str, Any]:
-    """Why a job is where it is, when it will be done, and what it went through."""
+    """Why a job runs or waits, when it will be done, and the slots it has had."""
 
     def ask() -> dict[str, Any]:
         ctx.visible_job(who, job_id)
@@ -114,7 +113,7 @@ async def explain(job_id: JobId, ctx: Ctx, who: Caller) -> dict[str, Any]:
 
 @router.get("/jobs/{job_id}/series")
 async def series(job_id: JobId, ctx: Ctx, who: Caller) -> SeriesView:
-    """A job's curves over time, and what happened to it meanwhile. Long runs are thinned evenly."""
+    """A job's curves over time, with its starts, resizes and losses. Long runs are thinned evenly."""
 
     def ask() -> SeriesView:
         ctx.visible_job(who, job_id)
@@ -126,29 +125,29 @@ async def series(job_id: JobId, ctx: Ctx, who: Caller) -> SeriesView:
 @router.post("/jobs/{job_id}/cancel", responses=CONFLICT)
 async def cancel(job_id: JobId, ctx: Ctx, who: Caller) -> JobView:
     """End a job for good."""
-    return await _touch(ctx, who, job_id, lambda: ctx.plane.cancel(job_id, who.user))
+    return await _change(ctx, who, job_id, lambda: ctx.plane.cancel(job_id, who.user))
 
 
 @router.post("/jobs/{job_id}/pause", responses=CONFLICT)
 async def pause(job_id: JobId, ctx: Ctx, who: Caller) -> JobView:
     """Have a job save its state and give its slots back until it is resumed."""
-    return await _touch(ctx, who, job_id, lambda: ctx.plane.pause(job_id))
+    return await _change(ctx, who, job_id, lambda: ctx.plane.pause(job_id))
 
 
 @router.post("/jobs/{job_id}/resume", responses=CONFLICT)
 async def resume(job_id: JobId, ctx: Ctx, who: Caller) -> JobView:
     """Let a paused job go on."""
-    return await _touch(ctx, who, job_id, lambda: ctx.plane.resume(job_id))
+    return await _change(ctx, who, job_id, lambda: ctx.plane.resume(job_id))
 
 
 @router.post("/jobs/{job_id}/scale", responses=CONFLICT)
 async def scale(job_id: JobId, body: Bounds, ctx: Ctx, who: Caller) -> JobView:
     """Bound a job's workers by hand."""
     least, most = body.min_workers, body.max_workers
-    return await _touch(ctx, who, job_id, lambda: ctx.plane.scale(job_id, least, most))
+    return await _change(ctx, who, job_id, lambda: ctx.plane.scale(job_id, least, most))
 
 
-async def _touch(ctx: Context, who: Principal, job_id: str, change: Callable[[], JobRecord]) -> JobView:
+async def _change(ctx: Context, who: Principal, job_id: str, change: Callable[[], JobRecord]) -> JobView:
     def checked() -> JobRecord:
         ctx.visible_job(who, job_id)
         return change()
@@ -169,7 +168,7 @@ async def logs(
     limit: Annotated[int, Query(ge=1, le=1 << 20, description="Most bytes of one answer.")] = _CHUNK,
     follow: Annotated[bool, Query(description="Go on until the job is over.")] = False,
 ) -> Response:
-    """A job's output. The header X-Next-Offset says where to go on."""
+    """A job's output. The header X-Next-Offset is the `offset` to go on from."""
     await ctx.call(ctx.visible_job, who, job_id)
     if follow:
         return stream(ctx, _follow(ctx, job_id, offset), "text/plain; charset=utf-8")
@@ -181,7 +180,7 @@ async def logs(
 async def _follow(ctx: Context, job_id: str, offset: int) -> AsyncIterator[bytes]:
     seen = ctx.hub.last
     while not ctx.hub.closed:
-        # Asked before reading: what was written before the end is read after it.
+        # Check for the end before reading, so that the last read sees everything the job wrote.
         over = (await ctx.call(ctx.plane.job, job_id)).phase.over
         data, offset = await ctx.call(ctx.plane.logs, job_id, offset, _CHUNK)
         if data:

@@ -1,4 +1,4 @@
-"""The server about itself: health, metrics, and documentation that needs nothing from outside."""
+"""The server itself: health, metrics, and documentation that loads nothing from other servers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ async def healthz(ctx: Ctx) -> Health:
 
 @router.get("/metrics", response_class=Response, responses={401: DOCUMENTED[401]})
 async def metrics(ctx: Ctx, _: Caller) -> Response:
-    """Numbers for Prometheus. Any token will do."""
+    """Figures for Prometheus. Any valid token may read them."""
     return Response(await ctx.call(exposition, ctx.registry, ctx.stats), media_type=CONTENT_TYPE)
 
 
 @router.get("/docs", include_in_schema=False)
 async def docs() -> Response:
-    """This API, for people."""
+    """A page that documents this API."""
     return _asset("docs.html")
 
 

@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/tokens", tags=["tokens"], responses=DOCUMENTED | 
 
 @router.get("")
 async def tokens(ctx: Ctx, _: Admin) -> TokenList:
-    """The tokens there are, without their secrets."""
+    """All tokens, without their secrets."""
     return TokenList(tokens=[_view(token) for token in ctx.book.list()])
 
 
@@ -29,7 +29,7 @@ async def create(body: TokenRequest, ctx: Ctx, _: Admin) -> NewToken:
 
 @router.delete("/{token_id}")
 async def revoke(token_id: Annotated[str, Path(pattern="^[0-9a-f]{12}$")], ctx: Ctx, _: Admin) -> TokenView:
-    """Make a token worthless at once."""
+    """Refuse a token from now on."""
     return _view(await ctx.call(ctx.book.revoke, token_id))
 
 

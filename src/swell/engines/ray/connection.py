@@ -1,7 +1,6 @@
-"""How a process of ours gets in touch with Ray: addresses, tokens, and errors that say what to do.
+"""How a swell process connects to Ray: addresses, tokens, and errors that say what to do.
 
-Only for the processes that speak to Ray (`scout`, supervisors); the control plane uses the parts without
-Ray.
+`connect` imports Ray, so only the scout and the supervisors call it; the control plane uses the rest.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 CONNECT_S = 30.0
-"""Ray itself tries for minutes; whoever waits wants to know sooner."""
+"""Longest attempt to connect. Ray itself would try for minutes."""
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray takes 127.0.0.1 for the machine's outer address unless this is 0 (its name is history: other systems
-have it so by default)."""
+"""Environment variable of Ray. Unless it is 0, Ray replaces 127.0.0.1 by the machine's outer address. (Its
+name has historical reasons: 0 is the default on Windows and macOS.)"""
 NAMESPACE = "swell"
 
 
@@ -32,7 +31,7 @@ def split(address: str) -> tuple[str, int] | None:
 
 
 def answers(host: str, port: int, timeout_s: float = 3.0) -> bool:
-    """Whether anybody listens there."""
+    """Whether a process accepts connections at this address."""
     try:
         with socket.create_connection((host, port), timeout=timeout_s):
             return True
@@ -51,21 +50,21 @@ def is_loopback(host: str) -> bool:
 
 
 def own_address() -> str:
-    """This machine's address as others see it; 127.0.0.1 if it has none."""
+    """This machine's address as other machines see it; 127.0.0.1 if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: only asks which address would be used
+            probe.connect(("192.0.2.1", 9))  # sends nothing; the system only picks the address to use
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
 
 
 def environment(address: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that is to connect there."""
+    """The environment for a process that is to connect to Ray at this address."""
     env = {**os.environ, **extra, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     where = split(address)
     if where is not None and is_loopback(where[0]) and not answers(own_address(), where[1], 1.0):
-        env[LOOPBACK] = "0"  # a Ray that is on the loopback alone
+        env[LOOPBACK] = "0"  # this Ray listens on the loopback only
     return env
 
 
@@ -92,14 +91,14 @@ def connect(address: str, runtime_env: dict[str, Any] | None = None) -> Any:
         except BaseException as error:
             trouble.append(error)
 
-    # A client with a wrong token is tried again for ever by Ray: hence a thread to give up on.
+    # With a wrong token Ray tries for ever, so it tries in a thread that can be given up.
     worker = threading.Thread(target=init, name="swell-ray-init", daemon=True)
     worker.start()
     worker.join(CONNECT_S)
     if worker.is_alive():
         raise ConnectionError(
-            f"Ray at {address} did not answer within {CONNECT_S:g} s; if it wants a token, set "
-            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's (see docs/ray.md)"
+            f"Ray at {address} did not answer within {CONNECT_S:g} s; if the cluster has a token, set "
+            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to it (see docs/ray.md)"
         )
     if trouble:
         raise ConnectionError(explain(address, trouble[0])) from trouble[0]
@@ -112,17 +111,17 @@ def explain(address: str, error: BaseException) -> str:
     low = text.lower()
     if "token" in low or "unauthenticated" in low or "auth" in low:
         return (
-            f"Ray at {address} refused us: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's token, "
-            f"or put it into ~/.ray/auth_token ({text[:300]})"
+            f"Ray at {address} refused the connection: set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the "
+            f"cluster's token, or put it into ~/.ray/auth_token ({text[:300]})"
         )
     if "version mismatch" in low or "versions" in low:
-        return f"Ray at {address} is of another version: install the same here and there ({text[:300]})"
+        return f"Ray at {address} has another version than Ray here: install the same one ({text[:300]})"
     if "grpc" in low and "import" in low:
         return f"ray:// needs Ray's client: pip install 'ray[client]' ({text[:200]})"
     if "failed to connect" in low:
         return (
-            f"something listens at {address}, but no Ray that takes us: if the cluster has a token, set "
-            f"RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to it; Ray must be of the same version ({text[:200]})"
+            f"something listens at {address}, but Ray cannot connect to it: if the cluster has a token, set "
+            f"RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to it; Ray must have the same version ({text[:200]})"
         )
     if address == "auto":
         return f"no Ray cluster was found on this machine: give its address with --address ({text[:200]})"

@@ -1,7 +1,7 @@
-"""The Ray engine: jobs as the local engine has them, their workers on the nodes of a Ray cluster.
+"""The Ray engine: jobs run as in the local engine, but their workers are on the nodes of a Ray cluster.
 
-Which slots a job has matters here: they are on nodes, and Ray accounts for each worker where it is. Nodes
-come and go as the `scout` sees them; slots that other users of the cluster hold are not ours to give.
+Here it matters which slots a job has, because slots belong to nodes and Ray accounts for workers by node. The
+`scout` reports the nodes as they come and go. Slots that other users of the cluster hold are not given away.
 """
 
 from __future__ import annotations
@@ -33,31 +33,34 @@ PLACES = "ray-places.json"
 FIRST_SIGHT_S = 45.0
 """How long the first look at the cluster may take."""
 BLIND_S = 15.0
-"""Without news of the cluster for this long, none of its nodes counts as there."""
+"""Without news of the cluster for this long, all of its nodes count as down."""
 SETTLE_S = 2.0
-"""More slots in other hands count only when it lasts: Ray's books lag behind processes that ended."""
+"""Slots count as held by other users only after this long, because Ray's figures lag behind processes that
+ended."""
 PENDING_S = 90.0
-"""A worker that has not been heard of for so long after its job was told: its slot counts as another's."""
+"""If a job's worker has not reported this long after the job was told, its slot counts as held by another
+user."""
 SCOUT_AGAIN_S = 1.0
+"""Least time between two starts of a scout."""
 SILENT_S = 5.0
-"""A scout that says nothing for this long hangs on a Ray that is gone, and is replaced."""
+"""A scout that says nothing for this long hangs because Ray is gone, and is replaced."""
 SCOUT_UP_S = 40.0
-"""How long a scout may take to say anything at all."""
+"""How long a new scout may take to say anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayOptions:
-    """What `swell up --engine ray` can be told."""
+    """The options of `swell up --engine ray`."""
 
     address: str | None = None
-    """None for a Ray of our own."""
+    """Address of a Ray cluster; None to start a Ray for swell alone."""
     resource: str | None = None
     """What a slot is; None for GPUs if there are any, else CPUs."""
     spares: bool = True
     spare_bytes: int = 1 << 30
-    """Most memory that a prepared process may hold."""
+    """Most memory that a prepared process may use."""
     workdir_bytes: int = 200 << 20
-    """Most that may travel with a job."""
+    """Largest working directory that is sent to the nodes with a job."""
 
 
 class RayEngine(SupervisedEngine):
@@ -74,7 +77,7 @@ class RayEngine(SupervisedEngine):
         self._resource = "CPU"
         self._address = ""
         self._session = ""
-        """Ray's name for this life of the cluster: another one after its head was started again."""
+        """Ray's name for this run of the cluster; it changes when the cluster's head is started again."""
         self._foreign = Foreign(SETTLE_S)
         self._held: frozenset[int] = frozenset()
         self._seen_s = float("-inf")
@@ -83,22 +86,24 @@ class RayEngine(SupervisedEngine):
         self._scout: subprocess.Popen[bytes] | None = None
         self._scout_s = float("-inf")
         self._heard_s = float("-inf")
-        """When the present scout last said anything."""
+        """When a scout last said anything."""
         self._first = threading.Event()
+        """Set once a scout has said anything, or has ended."""
         self.spares: dict[str, dict[str, Any]] = {}
-        """By node name: how its prepared process is."""
+        """By node name: the state of the node's prepared process."""
 
     # -- the interface -----------------------------------------------------------------------------------
 
     def start(self, wake: Callable[[], None]) -> None:
-        """Connect to Ray (starting one if none was named), look at it once, and find the jobs that live."""
+        """Connect to Ray (start one if no address was given), wait for its nodes, and find running jobs."""
         address = self.options.address
         if address is None:
             head.ensure(self._home)
         self._start_scout()
         if not self._first.wait(FIRST_SIGHT_S):
             self._stop_scout()
-            raise SwellError(self._trouble or f"Ray did not show its nodes within {FIRST_SIGHT_S:g} s")
+            trouble = f"Ray did not list its nodes within {FIRST_SIGHT_S:g} s; see {self._home / 'scout.log'}"
+            raise SwellError(self._trouble or trouble)
         if self._trouble:
             self._stop_scout()
             raise SwellError(self._trouble)
@@ -106,22 +111,24 @@ class RayEngine(SupervisedEngine):
         if not self._places:
             self._stop_scout()
             what = self.options.resource or "GPUs and no CPUs"
-            raise SwellError(f"no node of the Ray cluster has {what}: there is nothing to run jobs on")
+            raise SwellError(
+                f"no node of the Ray cluster has {what}: add a node, or name another --ray-resource"
+            )
         super().start(wake)
         self._end_orphans()
 
     def close(self) -> None:
-        """Stop looking. Jobs and Ray go on."""
+        """Stop watching the cluster. Jobs and Ray go on."""
         super().close()
         self._stop_scout()
 
     def cluster(self) -> Cluster:
-        """The nodes as Ray has them, lost ones included, and what others hold of them."""
+        """The nodes that Ray has or has had, with the slots that other users hold."""
         with self._lock:
             return places.to_cluster(self._places, self._held)
 
     def check(self, launch: Launch) -> None:
-        """What travels with a job must not be too much."""
+        """Refuse a job whose working directory is too large to be sent to the nodes."""
         packaging.check(launch.workdir.resolve(), self.options.workdir_bytes)
 
     # -- slots -------------------------------------------------------------------------------------------
@@ -139,14 +146,15 @@ class RayEngine(SupervisedEngine):
             return ()
         if free == job.wanted or now_s - job.wanted_s > HANDOVER_S:
             return free or job.told
-        # Some are still in others' hands: what it must give up it gives up, the rest comes when it is free.
+        # Other jobs still use some wanted slots. The job gives up its unwanted slots now, and gets the rest
+        # of the wanted ones when they are free.
         return tuple(slot for slot in free if slot in job.told) or job.told
 
     def _resize(self, granted: Placement) -> Message:
         return {"type": "resize", "workers": len(granted), "slots": list(granted)}
 
     def _connected(self, job: SupervisedJob) -> None:
-        job.told = ()  # told again: it may never have heard of it
+        job.told = ()  # tell the coordinator again, because the last message may not have reached it
 
     def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
         return {
@@ -167,7 +175,7 @@ class RayEngine(SupervisedEngine):
     def _access(self) -> dict[str, str]:
         if self.options.address is None:
             return head.environment(self._home)
-        return {"RAY_NUM_REDIS_GET_RETRIES": "6"}  # a Ray that does not take us is noticed in seconds
+        return {"RAY_NUM_REDIS_GET_RETRIES": "6"}  # notice within seconds that Ray refuses the connection
 
     # -- following the cluster ---------------------------------------------------------------------------
 
@@ -179,7 +187,7 @@ class RayEngine(SupervisedEngine):
             self._scout.kill()
         if self._scout is None or (self._scout.poll() is not None and age_s > SCOUT_AGAIN_S):
             if self.options.address is None:
-                head.begin(self._home)  # a Ray of our own that died is started again
+                head.begin(self._home)  # if swell's own Ray died, start it again
             self._start_scout()
         line, self._line = self._line, None
         if line is not None:
@@ -193,10 +201,10 @@ class RayEngine(SupervisedEngine):
         self._follow(nodes, line["warm"] if line is not None else None, now_s)
 
     def _end_orphans(self) -> None:
-        """End jobs of an earlier life of the cluster: their drivers would wait for it for a minute."""
+        """End jobs of an earlier run of the cluster, whose supervisors would wait for it for a minute."""
         for job in list(self._jobs.values()):
             if job.alive and _session_of(job) not in ("", self._session):
-                log.warning("job %s: the Ray that it ran on is no more", job.job_id)
+                log.warning("job %s: the Ray cluster that it ran on was restarted", job.job_id)
                 self._signal(job, signal.SIGKILL)
 
     def _follow(self, nodes: list[RayNode], spares: dict[str, Any] | None, now_s: float) -> None:
@@ -217,7 +225,7 @@ class RayEngine(SupervisedEngine):
             self._wake()
 
     def _ours(self, after: list[Place], now_s: float) -> tuple[dict[str, int], set[int]]:
-        """By node id how many of its used slots may be ours, and all slots on which a job of ours is."""
+        """By node id, how many of its used slots may be swell's; and all slots that swell's jobs are on."""
         where, counts, slots = places.slot_map(after), dict[str, int](), set[int]()
         for job in self._jobs.values():
             mine = {slot for name, slot in job.live.items() if slot is not None and name in job.ready}
@@ -276,7 +284,7 @@ class RayEngine(SupervisedEngine):
             self._poke()
         scout.wait()
         if not self._first.is_set():
-            self._trouble = f"what looks at Ray ended by itself; {self._home / 'scout.log'} may say why"
+            self._trouble = f"swell's Ray watcher stopped unexpectedly; see {self._home / 'scout.log'}"
             self._first.set()
 
     def _stop_scout(self) -> None:
@@ -293,5 +301,5 @@ class RayEngine(SupervisedEngine):
 
 
 def _session_of(job: SupervisedJob) -> str:
-    """Ray's name for the life of the cluster that a job was started in; empty if that is not known."""
+    """Ray's name for the run of the cluster that a job was started in; empty if unknown."""
     return "" if job.order is None else str(job.order.extras.get("ray", {}).get("session", ""))

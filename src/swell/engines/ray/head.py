@@ -1,8 +1,8 @@
-"""A Ray of our own, for who has none: a head on the loopback that outlives the control plane.
+"""swell's own Ray, for people who have none: a head on the loopback that outlives the control plane.
 
-It is one process (`ray start --head --block`) in a session of its own, which ends what it started. It
-holds a lock under the home while it lives; that lock says which process it is, and only that process is
-ever signalled.
+The head is one process (`ray start --head --block`) in a session of its own, which ends the processes it
+started. While it lives it holds a lock file in the home with its process id, and only that process is ever
+signalled.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ SETTINGS = {
     "enable_worker_prestart": False,
     "prestart_worker_first_driver": False,
 }
-"""A lost node is acted on in seconds; by default Ray takes up to a minute. And nothing is started in advance
-for every job: holders need processes with the job's own files, so others would only be in their way."""
+"""With these health checks Ray notices a lost node in seconds; by default it takes up to a minute. Ray starts
+no processes in advance, because holders need processes with the job's own files and could not use them."""
 
 
 def environment(home: Path) -> dict[str, str]:
-    """What a process needs to speak to our own Ray."""
+    """Environment variables for a process that connects to swell's own Ray."""
     return {LOOPBACK: "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(home / TOKEN)}
 
 
 def running(home: Path) -> int | None:
-    """The process that is our head; None if there is none."""
+    """The process id of the head; None if there is no head."""
     return lock_holder(home / LOCK)
 
 
 def address(home: Path) -> str:
-    """Where our head is, or will be."""
+    """The address of the head, as it wrote it when it started."""
     return str(json.loads((home / FILE).read_text())["address"])
 
 
 def begin(home: Path) -> None:
-    """Start a head, unless one is there; it takes some seconds to be of use."""
+    """Start a head unless one runs; it takes some seconds until the head answers."""
     if running(home) is not None:
         return
     _make_token(home)
@@ -77,7 +77,7 @@ def begin(home: Path) -> None:
 
 
 def ensure(home: Path) -> str:
-    """Have a head that can be spoken to; its address."""
+    """Start a head unless one runs, and wait until it answers; returns its address."""
     begin(home)
     give_up_s = time.monotonic() + STARTED_S
     while time.monotonic() < give_up_s:
@@ -87,11 +87,11 @@ def ensure(home: Path) -> str:
             if running(home) is not None and answers(host, int(port), 0.5):
                 return found
         time.sleep(0.1)
-    raise SwellError(f"Ray did not come up within {STARTED_S:g} s; {home / LOG} may say why")
+    raise SwellError(f"Ray did not come up within {STARTED_S:g} s; see {home / LOG}")
 
 
 def stop(home: Path) -> bool:
-    """End our head and what it started; False if there was none."""
+    """End the head and the processes it started; False if there was no head."""
     pid = running(home)
     if pid is None:
         return False
@@ -100,7 +100,8 @@ def stop(home: Path) -> bool:
     except OSError:
         return False
     try:
-        # The descriptor is of whoever has the id now; with the lock still held that is our head.
+        # The descriptor belongs to the process that has the id now. If the lock is still held, that is the
+        # head.
         if running(home) != pid:
             return False
         give_up_s = time.monotonic() + STOPPED_S
@@ -118,17 +119,17 @@ def stop(home: Path) -> bool:
 
 
 def _clean_up(home: Path) -> None:
-    """Remove what a head that is no more left in the temporary directory."""
+    """Remove the temporary files of a head that has ended."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         scratch = Path(json.loads((home / FILE).read_text())["scratch"])
         give_up_s = time.monotonic() + CLEAN_S
         while scratch.exists() and time.monotonic() < give_up_s:
-            shutil.rmtree(scratch, ignore_errors=True)  # who ends last may still write
+            shutil.rmtree(scratch, ignore_errors=True)  # the last processes of Ray may still write
             time.sleep(0.1)
 
 
 def _make_token(home: Path) -> None:
-    """Only who can read the home may use our Ray: it runs any code it is given."""
+    """Write a token that only the owner of the home can read, because Ray runs any code it is given."""
     path = home / TOKEN
     if not path.exists():
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -137,7 +138,7 @@ def _make_token(home: Path) -> None:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
+    """A free port of the loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -150,13 +151,13 @@ def main() -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return  # somebody else is it
-    os.set_inheritable(descriptor, True)  # kept across what follows, and by nobody whom that starts
+        return  # another process is the head
+    os.set_inheritable(descriptor, True)  # the lock survives the exec below; Ray's children close it
     os.ftruncate(descriptor, 0)
     os.write(descriptor, str(os.getpid()).encode())
     _clean_up(home)
     port = free_port()
-    # Sockets' paths are short, so the directory is not under the home.
+    # The path of a socket must be short, so the directory is not under the home.
     scratch = tempfile.mkdtemp(prefix="swell-ray-")
     write_json(home / FILE, {"address": f"127.0.0.1:{port}", "pid": os.getpid(), "scratch": scratch})
     words = [
@@ -173,7 +174,7 @@ def main() -> None:
         f"--temp-dir={scratch}",
         f"--system-config={json.dumps(SETTINGS)}",
     ]
-    # When it is told to end, all jobs have left: there is nothing to drain, which would take half a minute.
+    # All jobs have stopped before the head is told to end, so it need not drain, which takes half a minute.
     env = {**os.environ, **environment(home), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
     os.execve(sys.executable, [sys.executable, "-m", "ray.scripts.scripts", *words], env)
 

@@ -1,8 +1,8 @@
 """The actor that holds one worker: Ray accounts for its slot, places it, and notices its death.
 
-The worker is a process of its own, forked from the node's prepared one or started cold. It ends with its
-holder, however that ends (a pipe closes), and the holder ends with the job's supervisor (a connection
-closes), so nothing goes on training that nobody leads.
+The worker is a process of its own, forked from the node's prepared process or started from nothing. It ends
+when its holder ends (a pipe closes), and the holder ends when the job's supervisor ends (a connection
+closes), so no worker trains on without its supervisor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Running(Protocol):
 
 
 class ColdWorker:
-    """Started from nothing."""
+    """A worker that was started as a new process."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         with Path(order["log"]).open("ab") as log:
@@ -61,7 +61,7 @@ class ColdWorker:
 
 
 class WarmWorker:
-    """Forked from the node's prepared process; OSError if that is not there."""
+    """A worker forked from the node's prepared process; raises OSError if there is none."""
 
     def __init__(self, order: dict[str, Any], path: Path) -> None:
         self._sock = socket.socket(socket.AF_UNIX)
@@ -71,14 +71,14 @@ class WarmWorker:
         self._lines = self._sock.makefile("rb")
         line = self._lines.readline()
         if not line:
-            raise ConnectionError("the prepared process is gone")
+            raise ConnectionError("the prepared process has ended")
         self.pid = int(json.loads(line)["pid"])
         self._descriptor = os.pidfd_open(self.pid)
         self._exit = Path(order["env"]["SWELL_EXIT_FILE"])
         self._sock.settimeout(None)
 
     def wait(self) -> int:
-        """Its exit code, once it has ended; from the file it left if the prepared process went before it."""
+        """Its exit code, once it has ended; from the worker's exit file if the prepared process has ended."""
         with contextlib.suppress(OSError):
             if line := self._lines.readline():
                 return int(json.loads(line)["code"])
@@ -106,16 +106,16 @@ class Holder:
         threading.Thread(target=self._watch_supervisor, name="swell-lifeline", daemon=True).start()
 
     def run(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Run the worker that `order` describes to its end; how it ended."""
+        """Run the worker that `order` describes to its end; returns how it ended."""
         if not sees(order):
-            return {"blind": f"{socket.gethostname()} does not see {order['env']['SWELL_JOB_DIR']}"}
+            return {"blind": f"{socket.gethostname()} cannot read {order['env']['SWELL_JOB_DIR']}"}
         _prune()
         home = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         lifeline = home / "lifeline"
         os.mkfifo(lifeline, 0o600)
-        held = os.open(lifeline, os.O_RDWR)  # nobody inherits it: it closes with this process
+        held = os.open(lifeline, os.O_RDWR)  # not inherited by children: it closes when this process ends
         try:
-            order = _here(order, lifeline)
+            order = _complete(order, lifeline)
             self._worker = worker = self._start(order)
             if self._doomed:
                 self.end()
@@ -169,7 +169,7 @@ class Holder:
 
 
 def _prune() -> None:
-    """Remove what holders that were killed left behind."""
+    """Remove the temporary files of holders that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = path.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -177,7 +177,7 @@ def _prune() -> None:
 
 
 def sees(order: dict[str, Any]) -> bool:
-    """Whether the job's directory here is the one that its supervisor writes to."""
+    """Whether this node sees the same job directory that the supervisor writes to."""
     try:
         content = json.loads((Path(order["env"]["SWELL_JOB_DIR"]) / "job.json").read_text())
     except (OSError, ValueError):
@@ -185,8 +185,8 @@ def sees(order: dict[str, Any]) -> bool:
     return bool(content.get("launch") == order["env"]["SWELL_LAUNCH"])
 
 
-def _here(order: dict[str, Any], lifeline: Path) -> dict[str, Any]:
-    """The order with what only its node knows: directories, devices."""
+def _complete(order: dict[str, Any], lifeline: Path) -> dict[str, Any]:
+    """The order completed with what only this node knows: directories and devices."""
     cwd = str(Path.cwd())
     env = {
         **order["env"],

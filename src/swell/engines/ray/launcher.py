@@ -1,6 +1,6 @@
-"""A job's launcher whose workers live on Ray: one `Holder` actor for each, on the node of the worker's slot.
+"""The launcher of a job on Ray: each worker has a `Holder` actor on the node of the worker's slot.
 
-It runs in the job's supervisor, which is a Ray driver: holders belong to it and go when it goes.
+The launcher runs in the job's supervisor, which is a Ray driver: its holders end when it ends.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from swell.train.launcher import Launcher, RunConfig
 
 OUT_OF_MEMORY = 137
 UP_S = 60.0
-"""A holder that has not been given its slot after this long is given up: somebody else may have it."""
+"""A holder that Ray has not started after this long is given up: another user may have the slot."""
 UP_WITH_PIP_S = 900.0
+"""The same for a job with requirements, which Ray installs first."""
 KILL_S = 2.0
-"""A worker that was to end is ended with its holder after this long."""
+"""If a worker has not ended this long after it was told to, its holder is killed."""
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class RayLauncher(Launcher):
         self._memory_bytes: int | None = request.memory_bytes
         self._pip = bool(request.pip)
         self._mark = str(order.launch.job_dir.resolve())
-        self._script = _travelling(config.script, order.launch.workdir)
+        self._script = _script_path(config.script, order.launch.workdir)
         here = self._ray.util.get_node_ip_address()
         self._host = "127.0.0.1" if is_loopback(here) else here
         if settings["address"].startswith("ray://"):
@@ -140,7 +141,7 @@ class RayLauncher(Launcher):
         return place if place is not None and place.up else None
 
     def _follow(self, worker: str, what: str, ref: Any) -> None:
-        """Have an answer of a holder's put into `_news`, whatever it is."""
+        """Put the answer to a call of a holder into `_news` once it arrives, also if it is an error."""
 
         def done(future: Any) -> None:
             error = future.exception()
@@ -168,11 +169,11 @@ class RayLauncher(Launcher):
                 self._finish = (OUT_OF_MEMORY, answer["verdict"])
                 self.say(answer["verdict"])
             self._drop(self._held.pop(worker))
-            self._workers[worker] = 0  # its process id is another host's affair
+            self._workers[worker] = 0  # the process id belongs to another host
             self._exited(worker, int(answer["code"]))
 
     def _lost(self, worker: str) -> None:
-        """Its holder, or the whole node, is gone for Ray; whether the worker is, nobody here can tell."""
+        """Give up a worker whose holder or node Ray has lost; the worker itself may still be running."""
         held = self._held.pop(worker, None)
         if held is not None:
             self._drop(held)
@@ -185,7 +186,7 @@ class RayLauncher(Launcher):
 
 
 class _Lifeline:
-    """A socket that every holder is connected to, so that they learn at once when this process is gone."""
+    """A socket that every holder connects to, so that holders learn at once when this process has ended."""
 
     def __init__(self, host: str) -> None:
         self._token = secrets.token_hex(16)
@@ -195,7 +196,7 @@ class _Lifeline:
 
     @property
     def address(self) -> tuple[str, int, str]:
-        """Host, port, and the word to say first."""
+        """Host, port, and the token that a holder must send first."""
         host, port = self._listener.getsockname()[:2]
         return str(host), int(port), self._token
 
@@ -214,14 +215,14 @@ class _Lifeline:
                 return
 
     def close(self) -> None:
-        """Let everybody go."""
+        """Close all connections, so that the holders end."""
         for line in [self._listener, *self._lines]:
             with contextlib.suppress(OSError):
                 line.close()
 
 
 def _runtime_env(order: Order) -> dict[str, Any]:
-    """What travels with the job."""
+    """Ray's runtime environment for the job: its working directory and its requirements."""
     workdir, pip = order.launch.workdir, order.launch.request.pip
     env: dict[str, Any] = {
         "working_dir": str(workdir),
@@ -232,7 +233,7 @@ def _runtime_env(order: Order) -> dict[str, Any]:
     return env
 
 
-def _travelling(script: str, workdir: Path) -> str:
-    """The script's path on any node: inside the working directory if it travels, else where it is."""
+def _script_path(script: str, workdir: Path) -> str:
+    """The script's path on any node: relative if it is inside the working directory, else absolute."""
     path = Path(workdir, script).resolve()
     return str(path.relative_to(workdir)) if path.is_relative_to(workdir) else str(path)

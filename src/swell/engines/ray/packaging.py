@@ -1,9 +1,10 @@
-"""The job's code travels with it: what of its working directory does, and how much that is.
+"""Which files of a job's working directory are sent to the nodes, and how large they are.
 
-Ray packs the directory and unpacks it on every node. What `.gitignore` and `.rayignore` name stays
-behind, as do the directories below. A directory that is too large is refused when the job is handed in.
+Ray packs the directory and unpacks it on every node, without the files that `.gitignore` and `.rayignore`
+name and without the directories in EXCLUDES. A directory that is too large is refused when the job is handed
+in.
 
-    python -m swell.engines.ray.packaging DIRECTORY      its size as Ray would pack it, as JSON
+    python -m swell.engines.ray.packaging DIRECTORY      prints its size as Ray would pack it, as JSON
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MEASURE_S = 60.0
 
 
 def total_bytes(root: Path, stop_bytes: int | None = None) -> int:
-    """Bytes of everything in a directory but what is always left out; stops counting beyond `stop_bytes`."""
+    """Bytes of all files in a directory outside EXCLUDES; stops counting beyond `stop_bytes`."""
     total = 0
     for path in _files(root):
         try:
@@ -41,7 +42,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def check(root: Path, limit_bytes: int) -> None:
-    """Refuse a directory that is too large to travel."""
+    """Refuse a directory that is too large to be sent to the nodes."""
     if total_bytes(root, limit_bytes) <= limit_bytes:
         return
     found = _packed(root)
@@ -51,7 +52,7 @@ def check(root: Path, limit_bytes: int) -> None:
     largest = sorted(found.items(), key=lambda item: -item[1])[:3]
     named = ", ".join(f"{name} ({_mib(size)})" for name, size in largest)
     raise InputError(
-        f"workdir: {root} is {_mib(total)} and travels with the job; the limit is {_mib(limit_bytes)}. "
+        f"workdir: {root} is {_mib(total)} and is sent to every node; the limit is {_mib(limit_bytes)}. "
         f"Largest: {named}. Name what is not needed in .gitignore or .rayignore, keep data "
         "elsewhere, or raise --workdir-limit",
         field="workdir",
@@ -63,7 +64,7 @@ def _mib(count: float) -> str:
 
 
 def _packed(root: Path) -> dict[str, int]:
-    """Bytes of each entry of a directory as Ray would pack it. Asked of another process: it needs Ray."""
+    """Bytes of each entry of a directory as Ray would pack it; another process asks Ray for them."""
     asked = subprocess.run(
         [sys.executable, "-m", "swell.engines.ray.packaging", str(root)],
         capture_output=True,
@@ -73,14 +74,14 @@ def _packed(root: Path) -> dict[str, int]:
     )
     if asked.returncode != 0:
         raise InputError(
-            f"workdir: the size of {root} cannot be told: {asked.stderr[-300:]}", field="workdir"
+            f"workdir: the size of {root} cannot be measured: {asked.stderr[-300:]}", field="workdir"
         )
     found: dict[str, int] = json.loads(asked.stdout.splitlines()[-1])
     return found
 
 
 def measure(root: Path) -> dict[str, int]:
-    """Bytes of each entry of a directory, without what Ray leaves behind."""
+    """Bytes of each entry of a directory, without the files that Ray leaves out."""
     from ray._private.runtime_env import packaging
 
     found: dict[str, int] = {}
@@ -96,7 +97,7 @@ def measure(root: Path) -> dict[str, int]:
 
 
 def excludes(workdir: Path, home: Path) -> list[str]:
-    """What stays behind: swell's own directory too, should it be inside."""
+    """Patterns of files that are left out; swell's home is among them if it is inside the directory."""
     inside = []
     if home.is_relative_to(workdir):
         relative = home.relative_to(workdir)

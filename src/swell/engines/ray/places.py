@@ -1,7 +1,7 @@
 """Ray's nodes as a cluster whose slot numbers never change their meaning. Pure.
 
-A node gets a place in order of first sight and keeps it: lost, it is not up; back under the same name and
-size (Ray gives it another id), it takes its old place.
+A node gets a place when it is first seen, and keeps it. While the node is lost, its place is not up. A node
+that comes back with the same name and size takes its old place, although Ray gives it another id.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ class RayNode:
 
     node_id: str
     name: str
-    """Its host's name, or the name it was given."""
+    """The name of its host, or the name that Ray was given for it."""
     address: str
     slots: int
     gpu_type: str
     used: int = 0
-    """Slots that anybody holds, swell included."""
+    """Slots in use, by swell or by others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A node's place in the cluster; its slots are numbered on from those of the places before it."""
+    """A node's place in the cluster; its slot numbers follow those of the places before it."""
 
     name: str
-    """For people; no two places have the same."""
+    """The name that people see; unique among the places."""
     host: str
     slots: int
     gpu_type: str
     node_id: str = ""
-    """Ray's id of the node; that of the last one while it is away."""
+    """Ray's id of the node; the last one while the node is lost."""
     address: str = ""
     up: bool = False
 
@@ -47,14 +47,14 @@ class Place:
 
 
 def resource_of(totals: Iterable[Mapping[str, float]], wanted: str | None) -> str:
-    """What a slot is: the resource asked for, else GPUs if any node has them, else CPUs."""
+    """The resource that counts as a slot: the one asked for, else GPUs if any node has them, else CPUs."""
     if wanted is not None:
         return wanted
     return "GPU" if any(total.get("GPU", 0) >= 1 for total in totals) else "CPU"
 
 
 def read_nodes(found: Iterable[Mapping[str, Any]], wanted: str | None) -> tuple[str, list[RayNode]]:
-    """The resource that a slot is, and the nodes that have any, from a scout's line."""
+    """The resource that counts as a slot, and the nodes that have some of it, from a scout's line."""
     found = list(found)
     resource = resource_of([node["total"] for node in found], wanted)
     nodes = []
@@ -69,7 +69,7 @@ def read_nodes(found: Iterable[Mapping[str, Any]], wanted: str | None) -> tuple[
                     address=str(node["address"]),
                     slots=slots,
                     gpu_type=_type(node, resource),
-                    used=int(-(-used // 1)),  # half a slot in other hands is no slot for us
+                    used=int(-(-used // 1)),  # rounded up: a slot that is partly used cannot be given
                 )
             )
     return resource, nodes
@@ -84,13 +84,13 @@ def _type(node: Mapping[str, Any], resource: str) -> str:
 
 
 def follow(places: list[Place], nodes: Iterable[RayNode]) -> list[Place]:
-    """The places once these nodes, and no others, are alive."""
-    open_ = {node.node_id: node for node in nodes}
+    """The places after an update: these nodes, and no others, are alive."""
+    unplaced = {node.node_id: node for node in nodes}
     after = []
     for place in places:
-        node = open_.pop(place.node_id, None)
+        node = unplaced.pop(place.node_id, None)
         after.append(replace(place, up=node is not None and place.fits(node)))
-    for node in open_.values():
+    for node in unplaced.values():
         index = next((i for i, place in enumerate(after) if not place.up and place.fits(node)), None)
         if index is not None:
             after[index] = replace(after[index], node_id=node.node_id, address=node.address, up=True)
@@ -132,25 +132,25 @@ def slot_map(places: list[Place]) -> dict[int, Place]:
 
 
 def to_cluster(places: Iterable[Place], held: Iterable[int] = ()) -> Cluster:
-    """The places as the scheduler knows nodes."""
+    """The places as the cluster that the scheduler sees."""
     nodes = tuple(Node(place.name, place.slots, place.gpu_type, up=place.up) for place in places)
     return Cluster(nodes, frozenset(held))
 
 
 def dump(places: Iterable[Place]) -> list[dict[str, Any]]:
-    """For a file."""
+    """The places as plain values, for a file."""
     return [asdict(place) for place in places]
 
 
 def load(content: Iterable[Mapping[str, Any]]) -> list[Place]:
-    """From a file; nobody is up until seen."""
+    """The places from a file; none is up until its node is seen."""
     return [replace(Place(**entry), up=False) for entry in content]
 
 
 class Foreign:
-    """How many slots of each node others hold, from what Ray says is used and what we know is ours.
+    """How many slots of each node other users hold: what Ray says is used, less what swell uses.
 
-    Ray's books lag a little behind our own processes, so more in other hands counts only when it lasts.
+    Ray's figures lag a little behind swell's own processes, so an increase counts only once it has lasted.
     """
 
     def __init__(self, lasting_s: float) -> None:
@@ -159,7 +159,7 @@ class Foreign:
         self._since: dict[str, float] = {}
 
     def update(self, nodes: Iterable[RayNode], ours: Mapping[str, int], now_s: float) -> dict[str, int]:
-        """By node id, given how many slots of each node may be ours."""
+        """Slots held by other users, by node id; `ours` are the slots that swell may use, by node id."""
         counts = {}
         for node in nodes:
             seen = max(node.used - ours.get(node.node_id, 0), 0)
@@ -176,7 +176,7 @@ class Foreign:
 
 
 def held_slots(places: list[Place], foreign: Mapping[str, int], ours: Iterable[int]) -> set[int]:
-    """Which numbers are out of our hands: those without a job of ours first."""
+    """Which slot numbers count as held by other users: preferably slots without a worker of swell."""
     mine, held = set(ours), set()
     for first, place in zip(first_slots(places), places):
         count = foreign.get(place.node_id, 0) if place.up else 0

@@ -1,10 +1,11 @@
-"""The engine's eyes in the Ray cluster, in a process of its own: Ray may end whoever is connected to it.
+"""The scout watches the Ray cluster for the engine, in a process of its own, because Ray may end any process
+that is connected to it.
 
     python -m swell.engines.ray.scout '{"address": ..., "key": ..., "warm": ..., "warm_bytes": ...}'
 
-Writes a JSON line twice a second: the nodes that live, what they have, what of that nobody holds, and how
-the prepared processes are, which it keeps on every node. Ends when its standard input does. A line with
-`error` says why there will be no others.
+The scout keeps a prepared process on every node. Twice a second it writes a JSON line with the living nodes,
+their resources, what of these is free, and the state of the prepared processes. It ends when its standard
+input is closed. A line with `error` is the last one, and says why.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from swell.engines.ray.warm import Warm
 
 EVERY_S = 0.5
 AGAIN_S = 5.0
-"""How long after a prepared process was lost another is started."""
+"""How long to wait before a lost prepared process is replaced."""
 
 
 class Lookout:
-    """Sees the cluster's books. With Ray's client, only from inside the cluster: then it is an actor."""
+    """Reads Ray's list of nodes. Over Ray's client that works only inside the cluster, so it is an actor."""
 
     def look(self) -> list[dict[str, Any]]:
         """The living nodes, with what they have and what is free."""
@@ -65,7 +66,7 @@ class Spares:
         self._not_before_s: dict[str, float] = {}
 
     def keep(self, node_ids: list[str], now_s: float) -> dict[str, dict[str, Any]]:
-        """Have one on each of these nodes; how they are, as far as they have said."""
+        """Have one on each of these nodes; returns the states that they have reported, by node id."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         for node_id in [n for n in self._actors if n not in node_ids]:
@@ -78,7 +79,7 @@ class Spares:
                 self._actors[node_id] = self._class.options(
                     scheduling_strategy=strategy,
                     name=f"warm-{self._key}-{node_id}",
-                    lifetime="detached",  # a restarted control plane finds it again
+                    lifetime="detached",  # it survives, and a restarted control plane finds it again
                     get_if_exists=True,
                 ).remote(self._key, node_id, self._limit_bytes)
             asked = self._asked.get(node_id)
@@ -111,7 +112,7 @@ def _end_with_engine() -> None:
 
 
 def main() -> None:
-    """Look until nobody listens any more."""
+    """Watch the cluster until the engine closes standard input."""
     threading.Thread(target=_end_with_engine, name="swell-engine-gone", daemon=True).start()
     asked = json.loads(sys.argv[1])
     try:

@@ -1,8 +1,8 @@
 """Warm spares: on every node one prepared process that forks workers of any job in milliseconds.
 
-An actor without resources keeps it; it outlives a restart of the control plane, and ends by itself when
-nobody has asked for it for a while. Holders of the node find it under a path that both compute; a directory
-for this user alone keeps others away.
+A Ray actor that takes no resources keeps the process. The actor outlives a restart of the control plane, and
+ends by itself when no control plane has asked for it for a while. Holders on the node find the process under
+a path that both sides compute, in a directory that only this user can enter.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from typing import Any
 from swell.engines.processes import MARK, memory_bytes
 
 LEASE_S = 60.0
-"""How long a prepared process is kept that no control plane asks for."""
-ROOM = 1024
-"""Bytes kept in the prepared process's environment for a worker's mark (see `zygote.show`)."""
+"""How long a prepared process is kept while no control plane asks for it."""
+MARK_BYTES = 1024
+"""Bytes reserved in the prepared process's environment for a worker's mark (see `zygote.show`)."""
 
 
 def folder() -> Path:
-    """Where the sockets of this user are; made if need be, and refused if it is somebody else's."""
+    """The directory of this user's sockets; it is made if needed, and refused if others can enter it."""
     path = Path(tempfile.gettempdir()) / f"swell-warm-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     facts = path.lstat()
     if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise PermissionError(f"{path} is not ours alone")
+        raise PermissionError(f"{path} belongs to another user or is open to others: remove it")
     return path
 
 
 def key(limit_bytes: int) -> str:
-    """What platforms that can share a prepared process have in common."""
+    """A digest that is equal for platforms that can share a prepared process."""
     facts = f"{os.getuid()} {version('swell')} {sys.executable} {limit_bytes}"
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def socket_path(key: str, node_id: str) -> Path:
-    """Where the prepared process of a platform on a node listens."""
+    """The socket on which the prepared process of a platform listens on a node."""
     name = hashlib.sha256(f"{key} {node_id}".encode()).hexdigest()[:24]
     return folder() / f"{name}.sock"
 
 
 def prune() -> None:
-    """Remove sockets that nobody listens on any more."""
+    """Remove sockets that no process listens on any more."""
     for path in folder().glob("*.sock"):
         with socket.socket(socket.AF_UNIX) as probe:
             try:
@@ -78,7 +78,7 @@ class Warm:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, MARK: "-" * ROOM, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, MARK: "-" * MARK_BYTES, "OMP_NUM_THREADS": "1"},
         )
 
         threading.Thread(target=self._watch_lease, name="swell-lease", daemon=True).start()
@@ -95,7 +95,7 @@ class Warm:
             self._process.stdin.close()
 
     def state(self) -> dict[str, Any]:
-        """Whether it is ready, and the memory it holds for itself; ends it if that is too much."""
+        """Whether the process is ready, and its memory; ends the process if that is over the limit."""
         self._asked_s = time.monotonic()
         held = memory_bytes(self._process.pid)
         if held > self._limit and not self._over:
