@@ -51,7 +51,7 @@ def aligned_blocks(addresses: Sequence[int]) -> tuple[Block, ...]:
 class FreeBlocks:
     """The free addresses as maximal aligned blocks: no two free buddies are ever left unmerged."""
 
-    __sites__ = ("_starts", "top")
+    __slots__ = ("_starts", "top")
 
     def __init__(self, top: int, addresses: Sequence[int] = ()) -> None:
         self.top = top
