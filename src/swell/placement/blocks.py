@@ -125,7 +125,7 @@ def sites_by_level(blocks: Sequence[int]) -> list[int]:
 
 
 def count_levels(levels: Iterable[int], top: int) -> list[int]:
-    """How many of each level from 0 to `top`."""
+    """How often each level from 0 to `top` occurs in `levels`."""
     counts = [0] * (top + 1)
     for level in levels:
         counts[level] += 1

@@ -49,7 +49,7 @@ class _Class:
 
 
 @dataclass(slots=True)
-class _Pictures:
+class _SiteClasses:
     """All classes of mixed sites, and for each level the class of every site."""
 
     classes: dict[int, _Class]
@@ -70,12 +70,14 @@ def fewest_evictions(
     highest = max((level for level, gap in enumerate(missing) if gap > 0), default=0)
     if highest == 0:
         return []
-    pictures = _look(top, unusable, blocks, highest)
-    chosen = _Search(pictures, np.array(missing[: highest + 1], dtype=np.int64)).best()
-    return _blocks_in(pictures, chosen, blocks)
+    known = _classify(top, unusable, blocks, highest)
+    chosen = _Search(known, np.array(missing[: highest + 1], dtype=np.int64)).best()
+    return _blocks_in(known, chosen, blocks)
 
 
-def _look(top: int, unusable: Sequence[int] | IntArray, blocks: Sequence[Block], highest: int) -> _Pictures:
+def _classify(
+    top: int, unusable: Sequence[int] | IntArray, blocks: Sequence[Block], highest: int
+) -> _SiteClasses:
     size = 1 << top
     starts = np.array([b.start for b in blocks], dtype=np.int64)
     levels = np.array([b.level for b in blocks], dtype=np.int64)
@@ -123,16 +125,16 @@ def _look(top: int, unusable: Sequence[int] | IntArray, blocks: Sequence[Block],
             classes[base + i] = made
             count[base + i] = n
         by_level.append(sorted(range(base, base + len(kinds)), key=lambda c: classes[c].cost))
-    return _Pictures(classes, count, of_site, by_level)
+    return _SiteClasses(classes, count, of_site, by_level)
 
 
 class _Search:
     """Depth-first branch and bound over how many sites of each class to clear, from the top level down."""
 
-    def __init__(self, pictures: _Pictures, missing: IntArray) -> None:
-        self.classes = pictures.classes
-        self.by_level = pictures.by_level
-        self.left = dict(pictures.count)
+    def __init__(self, known: _SiteClasses, missing: IntArray) -> None:
+        self.classes = known.classes
+        self.by_level = known.by_level
+        self.left = dict(known.count)
         self.missing = missing
         self.steps = 0
         costs = [np.array([self.classes[c].cost for c in own], dtype=np.int64) for own in self.by_level]
@@ -214,13 +216,13 @@ class _Search:
             self.left[inner] -= n * times
 
 
-def _blocks_in(pictures: _Pictures, chosen: Counter[int], blocks: Sequence[Block]) -> list[int]:
+def _blocks_in(known: _SiteClasses, chosen: Counter[int], blocks: Sequence[Block]) -> list[int]:
     """The blocks in the lowest sites of the chosen classes, from the top level down."""
-    cleared = np.zeros(len(pictures.of_site[0]), dtype=np.bool_)
+    cleared = np.zeros(len(known.of_site[0]), dtype=np.bool_)
     # Classes of higher levels have higher numbers.
     for name in sorted((n for n, times in chosen.items() if times), reverse=True):
-        level = pictures.classes[name].level
-        sites = np.flatnonzero(pictures.of_site[level] == name)
+        level = known.classes[name].level
+        sites = np.flatnonzero(known.of_site[level] == name)
         sites = sites[~cleared[sites << level]][: chosen[name]]
         for site in sites.tolist():
             cleared[site << level : (site + 1) << level] = True

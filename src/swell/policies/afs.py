@@ -29,7 +29,7 @@ from swell.policies._shares import ANY_SHARE, fill, least_share
 from swell.policies.base import Decision, Knowledge, Policy
 from swell.policies.snapshot import Snapshot
 
-_NO_LUCK: IntArray = np.empty(0, dtype=np.int64)
+_NO_COINS: IntArray = np.empty(0, dtype=np.int64)
 _NOT_KNOWN: FloatArray = np.empty(0)
 
 
@@ -41,14 +41,14 @@ def _a_wins(a: int, b: int, rate: FloatArray, up: FloatArray, step: IntArray) ->
 
 @compiled
 def _match(
-    i: int, j: int, rate: FloatArray, up: FloatArray, step: IntArray, left: FloatArray, luck: IntArray
+    i: int, j: int, rate: FloatArray, up: FloatArray, step: IntArray, left: FloatArray, coins: IntArray
 ) -> int:
-    """The job of two that gets the next step. With `luck` (coins), the work left is taken as unknown."""
+    """The job of two that gets the next step. With `coins`, the work left is taken as unknown."""
     if i < 0 or j < 0:
         return max(i, j)
     if up[i] <= rate[i] or up[j] <= rate[j]:
         return i if up[i] > rate[i] else j
-    if len(luck) == 0:
+    if len(coins) == 0:
         if left[j] * rate[i] < left[i] * rate[j]:
             i, j = j, i
         return i if _a_wins(i, j, rate, up, step) else j
@@ -56,7 +56,7 @@ def _match(
     if_j_is_short = not _a_wins(j, i, rate, up, step)
     if if_i_is_short == if_j_is_short:
         return i if if_i_is_short else j
-    return i if luck[i] >= luck[j] else j
+    return i if coins[i] >= coins[j] else j
 
 
 @compiled
@@ -85,7 +85,7 @@ def tournaments(
     gpus: IntArray,
     most: IntArray,
     left: FloatArray,
-    luck: IntArray,
+    coins: IntArray,
     legal: IntArray,
     capacity: int,
 ) -> IntArray:
@@ -113,7 +113,7 @@ def tournaments(
             step[i] = k - gpus[i]
         tree[size + t] = i
     for node in range(size - 1, 0, -1):
-        tree[node] = _match(tree[2 * node], tree[2 * node + 1], rate, up, step, left, luck)
+        tree[node] = _match(tree[2 * node], tree[2 * node + 1], rate, up, step, left, coins)
     place = np.zeros(len(gpus), dtype=np.int64)
     for t in range(n):
         place[players[t]] = size + t
@@ -133,7 +133,7 @@ def tournaments(
         step[i] = k - gpus[i] if k > 0 else 1
         node = place[i] // 2
         while node > 0:
-            tree[node] = _match(tree[2 * node], tree[2 * node + 1], rate, up, step, left, luck)
+            tree[node] = _match(tree[2 * node], tree[2 * node + 1], rate, up, step, left, coins)
             node //= 2
     return gpus
 
@@ -187,7 +187,7 @@ class AfsL(_Afs):
         else:
             order = left_s.argsort(kind="stable")
         gpus = fill(order, least, most, capacity, False)
-        return Decision(tournaments(rates, curve, gpus, most, left, _NO_LUCK, legal, capacity))
+        return Decision(tournaments(rates, curve, gpus, most, left, _NO_COINS, legal, capacity))
 
 
 @dataclass(kw_only=True)
@@ -218,8 +218,8 @@ class AfsP(_Afs):
         legal, most, capacity = self._legal(snapshot), snapshot.max_gpus, snapshot.capacity
         order = np.lexsort((snapshot.first_start_s, self._used_leases(snapshot)))
         gpus = fill(order, least_share(snapshot, legal), most, capacity, False)
-        luck, rates = self._coins(snapshot.numbers), snapshot.curves.rates
-        gpus = tournaments(rates, snapshot.curve, gpus, most, _NOT_KNOWN, luck, legal, capacity)
+        coins, rates = self._coins(snapshot.numbers), snapshot.curves.rates
+        gpus = tournaments(rates, snapshot.curve, gpus, most, _NOT_KNOWN, coins, legal, capacity)
         return Decision(gpus)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:

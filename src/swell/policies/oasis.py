@@ -152,11 +152,11 @@ class Oasis(Policy):
         numbers = snapshot.numbers.tolist()
         self._schedules = {n: self._schedules[n] for n in numbers if n in self._schedules}
         gpus = self._shares(snapshot, numbers)
-        fell_off = False
+        bought = False
         for i, number in enumerate(numbers):
             schedule = self._schedules.get(number)
             if schedule is None or snapshot.now_s >= schedule.end_s:
-                fell_off = True
+                bought = True
                 bidder = self._bidder(snapshot, i)
                 if bidder is None:
                     continue
@@ -165,7 +165,7 @@ class Oasis(Policy):
                     late = bidder._replace(deadline_s=math.inf)
                     offer = self._best_offer(snapshot, i, late, self._prices)
                 self._keep(number, offer)
-        return Decision(self._shares(snapshot, numbers) if fell_off else gpus)
+        return Decision(self._shares(snapshot, numbers) if bought else gpus)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         """The next moment at which a schedule changes or ends."""

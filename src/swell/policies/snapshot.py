@@ -127,7 +127,7 @@ class Snapshot:
         self.resize_cost_s = resize_cost_s
         """Seconds that a change of allocation costs a job, waiting for a round included; for planning."""
         self.start_cost_s = resize_cost_s if start_cost_s is None else start_cost_s
-        """The same for a job that starts."""
+        """Seconds that a start costs a job, waiting for a round included; for planning."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -107,7 +107,7 @@ class Tiresias(Policy):
         return snapshot.attained_gpu_s - self._jobs["forgiven_gpu_s"]
 
     def _starves_at_s(self, snapshot: Snapshot) -> FloatArray:
-        """When each job, if it keeps waiting, goes back to the first queue; infinite for jobs in it."""
+        """When each job, if it keeps waiting, goes back to the first queue; infinite if it is there."""
         jobs = self._jobs
         counted_s = snapshot.run_s - jobs["forgiven_s"]
         return np.where(jobs["queue"] > 0, jobs["last_ran_s"] + self.promote * counted_s, np.inf)
@@ -178,7 +178,7 @@ class TiresiasGittins(Tiresias):
     """When the last decision was."""
     _departed: deque[float] = field(init=False, repr=False, default_factory=lambda: deque(maxlen=_HISTORY))
     """Service of the last jobs that left."""
-    _news: int = field(init=False, repr=False, default=0)
+    _unlearnt: int = field(init=False, repr=False, default=0)
     """The number of jobs in `_departed` that are not in `_history` yet."""
     _history: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
     _sums: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(1))
@@ -201,11 +201,11 @@ class TiresiasGittins(Tiresias):
         service = jobs["service"][gone] + jobs["gpus"][gone] * (snapshot.now_s - self._at_s)
         learnt = service[service > 0].tolist()
         self._departed.extend(learnt)
-        self._news += len(learnt)
-        if self._news >= 0.05 * len(self._history):  # sorting after every job would be slow
+        self._unlearnt += len(learnt)
+        if self._unlearnt >= 0.05 * len(self._history):  # sorting after every job would be slow
             self._history = np.sort(np.array(self._departed))
             self._sums = np.concatenate([[0.0], np.cumsum(self._history)])
-            self._news = 0
+            self._unlearnt = 0
 
     def _order(self, snapshot: Snapshot) -> IntArray:
         if len(self._history) < self.learn:

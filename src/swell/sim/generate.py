@@ -102,7 +102,7 @@ def generate_jobs(
     gpu_hours, gpus = sizes(jobs, max_gpu_hours, stream(1))
     gpus = np.minimum(gpus, max_gpus)
     drawn = stream(2).random((jobs, 2)).tolist()
-    hurried = stream(3).permutation(jobs) < round(deadlines * jobs)
+    has_deadline = stream(3).permutation(jobs) < round(deadlines * jobs)
     lambdas = stream(4).uniform(*TIGHTNESS, jobs)
 
     if gpu_type == ANY_GPU:  # one type for all jobs, that of most profiles, so that one cluster can run them
@@ -131,7 +131,7 @@ def generate_jobs(
                 gpus=count,
                 work=float(max(round(duration_s * rate), 1)),
                 # At least a tenth of a second, so that rounding cannot make it equal to the submission.
-                deadline_s=round(at_s + max(lambdas[i] * duration_s, 0.1), 1) if hurried[i] else None,
+                deadline_s=round(at_s + max(lambdas[i] * duration_s, 0.1), 1) if has_deadline[i] else None,
             )
         )
     return specs

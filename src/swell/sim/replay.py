@@ -109,14 +109,14 @@ class _Cost:
 
     pause_s: float
     extra_s: float
-    """Seconds that a start costs beyond the start-up itself, such as the time to stop before it."""
+    """Seconds that a start costs beyond the start-up itself, such as the time to leave its last GPUs."""
 
     def seconds(self, state_bytes: float, before: int, after: int) -> float:
         return self.pause_s if before else state_bytes + self.extra_s
 
 
 @dataclass(frozen=True, slots=True)
-class _Believed:
+class _BelievedCost:
     """The cost of changes as it was believed when jobs were submitted; the live policy planned with it."""
 
     startup_s: float
@@ -269,33 +269,33 @@ def _profiles(log: Log, cluster: Cluster) -> ProfileSet:
 
 def _costs(log: Log, cluster: Cluster) -> _Cost:
     """What changes cost beyond start-ups, by least squares from the work that jobs missed on their GPUs."""
-    rows, missed, told_s = [], [], []
+    rows, missed, reported_s = [], [], []
     widest = max([sum(n.gpus for n in cluster.nodes)] + [g for j in log.jobs for _, g, _ in j.changes])
     for job in log.jobs:
         assert job.end is not None
-        told_s.append(float(job.end.data.get("pause_s") or 0.0))
+        reported_s.append(float(job.end.data.get("pause_s") or 0.0))
         curve = job.curve(widest, cluster.gpus_per_node)
         held_s = sum(seconds for _, seconds in job.held)
-        could = sum(curve[gpus] * seconds for gpus, seconds in job.held)
-        if job.end.kind is EventKind.FINISHED and job.rates and could > 0:
-            rate = could / held_s  # dividing by it makes a slow job count as much as a fast one
+        possible = sum(curve[gpus] * seconds for gpus, seconds in job.held)
+        if job.end.kind is EventKind.FINISHED and job.rates and possible > 0:
+            rate = possible / held_s  # dividing by it makes a slow job count as much as a fast one
             start, resize = (
                 sum(curve[g] for _, g, what in job.changes if what is kind) / rate for kind in _CHANGES[:2]
             )
             rows.append([start, resize])
-            missed.append(max((could - job.work) / rate - job.startup_s * start, 0.0))
+            missed.append(max((possible - job.work) / rate - job.startup_s * start, 0.0))
     if not rows:
-        return _Cost(float(np.mean(told_s)), 0.0)
+        return _Cost(float(np.mean(reported_s)), 0.0)
     (extra_s, pause_s), _ = nnls(np.array(rows), np.array(missed))
     if not any(resizes for _, resizes in rows):
-        pause_s = np.mean(told_s)
+        pause_s = np.mean(reported_s)
     return _Cost(float(pause_s), float(extra_s))
 
 
-def _believed(log: Log) -> _Believed:
+def _believed(log: Log) -> _BelievedCost:
     startups_s = [float(job.submitted.data.get("startup_s") or job.startup_s) for job in log.jobs]
     pauses_s = [float(job.end.data.get("pause_s") or 0.0) for job in log.jobs if job.end is not None]
-    return _Believed(float(np.median(startups_s)), float(np.median(pauses_s)))
+    return _BelievedCost(float(np.median(startups_s)), float(np.median(pauses_s)))
 
 
 def _learn_s(log: Log, cost: _Cost) -> float:

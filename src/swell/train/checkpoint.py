@@ -114,7 +114,7 @@ class Checkpointer:
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the save under way; False if it did not end in time."""
+        """Wait for the save in progress; False if it did not end in time."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return not self.saving

@@ -154,7 +154,7 @@ class FlatModel:
 
     @torch.no_grad()
     def gather_ranks(self, fresh: dict[str, Tensor]) -> None:
-        """In consistent mode, where gradients are in place already: add this worker's ranks' buffers."""
+        """Copy the buffers of this worker's logical ranks into the input; gradients are there already."""
         for place, name in zip(self._buffer_in, self.buffers):
             if name in fresh:
                 place.copy_(fresh[name])

@@ -251,7 +251,7 @@ class Member:
         os._exit(RESPAWN)
 
     def _leave(self, number: int) -> NoReturn:
-        """Candidate `number` was agreed on and this worker is not in it."""
+        """Leave the job, because candidate `number` was agreed on without this worker."""
         assert self._link is not None
         if number != STOP:  # then other workers go on training
             step_aside()

@@ -1,6 +1,6 @@
 """Logical ranks for *consistent* mode, after EasyScale: the same bits on any number of workers.
 
-Each of N logical ranks has its own part of every batch, its own random numbers (drawn afresh for every step
+Each of N logical ranks has its own part of every batch, its own random numbers (drawn again for every step
 from a key of seed, step and rank, so there is no generator state to carry around) and its own buffers. A
 worker that holds several ranks goes through them one after the other and sums their gradients along the
 canonical tree of `plan`; neighbours in the tree are summed by autograd itself.

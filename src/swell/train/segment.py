@@ -74,7 +74,7 @@ class Segment:
         return cls(mapping, -1, token, False)
 
     def describe(self) -> dict[str, Any]:
-        """What a peer needs to open it."""
+        """What a peer needs to open the segment."""
         return {
             "pid": os.getpid(),
             "descriptor": self._descriptor,
