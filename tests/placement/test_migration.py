@@ -19,14 +19,14 @@ def mask(block):
     return ((1 << (1 << block.level)) - 1) << block.start
 
 
-def slots(top, level):
+def sites(top, level):
     return [Block(start, level) for start in range(0, 1 << top, 1 << level)]
 
 
 def make_space(top, unusable):
     unusable = set(unusable)
     usable = tuple(
-        sum(not set(addresses(slot)) & set(unusable) for slot in slots(top, level))
+        sum(not set(addresses(site)) & set(unusable) for site in sites(top, level))
         for level in range(top + 1)
     )
     return Space(top, np.array(sorted(unusable), dtype=np.int64), usable)
@@ -46,7 +46,7 @@ def fits(top, levels, occupied):
         if i == len(levels):
             return True
         return any(
-            place(i + 1, occupied | mask(slot)) for slot in slots(top, levels[i]) if not occupied & mask(slot)
+            place(i + 1, occupied | mask(site)) for site in sites(top, levels[i]) if not occupied & mask(site)
         )
 
     return place(0, occupied)
@@ -77,7 +77,7 @@ def layouts(draw, top=4, most_blocks=9):
     blocks, occupied = [], sum(1 << a for a in unusable)
     for _ in range(draw(st.integers(0, most_blocks))):
         level = draw(st.sampled_from([0, 0, 0, 1, 1, 2, 3]))
-        room = [slot for slot in slots(top, level) if not occupied & mask(slot)]
+        room = [site for site in sites(top, level) if not occupied & mask(site)]
         if room:
             blocks.append(draw(st.sampled_from(room)))
             occupied |= mask(blocks[-1])
@@ -235,4 +235,4 @@ def test_free_lists_hold_exactly_what_is_free(steps):
     left = sorted(set(range(16)) - {a for b in taken for a in addresses(b)})
     assert sorted(free.blocks()) == sorted(aligned_blocks(left))
     for level in range(5):
-        assert free.slots()[level] == sum(free.is_free(slot) for slot in slots(4, level))
+        assert free.sites()[level] == sum(free.is_free(site) for site in sites(4, level))

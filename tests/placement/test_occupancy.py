@@ -87,5 +87,5 @@ def test_nodes_may_be_added_at_the_end_but_not_changed():
     assert ledger.set_cluster(Cluster((*cluster.nodes, Node("new", 4)))) == []
     assert ledger.free.tolist() == [1, 1, 4]
     assert np.array_equal(ledger.crossing, [1, 1, 0])
-    with pytest.raises(InputError, match="keep their place"):
+    with pytest.raises(InputError, match="keep their order"):
         ledger.set_cluster(Cluster.parse("2x4"))

@@ -87,7 +87,7 @@ def test_too_many_gpus_are_refused_whole(name):
 @pytest.mark.parametrize("changes", [{1: -1}, {-2: 1}])
 def test_negative_shares_and_jobs_are_refused(changes):
     placer = make_placer("packed", Cluster.parse("2x4"))
-    with pytest.raises(InputError, match="GPUs and job must be at least 0"):
+    with pytest.raises(InputError, match="job number and GPUs must be at least 0"):
         placer.place({5: 1} | changes)
     assert placer.occupancy.free_gpus == 8
 
@@ -107,8 +107,8 @@ def test_per_node_counts_are_carried_out_and_equal_ones_stay_put():
 def test_per_node_counts_beyond_a_node_are_refused_whole():
     placer = make_placer("packed", Cluster.parse("2x4"))
     placer.place_per_node({1: [3, 0]})
-    with pytest.raises(NoRoom, match="node 'n0' lacks 1"):
+    with pytest.raises(NoRoom, match="node 'n0' has 1 GPUs too few"):
         placer.place_per_node({2: [2, 0]})
-    with pytest.raises(InputError, match="each of 2 nodes"):
+    with pytest.raises(InputError, match="each of the 2 nodes"):
         placer.place_per_node({2: [1, 0, 0]})
     assert placer.occupancy.free.tolist() == [1, 4]

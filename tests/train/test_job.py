@@ -232,7 +232,7 @@ def make(**options: Any) -> Job:
         ({"mode": "magic"}, "mode: got 'magic', must be one of fixed, adaptive, consistent"),
         ({"logical_ranks": 0}, "logical_ranks: got 0"),
         ({"step_scheduler": "daily"}, "step_scheduler: got 'daily'"),
-        ({"device": "meta"}, r"model: 0.weight is on cpu, but device='meta' was announced; call model.to"),
+        ({"device": "meta"}, r"model: 0.weight is on cpu, but the script says device='meta'; call model.to"),
         ({"checkpoint_every_s": -1.0}, "checkpoint_every_s: got -1.0"),
     ],
 )

@@ -132,7 +132,7 @@ def test_slots_survive_a_restart_of_the_coordinator() -> None:
 
 @pytest.mark.parametrize("slots", [[1], [1, 1], [1, 2, 3]])
 def test_as_many_different_slots_as_workers_are_needed(slots: list[int]) -> None:
-    with pytest.raises(ValueError, match="need 2 different ones"):
+    with pytest.raises(ValueError, match="need 2 different slots"):
         Play(0).m.resize(2, 0.0, slots)
 
 

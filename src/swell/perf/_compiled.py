@@ -15,5 +15,5 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def compiled(function: F) -> F:
-    """The function as machine code, compiled at first call and kept on disk after that."""
+    """The function as machine code: compiled when it is first called, then loaded from disk."""
     return cast(F, numba.njit(cache=True, error_model="numpy")(function))

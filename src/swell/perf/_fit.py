@@ -1,8 +1,8 @@
 """Fitting the throughput model, compiled: the loss with its gradient, and a small bounded minimiser.
 
-The six times are searched by their logarithms, which puts milliseconds and seconds on one footing. The
-minimiser is BFGS on the free variables with projection on the bounds (Bertsekas 1982): seven dimensions
-do not need limited memory, and a call costs a fraction of what a general optimiser spends on bookkeeping.
+The search works on the logarithms of the six times, so that milliseconds and seconds count alike. The
+minimiser is BFGS on the free variables with projection on the bounds (Bertsekas 1982). Seven dimensions do
+not need a limited-memory method, and one call costs a fraction of a general optimiser's bookkeeping.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from swell.perf._compiled import compiled
 
 _MAX_ITERATIONS = 200
 _TOLERANCE = 1e-8
-"""Three steps in a row that lower the loss by less than this end the search."""
+"""The search ends after three steps in a row that each lower the loss by less than this."""
 
 _SMOOTHING = (1e-3, 1e-6, 1e-10)
-"""Added to the squared errors under the root, which has a kink where the fit is perfect: first much, then
-less, so that the search is not caught on the edge before it has found its way."""
+"""Added to the squared errors under the square root, one value per round of the search. The root has a kink
+where the fit is perfect; a large value first keeps the search from getting stuck at that kink too early."""
 
 
 @compiled
@@ -178,7 +178,8 @@ def minimise(
             if trial_value <= value + 1e-4 * moved:
                 accepted = True
                 break
-            # The minimum of the parabola through what is known, kept within sensible shrinkage.
+            # Shrink the step to the minimum of the parabola through the known values and slope, but by no
+            # less than half and no more than a factor of ten.
             bend = trial_value - value - moved
             cut = -0.5 * moved / bend if bend > 0 else 0.5
             rate *= min(max(cut, 0.1), 0.5)

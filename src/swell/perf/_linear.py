@@ -1,9 +1,10 @@
 """Piecewise linear interpolation of scattered points in three dimensions, on their Delaunay tetrahedra.
 
-The answers of scipy's LinearNDInterpolator, but for two things. Measurements lie on a grid, where tetrahedra
-on two sides of a face may split it along different diagonals; there scipy answers by the path its search
-took, and this by the mean. And scipy inverts thousands of tiny matrices with LAPACK at its first call, half
-a second where threads compete for cores; a 3x3 inverse written out costs nothing.
+The answers are those of scipy's LinearNDInterpolator, with two differences. First, measurements lie on a
+grid, where the tetrahedra on the two sides of a face may split that face along different diagonals. There
+scipy's answer depends on the path of its search; ours is the mean of both. Second, scipy inverts thousands of
+tiny matrices with LAPACK at its first call, which takes half a second where threads compete for cores; a 3x3
+inverse written out costs nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from swell.domain import FloatArray, IntArray
 
 _SLACK = 1e-9
-"""How far outside a tetrahedron, in its own coordinates, still counts as on its surface."""
+"""A point this far outside a tetrahedron (in barycentric coordinates) still counts as on its surface."""
 
 
 class Linear3D:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from swell.domain import InputError
 
 EPSILON = 1e-8
-"""Slack of divisions that are meant to come out whole."""
+"""Tolerance for rounding errors in divisions whose exact result is a whole number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class BatchLimits:
             )
 
     def as_dict(self) -> dict[str, int]:
-        """As it travels in reports and is kept in histories; `BatchLimits(**d)` is the way back."""
+        """The limits as a dictionary, for reports and the history; `BatchLimits(**d)` reads it back."""
         return {
             "init_batch": self.init_batch,
             "max_batch": self.max_batch,
@@ -64,10 +64,10 @@ class BatchPlan:
 
 
 def fixed_plan(limits: BatchLimits, batch_size: int, gpus: int) -> BatchPlan:
-    """How a fixed global batch is split: the least accumulation that fits memory.
+    """How a fixed global batch is split over the GPUs: with the least accumulation that fits memory.
 
-    One GPU above the tuned batch accumulates at least once, because gradient noise cannot be estimated from
-    a single gradient. Rounding never takes the total above the largest batch allowed.
+    A single GPU whose batch is above the tuned one accumulates at least once, because gradient noise cannot
+    be estimated from a single gradient. Rounding never takes the total above the largest batch allowed.
     """
     local = math.ceil(batch_size / gpus - EPSILON)
     accumulation = math.ceil(local / limits.max_local - EPSILON) - 1

@@ -1,9 +1,9 @@
 """What a scheduler believes of one job's performance, learned from what the job reports.
 
 A belief starts with a prior: speed proportional to GPUs, which makes a scheduler explore, or a model carried
-over from similar jobs. Each new configuration the job runs in is one more observation of the throughput
-model, which is fitted again when it is next needed. Beliefs carry their own error, for those who plan with
-a margin.
+over from similar jobs. Each new configuration the job runs in is one more observation for the throughput
+model, which is fitted again when it is next needed. A belief also tells its own error, for callers that plan
+with a margin.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from swell.perf.goodput import (
 from swell.perf.throughput import SMALLEST, ThroughputParams, fit_throughput, step_times
 
 REFIT_CHANGE = 0.02
-"""A known configuration is fitted again once its mean times have moved by this share since the last fit."""
+"""The model is fitted again once a configuration's mean times differ by this share from the last fit's."""
 
 UNSEEN_ERROR = 0.10
-"""Relative error added per doubling of the GPUs beyond those seen, and for a first run across nodes."""
+"""Relative error added per doubling of the GPUs beyond the most observed, and for a first run on several
+nodes."""
 
 PRIOR_ERROR = 0.25
-"""Relative error of a model carried over from other jobs, before anything of this one was seen."""
+"""Relative error of a model carried over from other jobs, before this job has been observed."""
 
 
 class _Observed:
@@ -59,12 +60,12 @@ class _Observed:
 
 
 class JobBelief:
-    """A job's goodput as far as it is known. Its answers change only when `version` does."""
+    """What is believed of one job's goodput. Its answers change only when `version` does."""
 
     def __init__(
         self, limits: BatchLimits, fixed_batch: int | None = None, prior: ThroughputParams | None = None
     ) -> None:
-        """`fixed_batch` for a job that keeps its batch size; `prior` is a model of similar jobs."""
+        """`fixed_batch`: the batch size of a job that keeps it; `prior`: a model fitted on similar jobs."""
         self.limits = limits
         self.fixed_batch = fixed_batch
         self.prior = prior
@@ -74,7 +75,7 @@ class JobBelief:
         """The most GPUs the job was ever seen on."""
         self.sqr, self.var = 1.0, 0.0
         self.noise_known = False
-        """Whether `sqr` and `var` were ever told; before that a larger batch is worth nothing."""
+        """True once `sqr` and `var` were reported; until then a larger batch counts as no gain."""
         self._observed: dict[tuple[int, int, int], _Observed] = {}
         self._params: ThroughputParams | None = prior
         self._stale = False
@@ -85,7 +86,7 @@ class JobBelief:
 
     @classmethod
     def from_figures(cls, figures: Mapping[str, Any]) -> JobBelief:
-        """A belief that begins with what an earlier job taught (docs/history.md says what `figures` has)."""
+        """A belief that starts from the figures of an earlier job (docs/history.md lists them)."""
         batch = max(int(figures.get("batch_size") or 1), 1)
         limits = figures.get("limits") or BatchLimits(batch, batch, 1, batch).as_dict()
         fixed_batch = None if figures.get("mode") == "adaptive" else batch
@@ -96,7 +97,7 @@ class JobBelief:
 
     @property
     def known(self) -> bool:
-        """Whether there is a model, and not only the wish to explore."""
+        """True if there is a throughput model: a prior, or one fitted on observations."""
         return self._params is not None or self._stale
 
     @property
@@ -108,11 +109,11 @@ class JobBelief:
 
     @property
     def observations(self) -> int:
-        """In how many different configurations the job was seen."""
+        """The number of different configurations the job has been observed in."""
         return len(self._observed)
 
     def observe(self, nodes: int, gpus: int, local_batch: int, step_s: float, sync_s: float) -> None:
-        """Take in a measured step: its whole time, and the part of it not hidden behind computing."""
+        """Record a measured step: its whole time, and the synchronising time that computing does not hide."""
         grad_s = max(step_s - sync_s, SMALLEST)
         key = (nodes, gpus, local_batch)
         seen = self._observed.get(key)
@@ -125,21 +126,21 @@ class JobBelief:
         self._forget(times=True)
 
     def set_limits(self, limits: BatchLimits, fixed_batch: int | None = None) -> None:
-        """The job may use other batches than was thought; what was seen of its speed stays valid."""
+        """Change the batches the job may use; the observations of its speed stay valid."""
         if (limits, fixed_batch) != (self.limits, self.fixed_batch):
             self.limits, self.fixed_batch = limits, fixed_batch
             self._candidates = None
             self._forget(times=True)
 
     def observe_gradients(self, sqr: float, var: float) -> None:
-        """Take in new gradient statistics, as measured at the tuned batch size."""
+        """Record new gradient statistics, measured at the tuned batch size."""
         self.noise_known = True
         if (sqr, var) != (self.sqr, self.var):
             self.sqr, self.var = sqr, var
             self._forget(times=False)
 
     def max_gpus(self, bound: int) -> int:
-        """The most GPUs to try: twice what was ever seen, unless a prior knows what to expect."""
+        """The most GPUs to try, up to `bound`: twice the most observed, or all of them with a prior."""
         bound = min(bound, self.limits.max_gpus)
         if self.prior is not None:
             return bound
@@ -154,7 +155,7 @@ class JobBelief:
     def table(self, max_gpus: int) -> FloatArray:
         """All goodputs at once: row 0 on one node, row 1 on several, column k on k GPUs (read only).
 
-        It may have more columns than asked for.
+        The table may have more columns than asked for.
         """
         if not self.known:
             return _proportional(max_gpus)
@@ -171,7 +172,7 @@ class JobBelief:
         plan = self._plans.get(key)
         if plan is None:
             chosen = int(self._tables(gpus)[1][int(nodes > 1), gpus])
-            if chosen < 0:  # more GPUs than the largest batch can feed: as near to it as possible
+            if chosen < 0:  # more GPUs than the largest batch can feed: get as near to it as possible
                 plan = fixed_plan(self.limits, self.limits.max_batch, gpus)
             else:
                 assert self._candidates is not None
@@ -189,8 +190,8 @@ class JobBelief:
     def relative_error(self, nodes: npt.ArrayLike, gpus: npt.ArrayLike) -> FloatArray:
         """One standard deviation of the predicted step time, relative to it, for each placement.
 
-        What the fit leaves unexplained (with a prior for few observations), and more the further a
-        placement is from those seen.
+        The error is what the fit leaves unexplained (with a prior for few observations), and it grows with
+        the distance of a placement from the observed ones.
         """
         nodes, gpus = np.broadcast_arrays(np.asarray(nodes), np.asarray(gpus))
         residual = self.residual
@@ -230,7 +231,7 @@ class JobBelief:
 
     def _tables(self, max_gpus: int) -> tuple[FloatArray, IntArray]:
         if self._candidates is None or self._candidates.max_gpus < max_gpus:
-            # Powers of two, so that a job that grows does not pay for each step.
+            # The size is a power of two, so that a growing job does not compute new candidates at each step.
             size = 1 << max(max_gpus - 1, 7).bit_length()
             self._candidates = candidates(self.limits, size, self.fixed_batch)
             self._times_s = self._table = None
@@ -245,5 +246,5 @@ class JobBelief:
 
 
 def _proportional(max_gpus: int) -> FloatArray:
-    """The exploration prior: as many GPUs, as fast."""
+    """The exploration prior: goodput in proportion to the number of GPUs."""
     return np.tile(np.arange(max_gpus + 1, dtype=np.float64), (2, 1))

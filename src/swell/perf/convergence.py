@@ -4,8 +4,8 @@ Losses of stochastic gradient descent fall like 1/step, so the model is
 
     loss(step) = 1 / (b0 * step + b1) + b2        b0 > 0, b1, b2 >= 0, on losses divided by the largest seen.
 
-For a given b2 it is linear in b0 and b1 after turning the loss upside down, which leaves non-negative
-least squares in two unknowns (solved exactly) and a search over the one number b2.
+For a given b2, the reciprocal 1 / (loss - b2) is linear in b0 and b1. So the fit is a search over the one
+number b2, with a non-negative least-squares problem in two unknowns, solved exactly, for each value tried.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy.typing as npt
 from swell.domain import FloatArray
 
 FEWEST_POINTS = 5
-"""With fewer losses than this there is no fit: three parameters want more than three points."""
+"""With fewer losses than this there is no fit: three parameters need more than three points."""
 
 _WINDOW = 5
-"""Neighbours on each side that say whether a loss is an outlier."""
+"""A loss is compared with this many neighbours on each side to find out whether it is an outlier."""
 
 _FAR = 6.0
-"""A loss this many times the median distance from the curve is left out of the next fit."""
+"""A loss whose distance from the curve is this many times the median distance is left out of the next fit."""
 
 _FLOORS = 48
 """Values of b2 tried in each round of the search."""
@@ -48,14 +48,14 @@ class Convergence:
 
     @property
     def floor(self) -> float:
-        """The loss it will never get below."""
+        """The loss that the curve approaches and never falls below."""
         return self.largest * self.b2
 
     def steps_to_loss(self, target: float, sigmas: float = 0.0) -> float:
         """Steps from the start until the loss is at most `target`; infinite if it never gets there.
 
-        With `sigmas`, until it is below by that many standard errors of the fit: a cautious answer, or an
-        early one if negative.
+        With `sigmas`, the loss must be below `target` by that many standard errors of the fit. A positive
+        value gives a cautious (late) answer, a negative one an early answer.
         """
         above = target / self.largest - sigmas * self.residual - self.b2
         if above <= 0:
@@ -66,8 +66,8 @@ class Convergence:
 def without_outliers(losses: FloatArray) -> FloatArray:
     """The losses with spikes replaced by the median of their neighbours.
 
-    A loss is a spike if it is far above what came just before it, or far below what came just after it,
-    compared with how much its neighbourhood varies: a falling curve does neither.
+    A loss is a spike if it is far above the losses just before it, or far below those just after it, compared
+    with how much its neighbourhood varies. A falling curve does neither.
     """
     padded = np.pad(losses, _WINDOW, mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * _WINDOW + 1)
@@ -77,12 +77,12 @@ def without_outliers(losses: FloatArray) -> FloatArray:
     spread = np.median(np.abs(around - middle[:, None]), axis=1)
     far = 4.0 * spread
     spike = (losses > np.median(before, axis=1) + far) | (losses < np.median(after, axis=1) - far)
-    spike[[0, -1]] = False  # nothing to compare with on one side
+    spike[[0, -1]] = False  # these two have neighbours on one side only
     return np.where(spike, middle, losses)
 
 
 def fit_convergence(steps: npt.ArrayLike, losses: npt.ArrayLike) -> Convergence | None:
-    """The curve that explains the losses best; None while there are too few or they do not fall."""
+    """The curve that fits the losses best; None while there are too few losses or they do not fall."""
     at = np.asarray(steps, dtype=np.float64)
     raw = np.asarray(losses, dtype=np.float64)
     if at.shape != raw.shape or at.ndim != 1:
@@ -94,7 +94,7 @@ def fit_convergence(steps: npt.ArrayLike, losses: npt.ArrayLike) -> Convergence 
     order = np.argsort(at, kind="stable")
     at, raw = at[order], without_outliers(raw[order])
     fit = _fit(at, raw)
-    # Spikes close together hide each other from their neighbourhood, but not from the curve.
+    # Spikes that are close together make each other look normal, so they are also compared with the curve.
     for _ in range(2):
         if fit is None:
             return None
@@ -111,7 +111,8 @@ def _fit(at: FloatArray, raw: FloatArray) -> Convergence | None:
     """The least-squares curve through cleaned losses in order of steps."""
     largest, longest = float(raw.max()), max(float(at[-1]), 1.0)
     y, x = raw / largest, at / longest
-    # The floor lies below every loss, but noise puts some losses below the curve: leave out the lowest few.
+    # The floor lies below the true losses, but noise puts some reported losses below the curve. So the bound
+    # on the floor ignores the lowest few.
     highest = float(np.quantile(y, 0.1)) * (1.0 - 1e-6)
     low, high = 0.0, highest
     best: tuple[float, float, float, float] | None = None
@@ -134,7 +135,7 @@ def _fit_above(x: FloatArray, y: FloatArray, floors: FloatArray) -> tuple[FloatA
     above = y[None, :] - floors[:, None]
     usable = above > 1e-9
     inverse = 1.0 / np.where(usable, above, 1.0)
-    # An error d of 1/(y - b2) is an error of about d * (y - b2)^2 of the loss: weigh accordingly.
+    # An error d in 1/(y - b2) is an error of about d * (y - b2)^2 in the loss, which sets the weights.
     weight = np.where(usable, above**4, 0.0)
     s0, s1, s2 = weight.sum(1), (weight * x).sum(1), (weight * x * x).sum(1)
     t0, t1 = (weight * inverse).sum(1), (weight * inverse * x).sum(1)
@@ -145,7 +146,7 @@ def _fit_above(x: FloatArray, y: FloatArray, floors: FloatArray) -> tuple[FloatA
     b0, b1 = np.where(b1 < 0, alone, b0), np.maximum(b1, 0.0)
     good = (det > 0) & (b0 > 0)
     denominator = np.where(good[:, None], b0[:, None] * x + b1[:, None], 1.0)
-    # At step 0 without b1 the curve is infinite; such a candidate loses by its error.
+    # With b1 = 0 the curve is infinite at step 0; the large error there rules such a candidate out.
     fitted = 1.0 / np.maximum(denominator, 1e-9) + floors[:, None]
     error = np.mean((fitted - y) ** 2, axis=1)
     return b0, b1, np.where(good, error, np.inf)
@@ -159,13 +160,13 @@ class LossHistory:
         self._steps: list[float] = []
         self._losses: list[float] = []
         self._every = 1
-        """How many reports one kept point is the mean of."""
+        """The number of reports that are averaged into one kept point."""
         self._open: list[tuple[float, float]] = []
         self._fit: Convergence | None = None
         self._stale = False
 
     def add(self, step: float, loss: float) -> None:
-        """Take in a reported loss; what is not a number is left out."""
+        """Record a reported loss; NaN and infinity are left out."""
         if not (math.isfinite(loss) and math.isfinite(step)):
             return
         self._open.append((step, loss))
@@ -187,7 +188,7 @@ class LossHistory:
 
     @property
     def fit(self) -> Convergence | None:
-        """The curve through what was reported so far, None while that says nothing."""
+        """The curve fitted to the losses reported so far; None while there is no fit."""
         if self._stale:
             self._fit = fit_convergence(self._steps, self._losses)
             self._stale = False

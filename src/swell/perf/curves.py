@@ -18,8 +18,8 @@ from swell.domain import FloatArray, IntArray
 class Curves:
     """Rates of progress: `rates[c, k]` is the work per second of curve `c` on `k` packed GPUs, 0 on none.
 
-    A job may be given at most `max_gpus` GPUs, the last column. A rate of 0 says that the job cannot run
-    on that many (it does not fit, or was never measured there).
+    A job may be given at most `max_gpus` GPUs, the last column. A rate of 0 means that the job cannot run
+    on that many GPUs (it does not fit, or was never measured there).
     """
 
     rates: FloatArray
@@ -36,17 +36,8 @@ class Curves:
 
     @cached_property
     def best_gpus(self) -> IntArray:
-        """For each curve the smallest GPU count with the highest rate: more would not help."""
+        """For each curve the smallest GPU count with the highest rate: more GPUs would not help."""
         return np.argmax(self.rates, axis=1).astype(np.int64)
-
-    @cached_property
-    def least_gpus(self) -> IntArray:
-        """For each curve the smallest GPU count on which the job can run at all."""
-        return np.argmax(self.rates > 0, axis=1).astype(np.int64)
-
-    def on_levels(self, levels: IntArray) -> FloatArray:
-        """The columns of the given GPU counts (for example 0, 1, 2, 4, 8, ...)."""
-        return self.rates[:, levels]
 
 
 def powers_of_two(up_to: int) -> IntArray:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from swell.domain import FloatArray
 
 SETTLED_UPDATES = 20
-"""Estimates of the gradient's noise are worth acting on once they are averages over so many steps."""
+"""An estimate of the gradient noise is acted on once it is an average over this many steps."""
 
 NOISE_ERROR = 0.10
 """Relative error of a settled estimate of the gradient noise scale."""
@@ -25,7 +25,7 @@ def gain(sqr: npt.ArrayLike, var: npt.ArrayLike, scale: npt.ArrayLike) -> FloatA
     """Progress of one iteration, counted in iterations at the tuned batch size."""
     sqr, var = np.asarray(sqr, dtype=np.float64), np.asarray(var, dtype=np.float64)
     below = var / np.asarray(scale, dtype=np.float64) + sqr
-    known = below > 0  # estimates of a vanishing gradient can come out at or below zero
+    known = below > 0  # the estimate for a vanishing gradient can be zero or negative
     return np.where(known, (var + sqr) / np.where(known, below, 1.0), 1.0)
 
 
@@ -63,12 +63,12 @@ class MeanNoiseShare:
 
     def __init__(self, weight: float = 0.0, mean: float = 0.0, deviation: float = 0.0) -> None:
         self.weight = weight
-        """Progress that was averaged over."""
+        """The progress that the mean was taken over."""
         self.mean = mean
         self._squares = weight * deviation**2
 
     def add(self, share: float, progress: float) -> None:
-        """The share was that while the job made so much progress."""
+        """Record the noise share that held while the job made this much progress."""
         if progress > 0:
             self.weight += progress
             off = share - self.mean
@@ -82,10 +82,11 @@ class MeanNoiseShare:
 
 
 def duration_error(share: float, deviation: float, scale: float) -> float:
-    """Relative error of a duration predicted for `scale` times the tuned batch, due to its noise.
+    """Relative error, due to gradient noise, of a duration predicted for `scale` times the tuned batch.
 
-    `deviation` is how much the share changes in the course of a run; the estimate itself is off as well.
+    The error has two parts: `deviation`, how much the noise share changes in the course of a run, and the
+    error of the estimated share itself.
     """
     saved = 1.0 - 1.0 / max(scale, 1.0)
-    estimate = NOISE_ERROR * share * (1.0 - share)  # an error of the noise scale, as one of the share
+    estimate = NOISE_ERROR * share * (1.0 - share)  # the noise scale's error, expressed as one of the share
     return saved * math.hypot(deviation, estimate) / max(1.0 - share * saved, 1e-9)

@@ -1,7 +1,7 @@
 """The course of a training run, epoch by epoch: progress, iterations needed, gradient statistics.
 
-Progress counts iterations at the initial batch size. A larger batch needs fewer iterations for an epoch's
-progress, by the gain that its gradient noise allows; statistics are kept for several batch sizes and
+Progress counts iterations at the initial batch size. A larger batch makes an epoch's progress in fewer
+iterations; how many fewer depends on the gradient noise. Statistics are kept for several batch sizes and
 interpolated linearly between them.
 """
 
@@ -39,7 +39,7 @@ class Epochs:
         """Progress at the end of each epoch; the last is the whole run."""
         self.progress.setflags(write=False)
         self.batches = tuple(batches)
-        # Plain lists: these are asked for one number at a time, where they beat arrays several times over.
+        # Plain lists: callers read one number at a time, which is several times faster than with arrays.
         self._iterations: list[list[float]] = iterations.tolist()
         self._sqr: list[list[float]] = sqr.tolist()
         self._var: list[list[float]] = var.tolist()

@@ -1,11 +1,11 @@
 """Goodput: throughput times statistical efficiency, and the batch that makes the most of a placement.
 
-Measured in iterations at the tuned batch size per second (gain / iteration time), so that the work of a job
-is its number of iterations whatever batch it uses (Pollux, sections 3 and 4.1).
+Goodput is measured in iterations at the tuned batch size per second (gain / iteration time), so that the work
+of a job is its number of iterations whatever batch it uses (Pollux, sections 3 and 4.1).
 
-The throughput model knows nodes only as 'one' or 'several'. So all there is to know of a job is a table of
-two rows and one column per GPU count, and the legal (local batch, accumulation) pairs behind it depend on
-the limits alone: they are listed once and shared by all jobs with the same limits.
+The throughput model distinguishes only 'one node' and 'several nodes'. So a job's goodput is a table of two
+rows and one column per GPU count. The legal (local batch, accumulation) pairs behind that table depend on the
+limits alone: they are listed once and shared by all jobs with the same limits.
 """
 
 from __future__ import annotations

@@ -10,34 +10,34 @@ import math
 from swell.perf.convergence import LossHistory
 
 AGAIN = 1.02
-"""A prediction is made again once the job has come this many times as far: fitting takes a while."""
+"""A new prediction is made each time the job's progress has grown by this factor, because fitting is slow."""
 
 AHEAD_ERROR = 0.10
-"""Relative error added per doubling of the steps beyond those seen: not every loss falls like the model's."""
+"""Relative error added per doubling of the steps beyond those reported: not every loss follows the model."""
 
 REPEAT_ERROR = 0.10
-"""Relative error of the length that an earlier job of the same kind had."""
+"""Relative error of a prediction that is the length of an earlier job of the same kind."""
 
 
 class TargetLength:
-    """When the loss of one job will be at most `target`.
+    """Predicts when the loss of one job will be at most `target`.
 
-    Before its own losses tell more, the length of an earlier job of its kind is the prediction.
+    Until the job's own losses give a better prediction, it is the length of an earlier job of the same kind.
     """
 
     def __init__(self, target: float, earlier: float | None = None) -> None:
-        """`earlier` is how long a job of the same kind and with the same target took."""
+        """`earlier`: the iterations that a job of the same kind took to reach the same target."""
         self.target = target
         self.earlier = earlier
         self.predicted = earlier
-        """Iterations in all, None while nothing can be said."""
+        """The predicted total of iterations; None while there is no prediction."""
         self.deviation = 0.0 if earlier is None else REPEAT_ERROR * earlier
         """One standard deviation of `predicted`."""
         self._losses = LossHistory()
         self._next = 0.0
 
     def add(self, done: float, loss: float, at_most: float | None) -> None:
-        """The job has come so far and has that loss; it ends at `at_most` whatever its loss is then."""
+        """Record the job's loss after `done` iterations; the job ends after `at_most` whatever its loss."""
         self._losses.add(done, loss)
         if done < self._next:
             return
@@ -56,16 +56,16 @@ class TargetLength:
             self.predicted, self.deviation = at_most, 0.0
 
     def _from_losses(self, done: float, at_most: float) -> tuple[float, float] | None:
-        """The end that the losses so far point to, and its deviation."""
+        """The total of iterations that the reported losses predict, and its standard deviation."""
         fit = self._losses.fit
         if fit is None:
             return None
-        early, likely, late = (
+        early, expected, late = (
             min(max(fit.steps_to_loss(self.target, sigmas), done), at_most) for sigmas in (-1.0, 0.0, 1.0)
         )
-        if not math.isfinite(likely):
+        if not math.isfinite(expected):
             return None
-        # Where a cautious reading never arrives, the prediction may be off by all of itself.
-        late = late if math.isfinite(late) else likely + max(likely - early, likely)
-        ahead = AHEAD_ERROR * math.log2(likely / max(done, 1.0)) * likely if likely > done else 0.0
-        return likely, math.hypot((late - early) / 2.0, ahead)
+        # If the cautious curve never reaches the target, assume an error as large as the prediction itself.
+        late = late if math.isfinite(late) else expected + max(expected - early, expected)
+        ahead = AHEAD_ERROR * math.log2(expected / max(done, 1.0)) * expected if expected > done else 0.0
+        return expected, math.hypot((late - early) / 2.0, ahead)

@@ -19,11 +19,11 @@ from swell.perf.profile import Profile, Shape
 from swell.perf.throughput import ThroughputParams, fit_throughput, step_times
 
 _MOST_NODES = 16
-"""Placements on more nodes are taken to be as fast as on this many: nothing beyond was measured."""
+"""Placements on more nodes than this were not measured; they count as fast as on this many."""
 
 
 def smallest_rotation(shape: Shape) -> Shape:
-    """The one form of all rotations of a placement: measurements know the ring, not where it starts."""
+    """One form for all rotations of a placement: measurements know the ring, but not where it starts."""
     if len(shape) < 2:
         return shape
     return min(shape[i:] + shape[:i] for i in range(len(shape)))
@@ -32,8 +32,8 @@ def smallest_rotation(shape: Shape) -> Shape:
 class MeasuredPlacements(Profile):
     """Times measured on given placements; others are interpolated in nodes, GPUs and local batch.
 
-    A placement nobody measured nor surrounded by measurements is answered by the throughput model fitted to
-    the whole table.
+    A placement outside the range of the measurements is answered by the throughput model, fitted to the whole
+    table.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class MeasuredPlacements(Profile):
 
     @cached_property
     def table(self) -> FloatArray:
-        """All of it: (nodes, GPUs, local batch, step, sync), placements of equal counts averaged."""
+        """All measurements as (nodes, GPUs, local batch, step, sync); placements of equal counts averaged."""
         groups: dict[tuple[float, ...], list[FloatArray]] = {}
         for shape, rows in self._placements.items():
             for row in rows:
@@ -98,7 +98,8 @@ class MeasuredPlacements(Profile):
 class MeasuredCounts(Profile):
     """Iterations per second by global batch and GPU count; how the GPUs are spread makes no difference.
 
-    Linear between measured counts; 0 where a neighbour could not run; the last value beyond the last count.
+    Rates are interpolated linearly between measured GPU counts. A rate is 0 if the job could not run on one
+    of the two neighbouring counts; beyond the last count, the rate is the last one measured.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class MeasuredCounts(Profile):
         rates = rows.get(batch_size)
         if rates is None:
             return np.zeros(len(gpus))
-        high = np.searchsorted(counts, gpus)  # the first measured count that is not below
+        high = np.searchsorted(counts, gpus)  # the first measured count of at least `gpus`
         last = len(counts) - 1
         exact = counts[np.minimum(high, last)] == gpus
         low = np.where(exact, high, high - 1)

@@ -52,7 +52,7 @@ class Training:
             )
 
     def course(self, limits: BatchLimits) -> Epochs:
-        """The training epoch by epoch, tabled at each doubling of the batch."""
+        """The training epoch by epoch, in a table with one row for each doubling of the batch."""
         doublings = math.ceil(math.log2(limits.max_batch / limits.init_batch) - 1e-9)
         batches = [min(limits.init_batch << i, limits.max_batch) for i in range(doublings + 1)]
         shares, noise = np.array(self.noise_scale).T
@@ -120,7 +120,7 @@ class ModelProfile(Profile):
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> ModelProfile:
-        """Read what `to_json` wrote; unknown keys are refused, since they are likely typing errors."""
+        """Read what `to_json` wrote; unknown keys are refused, because they are probably typing errors."""
         try:
             training = raw.get("training")
             profile = cls(

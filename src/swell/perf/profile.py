@@ -1,4 +1,4 @@
-"""A profile: the true performance of one kind of job, whatever it is known from."""
+"""A profile: the true performance of one kind of job, from measurements or from a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 
 class Profile(ABC):
-    """How fast a model trains on a placement, and how many iterations it takes. Answers are memoised."""
+    """How fast a model trains on a placement, and how many iterations it takes. Answers are cached."""
 
     def __init__(
         self,
@@ -30,16 +30,16 @@ class Profile(ABC):
     ) -> None:
         self.name = name
         self.gpu_types = gpu_types
-        """Types it was measured on; the first is meant where nobody names one."""
+        """GPU types that the profile was measured on; the first is used where no type is given."""
         self.limits = limits
         self.epochs = epochs
-        """The course of a whole run, None where only speed is known."""
+        """The course of a whole run; None where only the speed is known."""
         self.model_bytes = model_bytes
         """Size of the parameters."""
         self.max_gpus = max_gpus
-        """Most GPUs worth giving, None for no such bound."""
+        """The most GPUs worth giving such a job; None for no such bound."""
         self.pinned_batch = pinned_batch
-        """The batch size it must use even where others adapt theirs."""
+        """The batch size that such a job keeps even under a policy that adapts batch sizes, or None."""
         self._step_times: dict[tuple[Shape, int, str], tuple[float, float]] = {}
         self._rates: dict[tuple[Shape, int, str], float] = {}
         self._curves: dict[tuple[int, int, int, str], FloatArray] = {}
@@ -54,10 +54,10 @@ class Profile(ABC):
 
     @abstractmethod
     def _measure(self, shape: Shape, local_batch: int, gpu_type: str) -> tuple[float, float]:
-        """Seconds of a step, and the part of it that synchronising adds."""
+        """Seconds of one step, and how many of them synchronising adds."""
 
     def step_time(self, shape: Shape, local_batch: int, gpu_type: str = ANY_GPU) -> tuple[float, float]:
-        """Seconds of one step on a placement, and the part of it that is not hidden behind computing."""
+        """Seconds of one step on a placement, and the synchronising time that computing does not hide."""
         key = (shape, local_batch, gpu_type)
         times = self._step_times.get(key)
         if times is None:
@@ -75,7 +75,8 @@ class Profile(ABC):
 
     def _rate(self, shape: Shape, batch_size: int, gpu_type: str) -> float:
         gpus, limits = sum(shape), self.limits
-        # Rounding up would hide that there is not the smallest local batch for each, as the curve knows.
+        # Checked here because rounding the local batch up would hide that the batch is too small for so many
+        # GPUs; `_curve` has the same bound.
         if not gpus or batch_size > limits.max_batch or gpus * limits.min_local > batch_size:
             return 0.0
         plan = fixed_plan(limits, batch_size, gpus)
@@ -98,7 +99,7 @@ class Profile(ABC):
 
     def _curve(self, batch_size: int, max_gpus: int, gpus_per_node: int, gpu_type: str) -> FloatArray:
         curve = np.zeros(max_gpus + 1)
-        # Beyond this many, not even the smallest local batch is left for each.
+        # On more GPUs than this, the batch does not give each GPU its smallest local batch.
         for gpus in range(1, min(max_gpus, batch_size // self.limits.min_local) + 1):
             curve[gpus] = self.rate(packed_shape(gpus, gpus_per_node), batch_size, gpu_type)
         return curve
@@ -112,7 +113,7 @@ class Profile(ABC):
         return self._course().iterations(batch_size, epoch)
 
     def resolve(self, gpu_type: str) -> str:
-        """The name under which a GPU type is known here; case does not matter."""
+        """A GPU type as this profile spells it; case does not matter."""
         if gpu_type in self.gpu_types:
             return gpu_type
         if gpu_type == ANY_GPU:

@@ -1,10 +1,10 @@
-"""Sets of profiles: found, recognised, loaded.
+"""Sets of profiles: how they are found, how their format is recognised, how they are loaded.
 
 A path may hold any of
 - a directory per model with placements.csv, scalability.csv and validation-<batch>.csv (Pollux's format),
 - directories throughputs_<GPU type>/ with one CSV per model, or such CSVs themselves (ElasticFlow's format),
 - a JSON file of models (ours; see `swell.perf.modelled`).
-Without a path, the profiles that ship with swell are meant.
+Without a path, the profiles that ship with swell are loaded.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ProfileSet:
         return cls(found, str(path))
 
     def save(self, path: Path) -> None:
-        """Write them in our JSON form; only profiles that are models can be."""
+        """Write the profiles in our JSON form, which only profiles that are models have."""
         models = [profile for profile in self if isinstance(profile, ModelProfile)]
         if len(models) != len(self):
             raise InputError("only profiles that are models can be written; fit the measured ones first")

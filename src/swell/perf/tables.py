@@ -37,7 +37,7 @@ _PARAMETERS = {
 _UNKNOWN_PARAMETERS = 25e6
 
 _MAX_LOCAL = {"yolov3": 8}
-"""Where the published simulations used less than the largest local batch measured."""
+"""Largest local batch in the published simulations, where it is below the largest one measured."""
 
 _ONE_GPU = {"ncf": 32768}
 """Models that the published simulations kept on one GPU at this batch size."""
@@ -94,7 +94,7 @@ def read_placements(folder: Path) -> MeasuredPlacements:
             int(min(map(min, locals_))),
             _MAX_LOCAL.get(name, int(max(map(max, locals_)))),
         ),
-        # The published simulations count an epoch as done at the least progress any batch size needed.
+        # Batch sizes differ in the progress an epoch needs; the published simulations use the smallest.
         Epochs(course[:, :, 0].min(axis=0), batches, course[:, :, 1], course[:, :, 2], course[:, :, 3]),
         model_bytes(name),
         placements,
@@ -176,7 +176,7 @@ def _select(path: Path, columns: tuple[str, ...]) -> list[tuple[int, list[str]]]
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Numbered rows, the header first, empty lines left out."""
+    """The rows of a file with their line numbers, the header first, without empty lines."""
     try:
         with path.open(newline="") as file:
             reader = csv.reader(file)

@@ -7,9 +7,9 @@
     T_step = (T_grad^gamma + T_sync^gamma)^(1/gamma)
     T_iter = accumulation * T_grad + T_step
 
-`gamma` says how far computing and synchronising overlap: not at all at 1, almost wholly at 10. The fit
-minimises the root mean squared error of the logarithms of both times, with the paper's priors for what has
-not been seen yet: a model is optimistic about what it does not know, so that a scheduler explores.
+`gamma` says how far computing and synchronising overlap: not at all at 1, almost completely at 10. The fit
+minimises the root mean squared error of the logarithms of both times. What has not been observed yet follows
+the paper's priors, which are optimistic, so that a scheduler explores.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy.typing as npt
 from swell.domain import FloatArray
 
 SMALLEST = 1e-8
-"""Lower bound of every time in the model; stands for 'nothing, as far as we know'."""
+"""Lower bound of every time in the model, in seconds; also the value of a time that nothing is known of."""
 
 PRIOR_NODE_PENALTY = 1.1
-"""Without a run across nodes, synchronising there is taken to cost this much of what it costs inside one."""
+"""Until a run on several nodes is observed, synchronising there is assumed this much slower than on one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ThroughputParams:
 def step_times(
     params: ThroughputParams, nodes: npt.ArrayLike, gpus: npt.ArrayLike, local_batch: npt.ArrayLike
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds to compute a gradient, and to compute and apply it together; the inputs broadcast."""
+    """Seconds to compute a gradient, and to compute and synchronise it; the inputs broadcast."""
     nodes, gpus, local_batch = np.broadcast_arrays(nodes, gpus, local_batch)
     grad_s: FloatArray = params.alpha_c + params.beta_c * local_batch.astype(np.float64)
     extra = np.maximum(gpus - 2, 0)
@@ -66,7 +66,7 @@ def step_times(
         nodes > 1, params.alpha_n + params.beta_n * extra, params.alpha_r + params.beta_r * extra
     )
     sync_s = np.where(gpus > 1, sync_s, 0.0)
-    # The larger term is taken out of the root so that no power of a small time underflows.
+    # The larger time is factored out of the root, so that no power of a small time underflows.
     longer, shorter = np.maximum(grad_s, sync_s), np.minimum(grad_s, sync_s)
     step_s: FloatArray = longer * (1.0 + (shorter / longer) ** params.gamma) ** (1.0 / params.gamma)
     return grad_s, step_s
@@ -79,7 +79,7 @@ def iteration_s(
     local_batch: npt.ArrayLike,
     accumulation: npt.ArrayLike,
 ) -> FloatArray:
-    """Seconds of one iteration: `accumulation` gradients computed locally, then one step that is shared."""
+    """Seconds of one iteration: `accumulation` gradients computed locally, then one synchronised step."""
     grad_s, step_s = step_times(params, nodes, gpus, local_batch)
     return np.asarray(accumulation) * grad_s + step_s
 
@@ -92,7 +92,7 @@ def fit_throughput(
     step_s: npt.ArrayLike,
     prior: ThroughputParams | None = None,
 ) -> ThroughputParams:
-    """The model that explains the observed times best.
+    """The model that fits the observed times best.
 
     `grad_s` is the time of an accumulation step (no synchronising), NaN where it was not measured. A `prior`
     from similar jobs replaces the optimistic assumptions about what these observations do not cover.
@@ -115,7 +115,7 @@ def fit_throughput(
 
     across, inside, many = n > 1, (n == 1) & (k > 1), k > 2
     if np.all(m == m[0]):
-        # One batch size cannot tell the constant from the slope: divide as the prior does, or give each half.
+        # One batch size cannot tell constant from slope: split the time as the prior does, or in half.
         constant = 0.5 if prior is None else prior.alpha_c / (prior.alpha_c + prior.beta_c * m[0])
         seen = grad[~np.isnan(grad)]
         pin(0, max(float(np.mean(seen if len(seen) else step)) * constant, SMALLEST))
@@ -146,7 +146,7 @@ def fit_throughput(
 def _complete(
     found: ThroughputParams, prior: ThroughputParams, *, across: bool, inside: bool, many: bool
 ) -> ThroughputParams:
-    """The fit, with what was never observed taken from the prior."""
+    """The fitted parameters, with those that no observation covers taken from the prior."""
     return replace(
         found,
         alpha_n=found.alpha_n if across else prior.alpha_n,

@@ -1,4 +1,4 @@
-"""Which GPUs: buddy allocation, network packing, first fit, and the ledger of who holds what.
+"""Which GPUs each job gets: buddy allocation, network packing, first fit, and the ledger of held GPUs.
 
 placer = make_placer("packed", Cluster.parse("16x4"))
 placer.place({7: 4, 8: 2})      # job 7 gets 4 GPUs and job 8 two: {7: (0, 1, 2, 3), 8: (4, 5)}
@@ -8,7 +8,7 @@ placer.place({7: 0, 8: 4})      # job 7 ends, job 8 grows
 from swell.domain import Cluster, InputError, nearest
 from swell.placement.base import Placer
 from swell.placement.buddy import Buddy
-from swell.placement.migration import Move, Plan, plan
+from swell.placement.migration import MigrationPlan, Move, plan
 from swell.placement.occupancy import DOWN, FREE, NoRoom, Occupancy
 from swell.placement.simple import FirstFit, MostFree, Packed
 
@@ -31,13 +31,13 @@ __all__ = [
     "PLACERS",
     "Buddy",
     "FirstFit",
+    "MigrationPlan",
     "MostFree",
     "Move",
     "NoRoom",
     "Occupancy",
     "Packed",
     "Placer",
-    "Plan",
     "make_placer",
     "plan",
 ]

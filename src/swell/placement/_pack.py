@@ -1,4 +1,4 @@
-"""The choice of nodes for network packing, compiled: it is made at every change of every elastic job."""
+"""The choice of nodes for network packing. It is compiled because every resize of an elastic job needs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from swell.perf._compiled import compiled
 
 @compiled
 def fullest(free: IntArray, allowed: IntArray, gpus: int, mine: IntArray) -> int:
-    """The allowed node with the least room that suffices; among equals one of `mine`, then the first."""
+    """The allowed node with the fewest free GPUs, at least `gpus`; ties go to `mine`, then to the first."""
     best = -1
     for node in range(len(free)):
         if allowed[node] and free[node] >= gpus and (best < 0 or free[node] < free[best]):
@@ -36,7 +36,7 @@ def pack(free: IntArray, crossing: IntArray, gpus: int, mine: IntArray) -> tuple
     while room < gpus:
         room += free[order[fewest]]
         fewest += 1
-    # The fewest shared nodes with which that few nodes suffice.
+    # How many of the `fewest` nodes have to be shared ones, because the others are not enough.
     on_shared = max(0, fewest - len(apart))
     while free[apart[: fewest - on_shared]].sum() + free[beside[:on_shared]].sum() < gpus:
         on_shared += 1
@@ -44,7 +44,7 @@ def pack(free: IntArray, crossing: IntArray, gpus: int, mine: IntArray) -> tuple
     chosen = chosen[np.argsort(-free[chosen], kind="mergesort")]
     counts = free[chosen].copy()
     rest = gpus - counts[:-1].sum()
-    # The rest goes on the fullest node of its kind that can hold it, and leaves the emptier ones whole.
+    # The rest goes on the fullest node of its kind that can hold it, so that emptier nodes stay whole.
     last = chosen[-1]
     for n in range(len(free)):
         allowed[n] = (crossing[n] > 0) == (crossing[last] > 0)

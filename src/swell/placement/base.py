@@ -1,8 +1,8 @@
 """What a placer is: it turns 'how many GPUs' into 'which GPUs', moving as few jobs as it can.
 
-All placers share the bookkeeping here: shares that shrink or end give their GPUs back before anybody takes
-some, a change is carried out whole or refused whole, and GPU types are kept apart where that is possible.
-What is left to a placer is to say where shares go.
+All placers share the bookkeeping in this module. Jobs that shrink or end give their GPUs back before any job
+takes some, a change is carried out completely or refused completely, and a job gets GPUs of one type where
+that is possible. A placer itself only says where shares go.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """GPUs that one job shall have from one pool."""
+    """The number of GPUs that one job gets from one pool."""
 
     job: int
     pool: int
     gpus: int
     before: Placement
-    """What the job held until now: free again, and welcome where it does no harm."""
+    """The GPUs that the job held until now. They are free, and used again where the placer's rule allows."""
 
 
 class Placer(ABC):
@@ -57,18 +57,21 @@ class Placer(ABC):
     ) -> dict[int, Placement]:
         """Give each job in `changes` that many GPUs (0: release it); returns every placement that changed.
 
-        Jobs that already hold what they ask for stay put, and so does every job not named, unless the placer
-        migrates; jobs it moved are in the answer too. `gpu_types` restricts jobs to nodes of one type; a job
-        without such a wish gets one type where a type has room for it (the one it is on, then the one with
-        the most free GPUs) and several only where none has. Restricted jobs are placed first. All releases
-        come before all takes. Raises NoRoom, with nothing changed, if there are not that many GPUs.
+        Jobs that already hold that many GPUs stay where they are. So do jobs that are not in `changes`,
+        unless the placer migrates them; migrated jobs are in the answer too. `gpu_types` restricts jobs to
+        nodes of one type, and these jobs are placed first. Any other job gets GPUs of one type if some type
+        has enough (first choice the type it is on, then the one with the most free GPUs), else of several
+        types. All releases come before all takes. Raises NoRoom, with nothing changed, if too few GPUs are
+        free.
         """
         occupancy = self.occupancy
         before: dict[int, Placement] = {}
         grow = 0
         for job, gpus in changes.items():
             if gpus < 0 or job < 0:
-                raise InputError(f"job {job}: GPUs and job must be at least 0, got {gpus} GPUs", field="gpus")
+                raise InputError(
+                    f"job {job}: job number and GPUs must be at least 0, got {gpus} GPUs", field="gpus"
+                )
             held = occupancy.held(job)
             if gpus != len(held) or (gpu_types and not self._is_on(held, gpu_types.get(job))):
                 before[job] = held
@@ -93,7 +96,8 @@ class Placer(ABC):
             counts = np.asarray(row, dtype=np.int64)
             if job < 0 or counts.shape != room.shape or counts.min() < 0:
                 raise InputError(
-                    f"job {job}: need a job of at least 0 and such a count for each of {len(room)} nodes",
+                    f"job {job}: job number and GPU counts must be at least 0, with one count for each of the"
+                    f" {len(room)} nodes",
                     field="per_node",
                 )
             nodes = counts.nonzero()[0]
@@ -106,7 +110,8 @@ class Placer(ABC):
                     room[node] += count
         if wanted and room.min() < 0:
             node = int(room.argmin())
-            raise NoRoom(f"node '{self.cluster.nodes[node].name}' lacks {-room[node]} GPUs for what is asked")
+            name = self.cluster.nodes[node].name
+            raise NoRoom(f"node '{name}' has {-room[node]} GPUs too few for these changes")
         before = {job: occupancy.release(job) for job in wanted}
         out: dict[int, Placement] = {}
         for job, want in wanted.items():
@@ -114,30 +119,30 @@ class Placer(ABC):
         return out
 
     def adopt(self, job: int, placement: Placement) -> None:
-        """Enter what a job holds already, as after a restart; NoRoom if that is not free."""
+        """Record GPUs that a job holds already, for example after a restart; NoRoom if one is not free."""
         self.occupancy.take(job, placement)
 
     def set_cluster(self, cluster: Cluster, *, keep_survivors: bool = False) -> dict[int, Placement]:
-        """Follow nodes that were lost, came back or were added; returns what jobs that lost GPUs hold now.
+        """Use the new state of the nodes; returns the placement now of every job that lost GPUs.
 
-        That is nothing, since a job that lost a part stops; with `keep_survivors` it is the GPUs they have
-        left, for jobs that go on with them.
+        Nodes may have been lost, come back or been added. By default a job that lost some of its GPUs
+        releases the others too, because it stops; with `keep_survivors` it keeps them and goes on.
         """
-        hurt = self.occupancy.set_cluster(cluster)
+        jobs = self.occupancy.set_cluster(cluster)
         if not keep_survivors:
-            for job in hurt:
+            for job in jobs:
                 self.occupancy.release(job)
         self._set_pools()
-        return {job: self.occupancy.held(job) for job in hurt}
+        return {job: self.occupancy.held(job) for job in jobs}
 
     def _release(self, jobs: list[int]) -> None:
-        """Take all GPUs from these jobs, which hold some."""
+        """Take all GPUs from these jobs, each of which holds some."""
         for job in jobs:
             self.occupancy.release(job)
 
     @abstractmethod
     def _place(self, shares: list[Share]) -> dict[int, Placement]:
-        """Carry out the shares, enough being free; what their jobs held before is free by now."""
+        """Place the shares. Enough GPUs are free, and the jobs' earlier GPUs have been released."""
 
     def _set_pools(self) -> None:
         nodes = self.cluster.nodes
@@ -156,7 +161,7 @@ class Placer(ABC):
     def _shares(
         self, changes: Mapping[int, int], before: Mapping[int, Placement], gpu_types: Mapping[int, str]
     ) -> list[Share]:
-        """Which pool each changed job is served from; raises NoRoom before anything is changed."""
+        """Split the changes into shares, each from one pool; raises NoRoom before anything is changed."""
         if len(self._pools) == 1 and not gpu_types:
             return [
                 Share(job, 0, int(changes[job]), held) for job, held in before.items() if changes[job] > 0

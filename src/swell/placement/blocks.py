@@ -1,8 +1,8 @@
 """Aligned power-of-two blocks and the free lists of a buddy allocator.
 
 Addresses run from 0 to a power of two. A block of level q covers 2^q addresses and starts at a multiple of
-2^q; a *slot* is the place of such a block, taken or not. Addresses that can never be given away (padding,
-GPUs of lost nodes) are simply in no free block.
+2^q; a *site* is a place where such a block may lie, free or not. Addresses that can never be given to a job
+(padding, GPUs of lost nodes) are in no free block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Block(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The address behind the last."""
+        """One past the last address."""
         return self.start + (1 << self.level)
 
 
@@ -71,9 +71,9 @@ class FreeBlocks:
         """The maximal free blocks."""
         return [Block(start, level) for level, starts in enumerate(self._starts) for start in sorted(starts)]
 
-    def slots(self) -> list[int]:
-        """For each level how many disjoint slots of it are free."""
-        return slots_by_level([len(starts) for starts in self._starts])
+    def sites(self) -> list[int]:
+        """For each level how many disjoint sites of it are free."""
+        return sites_by_level([len(starts) for starts in self._starts])
 
     def is_free(self, block: Block) -> bool:
         """Whether the whole block is free."""
@@ -81,14 +81,14 @@ class FreeBlocks:
         return any(start >> up << up in self._starts[up] for up in range(level, self.top + 1))
 
     def find(self, level: int) -> Block | None:
-        """A free slot in the smallest free block that has one, the lowest of these; None if there is none."""
+        """The lowest free site of `level` in the smallest free blocks that have one; None without any."""
         for up in range(level, self.top + 1):
             if self._starts[up]:
                 return Block(min(self._starts[up]), level)
         return None
 
     def find_near(self, level: int, address: int, within: int) -> Block | None:
-        """The free slot that shares the smallest aligned region with `address`, up to level `within`."""
+        """The free site that shares the smallest aligned region with `address`, up to level `within`."""
         for up in range(level + 1, min(within, self.top) + 1):
             first = address >> up << up
             for start in range(first, first + (1 << up), 1 << level):
@@ -104,7 +104,7 @@ class FreeBlocks:
             if base in self._starts[up]:
                 self._starts[up].remove(base)
                 for down in range(up - 1, level - 1, -1):
-                    # Keep the half that the block is not in.
+                    # The half that the block is not in stays free.
                     self._starts[down].add((start >> down << down) ^ (1 << down))
                 return
         raise KeyError(f"{block} is not free")
@@ -119,13 +119,13 @@ class FreeBlocks:
         self._starts[level].add(start)
 
 
-def slots_by_level(blocks: Sequence[int]) -> list[int]:
-    """How many slots of each level lie in blocks of it or above, from the number of blocks of each level."""
+def sites_by_level(blocks: Sequence[int]) -> list[int]:
+    """The sites of each level that lie in blocks of that level or above, given the blocks of each level."""
     return list(accumulate(reversed(blocks), lambda above, here: 2 * above + here))[::-1]
 
 
 def count_levels(levels: Iterable[int], top: int) -> list[int]:
-    """How many of each level from 0 to `top`."""
+    """How often each level from 0 to `top` occurs in `levels`."""
     counts = [0] * (top + 1)
     for level in levels:
         counts[level] += 1

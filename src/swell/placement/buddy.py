@@ -1,9 +1,9 @@
 """Buddy placement: every share is an aligned block of GPUs (ElasticFlow, ASPLOS'23, section 4.3).
 
-The GPUs of each type are laid out in an address space of their own. Nodes of one size stand side by side in
-node order, each padded to a power of two, so that a block inside a node is aligned within it and a larger
-block is whole neighbouring nodes, as far as node sizes are powers of two. Padding and lost nodes are
-addresses out of service: nothing shifts when a node goes or comes back.
+The GPUs of each type are laid out in an address space of their own. Nodes of one size lie side by side in
+node order, each padded to a power of two. So a block inside a node is aligned within the node and, where node
+sizes are powers of two, a larger block consists of whole neighbouring nodes. Padding and lost nodes are
+addresses out of service: no address changes when a node is lost or comes back.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy.typing as npt
 from swell.domain import Cluster, IntArray, Placement
 from swell.placement.base import Placer, Share
 from swell.placement.blocks import Block, FreeBlocks, aligned_blocks
-from swell.placement.migration import Plan, Space, plan
+from swell.placement.migration import MigrationPlan, Space, plan
 
 
 def round_up(size: int) -> int:
-    """The least power of two that is not below `size`."""
+    """The smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()
 
 
@@ -48,25 +48,25 @@ class Layout:
             pad = [-1] * (round_up(gpus) - gpus)
             addresses = list(chain.from_iterable([*range(first[i], first[i] + gpus), *pad] for i in nodes))
             ranges.append(addresses + [-1] * (round_up(len(addresses)) - len(addresses)))
-        # The longest first: each begins at a multiple of its own length, which is a power of two.
+        # Longest first, so that each begins at a multiple of its own length, which is a power of two.
         ranges.sort(key=len, reverse=True)
         gpu_at = list(chain.from_iterable(ranges))
         gpu_at += [-1] * (round_up(len(gpu_at)) - len(gpu_at))
-        in_service = np.append(cluster.in_service, False)  # -1 finds the last
+        in_service = np.append(cluster.in_service, False)  # padding is -1, which indexes this last entry
         usable: npt.NDArray[np.bool_] = in_service[gpu_at]
         pairs = usable
-        slots = [int(usable.sum())]
+        sites = [int(usable.sum())]
         while len(pairs) > 1:
             pairs = pairs[0::2] & pairs[1::2]
-            slots.append(int(pairs.sum()))
+            sites.append(int(pairs.sum()))
         return cls(
-            Space(len(slots) - 1, np.flatnonzero(~usable), tuple(slots)),
+            Space(len(sites) - 1, np.flatnonzero(~usable), tuple(sites)),
             gpu_at,
             {gpu: address for address, gpu in enumerate(gpu_at) if gpu >= 0},
         )
 
     def blocks(self, placement: Placement) -> tuple[Block, ...]:
-        """The fewest aligned blocks that are these GPUs, as far as they are of this type."""
+        """The fewest aligned blocks that cover exactly those of these GPUs that are of this type."""
         address_of = self.address_of
         return aligned_blocks(sorted(address_of[gpu] for gpu in placement if gpu in address_of))
 
@@ -79,8 +79,8 @@ class Buddy(Placer):
     """Aligned power-of-two blocks, making room by the fewest migrations.
 
     Shares that are no power of two are sums of blocks; see `swell.placement.migration` for what happens where
-    node sizes or lost nodes leave no aligned block. With `migrate=False` nobody moves and shares are halved
-    instead.
+    node sizes or lost nodes leave no aligned block. With `migrate=False` no job moves, and a share for which
+    no block is free is split into halves instead.
     """
 
     name = "buddy"
@@ -100,18 +100,18 @@ class Buddy(Placer):
         return out
 
     def adopt(self, job: int, placement: Placement) -> None:
-        """Enter what a job holds already, as after a restart; NoRoom if that is not free."""
+        """Record GPUs that a job holds already, for example after a restart; NoRoom if one is not free."""
         super().adopt(job, placement)
         self._lay_out()
 
     def set_cluster(self, cluster: Cluster, *, keep_survivors: bool = False) -> dict[int, Placement]:
-        """Follow nodes that were lost, came back or were added; returns what jobs that lost GPUs hold now."""
+        """Use the new state of the nodes; returns the placement now of every job that lost GPUs."""
         out = super().set_cluster(cluster, keep_survivors=keep_survivors)
         self._lay_out()
         return out
 
     def _lay_out(self) -> None:
-        """Make the blocks afresh from the ledger."""
+        """Build the blocks of every pool again from the ledger."""
         self._layouts = [Layout.of(self.cluster, pool.gpu_type) for pool in self._pools]
         self._free: list[FreeBlocks] = []
         self._blocks: list[dict[int, tuple[Block, ...]]] = []
@@ -153,8 +153,8 @@ class Buddy(Placer):
             self.occupancy.take(job, out[job])
         return out
 
-    def _carry_out(self, pool: int, made: Plan) -> list[int]:
-        """Enter a plan into the blocks of a pool; returns the jobs it concerns."""
+    def _carry_out(self, pool: int, made: MigrationPlan) -> list[int]:
+        """Carry out a plan in the blocks of a pool; returns the jobs whose blocks changed."""
         self._free[pool] = made.free
         held = self._blocks[pool]
         moved: dict[int, dict[Block, Block]] = {}

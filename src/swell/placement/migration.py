@@ -1,16 +1,16 @@
-"""Where power-of-two shares go, and who must move for them (ElasticFlow, ASPLOS'23, section 4.3).
+"""Where power-of-two shares go, and which jobs must move for them (ElasticFlow, ASPLOS'23, section 4.3).
 
-`plan` is a pure function: given the free blocks, the blocks other jobs hold, and how many GPUs some jobs
-want, it says where these go and which other blocks move where. With migration allowed there is no
-fragmentation: where every node is in service and all have the same power of two of GPUs, a share that is a
-power of two gets one aligned block whenever that many GPUs are free. Otherwise:
+`plan` is a pure function: given the free blocks, the blocks that other jobs hold, and how many GPUs some jobs
+want, it says where these jobs go and which other blocks move where. With migration there is no fragmentation:
+if every node is in service and all have the same number of GPUs, a power of two, then a share that is a power
+of two gets one aligned block whenever that many GPUs are free. Otherwise:
 
-- a share that is no power of two is the sum of its blocks (6 = 4 + 2), near each other where that is free;
-- a block for which lost nodes or odd node sizes leave no slot, even if everybody moved, is halved until its
-  parts fit; so the count is always exact, and larger parts are preferred.
+- a share that is no power of two is a sum of blocks (6 = 4 + 2), near each other where such blocks are free;
+- a block that would have no site even if all other jobs moved, because of lost nodes or odd node sizes, is
+  halved until its parts fit; so the count is always exact, and the parts are as large as possible.
 
 The plan has the fewest moves, counted in blocks (for shares that are powers of two a block is a job), and
-among those plans the fewest GPUs moved. Newcomers and resized jobs are not counted: they change anyway.
+among such plans it moves the fewest GPUs. New and resized jobs do not count as moved: they change anyway.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from swell.domain import IntArray
-from swell.placement.blocks import Block, FreeBlocks, count_levels, levels_of, slots_by_level
+from swell.placement.blocks import Block, FreeBlocks, count_levels, levels_of, sites_by_level
 from swell.placement.evictions import fewest_evictions
 
 _NEAR_LEVEL = 4
-"""Parts of one share look for each other within 2^4 addresses: about a node."""
+"""Parts of one share are put near each other if there is a free site within 2^4 addresses, about a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do: first the moves, in this order (each finds its target free), then the newcomers."""
+class MigrationPlan:
+    """What to do: first the moves, in this order (each finds its target free), then the wanted shares."""
 
     moves: tuple[Move, ...]
     placed: Mapping[int, tuple[Block, ...]]
-    """The blocks of every job that wanted some, ascending."""
+    """The blocks, ascending, of every job that wanted GPUs."""
     free: FreeBlocks
-    """What is free afterwards."""
+    """The blocks that are free afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Space:
 
     top: int
     unusable: IntArray
-    usable_slots: tuple[int, ...]
-    """For each level how many of its slots lie wholly in service."""
+    usable_sites: tuple[int, ...]
+    """For each level how many of its sites lie wholly in service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +72,23 @@ def plan(
     before: Mapping[int, Sequence[Block]] | None = None,
     *,
     migrate: bool = True,
-) -> Plan:
-    """Places for the `wanted` shares with the fewest moves of `held` blocks. Needs that many free addresses.
+) -> MigrationPlan:
+    """Where the `wanted` shares go with the fewest moves of `held` blocks; enough addresses must be free.
 
-    `before` are the blocks wanted jobs gave up for this (free by now): they are used again where possible.
-    Without `migrate` nothing moves, and shares are halved where no slot is free.
+    `before` are the blocks that these jobs held until now. They are free, and used again where possible.
+    Without `migrate` nothing moves, and shares are halved where no site is free.
     """
     items = [_Item(level, job) for job, gpus in wanted.items() for level in levels_of(gpus)]
-    room = free.slots()
+    room = free.sites()
     lifted: list[tuple[int, Block]] = []
     if _exceeds(items, room):
         blocks = [(job, block) for job, own in held.items() for block in own] if migrate else []
         limit = room
         if migrate:
-            taken = slots_by_level(count_levels((block.level for _, block in blocks), space.top))
-            limit = [have - gone for have, gone in zip(space.usable_slots, taken)]
+            taken = sites_by_level(count_levels((block.level for _, block in blocks), space.top))
+            limit = [have - gone for have, gone in zip(space.usable_sites, taken)]
         items = _halve_until_fit(items, limit)
-        demand = slots_by_level(count_levels((item.level for item in items), space.top))
+        demand = sites_by_level(count_levels((item.level for item in items), space.top))
         missing = [want - have for want, have in zip(demand, room)]
         gone = fewest_evictions(space.top, space.unusable, [block for _, block in blocks], missing)
         lifted = [blocks[i] for i in gone]
@@ -96,18 +96,18 @@ def plan(
 
 
 def _exceeds(items: Sequence[_Item], room: Sequence[int]) -> bool:
-    """Whether some level has fewer slots than the items need."""
+    """Whether some level has fewer sites than the items need."""
     if not items:
         return False
     top = len(room) - 1
     if max(item.level for item in items) > top:
         return True
-    demand = slots_by_level(count_levels((item.level for item in items), top))
+    demand = sites_by_level(count_levels((item.level for item in items), top))
     return any(want > have for want, have in zip(demand, room))
 
 
 def _halve_until_fit(items: Sequence[_Item], limit: Sequence[int]) -> list[_Item]:
-    """Halve items, the last ones first, until no level asks for more slots than it can ever have."""
+    """Halve items, the last ones first, until no level asks for more sites than it can ever have."""
     top = max(len(limit) - 1, max(item.level for item in items))
     waiting: list[list[int]] = [[] for _ in range(top + 1)]
     for item in items:
@@ -127,8 +127,8 @@ def _assign(
     items: Sequence[_Item],
     lifted: Sequence[tuple[int, Block]],
     before: Mapping[int, Sequence[Block]],
-) -> Plan:
-    """Give every item a free slot, the largest first: then it does not matter to the rest which one."""
+) -> MigrationPlan:
+    """Give every item a free site, largest items first: then any choice leaves enough for the rest."""
     for _, block in lifted:
         free.give(block)
     everyone = [*items, *(_Item(block.level, job, block) for job, block in lifted)]
@@ -140,34 +140,34 @@ def _assign(
         level = everyone[at].level
         here = [item for item in everyone[at:] if item.level == level]
         at += len(here)
-        # Those that can have their old place go first, so that nobody else of this level takes it.
+        # Items whose old site is free go first, so that no other item of this level takes that site.
         others: list[_Item] = []
         for item in here:
             old = [item.source] if item.source is not None else before.get(item.job, ())
-            slot = next((s for s in (_over(b, level) for b in old) if free.is_free(s)), None)
-            if slot is None:
+            site = next((s for s in (_over(b, level) for b in old) if free.is_free(s)), None)
+            if site is None:
                 others.append(item)
                 continue
-            free.take(slot)
+            free.take(site)
             if item.source is None:
-                placed[item.job].append(slot)
+                placed[item.job].append(site)
         for item in others:
             beside = placed[item.job][-1] if item.source is None and placed[item.job] else None
-            slot = free.find_near(level, beside.start, _NEAR_LEVEL) if beside is not None else None
-            slot = slot or free.find(level)
-            if slot is None:
+            site = free.find_near(level, beside.start, _NEAR_LEVEL) if beside is not None else None
+            site = site or free.find(level)
+            if site is None:
                 raise ValueError(
-                    f"job {item.job}: no free slot of level {level}; fewer GPUs are free than wanted"
+                    f"job {item.job}: no free site of level {level}; fewer GPUs are free than wanted"
                 )
-            free.take(slot)
+            free.take(site)
             if item.source is None:
-                placed[item.job].append(slot)
+                placed[item.job].append(site)
             else:
-                moves.append(Move(item.job, item.source, slot))
-    moves.reverse()  # the smallest first: a larger one may go where they were, never the other way round
-    return Plan(tuple(moves), {job: tuple(sorted(own)) for job, own in placed.items()}, free)
+                moves.append(Move(item.job, item.source, site))
+    moves.reverse()  # smallest first: a larger block may move to where smaller ones were, never the reverse
+    return MigrationPlan(tuple(moves), {job: tuple(sorted(own)) for job, own in placed.items()}, free)
 
 
 def _over(block: Block, level: int) -> Block:
-    """The slot of that level around a block, or at its beginning."""
+    """The site of that level that contains a block or, if the block is larger, that starts with it."""
     return Block(block.start >> level << level, level)

@@ -1,4 +1,4 @@
-"""Who holds which GPU: the ledger every placer writes to, and the only place where a GPU changes hands."""
+"""Which job holds which GPU: the ledger that every placer writes to, and the only record of held GPUs."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Occupancy:
 
     @property
     def jobs(self) -> Mapping[int, Placement]:
-        """Every job that holds GPUs, and which."""
+        """The placement of every job that holds GPUs."""
         return self._held
 
     def held(self, job: int) -> Placement:
-        """The GPUs a job holds; () if none."""
+        """The GPUs that a job holds; () if it holds none."""
         return self._held.get(job, ())
 
     def held_per_node(self, job: int) -> Mapping[int, int]:
@@ -73,9 +73,9 @@ class Occupancy:
         self._write(job, gpus)
 
     def take_on(self, job: int, counts: Iterable[tuple[int, int]], prefer: Placement = ()) -> Placement:
-        """Give a job so many GPUs on each of these nodes: those in `prefer` first, then the lowest free.
+        """Give a job these numbers of GPUs on these nodes: GPUs in `prefer` first, then the lowest free ones.
 
-        The caller vouches that each node is named once and has that many free.
+        The caller makes sure that each node is named once and has that many free GPUs.
         """
         gpus: list[int] = []
         wanted = set(prefer)
@@ -110,7 +110,7 @@ class Occupancy:
         return gpus
 
     def set_cluster(self, cluster: Cluster) -> list[int]:
-        """Follow GPUs that were lost, came back or were added at the end; returns the jobs that lost some.
+        """Use the new state of the nodes (lost, back, or added at the end); returns the jobs that lost GPUs.
 
         Such a job keeps the GPUs it has left, so that an elastic job can go on with them.
         """
@@ -118,15 +118,15 @@ class Occupancy:
         same = [(n.name, n.gpus, n.gpu_type) for n in cluster.nodes[: len(old)]]
         if same != [(n.name, n.gpus, n.gpu_type) for n in old]:
             raise InputError(
-                "the nodes of a running cluster keep their place, size and GPU type: "
-                "mark a lost node as not up, and add new ones at the end",
+                "the nodes of a running cluster must keep their order, size and GPU type: "
+                "mark a lost node as not up, and add new nodes at the end",
                 field="cluster",
             )
         in_service = cluster.in_service
         lost = self.owner[~in_service[: len(self.owner)]]
-        hurt = list(dict.fromkeys(int(job) for job in lost if job >= 0))  # in the order of their lost GPUs
+        jobs = list(dict.fromkeys(int(job) for job in lost if job >= 0))  # in the order of their lost GPUs
         survivors: dict[int, Placement] = {}
-        for job in hurt:
+        for job in jobs:
             survivors[job] = tuple(gpu for gpu in self.release(job) if in_service[gpu])
         owner = np.full(len(in_service), FREE, dtype=np.int64)
         owner[: len(self.owner)] = np.maximum(self.owner, FREE)
@@ -141,7 +141,7 @@ class Occupancy:
         for job, gpus in survivors.items():
             if gpus:
                 self._write(job, gpus)
-        return hurt
+        return jobs
 
     def _write(self, job: int, gpus: Placement) -> None:
         node_of = self._node_of

@@ -1,8 +1,8 @@
-"""Placers that move nobody: most-free, network packing and first-fit.
+"""Placers that never move other jobs: most-free, network packing and first-fit.
 
 - most-free is what the Pollux authors' simulator does for Optimus and Tiresias.
-- packed follows the network packing of AFS (NSDI'21): keep a job inside a node if any node has room, and
-  let at most one job per node talk across it where that is possible.
+- packed follows the network packing of AFS (NSDI'21): keep a job inside one node if any node has room and,
+  where possible, have at most one job on each node that communicates with other nodes.
 - first-fit is the plain rule for rigid jobs.
 """
 
@@ -19,7 +19,7 @@ from swell.placement.base import Placer, Share
 
 
 def fill(nodes: IntArray, free: IntArray, gpus: int) -> list[tuple[int, int]]:
-    """Take what each node has free, in the order given, until there are `gpus`."""
+    """Take all free GPUs of each node, in the given order of nodes, until there are `gpus`."""
     taken: list[tuple[int, int]] = []
     for node, room in zip(nodes.tolist(), free[nodes].tolist()):
         if gpus <= room:
@@ -31,10 +31,10 @@ def fill(nodes: IntArray, free: IntArray, gpus: int) -> list[tuple[int, int]]:
 
 
 class NodePlacer(Placer):
-    """Places one share after the other by choosing nodes; nobody else moves."""
+    """Places one share after the other by choosing nodes; other jobs never move."""
 
     largest_first: ClassVar[bool] = False
-    """Whether the changes of one call are placed by size; otherwise in the caller's order."""
+    """True to place the changes of one call largest first; else they are placed in the caller's order."""
 
     def _place(self, shares: list[Share]) -> dict[int, Placement]:
         occupancy, pools = self.occupancy, self._pools
@@ -49,7 +49,7 @@ class NodePlacer(Placer):
             if not several:
                 out[share.job] = occupancy.take_on(share.job, where, share.before)
                 continue
-            # A job with shares of several types: its parts lie on different nodes, so they simply add up.
+            # A job may have shares of several GPU types. They lie on different nodes, so the lists add up.
             where = counts.setdefault(share.job, []) + where
             counts[share.job] = where
             occupancy.release(share.job)
@@ -58,11 +58,11 @@ class NodePlacer(Placer):
 
     @abstractmethod
     def _choose(self, share: Share, free: IntArray) -> list[tuple[int, int]]:
-        """Nodes for a share and how many GPUs on each, given the free GPUs per node (enough in all)."""
+        """Nodes for a share and how many GPUs on each, given the free GPUs per node (enough in total)."""
 
 
 class MostFree(NodePlacer):
-    """From the node with the most free GPUs, all it has, then the next; ties go to the lowest index."""
+    """All free GPUs of the node that has the most, then of the next node; ties go to the lowest index."""
 
     name = "most-free"
 
@@ -74,7 +74,7 @@ class MostFree(NodePlacer):
 
 
 class FirstFit(NodePlacer):
-    """On the first node that can hold the job; if none can, the lowest numbered free GPUs, node by node."""
+    """The first node that can hold the whole share; if none can, the lowest free GPUs, node by node."""
 
     name = "first-fit"
 
@@ -86,12 +86,12 @@ class FirstFit(NodePlacer):
 
 
 class Packed(NodePlacer):
-    """Inside the fullest node that has room; else on the fewest nodes, and on the fewest shared ones.
+    """Inside the fullest node that has room; else on the fewest nodes, as few of them shared as possible.
 
-    A node is shared if a job that spans nodes is on it already: two such jobs compete for its network. Of the
-    choices with the fewest nodes and then the fewest shared ones, the fullest node that can hold the rest
-    takes it, so that emptier nodes stay whole. Ties go to nodes the job is on, then to the lowest index.
-    The changes of one call are placed largest first.
+    A node is shared if a job that spans nodes is on it already: two such jobs compete for its network. The
+    last node of a share is the fullest one that can hold what is left of it, so that emptier nodes stay
+    whole. Ties go to nodes that the job is on, then to the lowest index. The changes of one call are placed
+    largest first.
     """
 
     name = "packed"

@@ -1,4 +1,4 @@
-"""Who gets how many GPUs: one file per paper, one registry."""
+"""How many GPUs each job gets: one file per paper, one registry."""
 
 from swell.policies.base import ADMITTED, Admission, Decision, Policy
 from swell.policies.registry import make_policy, options_of, policy_class, policy_names

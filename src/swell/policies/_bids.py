@@ -1,4 +1,4 @@
-"""The dynamic programme of OASiS: the schedule of one job with the largest utility less cost."""
+"""The dynamic programme of OASiS: it finds the schedule of one job with the largest utility minus cost."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Bidder(NamedTuple):
     work: float
     rates: FloatArray
     counts: IntArray
-    """Its shares in GPUs, the first being none, each faster than the one before."""
+    """The shares (in GPUs) the job may use: first 0, then each faster than the one before."""
     held: int
-    """Index of its share now."""
+    """Index in `counts` of the share that the job holds now."""
     worth: float
-    """Utility of ending at once."""
+    """The factor on the job's utility: what finishing at once would be worth."""
     submit_s: float
     deadline_s: float
     sharpness: float
     run_s: float
-    """Run time on its smallest share."""
+    """Run time on the job's smallest share."""
 
 
 @compiled
 def utility(job: Bidder, end_s: float) -> float:
-    """What ending then is worth, from 0 to 1: a sigmoid at the deadline, or falling with the time taken."""
+    """What finishing at `end_s` is worth, from 0 to 1: a sigmoid at the deadline, or falling with time."""
     if job.deadline_s < np.inf:
         late = job.sharpness * (end_s - job.deadline_s) / (job.deadline_s - job.submit_s)
         return 1.0 / (1.0 + math.exp(min(late, 700.0)))
@@ -42,11 +42,11 @@ def utility(job: Bidder, end_s: float) -> float:
 def best_schedule(
     job: Bidder, edges: FloatArray, free: IntArray, prices: FloatArray, pause_s: float, steps: int
 ) -> tuple[float, float, IntArray]:
-    """The payoff of the best schedule (minus infinity: none), its end, and its GPUs slot by slot.
+    """The payoff of the best schedule (minus infinity without one), its end, and its GPUs in each slot.
 
-    State: how much is done, in `steps` parts, and the share of the slot before (a change costs a pause). Of
-    all ways to a state only the cheapest is kept, with the exact work it has done, so that rounding to parts
-    does not add up.
+    A state of the programme is the work done, rounded to one of `steps` parts, and the share in the slot
+    before (a change costs a pause). Of all ways to reach a state only the cheapest is kept, together with the
+    exact work done on that way, so that rounding errors do not add up.
     """
     work, rates, counts = job.work, job.rates, job.counts
     slots, shares = len(free), len(counts)
@@ -84,7 +84,7 @@ def best_schedule(
                                 best_slot, best_step, best_before, best_share = b, q, before, share
                             continue
                         total += prices[b] * counts[share] * span
-                        then += rates[share] * run  # less than nothing while the pause outlasts the slot
+                        then += rates[share] * run  # negative while the pause lasts longer than the slot
                     part = min(max(int(then / work * steps), 0), steps - 1)
                     if total < next_cost[part, share]:
                         next_cost[part, share] = total

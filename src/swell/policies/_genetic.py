@@ -1,19 +1,20 @@
 """Genetic search over allocations with repair, compiled: the engine room of Pollux (OSDI'21, section 4.2).
 
-An individual is a matrix, jobs x nodes, of GPUs. The power mean that Pollux maximises is a sum over jobs of
-something that depends only on how many GPUs the job has, on whether they lie on one node or on several, and
-on whether they differ from what it holds now. So the caller hands over tables of *losses* (see
-`Problem`) and the search minimises their sum; it never calls a model.
+An individual is a matrix of GPU counts, jobs x nodes. The power mean that Pollux maximises comes from a sum
+over jobs. A job's term in that sum depends only on how many GPUs the job has, on whether they lie on one node
+or on several, and on whether they differ from what the job holds now. So the caller passes tables of these
+terms, called *losses* (see `Problem`), and the search minimises their sum; it never calls a model.
 
-What is as in the authors' search: population, single-point crossover over jobs, the three mutations, the
-repair and its order, warm start. What differs: theirs selects by NSGA-II with cluster utility as a second
-objective, whose Pareto front is then thrown away but for the point of best fitness; ours selects on the
-fitness alone (binary tournament, the best of parents and children survive, no individual twice), is seeded
-with a greedy solution by the caller, stops once the best has not improved for a while, and has a
-second kind of child: its mother but for two jobs that exchange GPUs, which the mutations hardly ever do.
+The population, the single-point crossover over jobs, the three mutations, the repair and its order, and the
+warm start are those of the authors' search. Selection differs. The authors use NSGA-II with cluster utility
+as a second objective, and then use only the point with the best fitness. Ours selects by fitness alone
+(binary tournament; the best of parents and children survive; no individual twice). In addition, our search
+starts from a greedy solution given by the caller, stops once the best individual has not improved for a
+while, and has a second kind of child: a copy of its mother in which two jobs exchange GPUs, which the
+mutations hardly ever do.
 
-Loops are written out and sorting is done by hand where numpy has a word for it: compiling numpy's takes
-seconds, at the first use on a machine.
+Loops and sorting are written out even where numpy has a function, because compiling numpy's functions takes
+seconds at the first use on a machine.
 """
 
 from __future__ import annotations
@@ -32,30 +33,30 @@ Population = npt.NDArray[np.int16]
 """Individuals x jobs x nodes."""
 
 RESET = 0.1
-"""Share of the jobs that a mutation puts back on what they hold now."""
+"""Share of the jobs that a mutation puts back on the GPUs they hold now."""
 THIN = 0.1
-"""Share of the jobs that a mutation thins out, and of their cells that it empties."""
+"""Share of the jobs that a mutation takes GPUs from, and share of those jobs' cells that it empties."""
 HAND_OVER = 0.5
-"""Share of the children in which GPUs change hands between two jobs, and that is all."""
+"""Share of the children that only exchange GPUs between two jobs."""
 TRADE = 0.5
-"""Share of these in which it is all the GPUs of a node, for all that the other job holds."""
+"""Share of these in which a job gives all its GPUs on one node for all GPUs of the other job."""
 MAX_NODES = 16
 """A job is never spread over more nodes than this."""
 
 
 class Problem(NamedTuple):
-    """One decision. Jobs are in order of precedence: where two collide, the earlier one wins."""
+    """The input of one search. Jobs are in order of precedence: where two collide, the earlier one wins."""
 
     present: Cells
-    """What each job holds now."""
+    """The GPUs that each job holds now, jobs x nodes."""
     capacity: IntArray
     """GPUs in service on each node."""
     min_gpus: IntArray
     max_gpus: IntArray
     loss: FloatArray
-    """`loss[j, s, k]`: of job j on k GPUs, on one node (s = 0) or several (s = 1), if that is a change."""
+    """`loss[j, s, k]`: loss of job j if it changes to k GPUs, on one node (s = 0) or several (s = 1)."""
     loss_kept: FloatArray
-    """Of each job if it keeps exactly what it holds now."""
+    """Loss of each job if it keeps exactly the GPUs it holds now."""
     one_distributed: bool
     """Interference avoidance: at most one job that spans nodes on each node."""
 
@@ -77,7 +78,7 @@ def _copy(target: Cells, source: Cells, first: int, last: int) -> None:
 
 @compiled
 def rank_by(values: FloatArray, order: IntArray, start: int, stop: int) -> None:
-    """Sort `order[:stop]` by ascending value, equals as they come; `order[:start]` is sorted already."""
+    """Sort `order[:stop]` by ascending value, stably; `order[:start]` is sorted already."""
     for i in range(start, stop):
         which = order[i]
         low = 0
@@ -155,7 +156,7 @@ def repair(problem: Problem, cells: Cells, rng: np.random.Generator, order: IntA
                     cells[j, m] = left
                 used[m] += cells[j, m]
                 gpus += cells[j, m]
-        # Not given back to later jobs, as in the authors' order: this repair is the last.
+        # These GPUs do not go to later jobs: as in the authors' search, this repair comes last.
         if gpus < problem.min_gpus[j]:
             for m in range(nodes):
                 cells[j, m] = 0
@@ -163,7 +164,7 @@ def repair(problem: Problem, cells: Cells, rng: np.random.Generator, order: IntA
 
 @compiled
 def _clip(row: Cells, max_gpus: int, rng: np.random.Generator, order: IntArray) -> None:
-    """At most `max_gpus` GPUs on at most `MAX_NODES` nodes, kept in a random order of the nodes."""
+    """Cut a job to `max_gpus` GPUs on at most `MAX_NODES` nodes; a random order says which nodes stay."""
     count = 0
     for m in range(row.size):
         if row[m] > 0:
@@ -185,7 +186,7 @@ def _clip(row: Cells, max_gpus: int, rng: np.random.Generator, order: IntArray) 
 def mutate(
     problem: Problem, cells: Cells, rng: np.random.Generator, used: IntArray, holders: IntArray
 ) -> None:
-    """The three mutations in place; `used` and `holders` are scratch, one entry per node."""
+    """Apply the three mutations in place; `used` and `holders` are scratch, one entry per node."""
     jobs, nodes = cells.shape
     for m in range(nodes):
         used[m] = 0
@@ -200,7 +201,7 @@ def mutate(
         for m in range(nodes):
             used[m] += cells[j, m]
             holders[m] += cells[j, m] > 0
-    # Growth: on every node with free GPUs on average one job of all, and one of those already there.
+    # Growth: on every node with free GPUs, on average one job of all and one of the jobs already there grow.
     for m in range(nodes):
         most = problem.capacity[m]
         if used[m] >= most:
@@ -218,7 +219,7 @@ def mutate(
 
 @compiled
 def hand_over(cells: Cells, rng: np.random.Generator) -> None:
-    """A mutation of ours: a job hands one GPU of a node to another, or all for what the other holds."""
+    """Our own mutation: a job gives one GPU on a node to another job, or all of them for all that job has."""
     jobs, nodes = cells.shape
     m = int(rng.random() * nodes)
     count = 0
@@ -245,7 +246,7 @@ def hand_over(cells: Cells, rng: np.random.Generator) -> None:
 
 @compiled
 def _skip(jobs: int, rng: np.random.Generator) -> int:
-    """How many jobs are passed over when each is taken with probability 1 / jobs."""
+    """The number of jobs to skip until the next one, if each is taken with probability 1 / jobs."""
     if jobs == 1:
         return 0
     return int(np.log(1.0 - rng.random()) / np.log(1.0 - 1.0 / jobs))
@@ -268,7 +269,7 @@ def _same(one: Cells, other: Cells) -> bool:
 
 @compiled
 def _survivors(pool: Population, losses: FloatArray, ranked: IntArray, count: int, size: int) -> int:
-    """Move the best `size` of the ranked to the front, no individual twice; how many there are."""
+    """Move the best `size` of the ranked to the front, no individual twice; returns how many there are."""
     alive = 0
     for r in range(count):
         i = ranked[r]
@@ -298,10 +299,10 @@ def _evolve(
     patience: int,
     rng: np.random.Generator,
 ) -> tuple[int, int]:
-    """Evolve the first `count` individuals of the pool; how many live at the end, and the generations.
+    """Evolve the first `count` individuals of the pool; returns the survivors' number and the generations.
 
-    Individuals stay where they are in the pool; `ranked` lists the places, those of the living first and
-    best first, so that the children of a generation take the places behind them.
+    Individuals stay at their place in the pool. `ranked` lists the places: first those of the survivors, best
+    first, then the places that the children of the next generation take.
     """
     jobs, nodes = problem.present.shape
     order = np.empty(nodes, np.int64)
@@ -331,7 +332,7 @@ def _evolve(
                 mutate(problem, child, rng, used, holders)
             repair(problem, child, rng, order, used)
             losses[place] = total_loss(problem, child)
-        # Of two equals the older one stays.
+        # Of two equal individuals the older one stays.
         rank_by(losses, ranked, alive, alive + size)
         alive = _survivors(pool, losses, ranked, alive + size, size)
         idle = 0 if losses[ranked[0]] < best else idle + 1
@@ -347,7 +348,7 @@ def evolve(
     patience: int,
     rng: np.random.Generator,
 ) -> Found:
-    """Search from the individuals in `start` until `generations` or `patience` of them without a gain."""
+    """Search from the individuals in `start`, for `generations` or until `patience` pass without a gain."""
     count = len(start)
     places = max(2 * size, count)
     pool = np.empty((places, *problem.present.shape), dtype=np.int16)

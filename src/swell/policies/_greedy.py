@@ -1,8 +1,8 @@
 """A greedy answer to Pollux's allocation problem, to seed the genetic search with.
 
-GPUs go one step at a time to the job whose loss falls most per GPU. A step may take several GPUs at
-once, since the loss of a job is not convex: it jumps where the job leaves its node, and dips at what the
-job holds now, which costs no restart.
+GPUs go one step at a time to the job whose loss falls most per GPU. A step may take several GPUs at once,
+because the loss of a job is not convex: it jumps where the job outgrows one node, and it dips at the number
+of GPUs the job holds now, which needs no restart.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def greedy_counts(problem: Problem) -> IntArray:
 def _best_step(
     problem: Problem, job: int, count: int, held: int, per_node: int, free: int
 ) -> tuple[float, int]:
-    """The step up from `count` with the largest fall of the loss per GPU, and that fall."""
+    """The largest fall of the loss per GPU that a step up from `count` gives, and that step in GPUs."""
     now = _packed_loss(problem, job, count, held, per_node)
     best = 0.0
     step = 0
@@ -74,7 +74,7 @@ def _packed_loss(problem: Problem, job: int, gpus: int, held: int, per_node: int
 
 @compiled
 def place_counts(problem: Problem, counts: IntArray) -> Cells:
-    """Put counts on nodes: who keeps its count stays, then the largest first on as few nodes as possible."""
+    """Put counts on nodes: a job that keeps its count stays, the others go on few nodes, largest first."""
     jobs, nodes = problem.present.shape
     cells = np.zeros((jobs, nodes), np.int16)
     free = np.empty(nodes, np.int64)
@@ -110,7 +110,7 @@ def place_counts(problem: Problem, counts: IntArray) -> Cells:
 
 @compiled
 def _place(row: Cells, gpus: int, free: IntArray, crossed: BoolArray, one_distributed: bool) -> None:
-    """The tightest node that holds it all, or else the emptiest nodes that no other job crosses."""
+    """Use the fullest node that can hold all GPUs, or else the emptiest nodes that no spanning job is on."""
     tightest = -1
     emptiest = 0
     for m in range(free.size):
@@ -146,6 +146,6 @@ def _place(row: Cells, gpus: int, free: IntArray, crossed: BoolArray, one_distri
 
 
 def greedy(problem: Problem) -> Cells:
-    """An allocation by marginal gain; nearly legal, for the search's repair to finish."""
+    """An allocation by marginal gain. It may break a constraint, which the search's repair then mends."""
     cells: Cells = place_counts(problem, greedy_counts(problem))
     return cells

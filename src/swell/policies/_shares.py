@@ -1,4 +1,4 @@
-"""What several policies do with shares: fill a cluster in some order, find the least share, grow by gain.
+"""Helpers of several policies: fill a cluster in some order, find the least share, grow shares by gain.
 
 The loops are compiled; they work on the arrays of a snapshot and know nothing of policies.
 """
@@ -16,10 +16,10 @@ from swell.policies.snapshot import Snapshot
 
 @compiled
 def fill(order: IntArray, want: IntArray, most: IntArray, free: int, strict: bool) -> IntArray:
-    """Give each job in turn all that it wants or nothing.
+    """Give each job, in the given order, all the GPUs it wants or none.
 
-    A job that does not fit is passed over, or ends the walk if `strict`. One that wants more than it can ever
-    be given (`most`), or nothing, is always passed over.
+    A job that does not fit is passed over; with `strict`, the jobs after it get nothing either. A job that
+    wants no GPUs, or more than it can ever be given (`most`), is always passed over.
     """
     gpus = np.zeros(len(want), dtype=np.int64)
     for i in order:
@@ -34,7 +34,7 @@ def fill(order: IntArray, want: IntArray, most: IntArray, free: int, strict: boo
 
 
 ANY_SHARE: IntArray = np.empty(0, dtype=np.int64)
-"""In place of a table of legal shares: all are."""
+"""Passed in place of a table of legal shares where every share is legal."""
 
 
 @compiled
@@ -70,7 +70,7 @@ def grow(
     free: int,
     time: bool,
 ) -> IntArray:
-    """Give `free` GPUs one at a time to the running job with the largest gain, while one gains at all.
+    """Give `free` GPUs one at a time to the running job with the largest gain, until no job gains.
 
     The gain of a job is `weight` times the rate that one more GPU adds or, if `time`, times the seconds
     that it takes off a unit of work. Ties go to the older job.

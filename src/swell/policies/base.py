@@ -1,8 +1,8 @@
-"""What a policy is: it admits jobs and says how many GPUs each is worth right now.
+"""What a policy is: it admits jobs and says how many GPUs each of them should have right now.
 
 A policy is a small dataclass whose fields are its options. It is a pure function of the snapshot it is
-given, apart from memory of its own that it keeps between calls (queues, leases, a population). It has no
-clock, does no I/O, and never learns whether it runs in the simulator or on a live cluster.
+given, apart from what it remembers between calls (queues, leases, a population). It has no clock, does no
+I/O, and never learns whether it runs in the simulator or on a live cluster.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Admission:
     earliest_deadline_s: float | None = None
     """For a refused job: the earliest deadline that would have been admitted, if the policy can tell."""
     reason: str = ""
-    """For a refused job: what stands in the way."""
+    """For a refused job: why it is refused."""
     plan: object = None
-    """What the policy wants to remember if the job does come in: it gets it back in `accepted`."""
+    """What the policy has to remember if the job is accepted; it is handed back to `accepted`."""
 
 
 ADMITTED = Admission(True)
@@ -36,11 +36,11 @@ ADMITTED = Admission(True)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many GPUs each active job shall have, in the order of the snapshot's rows."""
+    """How many GPUs each active job should have, in the order of the snapshot's rows."""
 
     gpus: IntArray
     per_node: IntArray | None = None
-    """Jobs x nodes, where the policy itself says on which nodes (Pollux); its row sums are `gpus`."""
+    """GPUs as jobs x nodes, if the policy itself chooses the nodes (Pollux); the row sums are `gpus`."""
     order: IntArray | None = None
     """Indices of jobs in the order in which they are to be placed; None for oldest first."""
 
@@ -54,41 +54,41 @@ class Policy:
     """Base of all policies. Override `allocate`, and `admit` or `next_wakeup_s` where needed."""
 
     name: ClassVar[str]
-    """The name people type."""
+    """The name of the policy on the command line."""
     paper: ClassVar[str]
-    """Where it comes from."""
+    """The paper that the policy comes from."""
     goal: ClassVar[str]
-    """What it is good for, in one line."""
+    """What the policy is good for, in one line."""
 
     knows: ClassVar[Knowledge] = "nothing"
-    """What it is told of the jobs' speed: nothing, their true profiles (an oracle, and reports say so), or
-    models fitted on what was observed so far."""
+    """What the policy is told of the jobs' speed: nothing, their true profiles (then it has an oracle, and
+    reports say so), or models fitted on the observations so far."""
     adaptive_batch: ClassVar[bool] = False
     """Whether jobs choose their batch size for the GPUs they have (Pollux) or keep the user's."""
     placer: ClassVar[PlacerName] = "packed"
-    """How its shares are put on GPUs."""
+    """The placer that turns the policy's shares into placements."""
     interval_s: ClassVar[float | None] = None
-    """Length of its rounds; None for a policy that decides whenever a job comes or goes."""
+    """Length of the policy's rounds; None if it decides whenever a job comes or goes."""
 
     changes_with_time: ClassVar[bool] = True
-    """Whether its decision may change though no job came or went. If not, rounds in which nothing happened
-    are skipped; what it does want to see it names by `next_wakeup_s`."""
+    """Whether the policy's decision may change although no job came or went. If not, rounds in which nothing
+    happened are skipped, apart from the moments it asks for with `next_wakeup_s`."""
 
     def admit(self, snapshot: Snapshot, index: int) -> Admission:
-        """May the job at `index` of the snapshot come in? The others are those admitted before it.
+        """Decide whether to admit the job at `index` of the snapshot; the others were admitted before it.
 
-        This changes nothing, because people also ask without submitting: what must be remembered of an
-        admitted job is remembered in `accepted`.
+        This must change nothing, because a quote asks without submitting. What the policy has to remember of
+        an admitted job it remembers in `accepted`.
         """
         return ADMITTED
 
     def accepted(self, snapshot: Snapshot, index: int, admission: Admission) -> None:
-        """The job at `index` came in on this answer of `admit` to the same snapshot."""
+        """The job at `index` was submitted and admitted with this answer of `admit` to the same snapshot."""
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """How many GPUs is each active job worth right now?"""
+        """How many GPUs each active job should have right now."""
         raise NotImplementedError
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
-        """When it wants to decide again if nothing happens before; infinite for never."""
+        """When the policy has to decide again if nothing happens before; infinite for never."""
         return np.inf

@@ -1,7 +1,7 @@
 """EDL (TPDS'21, section 5): Tiresias for elastic jobs.
 
-EDL itself is a way to resize a job without stopping it, which is `swell.train`. Its paper also shows what a
-scheduler can do with that: Elastic-Tiresias, the policy in this file.
+EDL itself is a way to resize a job without stopping it; `swell.train` does that. The paper also has a
+scheduler that makes use of it: Elastic-Tiresias, the policy in this file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from swell.policies.tiresias import Tiresias
 
 @dataclass(kw_only=True)
 class ElasticTiresias(Tiresias):
-    """Tiresias whose jobs shrink to let others in and grow into idle GPUs.
+    """Tiresias with jobs that shrink to let others run and grow into idle GPUs.
 
-    Compaction: while more than `pending` jobs would wait, every job is served with `least` of what it asked
-    for, so that more of them run; what is left over brings those who run back towards their request.
-    Expansion: when nobody waits, idle GPUs go beyond the requests. Both hand out GPUs where the rate grows
-    most, relative to the rate at the request.
+    Compaction: while more than `pending` jobs would wait, each job gets only the part `least` of its request,
+    so that more jobs run; GPUs that are left over bring the running jobs back towards their requests.
+    Expansion: when no job waits, running jobs get idle GPUs beyond their requests. In both cases a GPU goes
+    to the job whose rate grows most, relative to its rate at the request.
     """
 
     name: ClassVar[str] = "elastic-tiresias"
@@ -36,7 +36,7 @@ class ElasticTiresias(Tiresias):
     changes_with_time: ClassVar[bool] = False
 
     least: float = 0.5
-    """Least part of its request that a job is shrunk to."""
+    """The smallest part of its request that a job is shrunk to."""
     pending: int = 0
     """How many jobs may wait before others are shrunk for them."""
 
@@ -46,7 +46,7 @@ class ElasticTiresias(Tiresias):
             raise InputError(f"least must be above 0 and at most 1, got {self.least}", field="least")
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """Serve the queues as Tiresias does, compacted if need be, then spend what is left."""
+        """Serve the queues as Tiresias does, with smaller shares if too many jobs wait; then grow shares."""
         self._move_between_queues(snapshot)
         order, want, most = self._order(snapshot), snapshot.requested, snapshot.max_gpus
         capacity, rates, curve = snapshot.capacity, snapshot.curves.rates, snapshot.curve

@@ -1,4 +1,4 @@
-"""Max-min fairness on GPUs: equal shares, except for those who cannot use as many."""
+"""Max-min fairness on GPUs: equal shares, except for jobs that cannot use as many."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def water_fill(low: IntArray, high: IntArray, capacity: int) -> tuple[IntArray, 
 
 @dataclass(kw_only=True)
 class MaxMin(Policy):
-    """Every job the same share, by water-filling; no more than makes it faster.
+    """Give every job the same share, by water-filling, but no GPUs that would not make it faster.
 
-    GPUs that are left when shares cannot be equal go one each to jobs that hold more already (so that they
-    stay put), then to the oldest. With more jobs than GPUs the oldest have one each: shares are equal over
-    jobs, not over time.
+    If the GPUs do not divide evenly, the rest goes one each to jobs that already hold more than the common
+    share (so that they are not resized), then to the oldest. With more jobs than GPUs the oldest jobs have
+    one each: jobs do not take turns.
     """
 
     name: ClassVar[str] = "max-min"
@@ -54,7 +54,7 @@ class MaxMin(Policy):
 
 
 def _without_waste(snapshot: Snapshot, gpus: IntArray, low: IntArray) -> IntArray:
-    """Take back the last GPUs of jobs that are no slower without them (curves may dip, or have holes)."""
+    """Take back GPUs from jobs that are no slower without them (a curve may dip, or be 0 at some counts)."""
     while True:
         fewer = np.maximum(gpus - 1, 0)
         wasted = (gpus > low) & (snapshot.rate_at(fewer) >= snapshot.rate_at(gpus))

@@ -1,12 +1,13 @@
 """Gandiva (OSDI'18, sections 3 and 4): time slicing when jobs outnumber GPUs, lending when GPUs are idle.
 
-Rigid jobs get what they asked for. While some wait, all GPUs are dealt anew at every turn of a common clock,
-to those who have gone without for longest; between turns running jobs stay. While nobody waits, idle GPUs are
-lent to running jobs, doubling a job's share, and taken back when the next job needs them. Whether a loan
-helps is found out by trial: if the measured rate did not rise, the job is not grown that far again.
+Rigid jobs get the GPUs they asked for. While some jobs wait, all GPUs are given out again at every turn of a
+common clock, to the jobs that have waited longest; between turns running jobs stay. While no job waits, idle
+GPUs are lent to running jobs, which doubles a job's share, and taken back when the next job needs them. A
+loan is a trial: if the measured rate does not rise, the job is not grown that far again.
 
-Left out: packing two jobs on one GPU, and migration for locality (the placer packs; suspend and resume is
-what a resize costs in the simulation, and with 60 s turns it should be cheap, as it is in the paper).
+Two things of the paper are left out: packing two jobs on one GPU, and migration for locality (the placer
+packs jobs). Suspending and resuming a job costs a resize in the simulation. With turns of 60 s this cost
+should be small, as it is in the paper.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from swell.policies.snapshot import Snapshot
 
 @dataclass(kw_only=True)
 class Gandiva(Policy):
-    """Round-robin time slices for all; idle GPUs on loan."""
+    """Round-robin time slices for all jobs; idle GPUs are lent to running jobs."""
 
     name: ClassVar[str] = "gandiva"
     paper: ClassVar[str] = "Gandiva, OSDI'18"
@@ -44,15 +45,15 @@ class Gandiva(Policy):
         repr=False,
         default_factory=lambda: Memory(had_gpus_s=-1.0, before=np.inf, rate_before=0.0, enough=np.inf),
     )
-    """Of each job: when it last held GPUs (negative for never), the share that it was last grown from and its
-    rate there, and the share beyond which it was seen to gain nothing."""
+    """For each job: when it last held GPUs (negative for never), the share that it was last grown from, its
+    rate at that share, and the share beyond which a trial showed no gain."""
 
     def __post_init__(self) -> None:
         if not self.quantum_s > 0:
             raise InputError(f"quantum_s must be above 0, got {self.quantum_s}", field="quantum_s")
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """Slice time if somebody must wait, else lend what is idle."""
+        """Give out time slices if a job must wait, else lend the idle GPUs."""
         held, now_s = snapshot.gpus, snapshot.now_s
         self._jobs.follow(snapshot)
         had_gpus_s = self._jobs["had_gpus_s"]
@@ -68,7 +69,7 @@ class Gandiva(Policy):
         return Decision(gpus)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
-        """The next turn, if somebody waits or a job that has just grown may be grown further."""
+        """The next turn, if a job waits or a job that has just grown may be grown further."""
         grew = np.any(decision.gpus > np.maximum(snapshot.gpus, snapshot.requested))
         if not grew and not self._waiting(snapshot, decision.gpus):
             return np.inf
@@ -76,17 +77,17 @@ class Gandiva(Policy):
 
     @staticmethod
     def _waiting(snapshot: Snapshot, gpus: IntArray) -> bool:
-        """Whether somebody waits whom the cluster could hold."""
+        """Whether a job waits that the cluster could hold."""
         return bool(np.any((gpus == 0) & (snapshot.requested <= snapshot.max_gpus)))
 
     def _lend(self, snapshot: Snapshot, gpus: IntArray) -> IntArray:
-        """Leave the loans that help, and double the smallest shares while there is something idle."""
+        """Keep the loans that help, and double the smallest shares while GPUs are idle."""
         held, free = snapshot.gpus, snapshot.capacity - int(gpus.sum())
         most = np.minimum(snapshot.max_gpus, self._learn(snapshot)).astype(np.int64)
         loan = np.clip(np.minimum(held, most) - gpus, 0, None) * (gpus > 0)
         gpus = gpus + fill(np.argsort(gpus, kind="stable"), loan, loan, free, False)
         free = snapshot.capacity - int(gpus.sum())
-        # Only a share whose rate has been seen is grown: a trial needs something to compare with.
+        # Only jobs whose rate at the present share is known are grown: a trial needs a rate to compare with.
         more = np.where((gpus == held) & (gpus > 0) & (2 * gpus <= most), gpus, 0)
         more = fill(np.argsort(gpus, kind="stable"), more, more, free, False)
         grows = more > 0
@@ -95,7 +96,7 @@ class Gandiva(Policy):
         return gpus + more
 
     def _learn(self, snapshot: Snapshot) -> FloatArray:
-        """Compare what grown jobs do now with what they did before; the share that is enough for each."""
+        """Compare the rates of grown jobs with their rates before; returns the useful share of each job."""
         before, enough = self._jobs["before"], self._jobs["enough"]
         no_faster = snapshot.table.rate[snapshot.rows] <= self._jobs["rate_before"]
         useless = (snapshot.gpus > before) & no_faster

@@ -1,8 +1,8 @@
 """What a policy remembers of each job from one decision to the next.
 
-Rows of the table come in any order and are used again, so a policy must not remember anything by row. Here
-jobs are known by their numbers. A job that is missing from a snapshot is forgotten, so the memory is never
-larger than the number of active jobs.
+Rows of the table come in any order and are used again, so a policy must not remember anything by row. A
+`Memory` identifies jobs by their numbers. It forgets a job that is missing from a snapshot, so it never holds
+more jobs than are active.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Memory:
         self._values: FloatArray = np.empty((len(defaults), 0))
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Forget the jobs that are gone and start the newcomers with the defaults."""
+        """Forget the jobs that are gone, and enter new jobs with the defaults."""
         if snapshot.numbers is not self.numbers:
             self._values = _aligned(self.numbers, snapshot.numbers, self._values, self._defaults)
             self.numbers = snapshot.numbers
@@ -43,7 +43,7 @@ class Memory:
 
 @compiled
 def _aligned(before: IntArray, numbers: IntArray, values: FloatArray, defaults: FloatArray) -> FloatArray:
-    """The columns of the jobs `before` (values: columns x jobs) as columns of the jobs `numbers`."""
+    """Rearrange `values` (columns x jobs, for the jobs `before`) for the jobs `numbers`."""
     columns = len(defaults)
     aligned = np.empty((columns, len(numbers)))
     old = 0

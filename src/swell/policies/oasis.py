@@ -1,21 +1,23 @@
 """OASiS (INFOCOM'18) and A_online: online admission by prices, primal-dual.
 
 GPU time has a price that grows from L to U with the part of the cluster already reserved at that moment:
-p = L (U/L)^(g/C). L and U are the smallest and the largest worth of a GPU-second over the jobs that came in
-and the newcomer.
-A newcomer looks for the schedule (GPUs in each slot) whose utility less its cost at present prices is
-largest; a dynamic programme over slots and work done finds it. It comes in iff that is positive, keeps the
-schedule, and so raises the price for those after it.
+p = L (U/L)^(g/C). L and U are the smallest and the largest worth of a GPU-second over all admitted jobs and
+the new one.
+For a new job, a dynamic programme over time slots and work done finds the schedule (GPUs in each time slot)
+with the largest utility minus cost at present prices. The job is admitted if and only if that difference is
+positive. It then keeps the schedule, which raises the price for later jobs.
 
-Utility never grows with the completion time: a sigmoid around the deadline, where a job has one (a schedule
-beyond it is worth nothing), else r / (r + completion time), with r the run time on the job's smallest share.
+Utility never grows with the completion time. For a job with a deadline it is a sigmoid around the deadline (a
+schedule that ends later is worth nothing); for any other it is r / (r + completion time), with r the run time
+on the job's smallest share.
 
-Choices of ours:
-- The slots are a newcomer's own: from now to its deadline, a quarter of its shortest run time at first and
-  longer later, so that jobs of minutes and of days are cut equally fine. Only GPUs are a resource.
-- Schedules pay for resizes, and keep the last share a little longer for pauses nobody planned.
-- A job without deadline is never refused: it takes the best schedule there is, however dear.
-- A job that was thrown off its schedule (by a lost node, a migration) buys another at any price.
+Our own choices:
+- Each new job has its own time slots, from now to its deadline. The first is a quarter of the job's shortest
+  run time and later ones are longer, so that short and long jobs are divided equally finely. GPUs are the
+  only resource.
+- Schedules pay for resizes, and keep the last share a little longer in case of pauses that were not planned.
+- A job without a deadline is never refused: it takes the best schedule there is, at any price.
+- A job that can no longer follow its schedule (after a lost node or a migration) buys another at any price.
 """
 
 from __future__ import annotations
@@ -33,28 +35,28 @@ from swell.policies.base import Admission, Decision, Knowledge, PlacerName, Poli
 from swell.policies.snapshot import Snapshot
 
 SLACK_S = 1e-3
-"""Schedules are planned to end this long before the deadline and kept this long after their end, so that
-rounding decides nothing."""
+"""Schedules are planned to end this long before the deadline and are kept this long after their end, so that
+rounding errors do not matter."""
 
 UNPLANNED = 2
-"""Pauses beyond the planned ones for which a schedule keeps its last share, within its last slot."""
+"""A schedule keeps its last share for this many pauses longer than planned, within its last time slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """GPUs from each start to the next, the last until the end."""
+    """A job's GPUs over time: `gpus[i]` from `start_s[i]` to the next start, the last until `end_s`."""
 
     start_s: FloatArray
     gpus: IntArray
     end_s: float
 
     def at(self, now_s: float) -> int:
-        """GPUs at a moment."""
+        """The number of GPUs at a moment."""
         step = int(np.searchsorted(self.start_s, now_s, side="right")) - 1
         return int(self.gpus[step]) if step >= 0 and now_s < self.end_s else 0
 
     def next_change_s(self, now_s: float) -> float:
-        """When the GPUs change next, its end included; infinite after that."""
+        """When the number of GPUs changes next or the schedule ends; infinite after its end."""
         step = int(np.searchsorted(self.start_s, now_s, side="right"))
         change_s = float(self.start_s[step]) if step < len(self.start_s) else self.end_s
         return change_s if change_s > now_s else math.inf
@@ -62,60 +64,60 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class PriceRange:
-    """The smallest and the largest worth of a GPU-second: prices lie between."""
+    """The smallest and the largest worth of a GPU-second; prices lie between them."""
 
     least: float = math.inf
     most: float = 0.0
 
     def with_job(self, job: Bidder, now_s: float) -> PriceRange:
-        """The range widened to what this job may be worth by the GPU-second."""
+        """The range widened to include what a GPU-second may be worth to this job."""
         least, most = self.least, self.most
         for gpus, rate in zip(job.counts[1:], job.rates[1:]):
             run_s = job.work / float(rate)
             if now_s + run_s <= job.deadline_s:
                 worth = job.worth * utility(job, now_s + run_s) / (int(gpus) * run_s)
                 most = max(most, worth)
-                # The paper's quarter: an empty cluster is cheap even for the job worth the least.
+                # As in the paper, a quarter: so an empty cluster is cheap even for the job of least worth.
                 least = min(least, worth / 4)
         return PriceRange(least, most)
 
     def at(self, load: FloatArray) -> FloatArray:
-        """The price of a GPU-second where this part of the cluster (0 to 1) is reserved."""
+        """The price of a GPU-second at a moment when this part of the cluster (0 to 1) is reserved."""
         return np.asarray(self.least * (self.most / self.least) ** load)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The best schedule of a job and its payoff: minus infinity, and no schedule, if it has none."""
+    """The best schedule of a job and its payoff; without a schedule the payoff is minus infinity."""
 
     payoff: float = -math.inf
     schedule: Schedule | None = None
     prices: PriceRange = PriceRange()
-    """The range of prices it was found at."""
+    """The range of prices that the schedule was found at."""
 
 
 @dataclass(kw_only=True)
 class Oasis(Policy):
-    """Sell GPU time at prices that grow with the load to those who are worth it."""
+    """Sell GPU time, at prices that grow with the load, to the jobs for which it is worth the price."""
 
     name: ClassVar[str] = "oasis"
     paper: ClassVar[str] = "OASiS, INFOCOM'18"
-    goal: ClassVar[str] = "total utility: refuses what is not worth its price, and keeps to its schedules"
+    goal: ClassVar[str] = "total utility: refuses jobs not worth their price, and keeps to its schedules"
     knows: ClassVar[Knowledge] = "profiles"
     placer: ClassVar[PlacerName] = "buddy"
     changes_with_time: ClassVar[bool] = False
 
     slots: int = 48
-    """Slots that a newcomer's time is cut into."""
+    """The number of time slots in the schedule of a new job."""
     steps: int = 128
     """Steps of work in the dynamic programme."""
     sharpness: float = 50.0
     """How steeply the utility falls at the deadline; 50: from 0.92 to 0.5 over the last 5% of the time."""
     worth: str = "job"
-    """What a job is worth: 'job' for all the same, 'work' for the GPU-seconds it needs at least."""
+    """What a job is worth: 'job' for the same worth each, 'work' for the GPU-seconds it needs at least."""
 
     _schedules: dict[int, Schedule] = field(default_factory=dict, init=False, repr=False)
-    """By job number."""
+    """Schedules by job number."""
     _prices: PriceRange = field(default_factory=PriceRange, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -126,7 +128,7 @@ class Oasis(Policy):
                 raise InputError(f"oasis: {name} must be at least 1, got {getattr(self, name)}", field=name)
 
     def admit(self, snapshot: Snapshot, index: int) -> Admission:
-        """Admit iff the best schedule is worth more than it costs."""
+        """Admit the job if its best schedule is worth more than it costs, or if it has no deadline."""
         deadline_s = float(snapshot.deadline_s[index])
         bidder = self._bidder(snapshot, index)
         prices = self._prices if bidder is None else self._prices.with_job(bidder, snapshot.now_s)
@@ -136,25 +138,25 @@ class Oasis(Policy):
         if offer.payoff > 0:
             return Admission(True, finish_s=deadline_s, plan=offer)
         if math.isinf(offer.payoff):
-            return Admission(False, reason="no schedule on what is not yet reserved ends by its deadline")
+            return Admission(False, reason="no schedule on the unreserved GPUs ends by its deadline")
         return Admission(False, reason="at the present load its GPU time costs more than it is worth")
 
     def accepted(self, snapshot: Snapshot, index: int, admission: Admission) -> None:
-        """Keep the schedule that the job came in on, and the prices it has taught."""
+        """Keep the schedule that the job was admitted with, and the range of prices widened by the job."""
         assert isinstance(admission.plan, Offer)
         self._prices = admission.plan.prices
         self._keep(int(snapshot.numbers[index]), admission.plan)
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """What the schedules say for now; a job whose schedule has ended buys a new one."""
+        """Give each job what its schedule says for now; a job whose schedule has ended buys a new one."""
         numbers = snapshot.numbers.tolist()
         self._schedules = {n: self._schedules[n] for n in numbers if n in self._schedules}
         gpus = self._shares(snapshot, numbers)
-        fell_off = False
+        bought = False
         for i, number in enumerate(numbers):
             schedule = self._schedules.get(number)
             if schedule is None or snapshot.now_s >= schedule.end_s:
-                fell_off = True
+                bought = True
                 bidder = self._bidder(snapshot, i)
                 if bidder is None:
                     continue
@@ -163,10 +165,10 @@ class Oasis(Policy):
                     late = bidder._replace(deadline_s=math.inf)
                     offer = self._best_offer(snapshot, i, late, self._prices)
                 self._keep(number, offer)
-        return Decision(self._shares(snapshot, numbers) if fell_off else gpus)
+        return Decision(self._shares(snapshot, numbers) if bought else gpus)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
-        """The next moment at which a schedule changes, or has ended though its job has not."""
+        """The next moment at which a schedule changes or ends."""
         soonest_s = math.inf
         for number in snapshot.numbers.tolist():
             schedule = self._schedules.get(number)
@@ -175,7 +177,7 @@ class Oasis(Policy):
         return soonest_s
 
     def _shares(self, snapshot: Snapshot, numbers: list[int]) -> IntArray:
-        """What the schedules say for now. Where GPUs are missing (a node was lost), the youngest wait."""
+        """What the schedules say for now. If GPUs are short (a node was lost), the youngest jobs wait."""
         gpus = np.zeros(len(numbers), dtype=np.int64)
         free = snapshot.capacity
         for i, number in enumerate(numbers):
@@ -186,7 +188,7 @@ class Oasis(Policy):
         return gpus
 
     def _bidder(self, snapshot: Snapshot, index: int) -> Bidder | None:
-        """A job's facts for the dynamic programme, or None if it can run on no share at all."""
+        """The job as input of the dynamic programme, or None if it cannot run on any share."""
         counts = np.append(0, powers_of_two(min(snapshot.capacity, snapshot.curves.max_gpus)))
         legal = (counts >= snapshot.min_gpus[index]) & (counts <= snapshot.max_gpus[index])
         rates = np.where(legal, snapshot.curves.rates[snapshot.curve[index], counts], 0.0)
@@ -209,7 +211,7 @@ class Oasis(Policy):
         )
 
     def _best_offer(self, snapshot: Snapshot, index: int, job: Bidder | None, prices: PriceRange) -> Offer:
-        """The best schedule of a job beside those of all others, at prices in this range."""
+        """The best schedule of a job on the GPUs that other schedules leave, at prices in this range."""
         none = Offer(prices=prices)
         now_s, pause_s = snapshot.now_s, snapshot.resize_cost_s
         if job is None or not prices.most:
@@ -223,8 +225,8 @@ class Oasis(Policy):
             until_s = job.deadline_s - SLACK_S
         if until_s <= now_s:
             return none
-        # A slot holds at least a pause: of two ways that are both still paused, the programme would keep the
-        # cheaper one, which started later, and so on for ever.
+        # A time slot is at least as long as a pause. In shorter ones, of two schedules that are both still
+        # paused, the programme would keep the cheaper one, which started later, and never come to run.
         count = self.slots if pause_s == 0 else min(self.slots, max(int((until_s - now_s) / pause_s), 1))
         edges = _slots(now_s, until_s, max(shortest_run_s / 4, pause_s), count)
         used = _reserved(others, edges)
@@ -238,14 +240,14 @@ class Oasis(Policy):
         return Offer(float(payoff), schedule, prices)
 
     def _keep(self, number: int, offer: Offer) -> None:
-        """Put an offer's schedule in the place of the job's old one."""
+        """Replace the job's schedule by the one of the offer."""
         self._schedules.pop(number, None)
         if offer.schedule is not None:
             self._schedules[number] = offer.schedule
 
 
 def _slots(now_s: float, until_s: float, first_s: float, count: int) -> FloatArray:
-    """Edges of slots that grow geometrically from `first_s`, or are all equal where that suffices."""
+    """Edges of time slots that grow geometrically from `first_s`, or are equal if they cover the time."""
     span_s = until_s - now_s
     low, high = 0.0, 1.0
     if first_s * count < span_s:
@@ -261,14 +263,14 @@ def _slots(now_s: float, until_s: float, first_s: float, count: int) -> FloatArr
 
 
 def _reserved(schedules: list[Schedule], edges: FloatArray) -> IntArray:
-    """The most GPUs that these schedules use at once within each slot."""
+    """The most GPUs that these schedules use at once within each time slot."""
     if not schedules:
         return np.zeros(len(edges) - 1, dtype=np.int64)
     at_s = np.concatenate([np.append(s.start_s, s.end_s) for s in schedules])
     change = np.concatenate([np.diff(s.gpus, prepend=0, append=0) for s in schedules])
     at_s, where = np.unique(at_s, return_inverse=True)
     total = np.cumsum(np.bincount(where, weights=change, minlength=len(at_s))).round().astype(np.int64)
-    first = np.searchsorted(at_s, edges[:-1], side="right") - 1  # the step under way as each slot begins
+    first = np.searchsorted(at_s, edges[:-1], side="right") - 1  # the step in force as each slot begins
     last = np.searchsorted(at_s, edges[1:], side="left")
-    steps = np.append(0, total)  # nothing before the first
+    steps = np.append(0, total)  # nothing is reserved before the first step
     return np.array([steps[a + 1 : b + 1].max(initial=0) for a, b in zip(first, last)], dtype=np.int64)

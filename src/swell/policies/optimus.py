@@ -1,9 +1,9 @@
 """Optimus (EuroSys'18, section 4.1): GPUs go where they shorten the remaining time the most.
 
-As the Pollux authors ran it ("Optimus+Oracle"): all-reduce instead of parameter servers, so a GPU is the one
-resource, and the true step times and remaining iterations instead of fitted ones. The paper's other half, the
-prediction of the steps left from the loss, is `swell.perf.convergence`; its placement is the order given here
-(smallest jobs first) with the most-free placer.
+This is the variant that the Pollux authors ran as "Optimus+Oracle". It has all-reduce instead of parameter
+servers, so that GPUs are the only resource, and it knows the true step times and remaining iterations. The
+other half of the paper, which predicts the remaining steps from the loss, is `swell.perf.convergence`. The
+paper's placement is the order given here (smallest jobs first) with the most-free placer.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Optimus(Policy):
     placer: ClassVar[PlacerName] = "most-free"
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """The marginal-gain greedy."""
+        """Give each job its least share, then the rest greedily by marginal gain."""
         most = snapshot.max_gpus
         least = least_share(snapshot)
-        # The smallest minimum first; among equals, which is the rule, the order of arrival.
+        # The jobs with the smallest minimum come first; equal ones, the usual case, in order of arrival.
         gpus = fill(np.argsort(least, kind="stable"), least, most, snapshot.capacity, False)
         free = snapshot.capacity - int(gpus.sum())
         gpus = grow(snapshot.curves.rates, snapshot.curve, gpus, most, snapshot.remaining, free, True)

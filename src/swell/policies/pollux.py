@@ -1,14 +1,15 @@
 """Pollux: GPUs, batch size and learning rate chosen together for goodput and fairness (OSDI'21).
 
-Each job's agent fits a goodput model and picks its own batch size; what is decided here is the allocation
-(section 4.2). The fitness of an allocation is a power mean over jobs of their speed-ups: goodput there,
-divided by goodput on a fair share of the cluster. A job whose GPUs would change has its speed-up
-multiplied by max(T - R d, 0) / (T + d), with its age T, its resizes so far R, and the cost d of one.
-The search is in `_genetic`, its greedy seed in `_greedy`; here a snapshot becomes their problem.
+Each job's agent fits a goodput model and picks its own batch size; this policy decides the allocation
+(section 4.2). The fitness of an allocation is the power mean of the jobs' speed-ups. A job's speed-up is its
+goodput with the allocation divided by its goodput on a fair share of the cluster. If the job's GPUs would
+change, the speed-up is multiplied by max(T - R d, 0) / (T + d), with the job's age T, its resizes so far R,
+and the cost d of one resize. The search is in `_genetic` and its greedy seed in `_greedy`; this module turns
+a snapshot into their `Problem`.
 
-As in the authors' simulator the fair share is ceil(GPUs / jobs) GPUs taken to lie on one node, speed-ups
-are scaled by nodes / GPUs, and 1e-3 is added before the power so that a job left out costs much, not
-everything. GPU types are not told apart.
+As in the authors' simulator, the fair share is ceil(GPUs / jobs) GPUs that are taken to lie on one node,
+speed-ups are scaled by nodes / GPUs, and 1e-3 is added before the power so that a job without GPUs makes the
+fitness much worse but not zero. The policy does not distinguish GPU types.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
     from swell.policies._genetic import Cells, Population, Problem
 
 FLOOR = 1e-3
-"""Added to every speed-up: what a job without GPUs counts as."""
+"""Added to every speed-up; so this is what a job without GPUs counts as."""
 
 
 @dataclass
 class _Memory:
-    """What is kept from one decision to the next."""
+    """What the policy keeps from one decision to the next."""
 
     rng: np.random.Generator
     numbers: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """Which jobs the population is about."""
+    """The numbers of the jobs in the population."""
     population: Population | None = None
 
 
@@ -68,16 +69,16 @@ class Pollux(Policy):
                 raise InputError(
                     f"policy 'pollux': {name} must be at least {least}, got {getattr(self, name)}", field=name
                 )
-        if not -50 <= self.p <= 50:  # beyond, the sum of powers is more than a float can hold
+        if not -50 <= self.p <= 50:  # beyond that, the sum of powers overflows a float
             raise InputError(f"policy 'pollux': p must be between -50 and 50, got {self.p}", field="p")
         self._memory: _Memory | None = None
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """The best allocation found, no worse in fitness than keeping the present one where that is legal."""
+        """The best allocation found: never worse in fitness than the present one, if that one is legal."""
         nodes = len(snapshot.cluster.nodes)
         per_node = np.zeros((len(snapshot), nodes), dtype=np.int64)
         if len(snapshot) and snapshot.capacity:
-            # Imported late: they bring numba, which takes a while and which other policies do without.
+            # Imported here because they import numba, which takes a while and which not all policies need.
             from swell.policies._genetic import evolve
             from swell.policies._greedy import greedy
 
@@ -100,20 +101,20 @@ class Pollux(Policy):
         return Decision(per_node.sum(axis=1), per_node)
 
     def fitness(self, loss: float, jobs: int) -> float:
-        """The power mean that a sum of losses stands for."""
+        """The power mean that corresponds to a sum of losses."""
         if self.p == 0:
             return math.exp(-loss / jobs)
         return float((abs(loss) / jobs) ** (1.0 / self.p))
 
     def problem(self, snapshot: Snapshot, order: IntArray) -> Problem:
-        """What the search needs to know, with the jobs in the given order of precedence."""
+        """The input of the search, with the jobs in the given order of precedence."""
         from swell.policies._genetic import Problem
 
         speedup, max_gpus = speedups(snapshot, order)
         speedup *= np.count_nonzero(snapshot.cluster.node_gpus) / snapshot.capacity
         present = _present(snapshot, order)
         held, across = present.sum(axis=1), np.count_nonzero(present, axis=1) > 1
-        # Should a bound fall below what a job holds, the search takes the rest away.
+        # If a job holds more than its bound allows, the search takes the rest away.
         kept = speedup[np.arange(len(order)), across.astype(np.int64), np.minimum(held, max_gpus)]
         age_s, cost_s = snapshot.age_s[order], self.restart_cost_s
         ahead_s = np.maximum(age_s - snapshot.resizes[order] * cost_s, 0.0)
@@ -129,19 +130,19 @@ class Pollux(Policy):
         )
 
     def _loss(self, speedup: FloatArray) -> FloatArray:
-        """What one job adds to the sum whose least is the largest power mean."""
+        """The loss of one job: the smaller the sum of losses, the larger the power mean."""
         if self.p == 0:
             return -np.log(np.maximum(speedup, FLOOR))
         return -np.sign(self.p) * (speedup + FLOOR) ** self.p
 
 
 def precedence(snapshot: Snapshot) -> IntArray:
-    """Who wins where jobs collide: the one that has received least, then the one submitted first."""
+    """Jobs in order of precedence: those that have received the least come first, then the oldest."""
     return np.lexsort((snapshot.submit_s, snapshot.attained_gpu_s))
 
 
 def speedups(snapshot: Snapshot, order: IntArray) -> tuple[FloatArray, IntArray]:
-    """Speed-up of each job over its fair share, on one node and on several, by GPUs; and its most GPUs."""
+    """Speed-up of each job over its fair share (by one or several nodes, and by GPUs); and its most GPUs."""
     from swell.policies._genetic import MAX_NODES
 
     fair_gpus = math.ceil(snapshot.capacity / len(snapshot))
@@ -169,7 +170,7 @@ def speedups(snapshot: Snapshot, order: IntArray) -> tuple[FloatArray, IntArray]
 
 
 def _last_population(memory: _Memory, numbers: IntArray, nodes: int) -> Population:
-    """The last population with the jobs of today: newcomers hold nothing, the finished are gone."""
+    """The last population for the jobs of now: new jobs hold nothing, finished ones are left out."""
     last = memory.population
     out = np.zeros((0 if last is None else len(last), len(numbers), nodes), dtype=np.int16)
     if last is not None:
@@ -180,7 +181,7 @@ def _last_population(memory: _Memory, numbers: IntArray, nodes: int) -> Populati
 
 
 def _present(snapshot: Snapshot, order: IntArray) -> Cells:
-    """What each job holds now, jobs x nodes."""
+    """The GPUs that each job holds now, jobs x nodes."""
     placements = snapshot.placements
     held = [placements[i] for i in order.tolist()]
     cells = np.zeros((len(held), len(snapshot.cluster.nodes)), dtype=np.int16)

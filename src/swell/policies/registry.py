@@ -1,11 +1,11 @@
-"""One registry: policies by the name people type, ours and those of other packages.
+"""The registry: all policies by name, our own and those of other packages.
 
-A third-party policy plugs in by an entry point in the group `swell.policies`:
+Another package adds a policy by an entry point in the group `swell.policies`:
 
     [project.entry-points."swell.policies"]
     my-policy = "my_package:MyPolicy"
 
-Options are given behind the name: `pollux:p=-1,generations=50`.
+Options follow the name: `pollux:p=-1,generations=50`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BUILT_IN: dict[str, str] = {
 
 
 def policy_names() -> list[str]:
-    """Every name that can be given, ours first."""
+    """The names of all policies, our own first."""
     return list(BUILT_IN) + sorted(e.name for e in entry_points(group=GROUP) if e.name not in BUILT_IN)
 
 
@@ -70,7 +70,7 @@ def options_of(cls: type[Policy]) -> dict[str, tuple[type, Any]]:
 
 
 def make_policy(text: str) -> Policy:
-    """A policy from what a person typed: a name, or a name with options such as `pollux:p=-1`."""
+    """A policy from text: a name, or a name with options such as `pollux:p=-1`."""
     name, _, rest = text.partition(":")
     cls = policy_class(name.strip())
     options = options_of(cls)

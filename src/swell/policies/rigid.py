@@ -1,7 +1,7 @@
-"""Schedulers of the time before elasticity: a job gets the GPUs it asked for, all of them or none.
+"""Schedulers for rigid jobs: a job gets all the GPUs it asked for, or none.
 
-A job that asks for more than it can ever be given (its own bound, its curve, the cluster as it is now) waits
-without standing in anybody's way.
+A job that asks for more than it can ever be given (because of its own bound, its curve or the present
+cluster) waits, and does not hold up other jobs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swell.policies.snapshot import Snapshot
 
 @dataclass(kw_only=True)
 class Fifo(Policy):
-    """First come, first served, and nobody is ever sent away."""
+    """First come, first served; a running job is never preempted."""
 
     name: ClassVar[str] = "fifo"
     paper: ClassVar[str] = "-"
@@ -27,7 +27,7 @@ class Fifo(Policy):
     changes_with_time: ClassVar[bool] = False
 
     backfill: bool = False
-    """Let later jobs pass one that does not fit; by default the first that does not fit holds up the rest."""
+    """Let later jobs pass one that does not fit; by default they wait behind the first that does not fit."""
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Running jobs stay; the others start in order of arrival."""
@@ -47,11 +47,11 @@ class Srtf(Policy):
     changes_with_time: ClassVar[bool] = False
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """The jobs that would be done soonest run."""
+        """Run the jobs that would end soonest."""
         most = snapshot.max_gpus
         rate = snapshot.rate_at(np.minimum(snapshot.requested, most))
         left_s = np.divide(snapshot.remaining, rate, out=np.full(len(rate), np.inf), where=rate > 0)
-        # A job that makes no progress on what it asked for would hold its GPUs for ever.
+        # A job that makes no progress on the GPUs it asked for would hold them for ever.
         want = np.where(rate > 0, snapshot.requested, 0)
         order = np.argsort(left_s, kind="stable")
         return Decision(fill(order, want, most, snapshot.capacity, False))

@@ -1,8 +1,8 @@
-"""What a policy sees: a moment of the cluster, the same from the simulator and from a live control plane.
+"""What a policy sees: all active jobs at one moment, in the simulator and on a live cluster alike.
 
-`JobTable` is the ledger of all jobs, one numpy column per fact, and belongs to whoever runs the clock (the
-simulator or the control plane). `Snapshot` is a read-only view of the jobs that are active now. Its columns
-are computed when a policy asks for them, so that a decision costs no more than the facts it uses.
+`JobTable` is the ledger of all jobs, one numpy column per fact; the simulator or the control plane keeps it
+up to date. `Snapshot` is a read-only view of the jobs that are active now. Its columns are computed when a
+policy asks for them, so that a decision costs no more than the columns it uses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class JobTable:
-    """Jobs, one row each. What grows with time is kept as of `since_s`.
+    """Jobs, one row each. Columns that change with time hold their values as of `since_s`.
 
     On a live cluster a row is used again once its job has ended, so rows say nothing about the order of jobs
     and a row alone does not identify one. A job's `number` does: numbers rise in order of submission and none
@@ -42,9 +42,9 @@ class JobTable:
             [np.iinfo(np.int64).max if s.max_gpus is None else s.max_gpus for s in specs], dtype=np.int64
         )
         self.curve: IntArray = np.zeros(n, dtype=np.int64)
-        """Which row of the curves is this job's."""
+        """The row of the job in `Curves.rates`."""
         self.since_s: FloatArray = self.submit_s.copy()
-        """When the numbers below were last brought up to date."""
+        """When the columns that change with time were last brought up to date."""
         self.paused_until_s: FloatArray = np.zeros(n)
         """The job makes no progress before this moment (it is resizing)."""
         self.left: FloatArray = np.zeros(n)
@@ -58,18 +58,18 @@ class JobTable:
         """Time spent holding GPUs."""
         self.first_start_s: FloatArray = np.full(n, np.inf)
         self.last_start_s: FloatArray = np.full(n, np.inf)
-        """When it last went from waiting to running."""
+        """When the job last went from waiting to running."""
         self.resizes: IntArray = np.zeros(n, dtype=np.int64)
         """Changes of allocation after the first."""
         self.placement: list[Placement] = [()] * n
         self.belief: list[JobBelief | None] = [None] * n
-        """What is believed of each job's performance, where the policy learns it."""
+        """The belief about each job's performance, for a policy that learns it."""
 
     def __len__(self) -> int:
         return len(self.specs)
 
     def settle(self, row: int, now_s: float) -> float:
-        """Bring a job's numbers up to now; returns for how long it made progress since the last time."""
+        """Bring a job's row up to now; returns for how many seconds the job made progress since `since_s`."""
         gpus, since_s = int(self.gpus[row]), float(self.since_s[row])
         ran_s = 0.0
         if gpus and now_s > since_s:
@@ -82,7 +82,7 @@ class JobTable:
         return ran_s
 
     def copy(self, rows: IntArray) -> JobTable:
-        """A table of its own with these rows only, in this order."""
+        """A new table with copies of these rows only, in this order."""
         part = JobTable([self.specs[row] for row in rows.tolist()])
         for name, column in vars(self).items():
             chosen = [column[row] for row in rows.tolist()] if isinstance(column, list) else column[rows]
@@ -90,7 +90,7 @@ class JobTable:
         return part
 
     def write(self, row: int, spec: JobSpec, number: int) -> None:
-        """Put a new job, of which nothing is known yet, into a row."""
+        """Enter a new job, which has not run yet, into a row."""
         fresh = JobTable([spec])
         fresh.number[0] = number
         for name, column in vars(self).items():
@@ -121,25 +121,25 @@ class Snapshot:
         self.cluster = cluster
         self.table = table
         self.rows = rows
-        """The table's rows of the active jobs, oldest job first, in no order of their own."""
+        """The table's rows of the active jobs, oldest job first, so not in ascending order of rows."""
         self._curves = curves
         self.capacity = cluster.capacity
         self.resize_cost_s = resize_cost_s
-        """What a change of allocation costs a job, waiting for a round included: for policies that plan."""
+        """Seconds that a change of allocation costs a job, waiting for a round included; for planning."""
         self.start_cost_s = resize_cost_s if start_cost_s is None else start_cost_s
-        """The same for a job that starts from nothing."""
+        """Seconds that a start costs a job, waiting for a round included; for planning."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @cached_property
     def curves(self) -> Curves:
-        """What is believed of the jobs' speed; fitted curves are only computed if a policy looks."""
+        """The believed speed of the jobs; fitted curves are computed only if a policy asks for them."""
         return self._curves() if callable(self._curves) else self._curves
 
     @cached_property
     def numbers(self) -> IntArray:
-        """The jobs' numbers, strictly ascending: how a policy knows a job again at its next call."""
+        """The jobs' numbers, strictly ascending. By them a policy recognises a job in the next snapshot."""
         return self.table.number[self.rows]
 
     @cached_property
@@ -153,7 +153,7 @@ class Snapshot:
 
     @cached_property
     def requested(self) -> IntArray:
-        """GPUs the user asked for: what a rigid policy gives."""
+        """GPUs that the job asked for, which a rigid policy gives it."""
         return self.table.requested[self.rows]
 
     @cached_property
@@ -168,7 +168,7 @@ class Snapshot:
 
     @cached_property
     def curve(self) -> IntArray:
-        """Which row of `curves.rates` belongs to each job."""
+        """The row of `curves.rates` that belongs to each job."""
         return self.table.curve[self.rows]
 
     @cached_property
@@ -220,7 +220,7 @@ class Snapshot:
 
     @property
     def beliefs(self) -> list[JobBelief | None]:
-        """The performance model of each job, where the policy learns one."""
+        """The belief about each job's performance, for a policy that learns it."""
         return [self.table.belief[row] for row in self.rows]
 
     def rate_at(self, gpus: IntArray) -> FloatArray:

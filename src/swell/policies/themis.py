@@ -1,11 +1,11 @@
 """Themis (NSDI'20, sections 3 and 4): max-min fairness of finish times, with leases.
 
-rho is a job's time from submission to finish over what it would take alone on its 1/N of the cluster, N being
-the jobs that are active now. In the paper the worst-off 1 - f of the jobs bid for free GPUs and a partial
-allocation mechanism picks winners. Here, as is usual in simulation, nobody bids: GPUs that are free or whose
-lease has run out go, step by step, to whoever has the largest rho at that moment, which makes the largest rho
-as small as one step at a time can. The order replaces the filter f; truthfulness of bids, which is what the
-auction buys, is no matter for a scheduler that knows the curves.
+A job's rho is its time from submission to finish, divided by the time it would take alone on 1/N of the
+cluster, where N is the number of jobs that are active now. In the paper the 1 - f of the jobs with the
+largest rho bid for free GPUs, and a partial allocation mechanism picks winners. Here, as is usual in
+simulation, there are no bids. GPUs that are free or whose lease has run out go, step by step, to the job with
+the largest rho at that moment, a greedy way to keep the largest rho small. This order replaces the filter f.
+The paper needs its auction so that bids are truthful; a scheduler that knows the curves does not.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def lift_the_worst(
     ideal_s: FloatArray,
     free: int,
 ) -> IntArray:
-    """Give `free` GPUs to the job with the largest rho, again and again; pass over whom they cannot help.
+    """Give `free` GPUs step by step to the job with the largest rho; pass over jobs they cannot help.
 
-    A step is the least share for a job without GPUs, else up to the next share with a higher rate. `wait_s`
-    is the time that a job needs from now on if it gets nothing.
+    A step gives a job without GPUs its least share, and any other job the next share with a higher rate.
+    `wait_s` is the time that a job needs from now on if it gets no GPUs now.
     """
     gpus = gpus.copy()
     n = len(gpus)
@@ -78,20 +78,20 @@ class Themis(Policy):
     changes_with_time: ClassVar[bool] = False
 
     lease_s: float = 1200.0
-    """How long GPUs are granted before they are offered anew. Shorter is fairer and costs resizes: on the
-    Pollux workloads the largest rho is 14 to 22 with 1200 s, as in the paper, and 3 to 4 with 120 s."""
+    """How long a job keeps its GPUs before they are offered again. Shorter is fairer but costs resizes: on
+    the Pollux workloads the largest rho is 14 to 22 with 1200 s, as in the paper, and 3 to 4 with 120 s."""
 
     _jobs: Memory = field(
         init=False, repr=False, default_factory=lambda: Memory(total=-1.0, lease_end_s=-1.0)
     )
-    """Of each job all its work (what was left when it was first seen), and when its lease ends."""
+    """For each job its total work (what was left when it was first seen), and when its lease ends."""
 
     def __post_init__(self) -> None:
         if not self.lease_s > 0:
             raise InputError(f"lease_s must be above 0, got {self.lease_s}", field="lease_s")
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """Offer what is free or out of lease to the worst off."""
+        """Give GPUs that are free or whose lease has ended to the jobs with the largest rho."""
         jobs, now_s, left = len(snapshot), snapshot.now_s, snapshot.remaining
         self._jobs.follow(snapshot)
         total, lease_end_s = self._jobs["total"], self._jobs["lease_end_s"]

@@ -1,13 +1,14 @@
 """Tiresias (NSDI'19, section 3): least attained service in queues, and its version with the Gittins index.
 
 Service is two-dimensional: GPUs x time, pauses for resizing included. A job starts in the first queue and
-falls into the next one when its service passes a threshold; queues are served in order, rigid jobs all or
-nothing, and a job that does not fit is passed over by those behind it. Jobs that run and are chosen again
+moves to the next one when its service passes a threshold. Queues are served in order, and a job gets all the
+GPUs it asked for or none; jobs behind one that does not fit may pass it. Running jobs that are chosen again
 keep their GPUs.
 
-Two settings are in use. The Pollux authors ran one threshold of 16 GPU-hours and queues in order of entry:
-our default. The public simulator of Tiresias, and the ElasticFlow authors with it, have 3250 and 7200
-GPU-seconds and queues in order of first start: `tiresias:thresholds=3250/7200,fifo=start`.
+Two settings are in use. Our default is that of the Pollux authors: one threshold of 16 GPU-hours, and each
+queue in order of entry. The public simulator of Tiresias, which the ElasticFlow authors used, has thresholds
+of 3250 and 7200 GPU-seconds and queues in order of first start:
+`tiresias:thresholds=3250/7200,fifo=start`.
 """
 
 from __future__ import annotations
@@ -26,20 +27,19 @@ from swell.policies.memory import Memory
 from swell.policies.snapshot import Snapshot
 
 _SLACK_GPU_S = 1e-3
-"""A threshold counts as reached this early: the clock's rounding must not ask for one wake-up after another.
-"""
+"""A threshold counts as reached this early, so that rounding errors of the clock cause no extra wake-ups."""
 
 
 _HISTORY = 10_000
-"""How many of the last jobs that left the Gittins index is computed from."""
+"""The Gittins index is computed from this many of the jobs that left last."""
 
 
 def _memory(**more: float) -> Memory:
-    """What is remembered of each job, by columns.
+    """The memory of a Tiresias policy. Its columns, one entry per job:
 
     - queue: the queue the job is in.
-    - entered: when the job came into its queue, as a count of all demotions; 0 in the first queue.
-    - forgiven_s, forgiven_gpu_s: run time and service before the job's last promotion, which no longer count.
+    - entered: when the job entered its queue, as a count of all demotions until then; 0 in the first queue.
+    - forgiven_s, forgiven_gpu_s: run time and service that no longer count since the job was promoted.
     - last_ran_s: when the job last held GPUs, or was first seen.
     """
     return Memory(queue=0.0, entered=0.0, forgiven_s=0.0, forgiven_gpu_s=0.0, last_ran_s=-1.0, **more)
@@ -56,7 +56,7 @@ class Tiresias(Policy):
     changes_with_time: ClassVar[bool] = False
 
     thresholds: str = "57600"
-    """GPU-seconds of service at which a job falls into the next queue, ascending, such as 3250/7200."""
+    """GPU-seconds of service at which a job moves to the next queue, ascending, such as 3250/7200."""
     fifo: str = "arrival"
     """Order inside a queue: 'arrival' in the queue, or 'start', the job's first start."""
     promote: float = 0.0
@@ -90,7 +90,7 @@ class Tiresias(Policy):
         return Decision(gpus)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
-        """When the next running job reaches its threshold, or the next waiting one has starved enough."""
+        """When the next running job reaches its threshold, or the next waiting job is promoted."""
         runs = decision.gpus > 0
         limit = self._limits[self._jobs["queue"].astype(np.int64)]
         togo_s = (limit[runs] - self._service(snapshot)[runs]) / decision.gpus[runs]
@@ -101,13 +101,13 @@ class Tiresias(Policy):
         return wake_s
 
     def _service(self, snapshot: Snapshot) -> FloatArray:
-        """GPU-seconds that count: since the job's last promotion."""
+        """GPU-seconds since the job's last promotion: earlier ones do not count."""
         if not self.promote:
             return snapshot.attained_gpu_s
         return snapshot.attained_gpu_s - self._jobs["forgiven_gpu_s"]
 
     def _starves_at_s(self, snapshot: Snapshot) -> FloatArray:
-        """When each job, if it waits on, may go back to the first queue; infinite for those who are there."""
+        """When each job, if it keeps waiting, goes back to the first queue; infinite if it is there."""
         jobs = self._jobs
         counted_s = snapshot.run_s - jobs["forgiven_s"]
         return np.where(jobs["queue"] > 0, jobs["last_ran_s"] + self.promote * counted_s, np.inf)
@@ -135,7 +135,7 @@ class Tiresias(Policy):
         """The jobs in the order in which they are served."""
         if self.fifo == "start":
             return np.lexsort((snapshot.first_start_s, self._jobs["queue"]))
-        if len(self._limits) == 2:  # two queues: whoever was demoted comes later, in order of demotion
+        if len(self._limits) == 2:  # two queues: demoted jobs come last, in order of demotion
             return np.argsort(self._jobs["entered"], kind="stable")
         return np.lexsort((self._jobs["entered"], self._jobs["queue"]))
 
@@ -145,8 +145,8 @@ def gittins_index(
 ) -> FloatArray:
     """P(S <= a + d | S > a) / E[min(S, a + d) - a | S > a] for service a, quantum d and past services S.
 
-    `history` holds the S ascending, `sums` the sums of its first 0, 1, 2 ... entries. Beyond everything that
-    was ever seen the index is 0.
+    `history` holds the S ascending, `sums` the sums of its first 0, 1, 2 ... entries. The index is 0 for a
+    service above all of the history.
     """
     n = len(history)
     first = np.searchsorted(history, service, side="right")
@@ -160,31 +160,31 @@ def gittins_index(
 
 @dataclass(kw_only=True)
 class TiresiasGittins(Tiresias):
-    """2D-Gittins: in each queue the jobs most likely to end soon, judged by how much service past jobs took.
+    """2D-Gittins: in each queue the jobs come first that, by the service past jobs took, will end soonest.
 
-    The history is learnt on the way, from jobs that have left. A queue's quantum is the service between its
-    thresholds, and endless for the last. Until `learn` jobs have left the order is that of 2D-LAS.
+    The policy builds this history itself, from jobs that have left. A queue's quantum is the service between
+    its thresholds, and infinite for the last queue. Until `learn` jobs have left, the order is as in 2D-LAS.
     """
 
     name: ClassVar[str] = "tiresias-gittins"
     goal: ClassVar[str] = "low average JCT for rigid jobs when the spread of service times is known"
 
     learn: int = 20
-    """Jobs that must have left before their history is trusted."""
+    """The number of jobs that must have left before the history is used."""
 
     _jobs: Memory = field(init=False, repr=False, default_factory=lambda: _memory(service=0.0, gpus=0.0))
-    """As of all Tiresias, and of each job its service when last asked and the GPUs it was given then."""
+    """The memory of Tiresias, plus each job's service at the last decision and the GPUs it got then."""
     _at_s: float = field(init=False, repr=False, default=0.0)
-    """When that was."""
+    """When the last decision was."""
     _departed: deque[float] = field(init=False, repr=False, default_factory=lambda: deque(maxlen=_HISTORY))
     """Service of the last jobs that left."""
-    _news: int = field(init=False, repr=False, default=0)
-    """How many of them are not in `_history` yet."""
+    _unlearnt: int = field(init=False, repr=False, default=0)
+    """The number of jobs in `_departed` that are not in `_history` yet."""
     _history: FloatArray = field(init=False, repr=False, default_factory=lambda: np.empty(0))
     _sums: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(1))
 
     def allocate(self, snapshot: Snapshot) -> Decision:
-        """Learn from the jobs that left, then as Tiresias."""
+        """Learn from the jobs that left, then decide as Tiresias does."""
         self._learn(snapshot)
         decision = super().allocate(snapshot)
         self._jobs["service"][:] = snapshot.attained_gpu_s
@@ -201,11 +201,11 @@ class TiresiasGittins(Tiresias):
         service = jobs["service"][gone] + jobs["gpus"][gone] * (snapshot.now_s - self._at_s)
         learnt = service[service > 0].tolist()
         self._departed.extend(learnt)
-        self._news += len(learnt)
-        if self._news >= 0.05 * len(self._history):  # sorting for each would cost more than it tells
+        self._unlearnt += len(learnt)
+        if self._unlearnt >= 0.05 * len(self._history):  # sorting after every job would be slow
             self._history = np.sort(np.array(self._departed))
             self._sums = np.concatenate([[0.0], np.cumsum(self._history)])
-            self._news = 0
+            self._unlearnt = 0
 
     def _order(self, snapshot: Snapshot) -> IntArray:
         if len(self._history) < self.learn:

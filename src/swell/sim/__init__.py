@@ -1,4 +1,4 @@
-"""Virtual clock, traces in, events out, metrics."""
+"""The simulator: it reads traces, runs them on a virtual clock, writes events and computes metrics."""
 
 from swell.sim.costs import ConstantCost, ModelledCost, ResizeCost, parse_cost
 from swell.sim.engine import NodeFailure, simulate

@@ -13,7 +13,7 @@ from swell.domain import InputError
 
 
 class ResizeCost(Protocol):
-    """Seconds of pause for a job that goes from `before` to `after` GPUs (0 before: it starts)."""
+    """Seconds of pause for a job that goes from `before` to `after` GPUs; it starts if `before` is 0."""
 
     def seconds(self, state_bytes: float, before: int, after: int) -> float: ...
 
@@ -30,13 +30,13 @@ class ConstantCost:
 
 @dataclass(frozen=True, slots=True)
 class ModelledCost:
-    """A fixed part, plus sending the job's state once if anybody joins; shrinking sends nothing."""
+    """A fixed part, plus sending the job's state once if a worker joins; shrinking sends nothing."""
 
     fixed_s: float = 0.5
     bytes_per_s: float = 1.25e9
     """10 Gbit/s."""
     start_s: float = 10.0
-    """Starting from nothing also pays process start and imports."""
+    """Added when a job starts: the start of its processes, and their imports."""
 
     def seconds(self, state_bytes: float, before: int, after: int) -> float:
         if before == 0:
@@ -45,7 +45,7 @@ class ModelledCost:
 
 
 def parse_cost(text: str) -> ResizeCost:
-    """A cost from what a person typed: seconds, or 'model'."""
+    """A cost from text: a number of seconds, or 'model'."""
     if text == "model":
         return ModelledCost()
     try:

@@ -1,11 +1,11 @@
-"""The simulator: a virtual clock around the very policies and placers that decide on live clusters.
+"""The simulator: a virtual clock around the same policies and placers that decide on live clusters.
 
-It is event-driven. A job's numbers are kept as of its last change and are brought up to date only when it
-changes again, so an event costs what it touches. The events are: a job is submitted, a job's present segment
-(see `truth`) ends, a node is lost or comes back, a policy's round or wake-up is due. After all events of one
-moment the policy is asked once, unless it decides in rounds.
+It is event-driven. A job's row in the table holds its state as of the job's last change and is brought up to
+date only when the job changes again, so an event costs no more than the jobs it affects. The events are: a
+job is submitted, a job's present segment (see `truth`) ends, a node is lost or comes back, a policy's round
+or wake-up is due. After all events of one moment the policy decides once, unless it decides in rounds.
 
-Deterministic: the same jobs, profiles, cluster, policy and seed give the same result.
+The simulator is deterministic: the same jobs, profiles, cluster, policy and seed give the same result.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from swell.sim.world import World
 
 EventSink = Callable[[Event], None]
 ProgressSink = Callable[[float, int, int], None]
-"""Called now and then with simulated seconds, jobs ended, jobs in all."""
+"""Called from time to time with the simulated seconds, the jobs that have ended, and all jobs."""
 
 _PROGRESS_EVERY = 256
 _IDLE_ROUNDS = 100
-"""A policy that lets this many rounds pass while no job runs and none is to come will never start one."""
+"""The run ends after this many decisions in a row with no job running and none to come: a policy that has not
+started a waiting job by then never will."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFailure:
-    """A node that is lost at a moment, and comes back after `repair_s` (never, if infinite)."""
+    """A node that is lost at `at_s` and comes back `repair_s` later (never, if that is infinite)."""
 
     node: int
     at_s: float
@@ -62,13 +63,13 @@ def simulate(
     on_event: EventSink | None = None,
     on_progress: ProgressSink | None = None,
 ) -> Result:
-    """Run the jobs on the cluster under the policy and report what became of them.
+    """Run the jobs on the cluster under the policy, and report how each of them ended.
 
     Args:
-        interval_s: length of the rounds; None for the policy's own, or at once if it has none.
+        interval_s: length of the rounds; None for the policy's own rounds, or none if it has no rounds.
         belief: 'profiles' or 'fitted' to override what the policy is told of the jobs' speed.
-        explore: have jobs grow only as they become known, as on a live cluster.
-        planned_cost: what policies are told that changes cost, if not the truth.
+        explore: if given, jobs grow only as their speed becomes known, as on a live cluster.
+        planned_cost: the cost of changes that policies plan with, if it is not the true cost.
     """
     if not jobs:
         raise InputError("nothing to simulate: the trace has no jobs", field="trace")
@@ -94,7 +95,7 @@ def simulate(
 
 
 def move_event(now_s: float, job_id: str, move: Move) -> Event:
-    """What the log says of a job's change of GPUs."""
+    """The event that records a job's change of GPUs."""
     data: dict[str, Any] = {"gpus": move.after, "before": move.before, "pause_s": move.pause_s}
     if not move.before:
         kind = EventKind.ALLOCATED
@@ -107,7 +108,7 @@ def move_event(now_s: float, job_id: str, move: Move) -> Event:
 
 
 class _Engine:
-    """One run. The board keeps the books, the world what is true; here are the clock and the agenda."""
+    """One run. The board keeps the books, the world knows the truth, the engine has the clock and events."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class _Engine:
         self.stalled = False
 
     def plan_with(self, cost: ResizeCost) -> None:
-        """Say what policies shall reckon a change to cost; it also waits for the next round."""
+        """Set the cost of a change that policies plan with, which includes waiting for the next round."""
         round_s, typical = self.rhythm.interval_s or 0.0, self.world.typical_state_bytes
         self.resize_cost_s = cost.seconds(typical, 1, 2) + round_s
         self.start_cost_s = cost.seconds(typical, 0, 1) + round_s
@@ -300,20 +301,20 @@ class _Engine:
             self.rhythm.due_s = math.inf
 
     def _explore(self) -> float:
-        """Bound the jobs by what is known of them; returns when the next bound may rise."""
+        """Bound each job's GPUs by what is known of its speed; returns when the next bound may rise."""
         if self.explore is None:
             return math.inf
         return self.explore.bound(self.table, self.board.active, self.now_s)
 
     def _replan_batches(self) -> None:
-        """Agents that learnt something since they chose their batch size choose again."""
+        """Let each job's agent that has learnt something since it chose its batch size choose again."""
         for row in self.board.active.tolist():
             if self.table.gpus[row] and self.world.wants_new_plan(row):
                 self._settle(row)
                 self._start_segment(row, new_plan=True)
 
     def _follow(self, move: Move) -> None:
-        """Let a job go on where the board has put it."""
+        """Let a job go on at the placement that the board gave it."""
         row = move.row
         self._ran(row, move.ran_s)
         self.stamp[row] += 1
@@ -327,7 +328,7 @@ class _Engine:
     # -- jobs --------------------------------------------------------------------------------------------
 
     def _settle(self, row: int) -> None:
-        """Bring a job's numbers up to now."""
+        """Bring a job's row up to now."""
         self._ran(row, self.table.settle(row, self.now_s))
 
     def _ran(self, row: int, ran_s: float) -> None:
@@ -354,7 +355,7 @@ class _Engine:
         self.rhythm.ask(self.now_s)
 
     def _leave(self, row: int) -> None:
-        """The job is active no more."""
+        """Take a job that has ended or was refused off the board."""
         self.board.deactivate(row)
         self.ended += 1
         lived_s = self.now_s - self.table.submit_s[row]
@@ -374,7 +375,7 @@ class _Engine:
             self.on_event(Event(self.now_s, kind, job_id=self.table.specs[row].job_id, data=values))
 
     def result(self) -> Result:
-        """The books of the run."""
+        """The result of the run."""
         table = self.table
         return Result(
             policy=self.policy.name,

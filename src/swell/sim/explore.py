@@ -1,8 +1,8 @@
-"""How a live scheduler gets to know jobs that nobody has seen before, in simulated time.
+"""How a live scheduler learns the speed of jobs that are new to it, in simulated time.
 
-On a live cluster a new job starts on one GPU, and may have twice as many as it was ever seen on once it has
-been seen there for a little while (Pollux's exploration, section 4.1). A simulation that knows all curves
-from the start would give it more at once; one that replays a live cluster must not.
+On a live cluster a new job starts on one GPU. Once it has run for a little while, it may have twice the most
+GPUs it has run on (Pollux's exploration, section 4.1). A simulation that knows all curves from the start
+would give it more at once; one that replays a live cluster must not.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from swell.policies import JobTable
 
 @dataclass(slots=True)
 class Exploration:
-    """Bounds the GPUs of jobs by what was seen of them so far."""
+    """Bounds the GPUs of each job by the sizes it has run at so far."""
 
     learn_s: float
-    """How long a job must run at one size before it is known there."""
+    """How long a job must run at one size before its speed there counts as known."""
     known: frozenset[str] = frozenset()
-    """Jobs that are known from the start."""
+    """The ids of jobs whose speed is known from the start."""
     _most: dict[int, int] = field(default_factory=dict)
     _own: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, learn_s: float, known: Iterable[str]) -> Exploration:
-        """An exploration for jobs of which some are known."""
+        """An exploration in which the jobs `known` have no bound."""
         return cls(learn_s, frozenset(known))
 
     def bound(self, table: JobTable, rows: IntArray, now_s: float) -> float:
-        """Set the jobs' bounds as of now; returns when the next of them may rise."""
+        """Set the jobs' bounds as of now; returns when the next bound may rise."""
         next_s = np.inf
         for row in rows.tolist():
             if table.specs[row].job_id in self.known:

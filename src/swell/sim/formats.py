@@ -64,7 +64,7 @@ def _elasticflow(submit_name: str, iteration_name: str, deadline_name: str) -> R
         _check_deadlines(table, deadline_name, submit, deadline)
         gpus = table.counts("num_gpu")
         batch = table.counts("batch_size")
-        if "duration" in table.columns:  # not used, but nonsense there says that the row is not to be trusted
+        if "duration" in table.columns:  # not used, but a bad value means that the row cannot be trusted
             table.numbers("duration", "a positive number of seconds", above=0)
         _check_models(table, models, "model_name", "batch_size", batch, work)
         rows = table.good_rows(skip_bad=skip_bad)
@@ -89,9 +89,10 @@ def _elasticflow(submit_name: str, iteration_name: str, deadline_name: str) -> R
 def read_philly(
     table: Table, models: Models, skip_bad: bool, seed: int = 0, cluster_id: str | None = None
 ) -> list[JobSpec]:
-    """Philly names no models: draw one by seed and row, and turn the duration into that model's iterations.
+    """Read a Philly trace. It names no models, so each job gets a random one, and its iterations from that.
 
-    Draws belong to the row in the file, so that a job is the same whichever others are kept.
+    The iterations are those that the model makes in the job's duration. The random draw depends on the seed
+    and the row of the file, so that a job is the same whichever other rows are kept.
     """
     submit = _timestamps(table, "timestamp")
     duration = table.numbers("duration", "a positive number of seconds", above=0)
@@ -214,7 +215,7 @@ _FORMATS = (
 
 
 def detect_format(path: Path, header: list[str]) -> Format:
-    """The format with all its columns there, or an error that names what is missing from the nearest one."""
+    """The format whose columns are all in the header; else an error names what the nearest format lacks."""
     names = set(header)
     for kind in _FORMATS:
         if names.issuperset(kind.required):
@@ -229,7 +230,7 @@ def detect_format(path: Path, header: list[str]) -> Format:
     kinds = ", ".join(dict.fromkeys(kind.name for kind in _FORMATS))
     raise InputError(
         f"{path}:1: not the header of a trace: {shown(','.join(header))};"
-        f" known formats are {kinds} (ours has {', '.join(OWN_COLUMNS)})"
+        f" known formats are {kinds} (swell's own has the columns {', '.join(OWN_COLUMNS)})"
     )
 
 
@@ -241,7 +242,7 @@ def _optional(value: float) -> float | None:
 
 
 def _ids(table: Table, name: str) -> list[str]:
-    """The column of job names, each there once."""
+    """The column of job names; a name that appears twice is refused."""
     ids = list(table.texts(name))
     if len(set(ids)) < len(ids):
         first: dict[str, int] = {}

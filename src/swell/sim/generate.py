@@ -1,18 +1,18 @@
-"""Synthetic workloads with the statistics of real clusters, for when no trace is at hand.
+"""Synthetic workloads with the statistics of real clusters, for use without a trace.
 
 Where the figures come from:
 
 - sizes and GPU counts: the public Philly trace (Jeon et al., ATC'19), in the four classes by GPU-hours of
-  Pollux (OSDI'21, section 5.1). For each class its share of the jobs, the spread of its GPU-hours and of its
-  GPU counts, counted over the 82,247 jobs of the cut that the Pollux authors published. The 0.2% of the jobs
-  beyond 1,000 GPU-hours are left out, as they did.
+  Pollux (OSDI'21, section 5.1). For each class its share of the jobs, and the distributions of its GPU-hours
+  and GPU counts, over the 82,247 jobs of the part that the Pollux authors published. Like them, we leave out
+  the 0.2% of the jobs beyond 1,000 GPU-hours.
 - arrivals: submissions of the same trace by hour of day (geometric mean over its days, so that one user's
   burst of a thousand jobs does not make an hour busy). Within an hour arrivals are Poisson.
 - deadlines: ElasticFlow (ASPLOS'23, section 6.1): submission plus lambda times the run time on the GPUs asked
   for, lambda uniform between 0.5 and 1.5. Where lambda is below 1, only an elastic job can make it.
 - models and batch sizes: drawn evenly among those that run on that many GPUs, as Philly names none.
 
-Each of these has a random stream of its own: asking for more deadlines changes no size and no arrival.
+Each of these has its own random stream: a larger share of deadlines changes no size and no arrival.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class SizeClass:
     """Jobs of about one size."""
 
     share: float
-    """Of all jobs."""
+    """The share of this class among all jobs."""
     gpu_hours: tuple[float, ...]
-    """At `QUANTILES`."""
+    """The class's GPU-hours at each of the `QUANTILES`."""
     gpus: tuple[float, ...]
-    """Weights of `GPU_COUNTS`."""
+    """The weight of each of the `GPU_COUNTS` in this class."""
 
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -64,13 +64,13 @@ ARRIVALS_BY_HOUR = (
     1.17, 0.95, 1.09, 1.02, 0.89, 1.15, 1.45, 1.55, 1.12, 1.07, 1.00, 0.84,
     0.77, 0.77, 0.71, 0.74, 0.86, 0.91, 0.95, 0.91, 0.93, 0.99, 1.06, 1.09,
 )  # fmt: skip
-"""Submissions in each hour of the day, relative to the mean, by the trace's clock."""
+"""Submissions in each hour of the day (of the trace's clock), relative to the mean."""
 
 TIGHTNESS = (0.5, 1.5)
-"""Range of lambda."""
+"""The range of lambda: a deadline is the submission plus lambda times the run time."""
 
 BUSY_WINDOW_STARTS = 3.0
-"""Hour of day from which eight hours have the peak in their middle, as in Pollux's workloads."""
+"""The default start of a workload: eight hours from here have the busiest hours in their middle."""
 
 
 def generate_jobs(
@@ -102,10 +102,10 @@ def generate_jobs(
     gpu_hours, gpus = sizes(jobs, max_gpu_hours, stream(1))
     gpus = np.minimum(gpus, max_gpus)
     drawn = stream(2).random((jobs, 2)).tolist()
-    hurried = stream(3).permutation(jobs) < round(deadlines * jobs)
+    has_deadline = stream(3).permutation(jobs) < round(deadlines * jobs)
     lambdas = stream(4).uniform(*TIGHTNESS, jobs)
 
-    if gpu_type == ANY_GPU:  # one for all, so that they can run on one cluster: the one most profiles know
+    if gpu_type == ANY_GPU:  # one type for all jobs, that of most profiles, so that one cluster can run them
         kinds = [kind for profile in profiles for kind in profile.gpu_types]
         gpu_type = max(profiles.gpu_types, key=kinds.count)
     models = Models(profiles, known_gpu_type(profiles, gpu_type), gpus_per_node)
@@ -130,8 +130,8 @@ def generate_jobs(
                 batch_size=batch_size,
                 gpus=count,
                 work=float(max(round(duration_s * rate), 1)),
-                # At least a tenth of a second, so that rounding cannot put it on the submission itself.
-                deadline_s=round(at_s + max(lambdas[i] * duration_s, 0.1), 1) if hurried[i] else None,
+                # At least a tenth of a second, so that rounding cannot make it equal to the submission.
+                deadline_s=round(at_s + max(lambdas[i] * duration_s, 0.1), 1) if has_deadline[i] else None,
             )
         )
     return specs
@@ -150,7 +150,7 @@ def arrivals(jobs: int, hours: float, start_hour: float, rng: np.random.Generato
 
 
 def sizes(jobs: int, max_gpu_hours: float, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-    """GPU-hours and GPU counts of so many jobs, none of them larger than allowed."""
+    """GPU-hours and GPU counts of `jobs` jobs, none of them larger than `max_gpu_hours`."""
     shares = np.array([size.share * (size.gpu_hours[0] < max_gpu_hours) for size in SIZES])
     shares[0] = SIZES[0].share
     which = rng.choice(len(SIZES), size=jobs, p=shares / shares.sum())

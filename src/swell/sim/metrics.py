@@ -1,4 +1,4 @@
-"""What a simulation says in the end: one record of figures per run."""
+"""The result of a simulation: one record of figures per run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from swell.domain import FloatArray, IntArray
 
 @dataclass(kw_only=True)
 class Result:
-    """The outcome of one run, job by job and in total. Times of jobs that never got there are NaN."""
+    """The outcome of one run, job by job and in total. A time is NaN for a job that never came so far."""
 
     policy: str
     cluster: str
     belief: str
-    """What the policy knew of the jobs' speed; 'oracle' where it was told the true profiles."""
+    """What the policy knew of the jobs' speed; 'oracle' if it was told the true profiles."""
     job_ids: list[str]
     submit_s: FloatArray
     deadline_s: FloatArray
@@ -57,7 +57,7 @@ class Result:
             return int(np.sum(promised & ~(self.finish_s <= self.deadline_s)))
 
     def record(self) -> dict[str, Any]:
-        """The figures as plain values, null where there is nothing to say."""
+        """The figures as plain values; None for a figure that has no value."""
         jct = self.jct_s
         deadline_jobs = int(np.isfinite(self.deadline_s).sum())
         done = ~np.isnan(self.finish_s)

@@ -1,4 +1,4 @@
-"""What importers and the generator ask of the performance profiles: what can run, and how fast."""
+"""What the trace readers and the generator need of the performance profiles: what can run, and how fast."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Models:
     gpus_per_node: int
 
     def measured(self, profile: Profile) -> bool:
-        """Whether the profile says anything of our GPU type."""
+        """Whether the profile was measured on the cluster's GPU type."""
         return self.gpu_type == ANY_GPU or self.gpu_type in profile.gpu_types
 
     def rate(self, profile: Profile, batch_size: int, gpus: int) -> float:
-        """Iterations per second on packed GPUs; 0 if it cannot run there."""
+        """Iterations per second on packed GPUs; 0 if the job cannot run there."""
         return profile.rate(packed_shape(gpus, self.gpus_per_node), batch_size, self.gpu_type)
 
     def runs(self, profile: Profile, batch_size: int) -> bool:
-        """Whether it can run at that batch size on any number of GPUs up to 1,024."""
+        """Whether a job can run at that batch size on some number of GPUs up to 1,024."""
         return any(self.rate(profile, batch_size, 2**i) > 0 for i in range(11))
 
     def batch_sizes(self, profile: Profile, gpus: int) -> list[tuple[int, float]]:
-        """(Batch size, rate) that people may use on so many GPUs: the initial one doubled, while it runs."""
+        """The usual (batch size, rate) pairs on `gpus` GPUs: the initial batch and its doublings that run."""
         limits, found = profile.limits, []
         batch_size = limits.init_batch
         while batch_size <= limits.max_batch:
@@ -40,7 +40,7 @@ class Models:
         return found
 
     def menu(self, gpus: int) -> list[tuple[str, list[tuple[int, float]]]]:
-        """The models that run on so many GPUs, each with its batch sizes and rates."""
+        """The models that run on `gpus` GPUs, each with its batch sizes and rates."""
         known = ((name, self.profiles.get(name)) for name in self.profiles.names)
         offers = ((name, self.batch_sizes(p, gpus)) for name, p in known if self.measured(p))
         return [(name, batches) for name, batches in offers if batches]

@@ -1,8 +1,9 @@
-"""What would have happened? A cluster's own event log under other policies, or on another cluster.
+"""What would have happened: a cluster's own event log simulated with other policies or another cluster.
 
-The log of a live cluster says when jobs came, what they had to do and how fast they went on how many workers.
-That is a trace and its profiles, so the simulator can run it again with the very same policies. What a start
-and a resize cost, and how long it takes to get to know a new job, are taken from the same log.
+The log of a live cluster says when jobs were submitted, how much work they had, and how fast they were on how
+many workers. That is a trace and its profiles, so the simulator can run it again with the same policies. The
+costs of a start and of a resize, and the time in which the speed of a new job becomes known, are taken from
+the log too.
 """
 
 from __future__ import annotations
@@ -23,40 +24,40 @@ from swell.sim.explore import Exploration
 from swell.sim.metrics import Result
 
 LIVE = "what happened"
-"""The policy's place in the record of the live run."""
+"""What the live run's record has in place of a policy's name."""
 _LEARN_S = 2.0
 _ROUNDS = 2000
-"""Rounds of a replay, for policies that have some: enough to be nearly at once, few enough to be quick."""
+"""A replay has about this many rounds, for a policy with rounds: short ones, but few enough to be quick."""
 _ENDS = (EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED, EventKind.REJECTED)
 _CHANGES = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
 
 
 @dataclass(slots=True)
 class LoggedJob:
-    """One job as the log tells it."""
+    """One job, as recorded in the log."""
 
     job_id: str
     submitted: Event
     changes: list[tuple[float, int, EventKind]] = field(default_factory=list)
-    """Moment, GPUs from then on, and what happened."""
+    """For each change: its time, the job's GPUs from then on, and the kind of event."""
     end: Event | None = None
 
     @property
     def held(self) -> list[tuple[int, float]]:
-        """Stretches of (GPUs, seconds) between its first GPUs and its end."""
+        """For each period in which the job held GPUs: how many, and for how many seconds."""
         assert self.end is not None
         ends = [*(moment for moment, _, _ in self.changes[1:]), self.end.time_s]
         return [(gpus, until - since) for (since, gpus, _), until in zip(self.changes, ends) if gpus]
 
     @property
     def rates(self) -> dict[int, float]:
-        """Iterations per second by workers, as seen."""
+        """Measured iterations per second, by number of workers."""
         assert self.end is not None
         return {int(n): float(rate) for n, rate in (self.end.data.get("rates") or {}).items() if rate > 0}
 
     @property
     def work(self) -> float:
-        """Iterations it did; seconds it held GPUs for a job that never said how far it is."""
+        """Iterations that the job did or, if it never reported progress, the seconds it held GPUs."""
         assert self.end is not None
         work = float(self.end.data.get("work") or 0.0)
         if work > 0 and (self.rates or self.end.data.get("params")):
@@ -65,23 +66,26 @@ class LoggedJob:
 
     @property
     def startup_s(self) -> float:
-        """From GPUs to the first step, as seen; for a job that never said how far it is, part of its work."""
+        """Measured seconds from getting GPUs to the first step; 0 for a job that never reported progress.
+
+        The work of such a job is the time in which it held GPUs, which includes its start.
+        """
         assert self.end is not None
         return float(self.end.data.get("startup_s") or 0.0) if self.rates else 0.0
 
     @property
     def new(self) -> bool:
-        """Whether nobody knew such a job when it came. One with a deadline was profiled before all else."""
+        """Whether the job's speed was unknown at its submission; jobs with a deadline are profiled first."""
         return (
             self.submitted.data.get("source") != "history" and self.submitted.data.get("deadline_s") is None
         )
 
     def count(self, kind: EventKind) -> int:
-        """How often that happened to it."""
+        """The number of events of this kind for the job."""
         return sum(what is kind for _, _, what in self.changes)
 
     def curve(self, max_gpus: int, gpus_per_node: int) -> FloatArray:
-        """Iterations per second on 0 to `max_gpus` GPUs: its model, put right where it was seen."""
+        """Iterations per second on 0 to `max_gpus` GPUs: the job's model, corrected by measured rates."""
         assert self.end is not None
         counts = np.arange(max_gpus + 1, dtype=np.float64)
         rates, params = self.rates, self.end.data.get("params")
@@ -101,19 +105,19 @@ class LoggedJob:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What changes did cost. A replayed job's profile carries its own start-up where others carry bytes."""
+    """The true cost of changes. A replayed job's profile holds its start-up seconds in place of bytes."""
 
     pause_s: float
     extra_s: float
-    """Of a start: what is lost beside the start-up itself, such as the time it takes to leave."""
+    """Seconds that a start costs beyond the start-up itself, such as the time to leave its last GPUs."""
 
     def seconds(self, state_bytes: float, before: int, after: int) -> float:
         return self.pause_s if before else state_bytes + self.extra_s
 
 
 @dataclass(frozen=True, slots=True)
-class _Believed:
-    """What changes were believed to cost when jobs came: live, policies planned with that."""
+class _BelievedCost:
+    """The cost of changes as it was believed when jobs were submitted; the live policy planned with it."""
 
     startup_s: float
     pause_s: float
@@ -124,11 +128,11 @@ class _Believed:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What a log says: the jobs that ended, the nodes, and what was lost now and then."""
+    """The content of a log: the jobs that ended, the nodes, and the failures of nodes."""
 
     jobs: list[LoggedJob]
     unfinished: int
-    """Jobs that are under way still, and so cannot be replayed."""
+    """The number of jobs that have not ended yet and so cannot be replayed."""
     cluster: Cluster | None
     failures: list[NodeFailure]
     policy: str
@@ -138,7 +142,7 @@ class Log:
 
     @property
     def began_s(self) -> float:
-        """The first submission."""
+        """The time of the first submission."""
         return min(job.submitted.time_s for job in self.jobs)
 
 
@@ -150,7 +154,7 @@ def read_log(events: Iterable[Event]) -> Log:
     policy, round_s = "", None
     for event in events:
         if event.kind is EventKind.NODE_JOINED and event.node is not None:
-            # The type is left out: what was seen of the jobs was seen on these very nodes.
+            # The GPU type is left out, because the jobs' speed was measured on these very nodes.
             nodes[event.node] = Node(event.node, int(event.data["gpus"]))
             lost = [
                 (name, at_s, event.time_s if name == event.node and back_s == np.inf else back_s)
@@ -187,10 +191,12 @@ def read_log(events: Iterable[Event]) -> Log:
 def replay(
     events: Iterable[Event], policies: Sequence[str], cluster: Cluster | None = None
 ) -> list[dict[str, Any]]:
-    """Figures of what happened, then of each policy, on the cluster that was there or on another one."""
+    """Figures of what happened, then of each policy, on the log's own cluster or on `cluster`."""
     log = read_log(events)
     if not log.jobs:
-        raise InputError("nothing to replay: no job in the log has ended yet", field="events")
+        raise InputError(
+            "nothing to replay: no job in the log has ended yet; try again when one has", field="events"
+        )
     where = cluster or log.cluster
     if where is None:
         raise InputError("the log names no nodes: say which cluster, such as 1x4", field="cluster")
@@ -214,7 +220,10 @@ def replay(
 
 
 def _interval_s(log: Log, policy: str) -> float | None:
-    """Rounds as they were for the log's own policy; another has its own, made shorter for a short log."""
+    """Length of the rounds: for the log's own policy as logged, for another its own, but shorter if need be.
+
+    They are shorter if the log is so short that it would have only few rounds.
+    """
     if policy == log.policy:
         return log.round_s
     own_s = make_policy(policy).interval_s
@@ -252,44 +261,45 @@ def _profiles(log: Log, cluster: Cluster) -> ProfileSet:
     for job in log.jobs:
         curve = job.curve(total, cluster.gpus_per_node)
         tables = {kind: (counts, {1: curve[1:]}) for kind in kinds}
-        # A joining worker is reckoned to need three times a profile's bytes; see `_Cost`.
+        # The simulator sends a joining worker three times the profile's bytes, which are seconds here; see
+        # `_Cost`. Hence a third of the start-up.
         profiles.append(MeasuredCounts(job.job_id, tables, job.startup_s / 3))
     return ProfileSet(profiles, "the event log")
 
 
 def _costs(log: Log, cluster: Cluster) -> _Cost:
-    """What changes cost beside start-ups: the work that jobs missed while holding GPUs, by least squares."""
-    rows, missed, told_s = [], [], []
+    """What changes cost beyond start-ups, by least squares from the work that jobs missed on their GPUs."""
+    rows, missed, reported_s = [], [], []
     widest = max([sum(n.gpus for n in cluster.nodes)] + [g for j in log.jobs for _, g, _ in j.changes])
     for job in log.jobs:
         assert job.end is not None
-        told_s.append(float(job.end.data.get("pause_s") or 0.0))
+        reported_s.append(float(job.end.data.get("pause_s") or 0.0))
         curve = job.curve(widest, cluster.gpus_per_node)
         held_s = sum(seconds for _, seconds in job.held)
-        could = sum(curve[gpus] * seconds for gpus, seconds in job.held)
-        if job.end.kind is EventKind.FINISHED and job.rates and could > 0:
-            rate = could / held_s  # so that a slow job counts as much as a fast one
+        possible = sum(curve[gpus] * seconds for gpus, seconds in job.held)
+        if job.end.kind is EventKind.FINISHED and job.rates and possible > 0:
+            rate = possible / held_s  # dividing by it makes a slow job count as much as a fast one
             start, resize = (
                 sum(curve[g] for _, g, what in job.changes if what is kind) / rate for kind in _CHANGES[:2]
             )
             rows.append([start, resize])
-            missed.append(max((could - job.work) / rate - job.startup_s * start, 0.0))
+            missed.append(max((possible - job.work) / rate - job.startup_s * start, 0.0))
     if not rows:
-        return _Cost(float(np.mean(told_s)), 0.0)
+        return _Cost(float(np.mean(reported_s)), 0.0)
     (extra_s, pause_s), _ = nnls(np.array(rows), np.array(missed))
     if not any(resizes for _, resizes in rows):
-        pause_s = np.mean(told_s)
+        pause_s = np.mean(reported_s)
     return _Cost(float(pause_s), float(extra_s))
 
 
-def _believed(log: Log) -> _Believed:
+def _believed(log: Log) -> _BelievedCost:
     startups_s = [float(job.submitted.data.get("startup_s") or job.startup_s) for job in log.jobs]
     pauses_s = [float(job.end.data.get("pause_s") or 0.0) for job in log.jobs if job.end is not None]
-    return _Believed(float(np.median(startups_s)), float(np.median(pauses_s)))
+    return _BelievedCost(float(np.median(startups_s)), float(np.median(pauses_s)))
 
 
 def _learn_s(log: Log, cost: _Cost) -> float:
-    """The shortest time in which a job that nobody knew was given more GPUs than it began with."""
+    """The shortest time after which a job of unknown speed got more GPUs than it started with."""
     grown = [j for j in log.jobs if j.new and len(j.changes) > 1 and j.changes[1][1] > j.changes[0][1]]
     times_s = [job.changes[1][0] - job.changes[0][0] - job.startup_s - cost.extra_s for job in grown]
     return max(min(times_s), 0.1) if times_s else _LEARN_S
@@ -326,7 +336,7 @@ def _record(log: Log, result: Result, policy: str, cluster: str) -> dict[str, An
         for job in log.jobs
         if job.end is not None and job.end.kind in (EventKind.FINISHED, EventKind.REJECTED)
     }
-    # A job that failed or was cancelled does so again: it holds its GPUs until then, and has no JCT.
+    # A job that failed or was cancelled does so in the replay too: it holds GPUs until then, but has no JCT.
     counts = np.array([job_id in ended_well for job_id in result.job_ids]) & ~np.isnan(result.finish_s)
     jct_s = (result.finish_s - result.submit_s)[counts]
     met = (result.finish_s <= result.deadline_s)[counts & np.isfinite(result.deadline_s)]

@@ -1,7 +1,7 @@
-"""A CSV file as columns, with every refusal naming file, line and field.
+"""A CSV file as columns. Every error message names the file, the line and the field.
 
-Columns are checked whole, as arrays, so that tens of thousands of rows cost well under a second; only what is
-wrong is looked at one by one. A row with several faults is reported for the first one found.
+Columns are checked as whole arrays, so that tens of thousands of rows take well under a second; only bad
+values are looked at one by one. A row with several problems is reported with the first one found.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy.typing as npt
 from swell.domain import FloatArray, InputError, IntArray
 
 MAX_SHOWN = 40
-"""Longest value quoted in a message."""
+"""Longer values are cut when they are quoted in a message."""
 
 
 def shown(value: object) -> str:
-    """A value as it is quoted in a message: on one line, and not too long."""
+    """A value as quoted in a message: on one line, and not too long."""
     text = repr(str(value))
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 4] + "...'"
 
@@ -43,11 +43,11 @@ class Table:
         return len(self.lines)
 
     def refuse(self, row: int, name: str, what: str) -> None:
-        """Note that a row is bad; what is found first stays."""
+        """Record a problem of a row, unless the row has one already."""
         self.problems.setdefault(row, (name, what))
 
     def refuse_where(self, bad: npt.NDArray[np.bool_], name: str, allowed: str) -> None:
-        """Note all the rows of a mask as bad because of what they have in one field."""
+        """Record a problem of every row of a mask: its value in one field is not what is allowed."""
         for row in np.flatnonzero(bad).tolist():
             value = self.columns[name][row]
             got = "nothing" if value == "" else shown(value)
@@ -59,7 +59,7 @@ class Table:
         return f"{self.path}:{self.lines[row]}: {name}: {what}"
 
     def good_rows(self, *, skip_bad: bool) -> IntArray:
-        """The rows without a problem; unless bad ones may be skipped, the first of them is an error."""
+        """The rows without a problem; raises for the first row with one, unless `skip_bad`."""
         if self.problems and not skip_bad:
             row = min(self.problems)
             raise InputError(self.message(row), field=self.problems[row][0])
@@ -68,7 +68,7 @@ class Table:
         return np.flatnonzero(good)
 
     def texts(self, name: str) -> Sequence[str]:
-        """A column of texts, none of them empty."""
+        """A column of texts; an empty text is a problem."""
         column = self.columns[name]
         if not all(column):
             self.refuse_where(np.array([not value for value in column]), name, "given")
@@ -155,7 +155,9 @@ def _header(path: Path, row: list[str]) -> list[str]:
         raise InputError(f"{path}: is empty; need a CSV file with a header line")
     twice = {name for name in header if header.count(name) > 1}
     if twice:
-        raise InputError(f"{path}:1: column {shown(min(twice))} appears twice", field=min(twice))
+        raise InputError(
+            f"{path}:1: column {shown(min(twice))} appears twice; remove or rename one", field=min(twice)
+        )
     return header
 
 
@@ -163,7 +165,7 @@ def _unreadable(path: Path, error: Exception) -> NoReturn:
     if isinstance(error, IsADirectoryError):
         reason = "is a directory; need a CSV file"
     elif isinstance(error, FileNotFoundError):
-        reason = "no such file"
+        reason = "no such file; check the path"
     elif isinstance(error, UnicodeDecodeError):
         reason = "is not a text file; need CSV in UTF-8"
     elif isinstance(error, OSError):

@@ -1,7 +1,7 @@
-"""Traces in: files of jobs in the formats of the Pollux and ElasticFlow artifacts, Philly, and our own.
+"""Reading traces: files of jobs in the formats of the Pollux and ElasticFlow artifacts, Philly, and our own.
 
-The format is told from the header (see `formats`). What cannot be simulated is refused, with file, line and
-field, before anything runs.
+The format is recognised by the header (see `formats`). Rows that cannot be simulated are refused before
+anything runs, by file, line and field.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Trace:
     jobs: list[JobSpec]
     format: str
     skipped: int = 0
-    """Bad rows left out, where that was allowed."""
+    """The number of bad rows that were left out, if that was allowed."""
     first_skipped: str = ""
-    """What was wrong with the first of them."""
+    """The problem of the first bad row."""
 
 
 def trace_format(path: Path) -> str:
-    """The name of the format a file is in, told from its header."""
+    """The name of a file's format, recognised by its header."""
     return detect_format(path, read_header(path)).name
 
 
 def sibling_profiles(path: Path) -> Path | None:
-    """The measured profiles that were published beside a trace, if they lie there."""
+    """The measured profiles that were published with a trace, if they are beside it; else None."""
     kind = trace_format(path)
     folder = path.resolve().parent
     if kind == "pollux":
@@ -65,8 +65,8 @@ def load_trace(
 ) -> Trace:
     """Read the jobs of a file; a bad row is an InputError, or is counted if `skip_bad_rows`.
 
-    `seed`, `gpu_type` and `gpus_per_node` matter where a trace names no models (Philly): each job then gets a
-    model by the seed, and as much work as its duration on its GPUs means.
+    `seed`, `gpu_type` and `gpus_per_node` matter only for a trace that names no models (Philly): each job
+    then gets a random model, and the work that the model does in the job's duration on its GPUs.
     """
     path = Path(path)
     with _uncollected():
@@ -111,7 +111,7 @@ def _load(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile: it would look at every row again and again, and find nothing."""
+    """Switch garbage collection off: it would look at every row again and again and find nothing to free."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -122,9 +122,9 @@ def _uncollected() -> Iterator[None]:
 
 
 def fitting_gpu_type(path: Path, profiles: ProfileSet) -> str:
-    """The first GPU type of the profiles on which every job of a file can run, for people who name none."""
+    """The default GPU type: the first one of the profiles on which every job of a file can run."""
     types = profiles.gpu_types
-    if len(types) > 1 and trace_format(path) != "philly":  # which names no models: any type will do
+    if len(types) > 1 and trace_format(path) != "philly":  # philly names no models: any type will do
         skipped = {}
         for kind in types:
             try:

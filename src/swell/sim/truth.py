@@ -1,12 +1,12 @@
 """The truth of a simulated job: how fast it really trains on the GPUs it has.
 
-Two kinds of job. A *steady* one runs a number of iterations at its batch size, and its rate depends only
-on where it is placed. A *training* one goes through the epochs of its profile: what an iteration is worth
-changes with the gradient noise of the epoch and with its batch size, which either stays the user's or is
-chosen for the present GPUs by the job's own agent from what it believes (Pollux). Its progress is counted in
-iterations at the initial batch size.
+There are two kinds of job. A *steady* job runs a number of iterations at its batch size, and its rate depends
+only on its placement. A *training* job goes through the epochs of its profile. How much progress one of its
+iterations makes depends on the gradient noise of the epoch and on the batch size. The batch size is either
+the user's, or the job's agent chooses it for the present GPUs according to its belief (Pollux). Progress is
+counted in iterations at the initial batch size.
 
-The engine only sees segments: a constant speed, until so much more progress.
+The engine sees only segments: periods of constant speed that last until a given amount of progress.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """Constant true speed until `togo` more progress; in believed units, `left` work at `rate`."""
+class SpeedSegment:
+    """A period of constant true `speed` that lasts for `togo` more progress.
+
+    `left` and `rate` are what a policy is told: the job's remaining work and its rate, in the unit of its
+    curve.
+    """
 
     speed: float
     togo: float
@@ -47,7 +51,7 @@ class TrainingJob:
         self.keeps_batch = keeps_batch
         self.profile = profile
         self.belief = belief
-        """Its agent's model, where it has an agent: chooses the batch size unless the job keeps its own."""
+        """The model of the job's agent, if it has one: it chooses the batch size of a job that adapts it."""
         self.batch_size = spec.batch_size
         self.epoch = 0
         self.progress = 0.0
@@ -63,20 +67,20 @@ class TrainingJob:
         return self.epoch >= len(self.thresholds)
 
     def advance(self, progress: float) -> None:
-        """Move on by that much progress, within the present epoch."""
+        """Add progress within the present epoch."""
         self.progress += progress
 
     def end_epoch(self) -> None:
-        """The present epoch is over."""
+        """Go to the next epoch."""
         self.progress = float(self.thresholds[self.epoch])
         self.epoch += 1
 
     def wants_new_plan(self) -> bool:
-        """Whether its agent has learnt something since it last chose the batch size."""
+        """Whether the job's agent has learnt something since it last chose the batch size."""
         return not self.keeps_batch and self.belief is not None and self.belief.version != self._plan_version
 
     def choose_plan(self, shape: Shape) -> None:
-        """Choose batch size and accumulation for the GPUs it has."""
+        """Choose batch size and accumulation for the job's present GPUs."""
         gpus = sum(shape)
         if self.belief is None or self.keeps_batch:
             self.plan = fixed_plan(self.profile.limits, self.batch_size, gpus)
@@ -84,12 +88,12 @@ class TrainingJob:
             self.plan = self.belief.plan(len(shape), gpus)
             self._plan_version = self.belief.version
 
-    def segment(self, shape: Shape, gpu_types: tuple[str, ...]) -> Segment:
-        """The stretch ahead with the present plan on GPUs of these types; the job's agent observes it."""
+    def segment(self, shape: Shape, gpu_types: tuple[str, ...]) -> SpeedSegment:
+        """The next segment with the present plan on GPUs of these types; the job's agent observes it."""
         assert self.plan is not None
         plan, limits = self.plan, self.profile.limits
         batch = plan.total(sum(shape))
-        # Data-parallel workers wait for the slowest of them.
+        # Data-parallel workers wait for the slowest worker.
         step_s, sync_s = max(self.profile.step_time(shape, plan.local_batch, kind) for kind in gpu_types)
         sqr, var = self.profile.grad_stats(batch, self.epoch)
         iteration_s = step_s + plan.accumulation * (step_s - sync_s)
@@ -99,14 +103,14 @@ class TrainingJob:
             self.belief.observe_gradients(sqr, var)
         togo = float(self.thresholds[self.epoch]) - self.progress
         left, rate = self.believed(speed)
-        return Segment(speed, togo, rate, left)
+        return SpeedSegment(speed, togo, rate, left)
 
     def believed(self, speed: float = 0.0) -> tuple[float, float]:
-        """Work left, in the unit of the job's curve, and how fast that goes down until the next segment.
+        """The work left, in the unit of the job's curve, and how fast it falls until the next segment.
 
-        A job that adapts its batch reports its progress. One that keeps its batch is known by its epochs: the
-        iterations from the start of the present one to the end (as in the Pollux authors' simulator, but for
-        the present epoch, which they leave out).
+        A job that adapts its batch reports its progress. For a job that keeps its batch, the work left is
+        known only by epochs: the iterations from the start of the present epoch to the end of the job. (The
+        Pollux authors' simulator does the same but leaves out the present epoch.)
         """
         if not self.keeps_batch:
             return float(self.thresholds[-1]) - self.progress, speed

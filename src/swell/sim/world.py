@@ -1,8 +1,8 @@
-"""Truth and belief of all jobs of a simulation.
+"""Truth and belief about all jobs of a simulation.
 
-The engine keeps the clock; the world knows what is true of each job (its profile, how far it is) and what
-is believed of it (exact curves where the policy is given profiles, fitted models where it learns). Nothing of
-the truth reaches a policy except through the table and the curves that this module fills.
+The engine keeps the clock. The world knows what is true of each job (its profile and progress) and what is
+believed of it (exact curves if the policy is given profiles, fitted models if it learns). A policy sees
+nothing of the truth except through the table and the curves that this module fills.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swell.policies import JobTable, Policy
 from swell.sim.truth import Shape, TrainingJob
 
 _WIDEST_CURVE = 512
-"""Curves are not computed beyond this many GPUs unless somebody asked for more: they fall long before."""
+"""Curves are not computed beyond this many GPUs unless a job asks for more: rates fall long before that."""
 
 
 class World:
@@ -42,7 +42,7 @@ class World:
         self._profile = [profiles.get(job.model) for job in jobs]
         self._main_type = max(cluster.gpu_types, key=lambda kind: _gpus_of_type(cluster, kind))
         self._total = np.zeros(len(jobs))
-        """Iterations in all at the tuned batch size, for finish-time fairness."""
+        """Each job's total of iterations at the tuned batch size, for finish-time fairness."""
         self._exact = self._exact_curves(jobs)
         self._togo = np.zeros(len(jobs))
         self._speed = np.zeros(len(jobs))
@@ -59,7 +59,7 @@ class World:
             self._fitted_rates = np.zeros((len(jobs), self._exact.max_gpus + 1))
             self.table.curve = np.arange(len(jobs))
         self.typical_state_bytes = float(np.median([p.model_bytes for p in self._profile])) * 3
-        """Weights, gradients' momentum and the like: three times the weights is usual."""
+        """The usual size of a job's state: three times its weights, for optimizer state and the like."""
 
     def _add(self, row: int, job: JobSpec, adaptive: bool) -> None:
         profile, table = self._profile[row], self.table
@@ -133,11 +133,11 @@ class World:
     # -- truth -------------------------------------------------------------------------------------------
 
     def state_bytes(self, row: int) -> float:
-        """What a joining worker of the job must be sent."""
+        """The size of the state that is sent to a joining worker of the job."""
         return self._profile[row].model_bytes * 3
 
     def start_segment(self, row: int, cluster: Cluster, new_plan: bool) -> tuple[float, float]:
-        """True speed from here on, and how much progress until it changes or the job is done."""
+        """Start a segment; returns the job's true speed, and the progress after which the segment ends."""
         table, training = self.table, self._training[row]
         placement = table.placement[row]
         shape = cluster.shape(placement)
@@ -169,7 +169,7 @@ class World:
         rate = self._rates.get(key)
         if rate is None:
             profile, batch = self._profile[row], self.table.specs[row].batch_size
-            # Data-parallel workers wait for the slowest of them.
+            # Data-parallel workers wait for the slowest worker.
             rate = min(profile.rate(shape, batch, profile.resolve(kind)) for kind in kinds)
             self._rates[key] = rate
         return rate
@@ -181,7 +181,7 @@ class World:
         belief.observe(len(shape), sum(shape), plan.local_batch, step_s, sync_s)
 
     def advance(self, row: int, ran_s: float) -> None:
-        """The job ran for that long at its present speed."""
+        """Record that the job ran for that long at its present speed."""
         progress = self._speed[row] * ran_s
         self._togo[row] -= progress
         training = self._training[row]
@@ -199,7 +199,7 @@ class World:
         return training.progress, float(training.thresholds[-1]), batch
 
     def segment_over(self, row: int) -> bool:
-        """The job's present segment is over. Is the job?"""
+        """End the job's present segment; returns whether the job has ended with it."""
         training = self._training[row]
         if training is None:
             return True
@@ -209,7 +209,7 @@ class World:
     # -- figures -----------------------------------------------------------------------------------------
 
     def fairness(self, jct_s: FloatArray, mean_active: FloatArray) -> FloatArray:
-        """Finish-time fairness: JCT over the time alone on 1/N of the cluster, N jobs active meanwhile."""
+        """Finish-time fairness: each JCT over the job's time alone on 1/`mean_active` of the cluster."""
         useful = np.maximum.accumulate(self._exact.rates, axis=1)
         rho = np.full(len(jct_s), np.nan)
         axis = np.arange(useful.shape[1])
@@ -217,7 +217,7 @@ class World:
             curve = useful[self._exact_row[row]]
             least = int(np.argmax(curve > 0))
             share = min(self.cluster.capacity / max(mean_active[row], 1.0), self.table.max_gpus[row])
-            # Below the least it can run on, a share means its turn in time slices.
+            # A share below the fewest GPUs the job can run on counts as that part of the time on the fewest.
             rate = np.interp(share, axis, curve) if share >= least else curve[least] * share / least
             rho[row] = jct_s[row] / (self._total[row] / rate)
         return rho

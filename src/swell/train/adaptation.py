@@ -1,13 +1,13 @@
-"""Adaptive mode tied to a job: its flat gradients, its loader, its progress.
+"""Adaptive mode connected to a job: its flat gradients, its loader, its progress.
 
-`AdaptiveMode` knows numbers only. This is the thin layer that takes them from the job's model and reducer and
-carries decisions out on the loader, so that `job` stays the story of a step.
+`AdaptiveMode` works on numbers only. This thin layer takes the numbers from the job's model and reducer and
+applies the decisions to the loader, so that `job` only has to tell what happens in a step.
 
-How long to train: `job.epochs(n)` in adaptive mode means the worth of n epochs at the tuned batch. A larger
-batch makes less progress per sample, so more samples are needed, though fewer steps and less time: that is
-what goodput weighs, and what keeps the model that comes out the same. It ends at that step, be it in the
-middle of a pass. Schedulers follow progress too. A job that must see the data exactly n times says
-`job.epochs(n, by="data")`.
+How long to train: `job.epochs(n)` in adaptive mode means as much progress as n epochs at the tuned batch. A
+larger batch makes less progress per sample, so training needs more samples, though fewer steps and less time.
+That is what goodput weighs, and it keeps the resulting model the same. Training ends at the step that reaches
+this progress, even in the middle of a pass. Schedulers follow progress too. A job that must see the data
+exactly n times uses `job.epochs(n, by="data")`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from swell.train.noise import AdamPreconditioner, NoiseScale
 from swell.train.reducer import Reduced
 
 _LARGE, _SELDOM = 1_000_000, 4
-"""From that many parameters on, norms that cost extra passes over them are taken in one step of four."""
+"""A model with this many parameters or more takes norms that need extra passes in one step of four only."""
 
 _NEW_LENGTH = 0.02
-"""A guessed length is told anew only when it has changed by more than this share."""
+"""A guessed length is reported again only when it has changed by more than this share."""
 
 DEFAULT_GROWTH = 32
 """The largest batch tried if the user sets none, as a multiple of the tuned one."""
@@ -60,7 +60,7 @@ class Adaptation:
         self._loader = loader
         self._tuned = tuned
         self.weights: list[Tensor] | None = None
-        """By bucket, for the reducer: what gradients are multiplied by before norms are taken."""
+        """For the reducer, by bucket: the factors on the gradients before norms are taken."""
         self._buckets: list[Tensor] = []
         self._generation = -1
         adam, per_parameter = self._precondition(optimizer)
@@ -78,7 +78,7 @@ class Adaptation:
         )
         self._said_of = 0.0
         self.until_epochs: float | None = None
-        """Training is over, in the middle of a pass too, once it is worth so many epochs."""
+        """Training ends, even in the middle of a pass, once it is worth this many epochs."""
         warm_up()
         loader.micro_batch = self._mode.micro_batch
 
@@ -96,7 +96,7 @@ class Adaptation:
         ]
         if self._flat.device.type == "cpu":
             return AdamPreconditioner(optimizer, list(zip(parameters.values(), here))), here
-        # Norms of a single worker are taken on its device, those of several from memory that all can read.
+        # A single worker takes norms on its device; several take them from memory that all of them can read.
         there = [torch.zeros(p.numel(), device=p.device) for p in parameters.values()]
         places = list(zip(parameters.values(), there))
         return AdamPreconditioner(optimizer, places, list(zip(here, there))), there
@@ -105,7 +105,7 @@ class Adaptation:
 
     @property
     def measuring(self) -> bool:
-        """Whether the reducer is to take norms in this step."""
+        """Whether the reducer must take norms in this step."""
         self.weights = self._buckets if self._mode.weights is not None else None
         return self._mode.measuring
 
@@ -117,11 +117,11 @@ class Adaptation:
         return {"adaptive": self._mode.header()}
 
     def after_backward(self, samples: int) -> None:
-        """A single worker has computed the first of several micro-batches."""
+        """Called by a single worker after the first of several micro-batches."""
         self._mode.keep_first(self._gradients(), samples)
 
     def commit(self, reduced: Reduced, *, alone: bool, nodes: int, unscale: float = 1.0) -> None:
-        """A step is about to take effect: update the statistics and the learning rate."""
+        """Update the statistics and the learning rate, just before a step takes effect."""
         loader = self._loader
         self._mode.commit(
             [header.get("adaptive", {}) for header in reduced.headers],
@@ -135,16 +135,16 @@ class Adaptation:
         )
 
     def follow(self) -> None:
-        """The step has taken effect: the next one uses the batch that was agreed on."""
+        """Set the loader to the agreed batch, after a step has taken effect."""
         self._loader.batch_size = self._mode.batch
         self._loader.micro_batch = self._mode.micro_batch
 
     def observe(self, step_s: float, sync_s: float, samples: int, micro_batches: int) -> None:
-        """How long this worker's last step took, and what it computed."""
+        """Record how long this worker's last step took, and what it computed."""
         self._mode.observe(step_s, sync_s, samples, max(micro_batches, 1))
 
     def out_of_memory(self, samples: int) -> int:
-        """A micro-batch did not fit: the size to cut this step's part into."""
+        """Record that a micro-batch did not fit; returns the size to cut this step's part into."""
         return self._mode.out_of_memory(samples)
 
     def scaled_learning_rate(self) -> AbstractContextManager[None]:
@@ -172,16 +172,16 @@ class Adaptation:
 
     @property
     def preconditioner(self) -> list[Tensor] | None:
-        """By parameter, flat: what gradients are multiplied by before norms are taken; or None."""
+        """Flat, by parameter: the factors on the gradients before norms are taken; or None."""
         return self._mode.weights
 
     def enough(self) -> bool:
-        """Whether training is worth what was asked for."""
+        """Whether training has made the progress that was asked for."""
         return self.until_epochs is not None and self.epochs_worth >= self.until_epochs - 1e-6
 
     @property
     def steps_per_epoch(self) -> float:
-        """Steps at the tuned batch in one pass over the data; a shorter last one counts by its samples."""
+        """Steps at the tuned batch in one pass over the data; a shorter last step counts by its samples."""
         samples = len(self._loader.dataset)
         return samples // self._tuned if self._loader.drop_last else samples / self._tuned
 
@@ -196,10 +196,10 @@ class Adaptation:
         return self._mode.progress
 
     def progress(self, epochs: int | None, passes_done: float | None = None) -> dict[str, float | None]:
-        """Steps at the tuned batch so far and in all.
+        """Steps at the tuned batch, so far and in total.
 
-        A job that counts passes over the data gives `passes_done`. What the passes to come are worth is then
-        a guess: as much per sample as at the present batch.
+        A job that counts passes over the data gives `passes_done`. The total is then a guess, which assumes
+        that the coming passes make as much progress per sample as the present batch does.
         """
         done = self._mode.progress
         if epochs is None:
@@ -213,11 +213,11 @@ class Adaptation:
         return {"done": done, "of": max(self._said_of, done)}
 
     def report(self) -> dict[str, float | int | bool | None]:
-        """What is known so far, as numbers."""
+        """The statistics so far, as numbers."""
         return self._mode.report()
 
     def beat(self) -> dict[str, Any]:
-        """What goes into the job's reports: all numbers, and by their own names what a scheduler reads."""
+        """What goes into the job's reports: all statistics, and separately the figures a scheduler reads."""
         out: dict[str, Any] = {"adaptive": self.report(), "limits": self._mode.tuner.limits.as_dict()}
         if self.noise.ready:
             out |= {"sqr": self.noise.sqr, "var": self.noise.var, "noise_updates": self.noise.updates}
@@ -228,7 +228,7 @@ class Adaptation:
         return self._mode.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state written by `state_dict`; after model, optimizer and loaders."""
+        """Go on from a state written by `state_dict`; load model, optimizer and loaders before."""
         self._mode.load_state_dict(state)
         self.follow()
 
@@ -242,7 +242,7 @@ def _limits(
         raise UsageError(f"min_local: got {min_local}, must be at least 1")
     if max_local is not None and max_local < min_local:
         raise UsageError(f"max_local: got {max_local}, must be at least min_local ({min_local})")
-    # A batch of more than a tenth of the data is no stochastic gradient any more.
+    # A gradient over more than a tenth of the data is hardly stochastic any more.
     largest = max_batch or max(tuned, min(DEFAULT_GROWTH * tuned, samples // 10))
     return BatchLimits(
         init_batch=tuned,

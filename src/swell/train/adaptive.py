@@ -5,14 +5,14 @@ accumulation) with the highest goodput that the gradient noise allows. Three thi
 
 - *hysteresis*: the plan changes only for a predicted gain of more than 5%; a change costs a little, and
   predictions err;
-- *exploration*: in one go the local batch at most doubles and the total at most quadruples (one worker needs
-a
-  larger local batch *and* accumulation to gain at all), and nothing grows before the noise has been averaged
-  over some steps: beyond that both models are mere extrapolation;
-- *memory*: nobody knows beforehand what fits. The largest local batch that ran and the smallest that ran out
-  of memory are remembered; the limit is found by halving the gap, until it is worth less than an eighth.
+- *exploration*: in one change the local batch at most doubles and the total at most quadruples (one worker
+  needs a larger local batch *and* accumulation to gain at all), and nothing grows before the noise has been
+  averaged over some steps. Further out both models are mere extrapolation;
+- *memory*: what fits is not known in advance. The tuner remembers the largest local batch that ran and the
+  smallest that ran out of memory, and halves the gap between them until it is less than an eighth.
 
-No clock, no I/O, no torch: times are told, and the plan is returned. One worker decides and tells the others.
+There is no clock, I/O or torch here: callers pass in times and get a plan. One worker decides and tells the
+others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from swell.perf.goodput import best_goodput
 from swell.perf.throughput import ThroughputParams, fit_throughput, iteration_s
 
 _WINDOW = 32
-"""Times kept per configuration; their median is what the model is fitted to."""
+"""Number of times kept per configuration; the model is fitted to their median."""
 
 
 class Noise(Protocol):
@@ -46,7 +46,7 @@ class Noise(Protocol):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """What a step time was measured under."""
+    """The configuration in which a step time was measured."""
 
     nodes: int
     replicas: int
@@ -70,12 +70,12 @@ class MemoryBound:
         self._fails: int | None = None
 
     def ran(self, local_batch: int) -> None:
-        """A step with that local batch went through."""
+        """Record that a step with that local batch succeeded."""
         if self._fails is None or local_batch < self._fails:
             self._fits = max(self._fits, local_batch)
 
     def failed(self, local_batch: int) -> None:
-        """A step with that local batch ran out of memory, even if it went through before."""
+        """Record that a step with that local batch ran out of memory, even if one succeeded before."""
         if local_batch <= self._min_local:
             raise OutOfMemory(
                 f"a local batch of {local_batch} does not fit the memory and is the smallest allowed; "
@@ -83,7 +83,7 @@ class MemoryBound:
             )
         self._fails = local_batch if self._fails is None else min(self._fails, local_batch)
         if self._fits >= local_batch:
-            # Memory use has crept up. What fits now is unknown; a quarter less is likely to.
+            # Memory use has crept up. What fits now is unknown; a quarter less probably does.
             self._fits = max(local_batch * 3 // 4, self._min_local)
 
     @property
@@ -97,7 +97,7 @@ class MemoryBound:
 
     @property
     def largest(self) -> int:
-        """The largest local batch that may ever run, as far as is known: the one allowed, until one fails."""
+        """The largest local batch that may ever run: the largest allowed, or less once a batch has failed."""
         return self._max_local if self._fails is None else self.limit
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class MemoryBound:
 
 
 class _Times:
-    """The last times of one setting, without the first few, which warm up caches and compilers."""
+    """The last times of one setting, without the first few steps, which warm up caches and compilers."""
 
     __slots__ = ("grad_s", "step_s", "to_skip")
 
@@ -135,7 +135,7 @@ def warm_up() -> None:
 
 
 class BatchTuner:
-    """Picks (local batch, accumulation) for the present allocation from what it has seen."""
+    """Picks (local batch, accumulation) for the present allocation from the steps it has observed."""
 
     def __init__(
         self,
@@ -164,9 +164,9 @@ class BatchTuner:
 
     @property
     def limits(self) -> BatchLimits:
-        """The batches that may come to be used: the user's limits, less what did not fit the memory.
+        """The limits of the batches that may be used: the user's, reduced by what did not fit the memory.
 
-        `choose` approaches them step by step; a scheduler plans with where that leads.
+        `choose` approaches these limits step by step; a scheduler plans with the limits themselves.
         """
         return replace(self._limits, max_local=max(self._memory.largest, self._limits.min_local))
 
@@ -201,11 +201,11 @@ class BatchTuner:
         self._largest_total = max(self._largest_total, total)
         computing_s = iteration_time_s - sync_time_s
         if not (math.isfinite(computing_s) and computing_s > 0.0 and sync_time_s >= 0.0):
-            return  # a clock that jumped, or a step that was interrupted
+            return  # the clock jumped, or the step was interrupted
         grad_s = computing_s / (accumulation + 1)
         setting = Setting(nodes, replicas, local_batch, accumulation)
         times = self._times.setdefault(setting, _Times(self._warmup_steps))
-        # The model's step is one gradient and its synchronising; earlier gradients are accumulation.
+        # In the model, a step is one gradient with its synchronising; the gradients before are accumulation.
         times.add(grad_s, grad_s + sync_time_s)
 
     def out_of_memory(self, local_batch: int) -> None:
@@ -214,7 +214,7 @@ class BatchTuner:
         self._plan = None
 
     def choose(self, nodes: int, replicas: int, noise: Noise) -> BatchPlan:
-        """The plan for this allocation; the present one unless another is predicted to be clearly better."""
+        """The plan for this allocation: the present one, unless another is predicted to be clearly better."""
         allowed = self._allowed(replicas)
         present = self._present(allowed, replicas)
         if noise.updates >= self._min_noise_updates and self._refit():
@@ -228,14 +228,14 @@ class BatchTuner:
         return present
 
     def _allowed(self, replicas: int) -> BatchLimits:
-        """The user's limits, narrowed to what may be tried now."""
+        """The user's limits, reduced to the batches that may be tried now."""
         max_local = max(min(self._memory.limit, self._limits.max_local), self._limits.min_local)
         reach = max(int(self._growth * self._largest_total), self._limits.min_local * replicas)
         max_batch = max(min(self._limits.max_batch, reach), self._limits.init_batch)
         return replace(self._limits, max_local=max_local, max_batch=max_batch)
 
     def _present(self, allowed: BatchLimits, replicas: int) -> BatchPlan:
-        """The plan in use where still legal on this many replicas, else the tuned batch split over them."""
+        """The plan in use if it is legal on this many replicas, else the tuned batch split over them."""
         plan = self._plan
         if (
             plan is not None
@@ -262,7 +262,7 @@ class BatchTuner:
         return float(gain(noise.sqr, noise.var, scale)) / float(seconds)
 
     def _refit(self) -> bool:
-        """Fit the model again where observations have at least doubled in some setting; False without any."""
+        """Fit the model again if some setting's observations have doubled; False without observations."""
         seen = {setting: len(times.step_s) for setting, times in self._times.items() if times.step_s}
         if not seen:
             return False

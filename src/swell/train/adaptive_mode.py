@@ -2,23 +2,20 @@
 
 What happens around one step, on every worker:
 
-1. `header` is added to the message that the workers exchange anyway: this worker's last times and, from rank
-0, a
-   new plan.
+1. `header` is added to the message that the workers exchange anyway. It has this worker's last times and,
+   from rank 0, a new plan.
 2. While gradients are summed, the squared norms of every worker's share and of the sum are taken (times
-`weights`).
-   A single worker that accumulates keeps its first micro-batch instead (`keep_first`).
-3. `commit` turns all that into one update of the noise scale. All workers read the same numbers in the same
-order, so
-   they hold the same statistics, and the learning rates of all copies of the model stay equal. A new plan in
-   the headers holds from the next step on. That is the only moment when the batch changes: after a resize or
-   a death it first stays as it is, only split over other workers, because survivors may be in the middle of a
-   step.
-4. `scaled_learning_rate` wraps the optimizer's step. The factor is on for that call only: schedulers and
-users keep
-   seeing the learning rate they tuned.
+   `weights`). A single worker that accumulates keeps its first micro-batch instead (`keep_first`).
+3. `commit` turns these numbers into one update of the noise scale. All workers read the same numbers in the
+   same order, so they hold the same statistics, and the learning rates of all copies of the model stay equal.
+   A new plan in the headers holds from the next step on, and the batch changes at no other moment. After a
+   resize or a death the batch stays as it is, only split over other workers, because survivors may be in the
+   middle of a step.
+4. `scaled_learning_rate` wraps the optimizer's step. The factor is applied for that call only: schedulers and
+   users keep seeing the learning rate they tuned.
 
-Averages over a thousand steps do not need the norms of each of them: large models skip some.
+The statistics are averages over a thousand steps and do not need the norms of every step: large models skip
+some.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from swell.train.noise import AdamPreconditioner, GradientMemory, NoiseScale
 from swell.train.scaling import BatchState, rule
 
 _REFRESH_PRECONDITIONER = 10
-"""Measured steps between two looks at Adam's second moment."""
+"""Adam's second moment is read again after this many measured steps."""
 
 Header = dict[str, Any]
 
@@ -62,7 +59,7 @@ class AdaptiveMode:
     ) -> None:
         """`adam` fills `weights`, flat buffers that match those given as `whole` and to `keep_first`.
 
-        Norms are taken every `every` steps; by a single worker, whom they cost more, every `alone_every`.
+        Norms are taken every `every` steps, or every `alone_every` by a single worker, which they cost more.
         """
         for name, value in (("every", every), ("alone_every", alone_every), ("decide_every", decide_every)):
             if value < 1:
@@ -79,14 +76,14 @@ class AdaptiveMode:
         self.batch = limits.init_batch
         """Samples in a step."""
         self.micro_batch = limits.max_local
-        """The most samples of one gradient."""
+        """The most samples that one gradient is computed on."""
         self.progress = 0.0
         """Steps at the tuned batch that training so far is worth."""
         self.step = 0
         self.factor = 1.0
-        """What the learning rate of the last step was multiplied by."""
+        """The factor on the learning rate in the last step."""
         self.worth = 1.0
-        """Steps at the tuned batch that the last step stands for."""
+        """Steps at the tuned batch that the last step was worth."""
         self._adam = adam
         self._weights = list(weights)
         self._measured = 0
@@ -101,18 +98,19 @@ class AdaptiveMode:
 
     @property
     def measuring(self) -> bool:
-        """Whether norms are wanted in the present step; the same on all workers."""
+        """Whether norms are taken in the present step; the same on all workers."""
         return self.step % self._every == 0
 
     @property
     def weights(self) -> list[Tensor] | None:
-        """What gradients are to be multiplied by, element by element, before norms are taken; or None."""
+        """The element-wise factors on the gradients before norms are taken; or None."""
         return self._weights if self._adam is not None and self._adam.ready else None
 
     def keep_first(self, gradients: Sequence[Tensor], samples: int) -> None:
-        """A single worker that accumulates calls this after its first micro-batch, of `samples` samples.
+        """Keep the first micro-batch's gradient; called by a single worker that accumulates.
 
-        `gradients` are flat buffers like those of `commit`, with what this micro-batch adds to the mean.
+        `gradients` are flat buffers like those of `commit`, with what this micro-batch of `samples` samples
+        adds to the mean.
         """
         self._first_samples = samples
         if self.step % self._alone_every == 0:
@@ -132,14 +130,14 @@ class AdaptiveMode:
         return header
 
     def observe(self, iteration_time_s: float, sync_time_s: float, samples: int, micro_batches: int) -> None:
-        """Tell of this worker's last committed step: its times, and its samples in how many micro-batches."""
+        """Record this worker's last committed step: its times, its samples and its micro-batches."""
         self._last = [iteration_time_s, sync_time_s, samples, micro_batches] if samples else None
 
     def out_of_memory(self, local_batch: int) -> int:
-        """A gradient of that many samples did not fit; the size to try now. The next header tells all."""
+        """Record that so many samples did not fit; returns the size to try. The next header tells others."""
         self._failed = min(local_batch, self._failed or local_batch)
         if self._failed <= self._limits.min_local:
-            self.tuner.out_of_memory(self._failed)  # says that nothing smaller is allowed
+            self.tuner.out_of_memory(self._failed)  # raises, because nothing smaller is allowed
         return max(self._failed // 2, self._limits.min_local)
 
     def commit(
@@ -154,7 +152,7 @@ class AdaptiveMode:
         whole: Sequence[Tensor] = (),
         unscale: float = 1.0,
     ) -> float:
-        """Take in what all workers exchanged for this step (in rank order); the learning-rate factor.
+        """Use what all workers exchanged for this step (in rank order); returns the learning-rate factor.
 
         Args:
             headers: what `header` gave on each worker.
@@ -164,7 +162,7 @@ class AdaptiveMode:
             nodes: machines the workers are on.
             epochs_done: passes over the data before this step.
             whole: the mean gradient as flat buffers; used where there is a single worker.
-            unscale: what squared norms are to be multiplied by, where the loss was scaled.
+            unscale: the factor on squared norms that undoes the scaling of the loss.
         """
         samples = sum(part_samples)
         scale = samples / self._limits.init_batch
@@ -173,7 +171,7 @@ class AdaptiveMode:
         self._learn_times(headers, nodes)
         at_least = max(
             scale, 1.0
-        )  # the short batch that ends an epoch keeps the tuned rate, as in a plain loop
+        )  # the short batch at the end of an epoch keeps the tuned rate, as in a plain loop
         self.factor = self._rule(
             BatchState(
                 scale=at_least,
@@ -220,7 +218,7 @@ class AdaptiveMode:
         shares = [(sqr, size) for sqr, size in zip(part_squares, part_samples) if size]
         first, self._first_samples = self._first_samples, 0
         if len(shares) > 1:
-            # A share is size / samples times its worker's mean gradient, and that mean counts size / samples.
+            # A share is size / samples times its worker's mean gradient, and its weight is size / samples.
             mean = sum(sqr * samples / size for sqr, size in shares)
             self.noise.update(mean * unscale, total_square * unscale, len(shares), scale)
             self._memory.forget()
@@ -232,7 +230,7 @@ class AdaptiveMode:
         self._measured += 1
 
     def _update_alone(self, first: float, scale: float, whole: Sequence[Tensor], unscale: float) -> None:
-        """A single worker: `keep_first` kept the first share of its samples, or it pairs steps in a row."""
+        """Update from a single worker: by the share that `keep_first` kept, or by pairing steps in a row."""
         since = self.step % self._alone_every
         if 0.0 < first < 1.0:
             norms = self._memory.split(whole, first, self.weights) if since == 0 else None
@@ -248,7 +246,7 @@ class AdaptiveMode:
             self.noise.update(parts, total, 2.0, 2.0 * scale if biased else scale, biased=biased)
 
     def _learn_times(self, headers: Sequence[Header], nodes: int) -> None:
-        """Everybody records the same times, the means over the workers, so that anybody can become rank 0."""
+        """Record the mean times over all workers: the same on each, so that any of them can become rank 0."""
         last = [header["last"] for header in headers if header.get("last")]
         if len(last) != len(headers):
             return
@@ -263,7 +261,7 @@ class AdaptiveMode:
         )
 
     def membership_changed(self) -> None:
-        """Other workers from now on: times of the last step do not count, and a plan is due."""
+        """Note that the workers have changed: the last step's times do not count, and a new plan is due."""
         self._last = self._proposal = None
         self._decide_soon = True
         self._memory.forget()
@@ -276,8 +274,8 @@ class AdaptiveMode:
     def scaled_learning_rate(self) -> Iterator[None]:
         """Multiply every group's learning rate by the step's factor while the optimizer steps.
 
-        Adam's averages forget per step. One step now stands for `worth` tuned ones, so they forget as much as
-        in those (see `scaling`).
+        Adam's averages decay with every step. This step is worth `worth` tuned ones, so the averages decay as
+        much as in that many steps (see `scaling`).
         """
         groups = self._optimizer.param_groups
         names = ("lr", "betas") if self._adam is not None else ("lr",)

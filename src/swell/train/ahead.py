@@ -1,6 +1,6 @@
-"""Reading ahead of an iterator in a thread: what it gives comes in the same order, waiting for it is over.
+"""Reading ahead of an iterator in a thread, so that its samples are there, in order, when they are needed.
 
-Nothing is lost or repeated by it: who drops an `Ahead` drops what it read, and iterates the source again.
+No sample is lost or repeated: to drop an `Ahead` drops what it has read, and the source is iterated again.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 _LOOK_S = 0.2
-"""How often a thread whose queue is full looks whether anybody still wants it."""
+"""How often a thread whose queue is full checks whether its `Ahead` still exists."""
 
 
 class Ahead:
-    """An iterator of `samples` that is up to `depth` of them ahead. An exception comes in its place."""
+    """Iterates `samples`, reading up to `depth` of them in advance; an exception is raised in its turn."""
 
     def __init__(self, samples: Iterable[Any], depth: int) -> None:
         self._come: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
         stopped = threading.Event()
-        # The thread must not keep this object alive: that nobody holds it is how the thread learns to end.
+        # The thread must not keep this object alive, because it ends when the object is garbage-collected.
         weakref.finalize(self, stopped.set)
         arguments = (samples, self._come, stopped)
         threading.Thread(target=_fill, args=arguments, name="swell-ahead", daemon=True).start()
@@ -33,7 +33,7 @@ class Ahead:
         good, value = self._come.get()
         if good:
             return value
-        self._come.put((good, value))  # whoever asks again gets the same answer
+        self._come.put((good, value))  # so that the next call raises the same
         raise value
 
 

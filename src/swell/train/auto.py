@@ -1,20 +1,19 @@
 """`swell run --auto train.py`: an ordinary single-device script, data-parallel and elastic, unchanged.
 
-After CoDDL (NSDI'21, section 3), which promises the same for its users' graphs. Here it is Python that runs,
-so the script is watched at three places, and nowhere else:
+This follows CoDDL (NSDI'21, section 3), which does the same for its users' graphs. Here the job is a Python
+script, which is observed at three places only:
 
 - `DataLoader.__iter__`: a pass in which the optimizer steps is a *training pass*. Each worker gets its part
-  of every batch, so the global batch is the script's own. Other passes (evaluation) run whole, everywhere.
+  of every batch, so the global batch is the script's own. Every worker runs other passes (evaluation) whole.
 - the end of `loss.backward()` (hooks on the parameters): gradients are averaged over the workers, weighted by
   samples. Whatever the script does then (clipping, GradScaler, logging) sees what one device would see.
-- `optimizer.step()` (torch's global step hooks): counts steps; the first one says what is trained.
+- `optimizer.step()` (torch's global step hooks): counts steps; the first step shows what is trained.
 
 The script's position is (training pass, batch). Membership changes when the script asks for its next batch
-and no gradient is pending, because there everything it keeps is at rest. A newcomer runs the same script,
-gets a single batch in every pass that is over (its output and `torch.save` are silent), waits in the running
-pass, and receives model, optimizer, schedulers and the script's plain variables; then it goes on like the
-others.
-A worker that dies takes its samples of the step along: they come back with the next batch.
+and no gradient is pending, because then none of its state is in the middle of a change. A newcomer runs the
+same script, gets a single batch in every pass that is over (its output and `torch.save` do nothing), waits in
+the running pass, and receives model, optimizer, schedulers and the script's plain variables; then it goes on
+like the others. The samples of a worker that dies during a step come again with the next batch.
 """
 
 from __future__ import annotations
@@ -53,10 +52,11 @@ UNBATCHED = "its DataLoader has no batches to cut (batch_size=None)"
 CLOSURE = "it gives optimizer.step() a closure, which may run the model any number of times"
 OPTIMIZERS = "it has more than one optimizer"
 DISTRIBUTED = "it sets up torch.distributed by itself"
+FROZEN = "parameters that were frozen at the first step are trained now; use swell.elastic instead of --auto"
 
 
 class Watch:
-    """Sees what the script does and makes it one worker of a job."""
+    """Observes what the script does and makes it one worker of a job."""
 
     def __init__(self, script: Path, link: Link, whole_iter: Callable[[Any], Iterator[Any]]) -> None:
         self.root = script.resolve().parent
@@ -64,7 +64,7 @@ class Watch:
         self.job: ScriptJob | None = None
         self.seed = 0
         self.alone = False
-        """The script cannot be shared: it runs as it is, on one worker."""
+        """True if the script cannot be shared among workers: it runs as it is, on one worker."""
         self._left = False
         self._pid = os.getpid()
         self._whole_iter = whole_iter
@@ -73,14 +73,15 @@ class Watch:
         self._odd = NO_LOADER
         self._pass: Pass | None = None
         self._passes = 0
-        """Training passes begun."""
+        """The number of training passes that have begun."""
         self._founding = False
         self._dirty = False
-        """A backward pass has run since the last step."""
+        """True if a backward pass has run since the last step."""
         self._queued = False
         self._agreed = 0
         self._counts = False
-        """The script does not step with every batch, or leaves passes early: its count of batches matters."""
+        """True if the script does not step with every batch or leaves passes early: then its count of batches
+        matters."""
         self._last = Reduced([], 0.0, 0.0)
         self._strangers: list[Tensor] = []
         self._given: dict[str, Any] = {}
@@ -125,7 +126,7 @@ class Watch:
             idle = self._forward(here)
             if idle is not None:
                 return self._fetch(here, idle)
-        elif here.window:  # drawn, and no backward pass followed: not training after all
+        elif here.window:  # no backward pass followed the last batch: this is not training
             here.to_evaluation()
             return self._whole(here)
         self._boundary()
@@ -162,7 +163,7 @@ class Watch:
         return self._pools[loader]
 
     def _begin_pass(self, here: Pass) -> None:
-        """A training pass begins."""
+        """Begin a training pass."""
         before = self._pass
         if before is not None and before is not here and before.training and not before.over:
             self._counts = True  # the script has left a pass before its end
@@ -197,7 +198,7 @@ class Watch:
         return self.job is not None and self.job.forwarding
 
     def _forward(self, here: Pass) -> list[int] | None:
-        """Samples to run through for nothing; None: the script is where the job is. May end the pass."""
+        """Samples to compute without effect while catching up; None once caught up. May end the pass."""
         job = self.job
         assert job is not None
         while True:
@@ -208,7 +209,7 @@ class Watch:
                     return here.idle()
                 here.over = True
                 raise StopIteration
-            if self._dirty:  # until a step, so that gradient accumulation stays in phase
+            if self._dirty:  # go on until a step, so that gradient accumulation stays in phase
                 return here.idle()
             if job.later is not None:
                 if self._short_of(here, job.later["script"]):
@@ -224,7 +225,7 @@ class Watch:
             return None
 
     def _short_of(self, here: Pass, state: dict[str, Any]) -> int:
-        """How many batches more the script must count to come to the same decisions, where it counts."""
+        """How many batches the script is behind, if its count of batches matters (negative: ahead)."""
         return int(state["position"]["batch"]) - here.drawn if state["counts"] else 0
 
     def is_at(self, state: dict[str, Any], steps: int) -> bool:
@@ -236,14 +237,14 @@ class Watch:
         if here.ordinal != int(state["position"]["pass"]):
             return False
         short = self._short_of(here, state)
-        if short < 0:  # it has counted too far
+        if short < 0:  # the script has counted too many batches
             os._exit(RESPAWN)
         return short == 0
 
     # ------------------------------------------------------------------ state
 
     def capture(self) -> dict[str, Any]:
-        """The script's position, its variables, and what in them has a state of its own."""
+        """The script's position, its variables, and the states of its stateful objects."""
         assert self._pass is not None
         frames = auto_script.script_frames(self.root)
         return {
@@ -255,7 +256,7 @@ class Watch:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `capture` gave; position and variables follow when the script is there."""
+        """Take over what `capture` gave; position and variables follow once the script has come there."""
         self.seed, self._counts = int(state["seed"]), bool(state["counts"])
         self._given = cloned(state)
         items = self._stateful(auto_script.script_frames(self.root))
@@ -285,7 +286,7 @@ class Watch:
         if not self.job.forwarding and here is not None and here.window and not here.reduced:
             self._reduce()
         if any(p.grad is not None for p in self._strangers):
-            raise SystemExit(_failed("--auto: parameters that were frozen at the first step are trained now"))
+            raise SystemExit(_failed(f"--auto: {FROZEN}"))
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """The optimizer has stepped."""
@@ -310,7 +311,7 @@ class Watch:
         return OPTIMIZERS if any(o is not optimizer for o in named) else ""
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """The first step of the first training pass: now it is known what is trained."""
+        """Make the job, at the first step of the first training pass, which shows what is trained."""
         here = self._pass
         assert here is not None
         job = ScriptJob(self, auto_script.find_model(optimizer), optimizer, self.link, self.seed)
@@ -327,7 +328,7 @@ class Watch:
         self._founding = False
         if job.forwarding:
             return
-        if job.rank != 0:  # the first batch is computed whole everywhere; the leader's is the one that counts
+        if job.rank != 0:  # every worker computes the first batch whole; only the leader's counts
             here.reorder(key(self.seed, 0))
             here.go_to(self._given["position"])
             here.window = here.batches[here.index]
@@ -336,7 +337,7 @@ class Watch:
         self.link.at_epoch(here.ordinal)
 
     def _on_gradient(self, _parameter: Tensor) -> None:
-        """The first gradient of a backward pass: be called again at its end, as torch's own DDP is."""
+        """At the first gradient of a backward pass, ask for a call at its end, as torch's DDP does."""
         if not self._queued and not self.alone:
             self._queued = True
             engine: Any = torch.autograd.Variable._execution_engine
@@ -347,16 +348,16 @@ class Watch:
         here = self._pass
         if self._forwarding or self.alone:
             return
-        if here is not None and here.window and not here.training:  # a loader not seen in training before
+        if here is not None and here.window and not here.training:  # this loader's first use in training
             self._begin_pass(here)
             here.counts = self.job is None or self.job.rank == 0
         self._reduce()
 
     def _reduce(self) -> None:
-        """Average the gradients of the batch in hand over everybody who has a part of it."""
+        """Average the gradients of the present batch over all workers that have a part of it."""
         job, here = self.job, self._pass
         assert job is not None
-        if here is None or not here.window:  # no data in it: everybody computed the same
+        if here is None or not here.window:  # no data in it: all workers computed the same
             header: Header = {"what": "step", "n": 1, "at": [-1, 0], "part": [0, 0]}
             size = job.world
         else:
@@ -371,7 +372,7 @@ class Watch:
             self.link.release()
         going = _going(reduced.headers)
         if going and (going[0]["at"], going[0]["steps"]) != (header["at"], header["steps"]):
-            os._exit(RESPAWN)  # this worker's script went its own way: a fresh one takes its place
+            os._exit(RESPAWN)  # this worker's script is at another place: a new worker replaces it
         total = sum(h["n"] for h in going)
         if total and total != size:
             job.rescale(size / total)
@@ -384,7 +385,7 @@ class Watch:
     # ------------------------------------------------------------------ the end
 
     def leads(self) -> bool | None:
-        """Whether this worker speaks for all; None while nobody knows."""
+        """Whether this worker is the leader; None while that is not decided."""
         if self.alone:
             return True
         if self.job is None:
@@ -398,7 +399,7 @@ class Watch:
         for pool in self._pools.values():
             pool.close()
         if self.job is None:
-            if not self.alone:  # it never trained
+            if not self.alone:  # the script never trained
                 self._be_the_only_one()
             self.link.done(0)
             self.link.flush()
@@ -419,7 +420,7 @@ class Watch:
         self._be_the_only_one()
 
     def _be_the_only_one(self) -> None:
-        """Be the job's single worker; whoever else was started is ended by the coordinator."""
+        """Become the job's single worker; the coordinator ends the others."""
         with JobClient(self.link.directory, wait_s=10.0) as client:
             client.resize(1)
         epoch = int(self.link.welcome()["epoch"])
@@ -434,7 +435,7 @@ class Watch:
 
 
 def _going(headers: list[Header]) -> list[Header]:
-    """The members with samples who are furthest in the script and have stepped as often as the leader."""
+    """Headers of the members with samples that are furthest and have stepped as often as the leader."""
     furthest = max(h["at"] for h in headers)
     steps = headers[0]["steps"]
     return [h for h in headers if h["n"] and h["at"] == furthest and h["steps"] == steps]
@@ -450,7 +451,7 @@ def _common(candidates: list[int]) -> int:
 
 
 def _failed(line: str) -> int:
-    """Leave the reason where the launcher looks for it; returns the exit code."""
+    """Write the reason of a failure where the launcher looks for it; returns the exit code."""
     target = os.environ.get("SWELL_ERROR_FILE")
     if target:
         Path(target).write_text(f"{line}\n")

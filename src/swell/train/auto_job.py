@@ -1,7 +1,7 @@
-"""The job behind an unmodified script: `Job` with the loop turned inside out.
+"""The job behind an unmodified script.
 
-`Job` owns the loop and calls the optimizer; here the script does, and `auto` tells the job what it did. The
-crew, generations, recovery, state and checkpoints are the same.
+`Job` runs the loop and calls the optimizer. Here the script does both, and `auto` tells the job what the
+script did. The crew, generations, recovery, state and checkpoints are the same.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Script(Protocol):
     """What the job needs to know of the script."""
 
     def is_at(self, state: dict[str, Any], steps: int) -> bool:
-        """Whether it stands where `state` was captured, after that many steps."""
+        """Whether the script is where `state` was captured, after that many steps."""
 
     def capture(self) -> dict[str, Any]:
-        """Its position and variables."""
+        """The script's position and variables."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `capture` gave."""
 
 
 class ScriptJob(Job):
-    """A job whose loop belongs to somebody else: its state includes where the script is."""
+    """A job whose loop is the script's own; its state includes the script's position."""
 
     def __init__(
         self, script: Script, model: nn.Module, optimizer: torch.optim.Optimizer, link: Link, seed: int
@@ -44,21 +44,21 @@ class ScriptJob(Job):
         super().__init__(model, optimizer, seed=seed, link=link)
         self._script = script
         self.later: dict[str, Any] | None = None
-        """A state this worker has received and will take over when its script has come there."""
+        """A state that this worker has received and will load once its script has come to its position."""
 
     @property
     def forwarding(self) -> bool:
-        """This worker's script is not yet where the job is."""
+        """Whether this worker's script has not yet come to the job's position."""
         return self._rehearsing or self.later is not None
 
     def capture(self) -> dict[str, Any]:
-        """As for any job, with the script's position and variables."""
+        """The state of any job, plus the script's position and variables."""
         if self.later is not None:
             return self.later
         return super().capture() | {"script": self._script.capture()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take a state over now, or keep it until the script has come to its position."""
+        """Load a state now, or keep it until the script has come to its position."""
         if self._script.is_at(state["script"], int(state["steps"])):
             self.arrive(state)
         else:
@@ -66,13 +66,13 @@ class ScriptJob(Job):
             self.epoch, self.steps = int(state["epoch"]), int(state["steps"])
 
     def arrive(self, state: dict[str, Any]) -> None:
-        """The script is where `state` was taken."""
+        """Load the script's part of `state`, now that the script has come to its position."""
         self.later = None
         super().restore(state)
         self._script.restore(state["script"])
 
     def begin(self) -> bool:
-        """Become part of the job; False if it is under way, so that the script has to catch up first."""
+        """Become part of the job; False if it is already training, so that the script must catch up first."""
         assert self._link is not None
         welcome = self._link.welcome()
         self.epoch = int(welcome["epoch"])
@@ -80,7 +80,7 @@ class ScriptJob(Job):
         return not self._rehearsing and self.join()
 
     def join(self) -> bool:
-        """Wait to be taken in. False: the job is in another pass by now."""
+        """Wait to become a member; False if the job is in another pass by now."""
         if self._join():
             return True
         assert self._turned is not None
@@ -88,7 +88,7 @@ class ScriptJob(Job):
         return False
 
     def average(self, header: Header, weight: float, tree: Callable[[list[Header]], Tree | None]) -> Reduced:
-        """Make this worker's gradients (and buffers) the weighted sum of everybody's."""
+        """Replace this worker's gradients (and buffers) by the weighted sum over all members."""
         header["candidate"] = self._offer()
         if self.world == 1:
             return Reduced([header], 0.0, 0.0)
@@ -101,9 +101,9 @@ class ScriptJob(Job):
             try:
                 reduced = self._crew.all_reduce(header, tree, squares=False)
             except PeerLost:
-                header["candidate"] = 0  # what was offered belonged to a generation that is no more
+                header["candidate"] = 0  # the offer belonged to the generation that broke
                 if not self._recover():
-                    continue  # what went in is still there: sum again, without whoever is gone
+                    continue  # the inputs are still there: sum again, without the lost members
                 assert self._crew.reducer.result is not None
                 reduced = self._crew.reducer.result
                 reduced.headers = [{**h, "candidate": 0} for h in reduced.headers]
@@ -115,27 +115,27 @@ class ScriptJob(Job):
 
     @torch.no_grad()
     def rescale(self, factor: float) -> None:
-        """Multiply gradients and buffers, when not all samples of the batch are in."""
+        """Multiply gradients and buffers by `factor`, for a batch of which some samples are missing."""
         tensors = [p.grad for p in self._flat.parameters.values() if p.grad is not None]
         tensors += list(self._flat.buffers.values())
         if tensors:
             torch._foreach_mul_(tensors, factor)
 
     def stepped(self, reduced: Reduced, batch_size: int) -> None:
-        """The script's optimizer has stepped on a batch of that size."""
+        """Record that the script's optimizer has stepped on a batch of that size."""
         self.steps += 1
         step_s = self._report(reduced)
         if self._link is not None:
             self._pace.add((self._crew.mesh.number, batch_size), step_s, reduced.sync_s)
             self._link.report |= reporting.timing(self._pace, batch_size, None, self.world, self._crew.nodes)
-            self._link.report["of"] = None  # how long the script goes on, only the script knows
+            self._link.report["of"] = None  # only the script knows how long it will train
 
     def boundary(self, agreed: int) -> None:
-        """Between two steps, at rest: save, and go to another generation if all agreed to."""
+        """Between two steps: save if it is time, and go to another generation if all members agreed to."""
         self._save_if_due()
         if agreed:
             self._switch(agreed)
 
     def parameters(self) -> list[Tensor]:
-        """What is trained together."""
+        """The parameters that are trained."""
         return list(self._flat.parameters.values())

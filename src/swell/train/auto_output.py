@@ -1,4 +1,4 @@
-"""One voice: of all workers of an unmodified script only the leader prints and saves."""
+"""Output of an unmodified script: only the leader prints and saves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TextIO
 
 
 class LeaderOnly:
-    """A stream that passes on what the leader writes, drops the others', and waits until that is known."""
+    """A stream that writes on the leader and drops on other workers; it keeps text until it knows which."""
 
     def __init__(self, stream: TextIO, leads: Callable[[], bool | None]) -> None:
         self._stream = stream
@@ -27,7 +27,7 @@ class LeaderOnly:
         return len(text)
 
     def release(self) -> None:
-        """Write what was kept."""
+        """Write the text that was kept."""
         kept, self._kept = self._kept, []
         for text in kept:
             self._stream.write(text)
@@ -38,7 +38,7 @@ class LeaderOnly:
             self.write(line)
 
     def flush(self) -> None:
-        """Pass on to the stream."""
+        """Flush the stream."""
         self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:

@@ -11,27 +11,27 @@ from swell.train import auto_script
 
 
 class Pass:
-    """The batches of one pass; who drives it says which samples of them this worker computes."""
+    """The batches of one pass; `auto.Watch` decides which of their samples this worker computes."""
 
     def __init__(
         self, loader: DataLoader[Any], ordinal: int, seed: int, draw: Callable[[Pass], Any], *, training: bool
     ) -> None:
         self.loader = loader
         self.ordinal = ordinal
-        """Which training pass this is, or would be."""
+        """The number of this training pass, or the number it would have if it were one."""
         self.training = training
         self.batches: list[list[int]] = auto_script.batches(loader, seed)
         self.index = 0
         self.carry: list[int] = []
-        """Samples that a dead worker took along: they come with the next batch."""
+        """Samples of a worker that died, which come again with the next batch."""
         self.window: list[int] = []
-        """The batch in hand, all workers' parts of it."""
+        """The samples of the present batch, for all workers together."""
         self.part = (0, 0)
         self.counts = True
-        """Whether this worker's part of it is nobody else's."""
+        """True if no other worker computes the same samples."""
         self.missing: list[int] = []
         self.reduced = False
-        """The gradients of the batch in hand are everybody's."""
+        """True if the gradients of the present batch have been averaged over all workers."""
         self.drawn = 0
         self.over = False
         self._draw = draw
@@ -46,20 +46,20 @@ class Pass:
         return len(self.batches)
 
     def reorder(self, seed: int) -> None:
-        """Follow the order of another seed (the leader's)."""
+        """Change to the order of another seed (the leader's)."""
         self.batches = auto_script.batches(self.loader, seed)
 
     def position(self) -> dict[str, Any]:
-        """Where this pass is, for newcomers and checkpoints."""
+        """The position in this pass, for newcomers and checkpoints."""
         return {"pass": self.ordinal, "batch": self.index, "carry": list(self.carry)}
 
     def go_to(self, position: dict[str, Any]) -> None:
-        """Be where another worker's pass is."""
+        """Go to the position of another worker's pass."""
         self.index, self.carry = int(position["batch"]), [int(i) for i in position["carry"]]
         self.window, self.missing, self.reduced = [], [], False
 
     def advance(self) -> None:
-        """If the batch in hand is done, the next one is due."""
+        """Go on to the next batch if the present one is done."""
         if self.window and self.reduced:
             self.index += 1
             self.carry, self.window, self.missing, self.reduced = self.missing, [], [], False
@@ -84,19 +84,19 @@ class Pass:
         return self.window
 
     def idle(self) -> list[int]:
-        """Some samples to run through for nothing."""
+        """Some samples to compute without effect."""
         self.drawn += 1
         self.window = []
         return self.batches[0][: max(2, len(self.batches[0]) // 2)]
 
     def upcoming(self, rank: int, world: int, count: int) -> list[list[int]]:
-        """What this worker needs now and next, if nothing changes."""
+        """The samples this worker needs now and in the next batches, if membership does not change."""
         coming = [self.window, *self.batches[self.index + 1 : self.index + count]]
         cut = [(b, auto_script.part(len(b), rank, world)[0]) for b in coming]
         return [b[low:high] for b, (low, high) in cut]
 
     def to_evaluation(self) -> None:
-        """The script does not train in this pass: give it whatever it has not seen, whole."""
+        """Make this an evaluation pass: the script gets all samples that it has not had yet."""
         low, high = self.part
         rest = self.window[:low] + self.window[high:]
         self.batches = [*([rest] if rest else []), *self.batches[self.index + 1 :]]

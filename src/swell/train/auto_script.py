@@ -1,6 +1,6 @@
 """What `--auto` finds out about a script from outside: its model, its batches, its variables.
 
-Everything here is plain looking and copying; who trains what with whom is decided in `auto`.
+The functions here only look at the script and copy values; `auto` decides how workers share the training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from swell.train import plan, statetree
 from swell.train.plan import Range
 
 _MAX_ITEMS = 10_000
-"""A variable with more parts than this is taken for data, not for state."""
+"""A variable with more parts than this counts as data, not as state."""
 
 
 class Parts(nn.Module):
@@ -36,7 +36,7 @@ class Parts(nn.Module):
 
 
 def find_model(optimizer: torch.optim.Optimizer) -> nn.Module:
-    """The module whose parameters `optimizer` trains; several are taken together."""
+    """The module whose parameters `optimizer` trains; several modules are combined into one."""
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     place = {id(p): index for index, p in reversed(list(enumerate(trained)))}
     modules: list[nn.Module] = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
@@ -59,7 +59,7 @@ def find_model(optimizer: torch.optim.Optimizer) -> nn.Module:
 def _as_parameter(tensor: Tensor) -> nn.Parameter:
     if isinstance(tensor, nn.Parameter):
         return tensor
-    tensor.__class__ = nn.Parameter  # a bare tensor with requires_grad: the same storage, and registrable
+    tensor.__class__ = nn.Parameter  # a bare tensor with requires_grad: as a parameter it can be registered
     return tensor  # type: ignore[return-value]
 
 
@@ -84,8 +84,8 @@ def batches(loader: DataLoader[Any], seed: int) -> list[list[int]]:
 def part(size: int, rank: int, world: int) -> tuple[Range, bool]:
     """This worker's range of a batch, and whether its gradient counts.
 
-    Nobody gets a single sample of a batch that has more (batch norm refuses it). Where that leaves nothing
-    for a worker, it goes through another's samples, for nothing: its script expects a batch.
+    No worker gets a single sample of a larger batch, because batch norm refuses it. A worker for which
+    nothing is left computes another worker's samples without effect, because its script expects a batch.
     """
     busy = max(1, min(world, size // 2))
     return plan.parts(size, busy)[rank % busy], rank < busy
@@ -95,7 +95,7 @@ def part(size: int, rank: int, world: int) -> tuple[Range, bool]:
 
 
 def script_frames(root: Path) -> list[FrameType]:
-    """The active calls of the script and of modules beside it, the outermost first."""
+    """The active calls of the script and of modules beside it, outermost first."""
     found: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     here = str(Path(__file__).parent)
@@ -116,7 +116,7 @@ def variables(frames: list[FrameType], root: Path) -> dict[str, Any]:
 
 
 def set_variables(frames: list[FrameType], values: dict[str, Any], root: Path) -> None:
-    """Give the script's variables other values, in place (what a debugger does)."""
+    """Set the script's variables to other values in place, as a debugger does."""
     owners = {name: vars(value) for name, value in _walk(frames, root) if _is_own(value, root)}
     for name, value in values.items():
         owner, _, key = name.rpartition(".")
@@ -144,7 +144,7 @@ def stateful(frames: list[FrameType], root: Path, besides: set[int]) -> dict[str
         try:
             statetree.split(item.state_dict())
         except (statetree.UnsupportedState, TypeError, RuntimeError, NotImplementedError):
-            continue  # it stays what the script made of it here
+            continue  # this worker keeps the object as its own script made it
         out[name] = item
     return out
 

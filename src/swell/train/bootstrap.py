@@ -1,7 +1,8 @@
 """Run the user's script as one worker: arguments, output, the traceback of a failure, the exit code.
 
-python -m swell.train.bootstrap script.py arguments...      (a cold start; the zygote calls `run` after a
-fork)
+python -m swell.train.bootstrap script.py arguments...
+
+That is a cold start; the zygote calls `run` after a fork.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from swell.train.jobdir import JobDirectory
 
 
 def watch_lifeline() -> None:
-    """End this worker (and whatever it started) when whoever holds it is gone, however it went.
+    """End this worker and its child processes when the process that holds its lifeline is gone.
 
-    That is the launcher, or, given by SWELL_LIFELINE, whoever holds the worker on this host for it.
+    That process is the launcher or, on another host, the one that SWELL_LIFELINE points to.
     """
     given = os.environ.get("SWELL_LIFELINE")
     lifeline = Path(given or Path(os.environ.get("SWELL_JOB_DIR", "")) / "lifeline")
@@ -54,7 +55,7 @@ def run(script: str, arguments: list[str]) -> int:
             runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:
         if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)  # noqa: T201 - what python itself does
+            print(stop.code, file=sys.stderr)  # noqa: T201 - as python itself does
             return 1
         return stop.code or 0
     except BaseException as error:
@@ -73,7 +74,7 @@ def run(script: str, arguments: list[str]) -> int:
 
 
 def _watched(script: str) -> AbstractContextManager[None]:
-    """For a job with the setting `auto`: make an unmodified script one of its workers."""
+    """The context that makes an unmodified script a worker, for a job with the setting `auto`."""
     directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
     if not directory or not worker or not JobDirectory(Path(directory)).config().get("auto"):
         return nullcontext()
@@ -83,7 +84,7 @@ def _watched(script: str) -> AbstractContextManager[None]:
 
 
 def _too_large(error: BaseException) -> int | None:
-    """The batch whose forward pass ran out of memory, if a worker with smaller pieces may do better."""
+    """The batch whose forward pass ran out of memory, if a worker with smaller pieces may succeed."""
     directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
     kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
     if kind is None or not isinstance(error, kind) or not directory or not worker:
@@ -103,7 +104,7 @@ def _users_part(error: BaseException) -> TracebackType | None:
 def leave(code: int) -> None:
     """End a forked process as the interpreter would, without returning into its parent's code.
 
-    The exit code is also left in SWELL_EXIT_FILE, for who is not told by the process that forked it.
+    The exit code is also written to SWELL_EXIT_FILE, for readers that the forking process does not tell.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Checkpoints that training does not wait for and that a crash cannot spoil.
+"""Checkpoints that training does not wait for and that a crash cannot damage.
 
     root/step-000000001200/       one directory per checkpoint, complete or absent
         .metadata, __0_0.distcp   the tensors in torch's distributed checkpoint (DCP) format
@@ -13,14 +13,14 @@ name by a rename, after files and directories have been synced. *Checked*: a che
 match its manifest is set aside, and the one before is used. *Never fatal*: a full disk costs the checkpoint,
 not the training.
 
-Anybody can read the tensors without swell, under their dotted path:
+The tensors can be read without swell, under their dotted path:
 
     state = {"model": model.state_dict()}
     torch.distributed.checkpoint.load(state, checkpoint_id="root/step-000000001200")
 
-On pickle: DCP's `.metadata` is one, and torch unpickles it when loading. swell writes nothing else that way
-(tensors are loaded with `weights_only`, the rest is JSON). The checksums find accidents, not forgery: load
-checkpoints only from where you would run a script from.
+On pickle: DCP's `.metadata` is a pickle, and torch unpickles it when loading. swell writes no other pickle
+(tensors are loaded with `weights_only`, the rest is JSON). The checksums find accidents, not forgery: load a
+checkpoint only from a place from which you would also run a script.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Checkpointer:
         written.
 
         With `wait` the call returns when the checkpoint is on disk (or has failed: see `last_error`).
-        Refuses, before anything is written, a state that `statetree` cannot take apart.
+        A state that `statetree` cannot take apart is refused before anything is written.
         """
         if step < 0:
             raise ValueError(f"step: got {step}, must be at least 0")
@@ -114,13 +114,13 @@ class Checkpointer:
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the save under way; False if it did not end in time."""
+        """Wait for the save in progress; False if it did not end in time."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return not self.saving
 
     def load_newest(self) -> Loaded | None:
-        """The newest checkpoint that verifies, or None; damaged ones are set aside, and the log says so."""
+        """The newest undamaged checkpoint, or None; damaged ones are set aside, and the log says so."""
         self.wait()
         for path in reversed(list_checkpoints(self._root)):
             try:
@@ -138,14 +138,14 @@ class Checkpointer:
         for key, tensor in tensors.items():
             buffer = self._host.get(key)
             if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                # Pinned, or the copy from a GPU would be neither fast nor asynchronous.
+                # Pinned memory, because the copy from a GPU is otherwise neither fast nor asynchronous.
                 buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             buffer.copy_(tensor, non_blocking=True)
             on_device |= tensor.is_cuda
             host[key] = buffer
         if on_device:
             torch.cuda.synchronize()
-        self._host = host  # buffers of tensors that are gone are freed here
+        self._host = host  # this frees the buffers of tensors that no longer exist
         return host
 
     def _write(self, step: int, text: str, tensors: dict[str, Tensor]) -> None:
@@ -160,7 +160,7 @@ class Checkpointer:
             _write_synced(partial / "manifest.json", _manifest(step, files))
             _sync_directory(partial)
             self._publish(partial, target)
-        except Exception as error:  # whatever it is, training must go on
+        except Exception as error:  # training must go on whatever fails here
             self.last_error = _explain(error, self._root)
             log.error("checkpoint of step %d not saved, training goes on: %s", step, self.last_error)
             shutil.rmtree(partial, ignore_errors=True)
@@ -172,8 +172,8 @@ class Checkpointer:
 
     def _publish(self, partial: Path, target: Path) -> None:
         if target.exists():
-            # The same step again. Two renames are not atomic, so a sound one is never taken away for a
-            # moment.
+            # The step was saved before. Two renames are not atomic together, so an undamaged checkpoint is
+            # not replaced: it would be missing for a moment.
             with contextlib.suppress(CheckpointError):
                 verify(target)
                 shutil.rmtree(partial)
@@ -184,7 +184,7 @@ class Checkpointer:
 
     def _prune(self) -> None:
         for path in list_checkpoints(self._root)[: -self._keep]:
-            # Rename first: a deletion cut short must not leave a checkpoint with half of its files.
+            # Rename first, so that an interrupted deletion does not leave a checkpoint with half its files.
             doomed = self._root / f"{_WRITING}old-{path.name}-{os.getpid()}"
             with contextlib.suppress(OSError):
                 path.rename(doomed)
@@ -211,7 +211,7 @@ def list_checkpoints(root: str | os.PathLike[str]) -> list[Path]:
 
 
 def verify(path: str | os.PathLike[str]) -> int:
-    """Check a checkpoint against its manifest; its step, or CheckpointError naming the first fault."""
+    """Check a checkpoint against its manifest; returns its step, or raises CheckpointError."""
     path = Path(path)
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
@@ -251,7 +251,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
         return Loaded(step, statetree.join(document, tensors), path)
     except CheckpointError:
         raise
-    except Exception as error:  # torch's readers raise nearly anything
+    except Exception as error:  # torch's readers raise many kinds of exceptions
         raise CheckpointError(f"cannot be read: {type(error).__name__}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Refusals at the border: what a script hands to `swell.elastic` and why it cannot work."""
+"""Checks of what a script passes to `swell.elastic`; what cannot work is refused, with the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from swell.train.errors import UsageError
 
 
 def device(model: nn.Module, device: torch.device | str | None) -> None:
-    """The model is where the script says it is."""
+    """Refuse a model that is not on the device that the script names."""
     if device is None:
         return
     wanted = torch.device(device)
@@ -17,13 +17,13 @@ def device(model: nn.Module, device: torch.device | str | None) -> None:
         here = parameter.device
         if here.type != wanted.type or (wanted.index is not None and here.index != wanted.index):
             raise UsageError(
-                f"model: {name} is on {here}, but device={str(wanted)!r} was announced; call "
+                f"model: {name} is on {here}, but the script says device={str(wanted)!r}; call "
                 f"model.to({str(wanted)!r}) before building the optimizer"
             )
 
 
 def optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer updates the model's parameters and no others."""
+    """Refuse an optimizer that updates parameters of anything but the model."""
     own = {id(p) for p in model.parameters()}
     strangers = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in own]
     if strangers:

@@ -1,4 +1,4 @@
-"""Talk to a running job: what `swell resize` uses, and a control plane or a test would.
+"""Talk to a running job, as `swell resize` does; a control plane or a test can use it too.
 
 with JobClient.find("digits") as job:
     job.resize(3)
@@ -46,7 +46,7 @@ class JobClient:
         self._connection.request({"type": "stop", "code": code})
 
     def watch(self) -> Iterator[Message]:
-        """Events and reports as they come; the connection is good for nothing else afterwards."""
+        """Events and reports as they come; after this the connection can be used for nothing else."""
         self._connection.request({"type": "watch"})
         while True:
             yield self._connection.receive()

@@ -1,8 +1,8 @@
 """The job's master as a process: sockets, disk and clock around `membership`.
 
-Small on purpose, and without torch: it starts in a fraction of a second, so when it is killed the launcher
-simply starts it again. Its whole memory is `state.json` in the job's directory (replaced atomically after
-every change) and what workers say when they reconnect. No training step ever waits for it.
+The coordinator is small on purpose and does not import torch: it starts in a fraction of a second, so when it
+is killed the launcher just starts it again. All it knows is in `state.json` in the job's directory (replaced
+atomically after every change) and in what workers tell it when they reconnect. No step ever waits for it.
 
     python -m swell.train.coordinator JOB_DIRECTORY [LAUNCH]
 """
@@ -43,7 +43,7 @@ class Client:
 
 
 class Coordinator:
-    """Feeds what connections say into `Membership` and carries out what it answers."""
+    """Passes the messages of connections to `Membership` and carries out its instructions."""
 
     def __init__(self, directory: Path) -> None:
         self.job = JobDirectory(directory)
@@ -83,7 +83,7 @@ class Coordinator:
         host = self.config.get("host", "127.0.0.1")
         try:
             server = await asyncio.start_server(self._serve, host, self.port, reuse_address=True)
-        except OSError:  # somebody took the old port; workers read the new one from the directory
+        except OSError:  # the old port is taken; workers read the new one from the directory
             server = await asyncio.start_server(self._serve, host, 0)
         self.port = server.sockets[0].getsockname()[1]
         self._save()
@@ -97,7 +97,7 @@ class Coordinator:
                     self._carry_out(self.membership.tick(time.monotonic()))
 
     def _watch_lifeline(self) -> None:
-        """When the launcher is gone, however it went, nobody needs a coordinator."""
+        """End the coordinator when the launcher is gone."""
         path = self.job.path / "lifeline"
         if not path.exists():
             return
@@ -295,7 +295,7 @@ class Coordinator:
                     for worker in to:
                         self._tell(worker, {"type": "stop"})
                 case Announce(candidate, to):
-                    self._save()  # the number must be on disk before anybody hears it
+                    self._save()  # the number must be on disk before any worker is told
                     message: Message = {"type": "candidate", "candidate": None}
                     if candidate is not None:
                         addresses = {n: self.membership.workers[n].address for n in candidate.members}

@@ -1,7 +1,7 @@
 """The members a worker trains with right now, and how it gets from one generation to the next.
 
-`Crew` numbers the operations of a job (steps and metric reductions alike), enters meshes, carries the state
-to newcomers, and settles with the other survivors of a death which operation was the last one.
+`Crew` numbers the operations of a job (steps and metric reductions alike), enters meshes, hands the state to
+newcomers, and after a death agrees with the other survivors on the last completed operation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swell.train.reducer import Reduced, Reducer
 from swell.train.segment import Segment
 
 _KEEP_STAGING_BYTES = 256 << 20
-"""Memory for handing over a state that is kept for the next newcomer; larger pieces are given back."""
+"""Memory for handing over a state is kept for the next newcomer up to this size; more is freed."""
 
 
 class Carrier(Protocol):
@@ -34,10 +34,10 @@ class Carrier(Protocol):
         """The whole state; its tensors are live ones, not copies."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take a whole state over (copying its tensors)."""
+        """Load a whole state (copying its tensors)."""
 
     def found(self) -> None:
-        """Nobody has live state: begin from the newest checkpoint, or from what the script built."""
+        """Begin without live state: from the newest checkpoint, or from what the script built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Entered:
     """How a new generation begins."""
 
     complete: bool
-    """The operation this worker was in is complete: everybody holds its sum."""
+    """True if this worker's present operation is complete: all members hold its sum."""
     covered: dict[str, list[Range]]
-    """By loader: the samples of the coming step that somebody holds gradients for."""
+    """By loader: the samples of the coming step that some member holds gradients for."""
     joined: bool
-    """This worker came without state and received it."""
+    """True if this worker joined without state and received it."""
 
 
 class Crew:
@@ -65,7 +65,7 @@ class Crew:
         self.reducer = Reducer(flat, grouping)
         self.mesh: Mesh = solo(link.name if link else "w0")
         self.operation = 0
-        """The next operation to complete; all before it are."""
+        """The number of the next operation; all before it are complete."""
         self.live = False
         self._carrier = carrier
         self._facts = facts
@@ -90,7 +90,7 @@ class Crew:
 
     @property
     def nodes(self) -> int:
-        """Machines the members are on, as far as it matters: one, or several (2)."""
+        """1 if all members are on one machine, 2 if they are on several (their number does not matter)."""
         return 2 if any(self.reducer.is_far(rank) for rank in self.mesh.peers) else 1
 
     # ------------------------------------------------------------------ operations
@@ -103,30 +103,30 @@ class Crew:
         squares: bool = False,
         weights: list[Tensor] | None = None,
     ) -> Reduced:
-        """Sum the gradients over all members; PeerLost if somebody is gone."""
+        """Sum the gradients over all members; PeerLost if a member is gone."""
         return self.reducer.all_reduce(self.operation, header, tree, squares=squares, weights=weights)
 
     def completed(self) -> None:
-        """The present operation took effect here, and newcomers who took part have their state."""
+        """Record that the present operation took effect here, and that newcomers in it have their state."""
         self.operation += 1
         if self._staging is not None and self._staging.data_bytes > _KEEP_STAGING_BYTES:
             self._staging = None
 
     def share(self, header: Header) -> list[Header]:
-        """One attempt to show everybody's `header` to everybody, as an operation with a vote."""
+        """Try once to exchange the headers of all members, as an operation with a vote."""
         headers = self.mesh.exchange(self.operation, READY, header)
         self._held, self._held_headers = self.operation, headers
         self.mesh.exchange(self.operation, VOTE, {})
         return headers
 
     def held_headers(self) -> list[Header]:
-        """What the last `share` showed, when it is complete only after a recovery."""
+        """The headers of the last `share`, if it was completed only by a recovery."""
         return self._held_headers
 
     # ------------------------------------------------------------------ generations
 
     def enter(self, mesh: Mesh, covered: dict[str, list[Range]]) -> Entered:
-        """Begin a generation: agree on where everybody stands, hand state to whoever has none."""
+        """Begin a generation: agree on the position of all members, and give state to those without."""
         self.mesh = mesh
         holding = max(self._held, self.reducer.held)
         mine: Header = {
@@ -163,10 +163,10 @@ class Crew:
         complete = False
         if not joined:
             if self.operation < top:
-                assert holding == self.operation, "an operation somebody completed was voted by all"
+                assert holding == self.operation, "all members voted for an operation that one completed"
                 complete = True
             else:
-                # A newcomer has no sum to complete with: then everybody redoes it.
+                # A newcomer has no sum to complete the operation with: then all members do it again.
                 complete = all(h["live"] and h["operation"] == top and h["held"] == top for h in headers)
         self.live = True
         merged: dict[str, list[Range]] = {}
@@ -184,8 +184,10 @@ class Crew:
         self.mesh.close()
 
     def prepare(self, mesh: Mesh, to_give: list[Tensor]) -> None:
-        """Get the memory that `mesh` needs, before anybody waits for it; `to_give` if the state is ours to
-        give."""
+        """Allocate the memory that `mesh` needs before a member waits for it.
+
+        `to_give` are the tensors of the state if this worker has to hand it over.
+        """
         self.reducer.prepare(mesh)
         if to_give:
             self._prepare_to_give(to_give)
@@ -198,7 +200,7 @@ class Crew:
             self._staging = segment
 
     def _hand_over(self, source: int, to: list[int], staging: Header | None) -> None:
-        """Copy the state of `source` to the ranks in `to`, probably through the memory `staging`."""
+        """Copy the state of `source` to the ranks in `to`, through the memory `staging` where possible."""
         mesh = self.mesh
         if not to:
             return
@@ -223,7 +225,7 @@ class Crew:
                 raw = [self._staging.bytes(0, states.staged_bytes(description))]
                 mesh.exchange(1, STATE, {}, dict.fromkeys(far, raw), {})
             return
-        # Mapped while the source is still copying into it.
+        # Map the memory while the source is still copying into it.
         expected = Segment.open(staging) if mesh.rank in to and not self.reducer.is_far(source) else None
         message = mesh.exchange(0, STATE, {})[source]
         segment: Segment | None = None

@@ -1,9 +1,9 @@
 """Data: one permutation per epoch, one committed cursor, every sample exactly once.
 
 A loader never decides anything on its own. Which samples a worker gets in a step follows from the replicated
-state (pass over the data, cursor, batch size) and the generation (rank, size). What was prefetched for
-another assignment is dropped and fetched again; nothing is lost or repeated because the cursor moves at
-commits only.
+state (pass over the data, cursor, batch size) and the generation (rank, size). Samples that were prefetched
+for another assignment are dropped and fetched again. No sample is lost or repeated, because the cursor moves
+only when a step commits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MapDataset(Protocol):
 
 
 def key(*parts: object) -> int:
-    """A 63-bit seed from any values: the same everywhere, unrelated for different values."""
+    """A 63-bit seed from any values: the same on every machine, unrelated for different values."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -77,7 +77,7 @@ class Share:
     ranks: list[int] = field(default_factory=list)
     """Logical ranks among what is covered."""
     current: tuple[int, Range] | None = None
-    """Handed to the script, not yet stepped."""
+    """The micro-batch that the script has and has not stepped on yet, or None."""
     loss: Any = None
     """This worker's part of the step's mean loss (a number or a tensor); None in a step that does not ask."""
 
@@ -96,7 +96,7 @@ class ElasticLoader:
     """Batches of a map-style data set for this worker; iterate it in every epoch like a DataLoader."""
 
     streaming = False
-    """Which samples a worker has used only it knows: they are told in the headers of a step."""
+    """True if only the worker itself knows which samples it used, so that step headers must say it."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class ElasticLoader:
         if num_workers < 0:
             raise UsageError(f"num_workers: got {num_workers}, must be at least 0")
         if len(dataset) < 1:
-            raise UsageError(f"dataset of loader {name!r}: it is empty")
+            raise UsageError(f"dataset of loader {name!r}: it is empty; give it at least one sample")
         if train and drop_last and batch_size > len(dataset):
             raise UsageError(
                 f"batch_size: got {batch_size}, more than the {len(dataset)} samples, and "
@@ -139,11 +139,11 @@ class ElasticLoader:
         self.drop_last = drop_last
         self.micro_batch = micro_batch
         self.room: int | None = None
-        """The largest batch that fits this worker's memory, where a larger one was seen to fail."""
+        """The largest batch that fits this worker's memory, once a larger one has failed; else None."""
         self.train = train
         self.seed = seed
         self.keyed = train and job.mode == "consistent"
-        """Random augmentation depends on seed, pass and sample alone, whoever fetches it."""
+        """Random augmentation depends only on seed, pass and sample, not on the worker that fetches it."""
         self.collate = collate_fn or default_collate
         self.passes = 0
         self.cursor = 0
@@ -163,7 +163,7 @@ class ElasticLoader:
 
     @property
     def piece(self) -> int | None:
-        """How much is computed at once, at most."""
+        """The most samples that are computed at once; None for no limit."""
         bounds = [bound for bound in (self.micro_batch, self.room) if bound is not None]
         return min(bounds, default=None)
 
@@ -174,7 +174,7 @@ class ElasticLoader:
         return {"passes": self.passes, "cursor": self.cursor, "batch_size": self.batch_size}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a position."""
+        """Go to a position that `state` gave."""
         self.passes, self.cursor = int(state["passes"]), int(state["cursor"])
         self.batch_size = int(state["batch_size"])
         self.share = None
@@ -188,19 +188,19 @@ class ElasticLoader:
         return min(self.batch_size, left)
 
     def advance(self, samples: int) -> None:
-        """A step with `samples` samples was committed."""
+        """Move the cursor, after a step with `samples` samples was committed."""
         self.cursor += samples
         self.share = None
 
     def begin(self) -> None:
-        """The script starts to iterate. A pass left at its very end (by `zip`, say) is over, unless that is
-        where the job stood when this worker took its position over."""
+        """Called when the script starts to iterate. A pass that was left at its very end (by `zip`, say) is
+        over, unless this worker joined the job at exactly that position."""
         if self.window() == 0 and not self._taken_over:
             self.turn()
         self._taken_over = False
 
     def turn(self) -> None:
-        """The pass is over."""
+        """Begin the next pass."""
         self.passes, self.cursor, self.share = self.passes + 1, 0, None
 
     # ------------------------------------------------------------------ samples
@@ -224,7 +224,7 @@ class ElasticLoader:
         return self.fetch(self.indices(share.current[1]))
 
     def rehearsal(self) -> Any:
-        """A batch of a usual size to warm up with; nothing is used up."""
+        """A batch of a usual size to warm up with; its samples do not count as used."""
         size = max(1, min(self.window() or self.batch_size, len(self.dataset)))
         (low, high) = plan.parts(size, 2)[1] if size > 1 else (0, 1)
         high = min(high, low + (self.piece or high))
@@ -232,19 +232,19 @@ class ElasticLoader:
 
     @property
     def rehearsal_samples(self) -> int:
-        """An upper bound of what `rehearsal` gives."""
+        """The most samples that `rehearsal` gives."""
         usual = -(-self.batch_size // 2)
         return min(usual, self.piece or usual)
 
     def rewind(self) -> None:
-        """Samples handed out in the step under way are to be handed out again."""
+        """Hand out the samples of the present step again."""
 
     def header(self) -> dict[str, Any]:
-        """What the others must know of this worker's samples; nothing, where it follows from the cursor."""
+        """What other workers must know of this worker's samples; empty if it follows from the cursor."""
         return {}
 
     def committed_by(self, headers: Sequence[dict[str, Any]]) -> None:
-        """A step took effect, with these headers of all workers."""
+        """Called when a step took effect, with the headers of all workers."""
 
     def fetch(self, indices: list[int]) -> Any:
         """One batch, by the loader's processes if it has any."""
@@ -254,7 +254,7 @@ class ElasticLoader:
         return fetch(self.dataset, indices, self.collate, seed)
 
     def look_ahead(self, positions: Callable[[int], list[tuple[int, Range]]]) -> None:
-        """Let the loader's processes work on what comes next; anything else under way is dropped.
+        """Let the loader's processes fetch what comes next; anything else they fetch is dropped.
 
         `positions` gives this worker's micro-batches of a step of a given size, if nothing changes.
         """

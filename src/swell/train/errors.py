@@ -34,7 +34,7 @@ LEFT = 0
 """Exit status of a worker that left on request."""
 
 RESPAWN = 75
-"""Exit status of a worker that asks to be started afresh (EX_TEMPFAIL)."""
+"""Exit status of a worker that asks to be replaced by a new process (EX_TEMPFAIL)."""
 
 FENCED = 76
-"""Exit status of a worker that was given up and found out."""
+"""Exit status of a worker that finds out that the job has gone on without it."""

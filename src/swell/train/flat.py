@@ -43,7 +43,7 @@ class Slot:
 
 
 class Layout:
-    """Where each trainable parameter and each float buffer lies. Pure; the same for the same model."""
+    """Where each trainable parameter and each float buffer lies; always the same for the same model."""
 
     def __init__(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
         self.slots: list[Slot] = []
@@ -84,7 +84,7 @@ class FlatModel:
     """A model's gradients and buffers, tied to a segment of this process."""
 
     def __init__(self, model: nn.Module, rank_buffers: dict[str, Tensor] | None = None) -> None:
-        """With `rank_buffers` (consistent mode) those travel instead of the model's own buffers."""
+        """With `rank_buffers` (consistent mode), these buffers travel instead of the model's own."""
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UsageError(
@@ -113,9 +113,9 @@ class FlatModel:
         self.inputs = self.layout.flats(self.segment, 0)
         self.outputs = self.layout.flats(self.segment, 1)
         self.direct = False
-        """What is gathered next is summed on the device; it need not go through the host's memory."""
+        """True if the next sum is made on the device, so that gradients need not go through host memory."""
         self.summed_on_device = False
-        """Where the last sum is."""
+        """True if the last sum is on the device, False if it is in the output segment."""
         self._staged = self.device.type != "cpu"
         if self._staged:
             self.device_inputs = [t.to(self.device) for t in self.inputs]
@@ -131,7 +131,7 @@ class FlatModel:
         self._buffer_out = [out[place[n, True]] for n in self.buffers]
 
     def gather(self, weight: float) -> list[int]:
-        """Copy gradients, and buffers times `weight`, into the input; return who has no gradient."""
+        """Copy gradients, and buffers times `weight`, into the input; returns parameters without gradient."""
         unused: list[int] = []
         places: list[Tensor] = []
         gradients: list[Tensor] = []
@@ -154,7 +154,7 @@ class FlatModel:
 
     @torch.no_grad()
     def gather_ranks(self, fresh: dict[str, Tensor]) -> None:
-        """Consistent mode: gradients are in place already; add the buffers of this worker's logical ranks."""
+        """Copy the buffers of this worker's logical ranks into the input; gradients are there already."""
         for place, name in zip(self._buffer_in, self.buffers):
             if name in fresh:
                 place.copy_(fresh[name])
@@ -164,7 +164,7 @@ class FlatModel:
             torch._foreach_copy_(self.inputs, self.device_inputs)
 
     def adopt_inputs(self) -> None:
-        """A single member: what went in is the sum already."""
+        """Use the inputs as the sum, for a single member."""
         for parameter, gradient in zip(self.parameters.values(), self.grad_in):
             parameter.grad = gradient
 
@@ -180,7 +180,7 @@ class FlatModel:
 
     @property
     def sums(self) -> list[Tensor]:
-        """The last sum, wherever it is."""
+        """The last sum, on the device or in the output segment."""
         return self.device_outputs if self.summed_on_device else self.outputs
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""The words of `membership`: what is known of a worker, what a generation is, what is to be done."""
+"""The data types of `membership`: workers, candidates, and the instructions it gives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Status(StrEnum):
     MEMBER = "member"
     """In the current generation."""
     LEAVING = "leaving"
-    """Was dropped by a switch and is on its way out."""
+    """Dropped by a switch, and about to end."""
     DONE = "done"
     """Finished the training loop."""
 
@@ -32,26 +32,26 @@ class Worker:
     address: tuple[str, int] | None = None
     connected: bool = False
     done_at: int = 0
-    """For a worker that is done: the first operation it has no part in."""
+    """For a worker that is done: the first operation that it takes no part in."""
     slot: int | None = None
-    """Where its process is, in a job whose workers have places of their own."""
+    """The slot of its process, in a job whose workers are given slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A generation that may come: it does when every member of the present one agrees at one step."""
+    """A generation that begins when every member of the present one agrees to it at one step boundary."""
 
     number: int
     members: tuple[str, ...]
     recovery: bool = False
-    """The present generation is broken: enter this one at once."""
+    """True if the present generation is broken, so that members enter this one at once."""
     epoch: int = 0
-    """Where its newcomers stand: members in another epoch must not take them in."""
+    """The epoch of its newcomers: members that are in another epoch must not switch to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start a worker process under this name, on this slot if slots are given out."""
+    """Start a worker process with this name, on this slot if the job has slots."""
 
     worker: str
     slot: int | None = None
@@ -66,14 +66,14 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Tell this worker that it was given up."""
+    """Tell this worker that the job goes on without it, so that it ends."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell these workers of the candidate (None: an earlier one is withdrawn)."""
+    """Tell these workers about the candidate; None withdraws the earlier one."""
 
     candidate: Candidate | None
     to: tuple[str, ...]

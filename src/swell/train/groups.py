@@ -1,11 +1,11 @@
 """Sums on the workers' own devices, by torch.distributed: NCCL between GPUs.
 
-The mesh of sockets and shared memory works everywhere and at once, so every generation begins with it. Where
-each member has a GPU of its own, a process group of torch's is built in the background meanwhile. It takes
-the sums over as soon as everybody has said so in a step's header; no switch and no recovery waits for it. Who
-is a member, whether a step counts and who died stays the mesh's affair: a group is only ever asked to add.
+The mesh of sockets and shared memory works everywhere and at once, so every generation begins with it. If
+each member has its own GPU, a process group of torch is built in the background at the same time. It takes
+over the sums once the step headers of all members say that it is ready; no switch and no recovery waits for
+it. The mesh still decides who is a member, whether a step counts and who died: a group only adds.
 
-A group meets through a file in the job's directory, which only the job's owner can read.
+The members of a group find each other by a file in the job's directory, which only the job's owner can read.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from swell.train.mesh import Header, Mesh
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "mesh", "nccl", "gloo")
-"""What the setting `collectives` may be; auto: NCCL if every member has a GPU of its own, else the mesh."""
+"""Values of the setting `collectives`; auto means NCCL if every member has its own GPU, else the mesh."""
 _BUILD_S = 120.0
 _LOOK_EVERY_S = 0.01
 _POLL_S = 0.0001
 _MOST_FAILURES = 3
-"""Groups that may break without anybody's death before they are done without."""
+"""After this many groups broke although no member died, the job does without groups."""
 
 
 @dataclass(slots=True)
@@ -49,11 +49,11 @@ class Grouping:
 
     @classmethod
     def of(cls, config: Header, directory: Path, device: torch.device, mode: str) -> Grouping | None:
-        """The way for a job with these settings; None if it always sums through the mesh."""
+        """The grouping of a job with these settings; None if the job always sums through the mesh."""
         backend = os.environ.get("SWELL_COLLECTIVES") or str(config.get("collectives", "auto"))
         if backend not in BACKENDS:
             raise UsageError(f"collectives: got {backend!r}, must be one of {', '.join(BACKENDS)}")
-        if backend == "mesh" or mode == "consistent":  # whose sums must have one order of additions
+        if backend == "mesh" or mode == "consistent":  # consistent mode needs one order of additions
             return None
         if backend != "gloo" and not (device.type == "cuda" and torch.distributed.is_nccl_available()):
             return None
@@ -67,7 +67,7 @@ class Grouping:
         return str(torch.cuda.get_device_properties(self.device).uuid)
 
     def begin(self, mesh: Mesh) -> Group | None:
-        """Build the group of a generation in the background; None if it is to do without."""
+        """Build the group of a generation in the background; None if the generation has no group."""
         devices = [peer.about.get("device") for peer in mesh.peers.values()] + [self.about()]
         alone = mesh.size == 1 or None in devices or len(set(devices)) < len(devices)
         return None if alone or self.failures >= _MOST_FAILURES else Group(self, mesh)
@@ -85,11 +85,11 @@ class Group:
 
     @property
     def ready(self) -> bool:
-        """Whether it can add."""
+        """Whether the group is built and can add."""
         return self._group is not None
 
     def add(self, tensors: list[Tensor]) -> None:
-        """Sum each tensor over all members, in place; PeerLost if somebody is gone."""
+        """Sum each tensor over all members, in place; PeerLost if a member is gone."""
         try:
             works = [self._group.allreduce([tensor]) for tensor in tensors]
             looked_s = time.monotonic()
@@ -104,14 +104,14 @@ class Group:
             self._broke(error)
 
     def close(self) -> None:
-        """Give it up, without waiting for whoever still waits in it."""
+        """Abandon the group, without waiting for members that still wait in it."""
         self._closed = True
         group, self._group = self._group, None
         if group is not None:
             threading.Thread(target=group.abort, name="swell-group-end", daemon=True).start()
 
     def _broke(self, error: RuntimeError) -> None:
-        """A member is gone, most likely, and its connection will say so in a moment."""
+        """Find the reason of a failed sum: most likely a member died, and its connection ends in a moment."""
         give_up_s = time.monotonic() + 1.0
         while time.monotonic() < give_up_s:
             self._mesh.look()
@@ -123,7 +123,7 @@ class Group:
     def _build(self) -> None:
         try:
             group = _make(self._grouping, self._mesh)
-            # The first sum makes the connections.
+            # The connections are made by the first sum.
             group.allreduce([torch.zeros(1, device=self._grouping.device)]).wait()
         except (RuntimeError, OSError) as error:
             if not self._closed:

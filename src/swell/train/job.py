@@ -6,8 +6,8 @@
         for x, y in loader:
             job.step(loss_fn(model(x), y))
 
-Here is what scripts use, and the state that travels. What happens in a step is in `stepping`, how a worker
-comes in and goes on in another generation in `member`. Without `swell run` the same code is a crew of one.
+This module has what scripts use, and the state that travels. `stepping` has what happens in a step; `member`
+has how a worker joins and goes on in another generation. Without `swell run` the job has this one worker.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Job(Stepper):
         if link is not None:
             checkpoint_dir = checkpoint_dir or link.config.get("checkpoints")
             checkpoint_dir = checkpoint_dir or link.directory.path / "checkpoints"
-            if checkpoint_every_s == DEFAULT_CHECKPOINT_S:  # the script left it to whoever runs it
+            if checkpoint_every_s == DEFAULT_CHECKPOINT_S:  # the script left it to the job's settings
                 checkpoint_every_s = link.config.get("checkpoint_s", checkpoint_every_s)
         self._keeper = Keeper(checkpoint_dir, checkpoint_every_s, checkpoint_every_steps, keep_checkpoints)
         facts: Header = {"model": self._flat.layout.digest, "mode": mode, "logical_ranks": logical_ranks}
@@ -247,7 +247,7 @@ class Job(Stepper):
         return made
 
     def _mind_room(self, loader: ElasticLoader) -> None:
-        """What did not fit a worker before this one is not tried again."""
+        """Do not try again what did not fit an earlier worker's memory."""
         failed = room.failed(self._link.directory.path) if self._link is not None else None
         if failed is not None and self.mode != "consistent":
             loader.room = failed // 2
@@ -255,7 +255,7 @@ class Job(Stepper):
                 self._adaptive.out_of_memory(failed)
 
     def _adapt(self, loader: ElasticLoader) -> None:
-        """The loader that trains is the one whose batch follows goodput."""
+        """Make this training loader the one whose batch follows goodput."""
         from swell.train.adaptation import Adaptation
 
         if self._adaptive is not None:
@@ -276,10 +276,11 @@ class Job(Stepper):
         return value
 
     def epochs(self, count: int, *, by: str | None = None, until_loss: float | None = None) -> Iterator[int]:
-        """The epochs still to train, up to `count`; a newcomer or a restart begins where the job is.
+        """The epochs still to train, up to `count`; a newcomer or a restarted job begins where the job is.
 
-        In adaptive mode `count` is what they are worth at the tuned batch (`by="progress"`; larger batches
-        make less progress per sample, so there may be more passes over the data); `by="data"` counts passes.
+        In adaptive mode `count` means as much progress as `count` epochs at the tuned batch make
+        (`by="progress"`). Larger batches make less progress per sample, so there may be more passes over the
+        data; `by="data"` counts passes.
         With `until_loss`, training ends earlier, once the job's own loss, averaged over some fifty steps, is
         at most that: at the same step on every worker (over a stream, at the end of a pass).
         """
@@ -317,8 +318,9 @@ class Job(Stepper):
     def step(self, loss: Tensor | Callable[[], Tensor]) -> bool:
         """Use one batch's loss (its mean over the batch). True if this completed an optimizer step.
 
-        Given as a function, `job.step(lambda: loss_fn(model(x), y))`, the forward pass too may run out of
-        memory: the batch is then handed out again in smaller pieces, and what did not fit is remembered.
+        If the loss is given as a function, `job.step(lambda: loss_fn(model(x), y))`, the forward pass too may
+        run out of memory: the batch is then handed out again in smaller pieces, and the job remembers what
+        did not fit.
         """
         self.backward(loss)
         return self.commit()
@@ -338,11 +340,11 @@ class Job(Stepper):
         return out["total"] / out["weight"] if out["weight"] else float("nan")
 
     def agree(self, flag: bool) -> bool:
-        """True on every worker if `flag` is on any of them: how to leave a loop together."""
+        """True on every worker if `flag` is true on any of them, so that all leave a loop together."""
         return any(h["flag"] for h in self._share({"what": "agree", "flag": bool(flag)}))
 
     def log(self, **metrics: float | Tensor) -> None:
-        """Report metrics (from the leader) to whoever watches the job."""
+        """Report metrics; those of the leader go into the job's reports."""
         self._metrics |= {name: float(value) for name, value in metrics.items()}
 
     # ------------------------------------------------------------------ state
@@ -393,9 +395,9 @@ class Job(Stepper):
         self._flat.clear()
 
     def found(self) -> None:
-        """Nobody has live state: begin from the newest checkpoint, if there is one."""
+        """Begin without live state: from the newest checkpoint, or from what the script built."""
         if self._rehearsed:
-            os._exit(RESPAWN)  # this worker prepared for a job that is no more; its weights are spoilt
+            os._exit(RESPAWN)  # the rehearsal for another position has changed this worker's weights
         self.epoch = 0
         state = self._keeper.load()
         if state is not None:

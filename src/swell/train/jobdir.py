@@ -2,7 +2,7 @@
 
 job.json          settings and secret (readable by the owner only)
 coordinator.json  where the coordinator listens
-state.json        its memory
+state.json        what the coordinator must remember
 events.jsonl      what happened
 logs/w0.log       a worker's output
 checkpoints/      saved training states
@@ -39,7 +39,7 @@ class JobDirectory:
         (path / "logs").mkdir(exist_ok=True)
         self = cls(path)
         self.lock("launcher", 0.5)
-        coordinator = self.lock("coordinator", 5.0)  # the last one of a run that was killed, on its way out
+        coordinator = self.lock("coordinator", 5.0)  # wait for the coordinator of a killed run to end
         os.close(coordinator)
         for old in ("state.json", "coordinator.json", "events.jsonl"):
             (path / old).unlink(missing_ok=True)
@@ -59,7 +59,7 @@ class JobDirectory:
         raise TrainError(f"there is no job {name!r} here{hint}")
 
     def lock(self, role: str, wait_s: float) -> int:
-        """Be the only process in this role here, until the returned descriptor is closed or we are gone."""
+        """Be the only process in this role for the job, until the returned descriptor is closed."""
         descriptor = os.open(self.path / f"{role}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         deadline = time.monotonic() + wait_s
         while True:
@@ -80,11 +80,11 @@ class JobDirectory:
         return data
 
     def write_address(self, host: str, port: int, pid: int) -> None:
-        """Say where the coordinator listens."""
+        """Write down where the coordinator listens."""
         self._write("coordinator.json", json.dumps({"host": host, "port": port, "pid": pid}))
 
     def address(self, wait_s: float = 0.0) -> tuple[str, int]:
-        """Where the coordinator listens; ConnectionError if nobody has said so yet."""
+        """Where the coordinator listens; ConnectionError if that is not known yet."""
         deadline = time.monotonic() + wait_s
         while True:
             try:
@@ -92,11 +92,11 @@ class JobDirectory:
                 return str(data["host"]), int(data["port"])
             except (OSError, ValueError):
                 if time.monotonic() >= deadline:
-                    raise ConnectionError("the coordinator has not said yet where it listens") from None
+                    raise ConnectionError("the coordinator does not listen yet; try again") from None
                 time.sleep(0.01)
 
     def load_state(self) -> dict[str, Any] | None:
-        """The coordinator's memory, or None for a job that never ran."""
+        """The coordinator's saved state, or None for a job that never ran."""
         try:
             data: dict[str, Any] = json.loads((self.path / "state.json").read_text())
         except FileNotFoundError:
@@ -104,7 +104,7 @@ class JobDirectory:
         return data
 
     def save_state(self, text: str) -> None:
-        """Replace the coordinator's memory atomically."""
+        """Replace the coordinator's saved state atomically."""
         self._write("state.json", text)
 
     def append_event(self, record: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class JobDirectory:
         return [json.loads(line) for line in lines]
 
     def log(self, worker: str) -> Path:
-        """The file that takes a worker's output."""
+        """The file with a worker's output."""
         return self.path / "logs" / f"{worker}.log"
 
     def _write(self, name: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""When to save a checkpoint, and what to begin from: the leader's side of `checkpoint`."""
+"""When to save a checkpoint, and which one to begin from. Only the leader uses this."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Checkpoints of one job, made and read only by whoever leads."""
+    """Checkpoints of one job, written and read only by the leader."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class Keeper:
         self._writing = False
         self._on_disk: int | None = None
         self._lead_steps, self._lead_s = 0, 0.0
-        """How long the last save was being written: until it is on disk the one before counts."""
+        """How long it took until the last save was on disk; until then the one before it counts."""
 
     def load(self) -> dict[str, Any] | None:
-        """The newest state that verifies."""
+        """The newest undamaged state, or None."""
         checkpointer = self._checkpointer()
         loaded = checkpointer.load_newest() if checkpointer is not None else None
         if loaded is None:
@@ -65,7 +65,7 @@ class Keeper:
         return now - self._last_s >= self._every_s - min(self._lead_s, self._every_s / 2)
 
     def newly_saved(self) -> int | None:
-        """The step of a checkpoint that came to be on disk since this was last asked."""
+        """The step of a checkpoint that was completed since the last call, or None."""
         step, self._on_disk = self._on_disk, None
         return step
 
@@ -79,7 +79,7 @@ class Keeper:
                 self._on_disk = step
 
     def wait(self) -> None:
-        """Until what is being written is on disk."""
+        """Wait until the save in progress is on disk."""
         if self._made is not None:
             self._made.wait()
 

@@ -1,9 +1,9 @@
 """Run one job on this machine: coordinator, zygote and workers, from the first process to the last.
 
 The launcher is the job's *agent*: it starts and ends workers when the coordinator says so and reports their
-exits. It restarts the coordinator when that dies, shows the workers' output, and leaves nothing behind: every
-worker is a process group of its own, and all of them hold the end of a pipe that closes when the launcher
-dies.
+exits. It restarts the coordinator when that dies, and shows the workers' output. It leaves no process behind:
+every worker is a process group of its own, and all of them hold the end of a pipe that closes when the
+launcher dies.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class RunConfig:
     minimum: int = 1
     maximum: int = 1
     workers: int | None = None
-    """To begin with; the maximum if not given."""
+    """The number of workers to begin with; the maximum if not given."""
     slots: list[int] | None = None
-    """Where the first workers shall be, one on each; for an agent to whom it matters."""
+    """The slots of the first workers, one for each; None for a job without slots."""
     spares: int = 0
     """Prepared workers kept waiting beyond those that train."""
     name: str | None = None
@@ -52,7 +52,7 @@ class RunConfig:
     threads: int | None = None
     """CPU threads for each worker; the cores divided by the maximum if not given."""
     cold: bool = False
-    """Start every worker from nothing instead of forking a prepared process."""
+    """Start every worker as a new Python process instead of forking a prepared one."""
     env: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     """Further entries of job.json, for the runtime inside the workers."""
@@ -92,19 +92,19 @@ class ZygoteProcess:
         self._buffer = b""
         self.alive = True
         self.spoke = False
-        """It got as far as starting a worker."""
+        """True once the zygote has started a worker."""
 
     def fileno(self) -> int:
         """The socket's descriptor, for selectors."""
         return self._sock.fileno()
 
     def order(self, order: dict[str, Any]) -> None:
-        """Have a worker forked."""
-        with contextlib.suppress(OSError):  # it is gone: its death is noticed by whoever reaps it
+        """Ask the zygote to fork a worker."""
+        with contextlib.suppress(OSError):  # the zygote is gone: `_reap` notices that
             self._sock.sendall(json.dumps(order).encode() + b"\n")
 
     def hear(self) -> list[dict[str, Any]]:
-        """What it has said since."""
+        """The zygote's messages since the last call."""
         if not self.alive:
             return []
         try:
@@ -119,7 +119,7 @@ class ZygoteProcess:
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
-        """End it; its workers are not its business."""
+        """End the zygote; its workers live on."""
         self.alive = False
         self._sock.close()
         if self.process.returncode is None:
@@ -140,7 +140,7 @@ class Launcher:
     def __init__(
         self, config: RunConfig, say: Callable[[str], None], zygote: ZygoteProcess | None = None
     ) -> None:
-        """With `zygote`, workers are forked from a prepared process that other jobs use before and after."""
+        """With `zygote`, workers are forked from a prepared process that is shared with other jobs."""
         self.config = config
         self.name = config.name or f"{Path(config.script).stem}-{secrets.token_hex(2)}"
         self.path = config.directory or home() / "jobs" / self.name
@@ -174,7 +174,7 @@ class Launcher:
         lifeline = self.path / "lifeline"
         lifeline.unlink(missing_ok=True)
         os.mkfifo(lifeline)
-        # Workers open the reading end; it ends for them when this process is gone, however it went.
+        # Workers open the reading end, which reaches its end of file when this process is gone.
         self._lifeline_w = os.open(lifeline, os.O_RDWR)
         self._finish: tuple[int, str] | None = None
         self._unsent: list[Message] = []
@@ -394,7 +394,7 @@ class Launcher:
                     self._exited(worker, code)
 
     def _lost_zygote(self) -> None:
-        """Workers survive their zygote (they are ours now); those it was just starting do not."""
+        """Workers survive their zygote, as children of the launcher; those it was just starting do not."""
         assert self._zygote is not None
         self._hear_zygote()
         prepared = self._zygote.spoke

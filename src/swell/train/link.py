@@ -1,8 +1,8 @@
 """A worker's side of the control plane: one background thread that talks to the coordinator.
 
-It sends heartbeats with the latest report, learns of candidates, and connects their meshes while the main
-thread trains. The main thread asks it only cheap questions at a step boundary (`offer`, `take`) and waits
-for it only when there is nothing to train with (`wait_join`, `wait_recovery`).
+The thread sends heartbeats with the latest report, receives candidates, and connects their meshes while the
+main thread trains. At a step boundary the main thread only asks cheap questions (`offer`, `take`). It waits
+for the control thread only when it has no generation to train in (`wait_join`, `wait_recovery`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from swell.train.wire import Connection, Message, WireError
 
 _RETRY_S = 0.05
 STOP = -1
-"""In place of a candidate: the end of the job's run, with its state saved."""
+"""Stands in place of a candidate's number: save the job's state and end this run."""
 PATIENCE_S = 120.0
-"""How long a worker with nothing to train on waits for the coordinator."""
+"""How long a worker that cannot train waits for the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Link:
         self.config = config
         self._secret: str = config["secret"]
         self._beat_s = min(0.5, float(config.get("silent_after_s", 5.0)) / 6)
-        # The coordinator's host may be another than this worker's.
+        # This worker may be on another host than the coordinator.
         self._host: str = os.environ.get("SWELL_HOST") or config.get("host", "127.0.0.1")
         self._listener = socket.create_server((self._host, 0), backlog=64)
         self._changed = threading.Condition()
@@ -85,14 +85,14 @@ class Link:
     # ------------------------------------------------------------------ for the main thread
 
     def welcome(self) -> Message:
-        """What the coordinator said at first: is the job under way, in which epoch."""
+        """The coordinator's first message: whether the job is training already, and in which epoch."""
         with self._changed:
             self._wait(lambda: self._welcome is not None, PATIENCE_S, "to be welcomed")
             assert self._welcome is not None
             return self._welcome
 
     def announce_ready(self, epoch: int) -> None:
-        """Say that this worker is prepared and stands in `epoch`."""
+        """Tell the coordinator that this worker is prepared for `epoch`."""
         with self._changed:
             self._status, self._epoch, self._turn = "ready", epoch, None
         self._send({"type": "ready", "epoch": epoch})
@@ -109,13 +109,13 @@ class Link:
             return mesh
 
     def still_offered(self, number: int) -> bool:
-        """Whether candidate `number` is still the latest."""
+        """Whether candidate `number` is still the latest one."""
         return self._offer is not None and self._offer.number == number
 
     def offer(self, epoch: int) -> int:
-        """The candidate this worker, in `epoch`, could switch to right now (0: none).
+        """The number of the candidate that this worker, in `epoch`, could switch to right now, or 0.
 
-        It is kept until `release`: having said yes, a worker must not change its mind because of a newer one.
+        The candidate is kept until `release`: once a worker has agreed, a newer one must not replace it.
         """
         if self._stop:
             return STOP
@@ -126,27 +126,27 @@ class Link:
             if offer is None or offer.recovery or offer.number <= self._generation:
                 return 0
             if offer.epoch != epoch and not set(offer.members) <= set(self._members):
-                return 0  # its newcomers stand in another epoch and will be told to come along
+                return 0  # its newcomers are in another epoch; the coordinator will tell them
             if self.name not in offer.members or offer.number in self._meshes:
                 self._pinned = offer.number
                 return offer.number
             return 0
 
     def newcomers(self) -> int:
-        """The candidate under way that somebody without state is in (0: none)."""
+        """The number of the pending candidate if it adds a worker that needs the job's state, else 0."""
         offer = self._offer
         if offer is None or offer.number <= self._generation or set(offer.members) <= set(self._members):
             return 0
         return offer.number
 
     def hold(self, number: int) -> None:
-        """All members of candidate `number` are in it: a newer one waits until this worker has its state."""
+        """Defer newer candidates until this worker has its state: all members have entered `number`."""
         with self._changed:
             if self.still_offered(number):
                 self._pinned = number
 
     def release(self) -> None:
-        """The step did not switch: newer candidates may replace the one offered."""
+        """Let newer candidates replace the one that `offer` or `hold` kept."""
         with self._changed:
             self._pinned = 0
             deferred, self._deferred = self._deferred, []
@@ -156,16 +156,16 @@ class Link:
     def take(self, number: int) -> Mesh | None:
         """The mesh of an agreed candidate; None if this worker is not in it and has to leave.
 
-        PeerLost if a death overtook the candidate.
+        Raises PeerLost if a recovery has replaced the candidate.
         """
         with self._changed:
             offer = self._offer
             if offer is None or offer.number != number:
-                raise PeerLost(f"candidate {number} was overtaken")
+                raise PeerLost(f"candidate {number} was replaced by a newer one")
             return self._meshes[number] if self.name in offer.members else None
 
     def wait_recovery(self, broken: Mesh, operation: int) -> Mesh:
-        """That generation is broken: say so, and wait for the mesh of the one that replaces it."""
+        """Report that a generation is broken, and wait for the mesh of the one that replaces it."""
         after = broken.number
         with self._changed:
             self._broken, self._operation = after, operation
@@ -193,7 +193,7 @@ class Link:
             return self._meshes[self._offer.number]
 
     def entered(self, mesh: Mesh, step: int, epoch: int) -> None:
-        """This worker is in `mesh`'s generation now."""
+        """Report that this worker has entered the generation of `mesh`."""
         with self._changed:
             self.current, self._generation, self._members = mesh, mesh.number, mesh.members
             self._status, self._broken, self._epoch, self.step = "member", 0, epoch, step
@@ -213,40 +213,40 @@ class Link:
         self.release()
 
     def at_epoch(self, epoch: int) -> None:
-        """This worker begins `epoch`."""
+        """Report that this worker begins `epoch`."""
         self._epoch = epoch
         self._send({"type": "epoch", "epoch": epoch})
 
     def event(self, name: str, **fields: Any) -> None:
-        """Put something worth knowing into the job's history."""
+        """Add an event to the job's history."""
         self._send({"type": "event", "name": name, "fields": fields})
 
     def leaving(self, number: int) -> None:
-        """Candidate `number` was agreed on and this worker is not in it."""
+        """Report that this worker leaves: candidate `number` was agreed on without it."""
         with self._changed:
             self._status = "leaving"
         self._send({"type": "left", "generation": number})
         self.flush()
 
     def stopped(self) -> None:
-        """The job's state is on disk and its workers leave."""
+        """Report that the job's state is on disk and that its workers leave."""
         self._send({"type": "stopped"})
         self.flush()
 
     def done(self, operation: int) -> None:
-        """The training loop is over here: this worker has no part in `operation` and later ones."""
+        """Report that this worker's training loop is over: it takes no part in `operation` and later ones."""
         with self._changed:
             self._status, self._operation = "done", operation
-        # A short job may end between two beats: its last word tells how it went.
+        # A short job may end between two heartbeats, so the last report is sent now.
         self._send({"type": "beat", "step": self.step, "report": self.report})
         self._send({"type": "done", "operation": operation})
 
     def failed(self, code: int, error: str) -> None:
-        """The user's script raised."""
+        """Report that the user's script raised an exception."""
         self._send({"type": "failed", "code": code, "error": error})
 
     def flush(self, timeout_s: float = 2.0) -> None:
-        """Wait until everything said was sent (at the end of the process)."""
+        """Wait until all messages have been sent, at the end of the process."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with self._changed:
@@ -255,7 +255,7 @@ class Link:
             time.sleep(0.002)
 
     def close(self) -> None:
-        """Stop talking; for workers inside a longer-lived process (tests)."""
+        """Close the connections; for workers inside a process that lives longer (tests)."""
         self._closed = True
         self._poke()
         _close(self._listener)
@@ -274,7 +274,7 @@ class Link:
 
     def _hello(self, connection: Connection) -> None:
         with self._changed:
-            # What was said to an earlier coordinator and may be lost is part of the greeting.
+            # Messages of other types may be lost: the fields of the greeting repeat what they say.
             keep = ("failed", "event", "done")
             self._outbox = [m for m in self._outbox if m["type"] in keep]
             message = {
@@ -356,7 +356,7 @@ class Link:
             for number in [n for n in self._meshes if offer is None or n != offer.number]:
                 self._meshes.pop(number).abandon()
             if offer is not None and offer.recovery and self.current is not None:
-                self.current.abandon()  # wakes the main thread if it waits for somebody who will not answer
+                self.current.abandon()  # wakes the main thread if it waits for a peer that will not answer
             self._changed.notify_all()
         if offer is not None and self.name in offer.members:
             threading.Thread(target=self._build, args=(offer,), name="swell-connect", daemon=True).start()
@@ -364,7 +364,7 @@ class Link:
     # ------------------------------------------------------------------ connecting a candidate
 
     def _build(self, offer: Offer) -> None:
-        """Connect to the members before this one; those after it connect to us."""
+        """Connect to the members before this one in the list; those after it connect to this worker."""
         rank = offer.members.index(self.name)
         peers: dict[int, Peer] = {}
         try:
@@ -382,7 +382,7 @@ class Link:
                     self._changed.wait(0.5)
         except (OSError, WireError, PeerLost):
             pass
-        for peer in peers.values():  # superseded, or somebody is gone: the coordinator will say what next
+        for peer in peers.values():  # replaced, or a member is gone: the coordinator decides what comes next
             _close(peer.sock)
 
     def _dial(self, offer: Offer, other: str) -> Peer:
@@ -431,7 +431,8 @@ class Link:
     def _wait(self, condition: Any, timeout_s: float | None, what: str) -> None:
         if not self._changed.wait_for(condition, timeout_s):
             raise CoordinatorLost(
-                f"worker {self.name} waited {timeout_s:g} s {what}; the coordinator is away"
+                f"worker {self.name} waited {timeout_s:g} s {what}, but the coordinator does not answer; see"
+                " logs/coordinator.log in the job's directory, and start the job again to go on"
             )
 
     def _send(self, message: Message) -> None:

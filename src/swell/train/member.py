@@ -1,6 +1,6 @@
-"""A worker's membership in its job: coming in, going on in another generation, leaving.
+"""A worker's membership in its job: joining, going on in another generation, leaving.
 
-The story is in docs/runtime.md ("Generations", "Death"); the other side of it is `membership`.
+docs/runtime.md explains it ("Generations", "Death"); the coordinator's side is `membership`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Member:
-    """What a job knows of the others; `Job` sets the fields."""
+    """A worker's side of membership; `Job` sets the fields."""
 
     epoch: int
     steps: int
@@ -43,13 +43,13 @@ class Member:
     _loaders: dict[str, ElasticLoader]
     _entered: bool
     _rehearsing: bool
-    """Preparing, and not yet part of the job."""
+    """True while this worker prepares and is not yet part of the job."""
     _rehearsed: bool
     _turned: int | None
-    """The epoch that a newcomer has to come along to."""
+    """The epoch that the job has gone on to, for a newcomer that waited in an earlier one."""
     _ended: bool
     _preparing: tuple[int, threading.Thread] | None = None
-    """The candidate whose newcomers this worker gets memory ready for, and who does."""
+    """The candidate for whose newcomers this worker allocates memory, and the thread that does it."""
 
     def capture(self) -> dict[str, Any]:
         """Everything that makes up the training state."""
@@ -77,7 +77,7 @@ class Member:
 
     @property
     def rehearsing(self) -> bool:
-        """This worker is preparing and not yet part of the job."""
+        """Whether this worker prepares and is not yet part of the job."""
         return self._rehearsing
 
     def save(self, *, wait: bool = False) -> None:
@@ -87,7 +87,7 @@ class Member:
             self._tell_saved()
 
     def _save_if_due(self) -> None:
-        """Between two steps: write a checkpoint if it is time, and tell of one that was written."""
+        """Between two steps: save a checkpoint if it is time, and report one that was completed."""
         if self.rank == 0 and self._keeper.due(self.steps):
             self.save()
         self._tell_saved()
@@ -107,13 +107,13 @@ class Member:
         return number
 
     def _prepared(self, number: int) -> bool:
-        """Whether memory for the newcomers of a connected candidate is there; it is got while all train."""
+        """Whether the memory for a candidate's newcomers is ready; a thread allocates it during training."""
         assert self._link is not None
         if self._preparing is None or self._preparing[0] != number:
             try:
                 mesh = self._link.take(number)
             except PeerLost:
-                return True  # overtaken: nobody will agree on it
+                return True  # replaced by a newer candidate: no member will agree on this one
             if mesh is None or set(mesh.members) <= set(self._crew.mesh.members):
                 return True
             gives = next(m for m in mesh.members if m in self._crew.mesh.members) == self._link.name
@@ -124,7 +124,7 @@ class Member:
         return not self._preparing[1].is_alive()
 
     def _enter(self) -> None:
-        """Become part of the job: at once, or by way of a rehearsal if it is under way."""
+        """Become part of the job: at once, or after a rehearsal if the job is training already."""
         if self._entered or self._rehearsing:
             return
         if self._link is None:
@@ -142,7 +142,7 @@ class Member:
             self.epoch, self._turned = self._turned, None
 
     def _join(self) -> bool:
-        """Wait to be taken in. False: the job went on to another epoch (`_turned`), come along."""
+        """Wait to become a member; False if the job has gone on to another epoch (`_turned`)."""
         assert self._link is not None
         self._link.announce_ready(self.epoch)
         while True:
@@ -167,7 +167,7 @@ class Member:
             return True
 
     def _switch(self, number: int) -> None:
-        """Everybody said yes to candidate `number` in the step that was just committed."""
+        """Enter candidate `number`, on which all members agreed in the step that was just committed."""
         assert self._link is not None
         if number == STOP:
             self._leave_all()
@@ -193,7 +193,7 @@ class Member:
             self._link.event("switch", step=self.steps, world=self.world, pause_s=time.perf_counter() - begin)
 
     def _leave_all(self) -> NoReturn:
-        """The job was asked to end, to be started again some day: nobody trains after this step."""
+        """Save the state and leave: the job was asked to stop, and may be started again later."""
         assert self._link is not None
         self._ended = True  # this script's end is not the end of training
         if self.is_leader:
@@ -203,14 +203,14 @@ class Member:
         self._leave(STOP)
 
     def _leave_if_out(self, number: int) -> None:
-        """Everybody said yes to candidate `number`: whoever is not in it has nothing more to do."""
+        """Leave if this worker is not in candidate `number`, on which all members agreed."""
         assert self._link is not None
         with contextlib.suppress(PeerLost):
             if number != STOP and self._link.take(number) is None:
                 self._leave(number)
 
     def _recover(self) -> bool:
-        """Somebody is gone: form the next generation. True if the present operation is complete after all."""
+        """Form the next generation after a death; True if the present operation is complete after all."""
         if self._link is None:
             raise PeerLost("a job of one has no peers to lose")
         begin, noticed = time.perf_counter(), time.time()
@@ -247,13 +247,13 @@ class Member:
             seed_all(key(self.seed, self._link.name, self._crew.mesh.number))
 
     def _quit_rehearsal(self) -> None:
-        """The script left its loop before this worker was part of the job: begin again in a fresh process."""
+        """Ask for a new process, because the script left its loop before this worker was part of the job."""
         os._exit(RESPAWN)
 
     def _leave(self, number: int) -> NoReturn:
-        """Candidate `number` was agreed on and this worker is not in it."""
+        """Leave the job, because candidate `number` was agreed on without this worker."""
         assert self._link is not None
-        if number != STOP:  # then somebody goes on
+        if number != STOP:  # then other workers go on training
             step_aside()
         self._link.leaving(number)
         self._end_here()
@@ -280,9 +280,9 @@ class Member:
 
 
 def step_aside() -> None:
-    """Let this process end on processors that nobody else wants: taking its memory apart is much work.
+    """Lower the priority of this process before it ends, because freeing its memory takes a lot of CPU time.
 
-    Of all threads, because the last one to end does that work.
+    This applies to all threads, because the last thread to end does the work.
     """
     if sys.platform != "linux":
         return

@@ -1,9 +1,8 @@
 """Who is a member of which generation: a pure state machine, events in, instructions out.
 
-No clock, no socket, no disk: the coordinator feeds it what happened (with the time) and carries out what it
-answers. Stop-free scaling follows EDL (TPDS'21): newcomers prepare while the others train; a burst of
-requests collapses and a newer one replaces an older one that has not switched, as in CoDDL (NSDI'21, section
-4).
+It has no clock, socket or disk: the coordinator passes in what happened (with the time) and carries out the
+instructions it gets. Stop-free scaling follows EDL (TPDS'21): newcomers prepare while the others train. As in
+CoDDL (NSDI'21, section 4), a newer request replaces an older one whose switch has not happened yet.
 
     starting --ready--> ready --(candidate switched)--> member --(candidate without it)--> leaving --> gone
         \\_______________ any of them may die: lost ______________________________________/
@@ -31,14 +30,14 @@ from swell.train.generations import (
 from swell.train.slots import age, newcomers, place
 
 MAX_FRUITLESS_DEATHS = 5
-"""Workers that may die in a row without the job making a step before it is given up."""
+"""The job fails after this many workers have died in a row without a step in between."""
 
 SETTLE_S = 0.3
-"""How long survivors of a death have the machine for themselves before a replacement is started."""
+"""After a death no new worker is started for this long, so that the survivors recover undisturbed."""
 SPARE_AFTER_S = 1.0
-"""How long a new generation has the machine for itself before a spare is started: nobody waits for that."""
+"""After a switch no spare is started for this long, so that the new generation trains undisturbed."""
 AWAY_S = 1.0
-"""How long a place that could not be reached is left alone: by then it may have been taken from the job."""
+"""No worker is started for this long after a slot was unreachable: the job may have lost it by then."""
 
 
 STOPPED = "stopped"
@@ -55,61 +54,61 @@ class Membership:
     spares: int = 0
     silent_after_s: float = 5.0
     kill_silent: bool = True
-    """End the process of a silent worker; where that cannot be done the fence alone must do."""
+    """Whether to kill the process of a silent worker; if not, it is only fenced."""
     gather_s: float = 1.0
-    """How long a prepared newcomer waits for others under way, to join in one switch."""
+    """How long a prepared newcomer waits for others that are being prepared, to join in one switch."""
     slots: tuple[int, ...] | None = None
-    """Where workers shall be, one on each; None if it does not matter."""
+    """The slots of the workers, one for each; None for a job without slots."""
 
     generation: int = 0
     members: list[str] = field(default_factory=list)
     counter: int = 0
     epoch: int = 0
     live: bool = False
-    """There is (or was, a moment ago) a generation with live state."""
+    """True if there is (or was a moment ago) a generation with live state."""
     candidate: Candidate | None = None
     workers: dict[str, Worker] = field(default_factory=dict)
     fenced: set[str] = field(default_factory=set)
     accused: set[str] = field(default_factory=set)
-    """Members whose connection a peer saw ending."""
+    """Members of which a peer reported that their connection ended."""
     born: int = 0
     step: int = 0
     fruitless: int = 0
     leader: str = ""
     """The first member of the generation: what it prints and saves is the job's result."""
     stopping: bool = False
-    """Asked to save its state and end."""
+    """True once the job was asked to save its state and end."""
     finished: bool = False
-    """The leader ran its whole script."""
+    """True once the leader has run its whole script."""
     ticked_s: float | None = None
     calm_s: float = 0.0
-    """Before this time nobody new is started: survivors of a death come first."""
+    """Before this time no worker is started, because survivors of a death come first."""
     settled_s: float = 0.0
-    """Before this time no spare is started: a switch comes first."""
+    """Before this time no spare is started, because a switch comes first."""
     result: Finish | None = None
 
     # ------------------------------------------------------------------ events
 
     def resize(self, target: int, now_s: float, slots: list[int] | None = None) -> list[Instruction]:
-        """People or a scheduler want `target` workers, on these slots if it matters where they are."""
+        """Change the number of workers to `target`, on these slots if the job has slots."""
         if not self.minimum <= target <= self.maximum:
             raise ValueError(
                 f"workers: got {target}, this job allows {self.minimum} to {self.maximum} "
                 f"(it was started with --workers {self.minimum}:{self.maximum})"
             )
         if self.result is not None:
-            raise ValueError("the job is over and cannot be resized")
+            raise ValueError("the job is over and cannot be resized; start it again to go on")
         self.slots = place(target, slots, self.slots)
         self.target = target
         return self._plan(now_s)
 
     def stop(self, now_s: float) -> list[Instruction]:
-        """People or a scheduler want the job to save its state and end; it can be started again."""
+        """Have the job save its state and end; it can be started again."""
         self.stopping = True
         return self._plan(now_s)
 
     def stopped(self) -> list[Instruction]:
-        """The leader has the state on disk."""
+        """The leader has written the state to disk."""
         return self.finish(0, STOPPED)
 
     def hello(
@@ -121,7 +120,7 @@ class Membership:
         members: list[str],
         now_s: float,
     ) -> list[Instruction]:
-        """A worker (re)connected and says where it stands."""
+        """A worker (re)connected and reports its status."""
         if name in self.fenced:
             return [Fence(name)]
         worker = self.workers.get(name)
@@ -136,12 +135,12 @@ class Membership:
         if name in self.members and worker.status in (Status.STARTING, Status.READY):
             worker.status = Status.MEMBER
         if self.candidate is not None and name in self._concerned(self.candidate):
-            # To all of them: after a restart of the coordinator the others may lack this one's address.
+            # All are told: after a restart of the coordinator they may not have this worker's address.
             out.append(Announce(self.candidate, self._concerned(self.candidate)))
         return out
 
     def ready(self, name: str, epoch: int, now_s: float) -> list[Instruction]:
-        """A newcomer is prepared and stands in `epoch`."""
+        """A newcomer is prepared for `epoch`."""
         worker = self.workers.get(name)
         if worker is None or worker.status not in (Status.STARTING, Status.READY):
             return []
@@ -152,7 +151,7 @@ class Membership:
         return self._plan(now_s)
 
     def at_epoch(self, epoch: int, now_s: float) -> list[Instruction]:
-        """The members began `epoch`: newcomers waiting for an earlier one have to come along."""
+        """The members began `epoch`; newcomers that wait in an earlier one are told to go there."""
         if epoch == self.epoch:
             return []
         self.epoch = epoch
@@ -180,10 +179,10 @@ class Membership:
     def broken(
         self, name: str, number: int, operation: int, now_s: float, lost: str = "", certain: bool = False
     ) -> list[Instruction]:
-        """A member's connections of generation `number` broke in `operation`; it needs a new one.
+        """A member's connections of generation `number` broke in `operation`; it needs a new generation.
 
-        `lost` is the peer whose connection ended. If its connection to us has ended too, or the system says
-        that it is exiting (`certain`), it is dead: its exit will be reported later, when its memory is free.
+        `lost` is the peer whose connection ended. That peer is dead if its connection to the coordinator has
+        ended too, or if the system says that it is exiting (`certain`); its exit is reported later.
         """
         if self.result is not None or name not in self.workers:
             return []
@@ -197,27 +196,27 @@ class Membership:
         if self.candidate is not None and self.candidate.recovery and self.candidate.number > number:
             return [Announce(self.candidate, (name,))]
         if number < self.generation:
-            return []  # others are in its successor already, and this one was told of it
+            return []  # others are in the next generation already, and this worker was told
         return self._recover(now_s)
 
     def left(self, name: str, number: int, now_s: float) -> list[Instruction]:
-        """A member is on its way out: candidate `number` was agreed on and it is not in it."""
+        """A member leaves, because candidate `number` was agreed on without it."""
         if (worker := self.workers.get(name)) is not None:
             worker.status = Status.LEAVING
         return self._without(name, now_s)
 
     def done(self, name: str, operation: int, now_s: float) -> list[Instruction]:
-        """A worker left the training loop and will take part in no operation from this one on."""
+        """A worker left the training loop and takes no part in `operation` and later ones."""
         if (worker := self.workers.get(name)) is not None:
             worker.status, worker.done_at = Status.DONE, operation
             for other in self.workers.values():
-                # Nobody can join any more.
+                # No worker can join any more.
                 if other.status in (Status.STARTING, Status.READY):
                     other.status = Status.LEAVING
         return [Kill(w.name) for w in self.workers.values() if w.status is Status.LEAVING]
 
     def disconnected(self, name: str, now_s: float) -> list[Instruction]:
-        """A worker's connection closed. That alone is not death; together with a peer's word it is."""
+        """A worker's connection closed. It counts as dead only if a peer lost its connection to it too."""
         worker = self.workers.get(name)
         if worker is None or self.result is not None:
             return []
@@ -259,7 +258,7 @@ class Membership:
         return self.finish(code, f"the script failed in worker {name}")
 
     def lost(self, name: str, reason: str, now_s: float) -> list[Instruction]:
-        """A worker is dead or given up: re-form without it, and replace it."""
+        """A worker is dead or given up: form a generation without it, and replace it."""
         if self.workers.pop(name, None) is None:
             return []
         over = self._died_fruitless(name, reason)
@@ -273,7 +272,7 @@ class Membership:
         return self._closing() or self._begin_again(now_s)
 
     def vanished(self, name: str, now_s: float) -> list[Instruction]:
-        """The place a worker is on cannot be reached: whether its process lives or not, it must not go on."""
+        """A worker's slot cannot be reached: whether its process lives or not, it must not go on."""
         worker = self.workers.get(name)
         if worker is None or self.result is not None or worker.status in (Status.LEAVING, Status.DONE):
             return self.exited(name, 0 if worker and worker.status is Status.LEAVING else -9, now_s)
@@ -285,7 +284,7 @@ class Membership:
         """Time passed: give up silent members, and let gathered newcomers join."""
         out: list[Instruction] = []
         if self.ticked_s is not None and (gap_s := now_s - self.ticked_s) > 1.0:
-            # It was us who slept (a suspended machine, a starved process): nobody could be heard meanwhile.
+            # The coordinator itself did not run (a suspended machine, say), so it heard no worker.
             for worker in self.workers.values():
                 worker.seen_s += gap_s
         self.ticked_s = now_s
@@ -299,7 +298,7 @@ class Membership:
         return out or self._plan(now_s)
 
     def agent_connected(self, alive: list[str], now_s: float) -> list[Instruction]:
-        """The launcher says which processes exist; what was asked of it meanwhile it has not heard."""
+        """The launcher (re)connected and says which processes exist; it missed instructions until now."""
         out: list[Instruction] = []
         for name in alive:
             worker = self.workers.get(name)
@@ -317,11 +316,11 @@ class Membership:
     # ------------------------------------------------------------------ decisions
 
     def _plan(self, now_s: float) -> list[Instruction]:
-        """Bring members towards the target: start, drop, or announce what is missing."""
+        """Start or end workers and announce a candidate, as the target requires."""
         if self.stopping and self.result is None:
             if any(w.status in (Status.MEMBER, Status.DONE) for w in self.workers.values()):
                 return [Stop(tuple(self.members))]
-            return self.finish(0, STOPPED)  # nobody has state that is not on disk
+            return self.finish(0, STOPPED)  # no worker has state that is not on disk
         if self.result is not None or (self.candidate is not None and self.candidate.recovery):
             return []
         if any(w.status is Status.DONE for w in self.workers.values()):
@@ -333,7 +332,7 @@ class Membership:
         free = self._open_slots(staying)
         missing = self.target - len(staying)
         waiting = max(missing, 0) + self.spares
-        # A spare's preparation takes processors from the steps around a switch: it comes after it.
+        # A spare starts only after a switch, because its preparation would slow the steps around it.
         urgent = missing if missing > 0 or now_s < self.settled_s else waiting
         needed, surplus = newcomers(ready + starting, free, waiting, urgent)
         for worker in surplus:
@@ -350,7 +349,7 @@ class Membership:
 
         joiners = [w for w in ready if w.connected][:missing]
         if missing > len(joiners) and starting and joiners:
-            # Others are on their way: joining together means one switch for all.
+            # Others are still being prepared: wait for them, so that one switch is enough for all.
             waited = now_s - min(w.ready_s for w in joiners)
             if waited < self.gather_s:
                 joiners = []
@@ -358,7 +357,7 @@ class Membership:
             joiners = []
         wanted = staying + [w.name for w in joiners]
         if not staying and self.members and self.live:
-            # All shall be elsewhere: one stays until the newcomers have its state, and leaves then.
+            # All workers move to other slots: one member stays until the newcomers have its state.
             wanted = self.members[:1] + wanted if joiners else self.members
         if not wanted or wanted == self.members:
             if self.candidate is not None:
@@ -375,7 +374,7 @@ class Membership:
         return [m for m in self.members if m in self.workers and self.workers[m].slot in self.slots]
 
     def _open_slots(self, staying: list[str]) -> list[int] | None:
-        """Slots that no member is on; None if slots are not given out."""
+        """Slots without a member; None for a job without slots."""
         if self.slots is None:
             return None
         taken = {self.workers[m].slot for m in staying}
@@ -396,14 +395,14 @@ class Membership:
         return self._announce(going, recovery=True) if going else []
 
     def _give_up(self, name: str, now_s: float) -> list[Instruction]:
-        """Go on without `name`, and see to it that it cannot come back."""
+        """Go on without `name`, and make sure that it cannot come back."""
         self.fenced.add(name)
         self.accused.discard(name)
         kill: list[Instruction] = [Kill(name)] if self.kill_silent else []
         return [*self.lost(name, "it does not answer", now_s), *kill]
 
     def _without(self, name: str, now_s: float) -> list[Instruction]:
-        """A recovery that counted on `name` has to do without."""
+        """Announce a recovery again without `name`, if `name` was part of it."""
         if self.candidate is None or not self.candidate.recovery or name not in self.candidate.members:
             return []
         self.members = [m for m in self.members if m != name]
@@ -425,12 +424,12 @@ class Membership:
         out: list[Instruction] = []
         if self.candidate is not None and self.candidate.number <= number:
             self.candidate = None
-        if len(self.members) < len(members) and self.members:  # somebody died around the switch
+        if len(self.members) < len(members) and self.members:  # a member died around the switch
             out += self._recover(now_s)
         return out
 
     def _begin_again(self, now_s: float) -> list[Instruction]:
-        """Nobody with live state is left: newcomers prepared for another position start afresh too."""
+        """Start over without live state; newcomers, prepared for another position, are replaced too."""
         out: list[Instruction] = []
         for worker in self.workers.values():
             if worker.status is not Status.LEAVING:
@@ -465,14 +464,14 @@ class Membership:
         )
 
     def finish(self, code: int, reason: str) -> list[Instruction]:
-        """The job is over, once."""
+        """End the job; later calls change nothing."""
         if self.result is not None:
             return []
         self.result = Finish(code, reason)
         return [*(Kill(name) for name in self.workers), self.result]
 
     def _closing(self) -> list[Instruction]:
-        """Success, once somebody finished and nobody who trains is left."""
+        """End the job with success once the script has finished and no worker trains any more."""
         if self.result is not None or not self.finished:
             return []
         if any(w.status in (Status.MEMBER, Status.DONE) for w in self.workers.values()):
@@ -512,7 +511,7 @@ class Membership:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], now_s: float) -> Membership:
-        """The state as it was; everybody has until `silent_after_s` to be heard of again."""
+        """The membership as it was; workers have `silent_after_s` to report again."""
         data = dict(data)
         workers = {
             n: Worker(n, Status(status), now_s, slot=slot)

@@ -1,9 +1,9 @@
-"""The connections of one generation: everybody to everybody.
+"""The connections of one generation: from every member to every other.
 
-A mesh knows two things: how to exchange one small message (with or without bulk data) between all members,
-and that a member is gone, as the exception `PeerLost`. Because every member waits for every other directly,
-a death is seen at once by all; there are no neighbours of neighbours that sit out a time-out as in a ring.
-`abandon()` may be called from the control thread: it wakes a main thread that waits for a peer which will
+A mesh does two things: it exchanges one small message (with or without bulk data) between all members, and
+it raises `PeerLost` when a member is gone. Every member waits for every other directly, so all of them see a
+death at once; in a ring, by contrast, members that are no neighbours of the dead one wait for a time-out.
+`abandon()` may be called from the control thread: it wakes a main thread that waits for a peer that will
 never answer.
 """
 
@@ -26,7 +26,7 @@ _FRAME = struct.Struct("!QBIQ")  # operation, phase, header bytes, payload bytes
 READY, REDUCED, VOTE, ENTER, STATE = range(5)
 
 _GLANCE_S = 0.008
-"""How long to wait for a member before looking whether it is still alive."""
+"""How long to wait for a member before checking whether it is still alive."""
 _PF_EXITING = 0x4
 
 Header = dict[str, Any]
@@ -52,9 +52,9 @@ class Mesh:
         self.peers = dict(peers)
         self.broken = False
         self.lost = ""
-        """The peer whose connection was seen to end first."""
+        """The peer whose connection ended first, or ''."""
         self.certain = False
-        """The system says that `lost` is dying: it is not just its connection."""
+        """True if the system says that `lost` is exiting, so that not just its connection ended."""
         self.processes: dict[int, int] = {}
         """Process ids of the members known to be on this host."""
         for peer in self.peers.values():
@@ -64,7 +64,7 @@ class Mesh:
         self._inbox = {rank: bytearray() for rank in self.peers}
         self._heard: set[int] = set()
         self._last_words = False
-        """In the present exchange a member that is leaving may have said all it has to say."""
+        """True if a leaving member's connection may end in the present exchange once its message is here."""
 
     def exchange(
         self,
@@ -74,9 +74,9 @@ class Mesh:
         payloads: Mapping[int, list[memoryview]] | None = None,
         sinks: Mapping[int, list[memoryview]] | None = None,
     ) -> list[Header]:
-        """Send `header` (and each peer its payload) to everybody and return everybody's, in rank order.
+        """Send `header` (and each peer its payload) to all members; returns all headers in rank order.
 
-        Payloads arrive in `sinks`; both sides have agreed on their sizes beforehand.
+        Payloads arrive in `sinks`; both sides have agreed on their sizes before.
         """
         if self.size == 1:
             return [header]
@@ -104,14 +104,14 @@ class Mesh:
         return [answers[rank] for rank in range(self.size)]
 
     def abandon(self) -> None:
-        """Give this generation up: whoever waits on it, here or at the other end, wakes up."""
+        """Give this generation up: threads that wait on it, here or at the other end, wake up."""
         self.broken = True
         for peer in self.peers.values():
             with contextlib.suppress(OSError):
                 peer.sock.shutdown(socket.SHUT_RDWR)
 
     def look(self) -> None:
-        """PeerLost if a member is gone; for somebody who waits for the members elsewhere than here."""
+        """Raise PeerLost if a member is gone; for code that waits for members by other means."""
         self._glance()
         for rank, peer in self.peers.items():
             try:
@@ -124,10 +124,10 @@ class Mesh:
                 raise self._gone(rank)
 
     def _glance(self) -> None:
-        """Look whether a member on this host is dying.
+        """Check whether a member on this host is exiting.
 
-        A killed process closes its sockets only when its memory has been taken apart, which may take a tenth
-        of a second; that it is exiting can be read at once.
+        A killed process closes its sockets only after its memory has been freed, which may take a tenth of a
+        second; /proc shows at once that it is exiting.
         """
         for rank, pid in self.processes.items():
             if _exiting(pid) and not (self._last_words and self._has_word(rank)):
@@ -135,7 +135,7 @@ class Mesh:
                 raise self._gone(rank)
 
     def _has_word(self, rank: int) -> bool:
-        """Whether that member's message of the present exchange has come."""
+        """Whether that member's message of the present exchange has arrived."""
         if rank in self._heard or self._inbox[rank]:
             return True
         try:
@@ -149,7 +149,7 @@ class Mesh:
         return PeerLost(f"{self.members[rank]} is gone")
 
     def close(self) -> None:
-        """Release the sockets; only for the thread that uses the mesh."""
+        """Close the sockets; only the thread that uses the mesh may call this."""
         self.abandon()
         for peer in self.peers.values():
             peer.sock.close()
@@ -202,7 +202,7 @@ class Mesh:
         payloads: Mapping[int, list[memoryview]],
         sinks: Mapping[int, list[memoryview]],
     ) -> dict[int, Header]:
-        """All sends and receives at once, so that no pair of members can block each other."""
+        """Send and receive at the same time, so that no two members can block each other."""
         outgoing: dict[int, list[memoryview]] = {}
         incoming: dict[int, list[memoryview]] = {}
         answers: dict[int, Header] = {}
@@ -215,7 +215,7 @@ class Mesh:
             poller.register(peer.sock.fileno(), select.POLLIN | select.POLLOUT)
             peer.sock.setblocking(False)
         waiting = set(self.peers)
-        for rank in self.peers:  # a quick peer's frame may have come with its previous one
+        for rank in self.peers:  # a fast peer's frame may have arrived with its previous one
             if (header := self._parse(rank, operation, phase)) is not None:
                 answers[rank] = header
                 incoming[rank] = self._drain_inbox(rank, sinks.get(rank, []))
@@ -319,7 +319,7 @@ def _decode(data: bytes) -> Header:
 
 
 def _exiting(pid: int) -> bool:
-    """Whether the system is taking this process down (its flags in /proc; False where there is no /proc)."""
+    """Whether a process is exiting, by its flags in /proc; False on systems without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -56,7 +56,7 @@ class NoiseScale:
     def update(
         self, parts_sqr: float, total_sqr: float, count: float, scale: float, *, biased: bool = False
     ) -> bool:
-        """Take in one step; False when it was skipped because a norm was not finite.
+        """Record one step; False if it was skipped because a norm was not finite.
 
         Args:
             parts_sqr: mean over the parts of their squared gradient norm, weighted by part size.
@@ -221,8 +221,8 @@ class GradientMemory:
     ) -> PairNorms | None:
         """Norms of a step's two parts, the kept sum over the first `share` of its samples and the rest.
 
-        Both parts are used although the first would do: what their difference says does not contain the
-        signal, so the estimate needs far fewer steps.
+        Both parts are used although the first would be enough: their difference does not contain the signal,
+        so the estimate needs far fewer steps.
         """
         vectors = _weighted(flats, weights)
         if not self._fits(vectors):
@@ -262,7 +262,7 @@ def _sum_of_squares(vectors: Sequence[Tensor]) -> float:
 
 
 def _one_number(sums: Sequence[Tensor]) -> float:
-    """Their sum, with a single wait for the device."""
+    """The sum of the scalars, with a single wait for the device."""
     return float(torch.stack(list(sums)).sum())
 
 

@@ -1,7 +1,7 @@
 """Who computes what: pure arithmetic on index ranges and on the canonical tree of logical ranks.
 
 A step is a window of the epoch's permutation. `parts` cuts it for the ranks; after a death `missing` says
-which samples nobody has a gradient for, and `divide` hands them out again.
+which samples no worker has a gradient for, and `divide` hands them out again.
 
 For *consistent* mode (EasyScale, section 3; see also its virtual ranks) gradients are summed along one fixed
 binary tree over the logical ranks. `blocks` gives every worker one whole node of that tree, so that whatever

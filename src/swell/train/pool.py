@@ -1,8 +1,8 @@
 """Processes that fetch batches ahead of the training loop.
 
-Unlike a DataLoader's, these workers are told which batches to fetch, not handed an order to follow: when a
-switch changes a worker's part, batches nobody wants any more are forgotten and the new ones are asked for. A
-batch is known by its sample indices, so what was fetched for the old part and is in the new one too is used.
+A DataLoader's processes follow a fixed order; these are told which batches to fetch. When a switch changes a
+worker's part, batches that are no longer needed are forgotten and the new ones are requested. A batch is
+identified by its sample indices, so a batch that was fetched for the old part is used if the new part has it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from swell.train.data import MapDataset, fetch
 from swell.train.errors import TrainError
 
 Task = tuple[tuple[int, ...], int | None]
-"""Which samples, and the seed of their augmentation."""
+"""What identifies a batch: its samples, and the seed of their augmentation."""
 
 
 def _serve(
@@ -50,7 +50,7 @@ def _orphaned(parent: int) -> bool:
 
 
 class LoaderPool:
-    """A few processes, the batches they were asked for, and those that have come."""
+    """A few processes, the batches they were asked for, and the batches that have arrived."""
 
     def __init__(self, dataset: MapDataset, collate: Callable[[list[Any]], Any], processes: int) -> None:
         import os
@@ -75,7 +75,7 @@ class LoaderPool:
             process.start()
 
     def plan(self, batches: list[list[int]], seed: int | None) -> None:
-        """From now on these batches are wanted, in this order; others are dropped when they come."""
+        """Set the batches to fetch, in this order; any other batch is dropped when it arrives."""
         tasks = [(tuple(indices), seed) for indices in batches]
         self._wanted = set(tasks)
         for task in [t for t in self._come if t not in self._wanted]:
@@ -86,7 +86,7 @@ class LoaderPool:
                 self._tasks.put(task)
 
     def get(self, indices: list[int], seed: int | None) -> Any:
-        """One batch, waiting for it if need be."""
+        """One batch; waits for it if it has not arrived."""
         task: Task = (tuple(indices), seed)
         if task not in self._asked and task not in self._come:
             self._asked.add(task)

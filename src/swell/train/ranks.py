@@ -1,6 +1,6 @@
 """Logical ranks for *consistent* mode, after EasyScale: the same bits on any number of workers.
 
-Each of N logical ranks has its own part of every batch, its own random numbers (drawn afresh for every step
+Each of N logical ranks has its own part of every batch, its own random numbers (drawn again for every step
 from a key of seed, step and rank, so there is no generator state to carry around) and its own buffers. A
 worker that holds several ranks goes through them one after the other and sums their gradients along the
 canonical tree of `plan`; neighbours in the tree are summed by autograd itself.
@@ -26,22 +26,22 @@ class LogicalRanks:
         self.buffers: list[dict[str, Tensor]] = [
             {name: buffer.detach().clone() for name, buffer in self.live.items()} for _ in range(logical)
         ]
-        """As of the last commit."""
+        """The ranks' buffers as of the last commit."""
         self._fresh: dict[int, dict[str, Tensor]] = {}
-        """As the step under way left them; dropped if it has to begin again."""
+        """The ranks' buffers as changed by the present step; dropped if that step begins again."""
 
     def named(self) -> dict[str, Tensor]:
         """All ranks' buffers by a name of their own, for the flat layout."""
         return {f"{rank}/{n}": b for rank, of_rank in enumerate(self.buffers) for n, b in of_rank.items()}
 
     def begin(self, rank: int, step: int) -> None:
-        """The script is about to compute for `rank`."""
+        """Load the buffers and random numbers of `rank`, before the script computes for it."""
         self._load(rank)
         seed_all(key(self._seed, step, rank))
 
     @torch.no_grad()
     def end(self, rank: int) -> None:
-        """The script computed for `rank`: keep its buffers."""
+        """Keep the buffers of `rank`, after the script has computed for it."""
         if self.live:
             fresh = self._fresh.setdefault(rank, {n: torch.empty_like(b) for n, b in self.live.items()})
             torch._foreach_copy_(list(fresh.values()), list(self.live.values()))
@@ -49,19 +49,19 @@ class LogicalRanks:
     def after_step(self, block: range, computed: list[int]) -> dict[str, Tensor]:
         """The buffers of a block of ranks after this step, by their name in the flat layout.
 
-        A rank that had no sample in this step keeps those it had.
+        A rank that had no sample in this step keeps its buffers.
         """
         of_rank = {r: self._fresh[r] if r in computed and self.live else self.buffers[r] for r in block}
         return {f"{r}/{n}": b for r, buffers in of_rank.items() for n, b in buffers.items()}
 
     @torch.no_grad()
     def commit(self, ranks: list[int]) -> None:
-        """A single worker's step took effect."""
+        """Keep the buffers of these ranks for good, after a single worker's step took effect."""
         for rank in ranks if self.live else ():
             torch._foreach_copy_(list(self.buffers[rank].values()), list(self._fresh[rank].values()))
 
     def between(self, step: int) -> None:
-        """Between steps the model has rank 0's buffers, and the generators a state that all workers share."""
+        """Give the model rank 0's buffers between steps, and the generators a state common to all workers."""
         self._load(0)
         seed_all(key(self._seed, step, "between"))
 
@@ -72,7 +72,7 @@ class LogicalRanks:
 
     @torch.no_grad()
     def restore(self, saved: list[dict[str, Tensor]]) -> None:
-        """Take over all ranks' buffers."""
+        """Load the buffers of all ranks."""
         for mine, theirs in zip(self.buffers, saved, strict=True):
             for name, tensor in mine.items():
                 tensor.copy_(theirs[name])
@@ -93,7 +93,7 @@ class PartialSums:
         self._paired = False
 
     def forget(self) -> None:
-        """The step begins again: drop every gradient."""
+        """Drop every gradient, because the step begins again."""
         self._clear()
 
     def start(self, program: list[int]) -> None:

@@ -2,11 +2,11 @@
 
 Rank r owns slice r of every bucket: it sums that slice over all inputs in the order of a given tree, and the
 others copy it. So every element is added by one member only, in one order, and all members have the same
-bits. Peers on the same host read each other's segments; for the others slices travel with the messages.
-Vectors that are small enough are summed by everybody, which saves a phase. Where there is a process group of
-torch's (see `groups`), it adds on the devices, between the same ready and vote.
+bits. Peers on the same host read each other's segments; for other peers, slices travel with the messages. If
+the vectors are small, every member sums all of them, which saves a phase. If there is a process group of
+torch (see `groups`), it adds on the devices, between the same ready and vote phases.
 
-The sum is held by everybody before anybody uses it (`voted`): this is what lets survivors of a death agree.
+No member uses a sum before all members hold it (`voted`): so the survivors of a death can agree on it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Reduced:
 
     headers: list[Header]
     wait_s: float
-    """Until everybody was ready: the others' slowness, not the network's."""
+    """Seconds until all members were ready: time lost to slower members, not to the network."""
     sync_s: float
-    """From then on: the cost of synchronising."""
+    """Seconds from then on: the cost of synchronising."""
     part_squares: list[float] = field(default_factory=list)
     """Squared norm of each rank's input gradients (where asked for)."""
     total_square: float = 0.0
@@ -62,7 +62,7 @@ class Reducer:
         self._prepared: dict[str, Segment | None] = {}
 
     def prepare(self, mesh: Mesh) -> None:
-        """Map the segments of members to come: in the background, while the present ones train."""
+        """Map the segments of new members in the background, while the present members train."""
         for peer in mesh.peers.values():
             description = peer.about.get("segment")
             if description and description["token"] not in self._maps:
@@ -98,7 +98,7 @@ class Reducer:
 
     @property
     def way(self) -> str:
-        """Who adds: the mesh, or the process group's backend."""
+        """What makes the sums: the mesh, or the process group's backend."""
         return self._grouping.backend if self.flat.direct and self._grouping is not None else "mesh"
 
     def is_far(self, rank: int) -> bool:
@@ -114,10 +114,10 @@ class Reducer:
         squares: bool = False,
         weights: list[Tensor] | None = None,
     ) -> Reduced:
-        """Sum everybody's input into everybody's output. `tree` names the inputs and the order of additions.
+        """Sum all members' inputs into every output. `tree` gives the inputs and the order of additions.
 
-        With `squares`, squared norms of inputs and sum are taken on the way, of the gradients times `weights`
-        (one flat tensor for each bucket) if given.
+        With `squares`, the squared norms of the inputs and of the sum are computed too; gradients are
+        multiplied by `weights` (one flat tensor for each bucket) before, if given.
         """
         mesh = self._mesh
         assert mesh is not None
@@ -163,19 +163,19 @@ class Reducer:
         return self._agree(operation, result, ready)
 
     def _agree(self, operation: int, result: Reduced, ready_s: float) -> Reduced:
-        """Everybody has the sum before anybody uses it."""
+        """Wait until all members have the sum, before any of them uses it."""
         assert self._mesh is not None
         self.held, self.result = operation, result
         self._mesh.exchange(operation, VOTE, {})
         result.sync_s = time.perf_counter() - ready_s
-        # All have seen the same headers, so all take the same way in the next step.
+        # All members have the same headers, so they choose the same way for the next step.
         self.flat.direct = all(header.get("group") for header in result.headers)
         return result
 
     def _sum_on_devices(
         self, operation: int, result: Reduced, any_samples: bool, squares: bool, weights: list[Tensor] | None
     ) -> None:
-        """Have the process group add; what went in stays as it is."""
+        """Let the process group make the sum; the inputs stay as they are."""
         assert self._mesh is not None and self._group is not None
         flat = self.flat
         for out, own in zip(flat.device_outputs, flat.device_inputs):
@@ -183,7 +183,7 @@ class Reducer:
                 out.copy_(own)
             else:
                 out.zero_()
-        # Before anything can fail: a vector this far is no host's sum any more.
+        # Set before anything can fail, because from here on the output segment does not hold the sum.
         flat.summed_on_device = True
         mine = self._square_on_device(weights) if squares and any_samples else 0.0
         self._group.add(flat.device_outputs)
@@ -246,7 +246,7 @@ class Reducer:
     def _add(
         self, tree: Tree, bucket: int, begin: int, end: int, into: Tensor, scratch: list[Tensor], depth: int
     ) -> None:
-        """into = the sum of `tree` over [begin, end). Only right subtrees that are sums need scratch."""
+        """Write the sum of `tree` over [begin, end) into `into`; right subtrees that are sums use scratch."""
         if isinstance(tree, int):
             into.copy_(self._remote_in[tree][bucket][begin:end])
             return
@@ -267,7 +267,7 @@ class Reducer:
 
 
 def _let_go(segments: list[Segment]) -> None:
-    """Unmap memory of members that are gone, but not while everybody waits for the next step."""
+    """Unmap the memory of members that are gone, but later, so that the next step does not wait for it."""
     if segments:
         timer = threading.Timer(_LET_GO_AFTER_S, segments.clear)
         timer.daemon = True

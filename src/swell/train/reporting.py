@@ -1,4 +1,4 @@
-"""What a job says of itself with every beat: how far it is, and how long its steps take (docs/runtime.md)."""
+"""What a job reports with every heartbeat: its progress and its step times (docs/runtime.md)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 SMOOTHING = 0.02
-"""Weight of a new step once many were seen: times and losses are means over some fifty steps."""
+"""Weight of a new step in the running means: times and losses are means over about fifty steps."""
 
 FEWEST_LOSSES = 10
-"""A target is not reached before the losses of so many steps were averaged."""
+"""A target loss counts as reached only after the losses of this many steps were averaged."""
 
 
 class Pace:
-    """Mean time of a step and of its exchange, for the workers and the batch of this moment."""
+    """Mean time of a step and of its exchange, for the present workers and batch."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
@@ -26,7 +26,7 @@ class Pace:
         self._steps = 0
 
     def add(self, configuration: tuple[int, ...], step_s: float, sync_s: float) -> bool:
-        """Take a step in; False for the first of a configuration, which also paid for the change."""
+        """Record a step; False for the first of a configuration, whose time includes the change."""
         if configuration != self._of:
             self._of, self._steps = configuration, 0
             return False
@@ -38,12 +38,12 @@ class Pace:
 
     @property
     def known(self) -> bool:
-        """Whether there is a mean of this configuration."""
+        """Whether there is a mean for the present configuration."""
         return self._steps > 0
 
 
 def memory_bytes(device: torch.device) -> int:
-    """The most memory this worker ever held: of its device, or of the process where there is none."""
+    """The most memory this worker ever held: on its GPU, or in the process if it has no GPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024
@@ -63,13 +63,13 @@ class SmoothedLoss:
         """Steps that were averaged."""
 
     def add(self, loss: float) -> None:
-        """Take in the mean loss of one step's batch."""
+        """Record the mean loss of one step's batch."""
         self.steps += 1
         weight = max(1.0 / self.steps, SMOOTHING)
         self.value = loss if self.value is None else self.value + weight * (loss - self.value)
 
     def reached(self, target: float) -> bool:
-        """Whether the loss is at most `target`; a few steps alone do not say so."""
+        """Whether the loss is at most `target`, once enough steps were averaged."""
         return self.value is not None and self.steps >= FEWEST_LOSSES and self.value <= target
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class SmoothedLoss:
 
 
 def step_loss(headers: Sequence[Mapping[str, Any]], size: int) -> float | None:
-    """The mean loss of a whole step of `size` samples from its workers' parts; None if one did not tell."""
+    """The mean loss of a step of `size` samples from the workers' parts; None if a part is missing."""
     parts = [header for header in headers if header["n"]]
     if not parts or any("loss" not in header for header in parts):
         return None
@@ -106,7 +106,7 @@ def timing(
         "nodes": nodes,
         "local_batch": -(-local // (accumulation + 1)),
         "accumulation": accumulation,
-        "limits": {  # as BatchLimits.as_dict gives them, at less cost: this is made in every step
+        "limits": {  # like BatchLimits.as_dict but faster, because every step makes one
             "init_batch": batch_size,
             "max_batch": batch_size,
             "min_local": 1,

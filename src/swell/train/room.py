@@ -1,9 +1,9 @@
-"""What fits the memory, remembered beyond the process that found out.
+"""Which batch does not fit the memory, remembered after the process that found out has ended.
 
-A forward pass in the script's own code that runs out of memory ends the script, and with it the worker. So
-before a batch larger than all before is handed out, a note in the job's directory says so; it is taken back
-when that batch's gradients are there. A worker that dies of an out-of-memory error with its note standing is
-started again, and whoever starts from then on computes smaller pieces.
+If a forward pass in the script's own code runs out of memory, the script ends, and with it the worker. So
+before a worker hands out a batch larger than all before, it writes a note in the job's directory, and it
+removes the note once the batch's gradients are computed. A worker that dies of an out-of-memory error while
+its note exists is started again, and all workers that start from then on compute smaller pieces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 class Room:
-    """One worker's notes."""
+    """One worker's note about the batch that it tries."""
 
     def __init__(self, directory: Path, worker: str) -> None:
         self._note = _note(directory, worker)
@@ -22,15 +22,15 @@ class Room:
         self._trying = 0
 
     def trying(self, samples: int) -> None:
-        """A batch of that many samples is about to be computed."""
+        """Write the note, if a batch of this size has not been computed yet."""
         if samples > self._ran:
             self._trying = samples
-            with contextlib.suppress(OSError):  # a full disk is no reason to end
+            with contextlib.suppress(OSError):  # a full disk must not end the job
                 self._note.parent.mkdir(parents=True, exist_ok=True)
                 self._note.write_text(str(samples))
 
     def settled(self) -> None:
-        """It was computed, or did not fit and the runtime saw to it."""
+        """Remove the note: the batch was computed, or did not fit and the runtime has handled that."""
         if self._trying:
             self._ran, self._trying = self._trying, 0
             with contextlib.suppress(OSError):
@@ -38,7 +38,7 @@ class Room:
 
 
 def failed(directory: Path) -> int | None:
-    """The smallest batch that did not fit in this run of the job; the next may be on other devices."""
+    """The smallest batch that did not fit in this run of the job (another run may have other devices)."""
     with contextlib.suppress(OSError, ValueError):
         launch, samples = (directory / "memory" / "failed").read_text().split(":")
         return int(samples) if launch == _launch() else None
@@ -46,7 +46,7 @@ def failed(directory: Path) -> int | None:
 
 
 def give_up(directory: Path, worker: str) -> int | None:
-    """The batch this worker was trying did not fit: remember. None if it was trying none that can be cut."""
+    """Remember that the batch in this worker's note did not fit; None if there is none that can be cut."""
     note = _note(directory, worker)
     try:
         samples = int(note.read_text())

@@ -1,4 +1,4 @@
-"""Shared memory with a single writer: the fast road between workers on one host.
+"""Shared memory with a single writer: the fast connection between workers on one host.
 
 A segment is an anonymous memory file. Its owner writes, peers map it read-only through the owner's descriptor
 table, and it vanishes with the last process that maps it, however that process ends: nothing is left behind
@@ -20,7 +20,7 @@ _HEADER_BYTES = 64
 _TOKEN_BYTES = 32
 _MADV_POPULATE_READ = 22
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-"""For what python's `mmap` does only while it holds up all other threads."""
+"""Used in place of `mmap` methods that would hold Python's global lock and so stop all other threads."""
 
 
 class Segment:
@@ -54,8 +54,7 @@ class Segment:
         size = int(description["bytes"])
         path = f"/proc/{int(description['pid'])}/fd/{int(description['descriptor'])}"
         try:
-            # Writable in the eyes of the system (torch has no read-only tensors), read-only by our
-            # discipline.
+            # Opened for writing, because torch has no read-only tensors; but only the owner ever writes.
             descriptor = os.open(path, os.O_RDWR)
         except OSError:
             return None
@@ -70,12 +69,12 @@ class Segment:
         token = bytes.fromhex(str(description["token"]))
         if mapping[:_TOKEN_BYTES] != token:
             return None
-        if _libc is not None:  # where it is not known, pages come one by one when they are first read
+        if _libc is not None:  # without it, pages are mapped one by one when they are first read
             _libc.madvise(ctypes.c_void_p(_address(mapping)), ctypes.c_size_t(size), _MADV_POPULATE_READ)
         return cls(mapping, -1, token, False)
 
     def describe(self) -> dict[str, Any]:
-        """What a peer needs to open it."""
+        """What a peer needs to open the segment."""
         return {
             "pid": os.getpid(),
             "descriptor": self._descriptor,
@@ -95,7 +94,7 @@ class Segment:
         return memoryview(self._map)[begin : begin + count]
 
     def touch(self) -> None:
-        """Have every page in memory now, so that nobody waits for it later."""
+        """Bring every page into memory now, so that no step waits for it later."""
         ctypes.memset(_address(self._map) + _HEADER_BYTES, 0, self.data_bytes)
 
     def __del__(self) -> None:

@@ -2,19 +2,18 @@
 
 A shard is a piece of the stream that can be read again from its start: a file, a range of rows, a seed.
 Workers lease shards, read them in order and report samples only when the step that used them commits. So the
-queue knows for each shard how many of its samples are in the model; whoever leases it next skips exactly
-those:
+queue knows for each shard how many of its samples are in the model, and the next worker that leases the shard
+skips exactly those:
 
     pending --lease--> leased --commit(finished)--> done          all done: next_epoch() shuffles anew
        ^                  |
        +------ lost ------+        keeping the committed offset
 
-This is a pure state machine: no clock, no I/O, no randomness but the seeded shuffle. Fed the same calls in
-the same order it is the same on every worker, so it may live in a master or be replicated with the training
-state. A lease carries a token that is never used twice (a restart of the whole job from a checkpoint may, but
-then nobody of the earlier run can reach the queue). A worker that was given up for dead and wakes up
-again holds an old token, and what it reports is refused: that is what makes a committed sample count exactly
-once.
+This is a pure state machine: no clock, no I/O, no randomness except the seeded shuffle. The same calls in the
+same order give the same queue on every worker, so it may live in a master or be replicated with the training
+state. A lease has a token that is never used twice (except after a restart of the whole job from a
+checkpoint, when no worker of the earlier run can reach the queue). A worker that was given up for dead and
+wakes up again holds an old token, and its reports are refused. So each committed sample counts exactly once.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import Any
 
 
 class StaleLease(ValueError):
-    """The lease is not held any more: its shard went back to the queue or is done."""
+    """The lease is no longer valid: its shard went back to the queue or is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Consumed:
 
 
 class ShardQueue:
-    """Which shards of the epoch wait, are being read (by whom, how far), and are done."""
+    """Which shards of the epoch wait, are being read (by which worker, how far), and are done."""
 
     # Invariant: the shards of _pending, _leases and _done are disjoint and together range(shards).
     __slots__ = ("_done", "_leases", "_next_token", "_pending", "_seed", "_shards", "_shuffle", "epoch")
@@ -96,7 +95,7 @@ class ShardQueue:
         return lease
 
     def commit(self, consumed: Sequence[Consumed]) -> None:
-        """Record what a committed step took; all of it, or nothing if one of the leases is stale."""
+        """Record what a committed step took; records nothing if one of the leases is stale."""
         finished: set[int] = set()
         for entry in consumed:
             if entry.token not in self._leases or (entry.token in finished and entry.samples):
@@ -117,11 +116,11 @@ class ShardQueue:
                 self._leases[entry.token] = lease
 
     def lost(self, holder: str) -> list[int]:
-        """Put the unfinished shards of a worker that left or died back, first in line; says which."""
+        """Put the unfinished shards of a worker that left or died back, first in line; returns them."""
         return self._give_back([lease for lease in self._leases.values() if lease.holder == holder])
 
     def retain(self, holders: Collection[str]) -> list[int]:
-        """Put back the shards of everybody who is not in `holders`, as after a change of membership."""
+        """Put back the shards of all workers that are not in `holders`, after a change of membership."""
         return self._give_back([lease for lease in self._leases.values() if lease.holder not in holders])
 
     def _give_back(self, leases: list[Lease]) -> list[int]:

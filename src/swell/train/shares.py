@@ -1,4 +1,4 @@
-"""This worker's part of the step under way, and what becomes of it when somebody dies."""
+"""This worker's part of the present step, and what happens to it when a member dies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Shares:
         self._sums = sums
         self.drawn: list[ElasticLoader] = []
         self.others: dict[str, list[Range]] = {}
-        """By loader: samples of the coming step that members hold gradients for since before a death."""
+        """By loader: samples of the coming step for which members kept gradients from before a death."""
 
     def draw(self, loader: ElasticLoader, rank: int, world: int) -> Share | None:
         """This worker's share of the step, made when first asked for; None at the end of the pass."""
@@ -29,7 +29,7 @@ class Shares:
             loader.look_ahead(lambda window: self.positions(loader, window, rank, world))
         if loader not in self.drawn:
             self.drawn.append(loader)
-        if loader.share.current is not None:  # the script went on without stepping: a part without gradient
+        if loader.share.current is not None:  # the script drew the next batch without stepping: no gradient
             self.cover()
         return loader.share
 
@@ -43,7 +43,7 @@ class Shares:
         return [(-1, r) for r in plan.micro([mine], loader.piece) if r[0] < r[1]]
 
     def cover(self) -> None:
-        """The batches handed out last are in the gradients now."""
+        """Record that the batches handed out last are in the gradients now."""
         for loader in self.drawn:
             if loader.share is not None and loader.share.current is not None:
                 rank, position = loader.share.current
@@ -52,7 +52,7 @@ class Shares:
                 loader.share.current = None
 
     def begin_again(self, loader: ElasticLoader) -> None:
-        """This worker's gradients are gone: compute all of its share again, cut as the loader now says."""
+        """Compute all of this worker's share again, in pieces of the loader's present size."""
         share = loader.share
         assert share is not None and share.current is not None
         ranges = sorted([*share.covered, share.current[1], *(position for _, position in share.pending)])
@@ -65,29 +65,29 @@ class Shares:
         return bool(self.drawn) and all(ld.share is not None and not ld.share.pending for ld in self.drawn)
 
     def commit(self) -> None:
-        """The step took effect: the cursors move."""
+        """Move the loaders' cursors, after the step took effect."""
         for loader in self.drawn:
             assert loader.share is not None
             loader.advance(loader.share.size)
         self.drawn = []
 
     def coverage(self) -> dict[str, list[Range]]:
-        """What this worker's gradients cover, if they could be kept after a death."""
+        """The samples that this worker's gradients cover, if those can be kept after a death."""
         if not self._divisible:
             return {}
         return {ld.name: list(ld.share.covered) for ld in self.drawn if ld.share is not None}
 
     @property
     def _divisible(self) -> bool:
-        """Whether what a dead member had can be handed out to the others within the step.
+        """Whether a dead member's samples can be handed out to the others within the step.
 
-        Not with logical ranks (the tree depends on the number of workers), nor with several loaders at once
-        (their shares would have to be cut alike): then the step begins again.
+        They cannot with logical ranks (the tree depends on the number of workers) or with several loaders at
+        once (their shares would have to be cut alike): then the step begins again.
         """
         return len(self.drawn) <= 1 and self._logical is None
 
     def settle(self, covered: dict[str, list[Range]], rank: int, world: int) -> None:
-        """Hand out again what nobody has gradients for; whoever is in a step goes on with it."""
+        """Hand out again the samples that no member has gradients for; a step in progress goes on."""
         self.others = dict(covered)
         if not self._divisible:
             for loader in self.drawn:

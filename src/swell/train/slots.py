@@ -1,4 +1,4 @@
-"""Where workers shall be, and who of those not yet in a generation is needed: helpers of `membership`."""
+"""Which slots workers get, and which of the waiting workers are needed: helpers of `membership`."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from swell.train.generations import Worker
 def place(
     target: int, slots: list[int] | None, before: tuple[int, ...] | None = None
 ) -> tuple[int, ...] | None:
-    """The slots of `target` workers; ValueError if they are not that many different ones.
+    """The slots of `target` workers; ValueError if `slots` are not that many different ones.
 
-    Whoever wants another number of a job that has slots has to say which, unless it is fewer.
+    For a job that has slots, `slots` may be left out only if the number of workers does not grow.
     """
     if slots is not None:
         if len(set(slots)) != target or len(slots) != target:
-            raise ValueError(f"slots: got {slots}, need {target} different ones, one for each worker")
+            raise ValueError(f"slots: got {slots}, need {target} different slots, one for each worker")
         return tuple(slots)
     if before is not None and len(before) < target:
-        raise ValueError(f"slots: which {target} slots is not said, and this job has {len(before)}")
+        raise ValueError(f"slots: this job has {len(before)}; to grow it to {target}, name {target} slots")
     return None if before is None else before[:target]
 
 
 def newcomers(
     present: list[Worker], free: list[int] | None, waiting: int, urgent: int
 ) -> tuple[list[int | None], list[Worker]]:
-    """Slots to start somebody on, and who of those not in yet is one too many.
+    """Which slots need a new worker, and which of the waiting workers to stop.
 
-    `present` are they, the best prepared first; `free` the slots no member is on. None: slots do not matter;
-    then there may be `waiting` of them, and so many as are `urgent` are started now.
+    `present`: workers started but not yet members, best prepared first. `free`: slots without a member, or
+    None for a job without slots. Such a job may have `waiting` workers, and needs `urgent` of them now.
     """
     if free is None:
-        # The youngest, unprepared ones go first.
+        # The youngest, least prepared workers are stopped first.
         return [None] * (urgent - len(present)), present[waiting:][::-1]
     too_many: list[Worker] = []
     still: list[int | None] = list(free)

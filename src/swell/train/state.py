@@ -1,9 +1,9 @@
-"""Everything that must travel to newcomers: staged in one piece of memory, loaded in place.
+"""How a state travels to newcomers: staged in one piece of memory, and loaded in place.
 
-`statetree` takes a state apart into a JSON document and tensors. Here the tensors are laid out one after the
-other in a segment, which newcomers on the same host map and others receive through a socket, and models and
-optimizers are loaded *in place*: gradients' views and compiled code stay valid, and nothing is allocated
-while others wait.
+`statetree` takes a state apart into a JSON document and tensors. This module lays the tensors out one after
+the other in a segment, which newcomers on the same host map and others receive through a socket. Models and
+optimizers are loaded *in place*: views of gradients and compiled code stay valid, and nothing is allocated
+while other workers wait.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def load_model(model: nn.Module, values: dict[str, Tensor]) -> None:
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if own.keys() != values.keys():
         odd = sorted(own.keys() ^ values.keys())
-        raise UsageError(f"model: the saved state and this model differ in {', '.join(odd[:5])}")
+        raise UsageError(
+            f"model: the saved state and this model differ in {', '.join(odd[:5])}; build the model that"
+            " the job began with, or start a new job"
+        )
     for name, tensor in own.items():
         if tensor.shape != values[name].shape:
             raise UsageError(
@@ -90,7 +93,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, values: dict[str, Any]) -> 
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     saved_groups = values["param_groups"]
     if sum(len(g["params"]) for g in saved_groups) != len(parameters):
-        raise UsageError("optimizer: the saved state belongs to another number of parameters")
+        raise UsageError(
+            "optimizer: the saved state has another number of parameters; build the optimizer that the job"
+            " began with, or start a new job"
+        )
     if len(values["state"]) and not all(p in optimizer.state for p in parameters[:1]):
         optimizer.load_state_dict(_cloned(values))
         return

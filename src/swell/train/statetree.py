@@ -4,8 +4,8 @@
 objects) and separates it into a document of plain JSON, small and readable, and the tensors, which travel or
 are written as raw memory; `join` puts both together again. Types come back as they were: integer keys,
 tuples, Counter (MultiStepLR keeps one), NaN and infinity, bytes, numpy arrays and scalars, dtypes and
-devices. Anything else is refused by its path: the alternative would be pickle, which runs code of whoever
-wrote the file.
+devices. Any other type is refused, with its path: the alternative would be pickle, which can run any code
+that the writer of the file put there.
 """
 
 from __future__ import annotations
@@ -153,4 +153,4 @@ def _join_tagged(kind: str, value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return _DTYPES[value]
         case "device":
             return torch.device(value)
-    raise ValueError(f"unknown kind {kind!r} in a saved state: it was written by a newer version of swell")
+    raise ValueError(f"unknown kind {kind!r} in a saved state: a newer swell wrote it; upgrade swell")

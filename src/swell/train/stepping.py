@@ -1,7 +1,7 @@
-"""One step, together: a worker's part, the sum with the others, what takes effect everywhere or nowhere.
+"""One step of all workers: each computes its part, the parts are summed, and all update or none does.
 
-`_run_loader` hands out the part, `backward` adds its gradients, `_sync` sums them with the others', `_commit`
-updates. See docs/runtime.md ("The story of a step").
+`_run_loader` hands out this worker's part, `backward` adds its gradients, `_sync` sums them with those of the
+other workers, `_commit` updates. See docs/runtime.md ("The story of a step").
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from swell.train.room import Room
 log = logging.getLogger(__name__)
 
 GPU_LOSS_EVERY = 10
-"""On a GPU the job's loss is read in one step out of so many."""
+"""On a GPU the job's loss is read in one of this many steps."""
 
 
 class Stepper(Member):
@@ -55,7 +55,7 @@ class Stepper(Member):
     _until_loss: float | None
 
     def enough(self) -> bool:
-        """Whether training is over, in the middle of a pass too; the same on every worker."""
+        """Whether training is over, even in the middle of a pass; the same on every worker."""
         if self._until_loss is not None and self._loss.reached(self._until_loss):
             return True
         return self._adaptive is not None and self._adaptive.enough()
@@ -107,7 +107,7 @@ class Stepper(Member):
         return self._sync() if self._shares.complete() else False
 
     def _cut(self, loader: ElasticLoader, samples: int) -> None:
-        """A micro-batch of `samples` did not fit: compute this worker's part again, in smaller pieces."""
+        """Compute this worker's part again in smaller pieces, because `samples` at once did not fit."""
         limit = self._adaptive.out_of_memory(samples) if self._adaptive is not None else samples // 2
         log.warning("a batch of %d does not fit the memory; going on with %d at once", samples, limit)
         if self._room is not None:
@@ -134,7 +134,7 @@ class Stepper(Member):
             return
         loader.begin()
         while (share := self._shares.draw(loader, self.rank, self.world)) is not None:
-            if not share.pending:  # nothing (left) for this worker in this step: take part all the same
+            if not share.pending:  # this worker has no samples (left) in this step, but takes part
                 self._sync()
                 continue
             rank, _ = share.take()
@@ -148,12 +148,12 @@ class Stepper(Member):
             yield batch
 
     def _try(self, samples: int) -> None:
-        """The script gets a batch of that size, and may find that it does not fit."""
+        """Note that the script gets a batch of that size, which may not fit."""
         if self._room is not None and self._ranks is None:
             self._room.trying(samples)
 
     def _sync(self) -> bool:
-        """Sum the gradients with everybody's and commit. False: somebody died, samples are to be redone."""
+        """Sum the gradients over all members and commit; False if a death means that samples come again."""
         share = self._shares.drawn[0].share
         assert share is not None
         mesh, alone = self._crew.mesh, self._crew.size == 1
@@ -206,7 +206,7 @@ class Stepper(Member):
     def _commit(self, reduced: Reduced, alone: bool) -> None:
         headers = reduced.headers
         streams = [ld for ld in self._shares.drawn if ld.streaming]
-        if streams and not self._rescale(headers, alone):  # nobody had a sample: only shards change hands
+        if streams and not self._rescale(headers, alone):  # no worker had a sample: only shards are leased
             self._hand_out(streams, headers)
             self._flat.clear()
             self._shares.commit()
@@ -241,7 +241,7 @@ class Stepper(Member):
         self._save_if_due()
 
     def _rescale(self, headers: list[Header], alone: bool) -> bool:
-        """Make the sum a mean over the samples that really came together; False if there was none."""
+        """Make the sum a mean over the samples that workers really had; False if there were none."""
         share = self._shares.drawn[0].share
         total = sum(h["n"] for h in headers)
         if share is not None and total not in (0, share.size):
@@ -254,7 +254,7 @@ class Stepper(Member):
             loader.committed_by([h["streams"][loader.name] for h in headers])
 
     def _tick(self, due: float) -> None:
-        """Let the scheduler catch up with training: to `due` of its steps."""
+        """Step the scheduler until it has made `due` steps."""
         while self.scheduler is not None and self._ticks + 1 <= due + 1e-6:
             self.scheduler.step()
             self._ticks += 1
@@ -277,7 +277,7 @@ class Stepper(Member):
                 self.optimizer.step()
 
     def _share(self, header: Header) -> list[Header]:
-        """Show `header` to everybody and return everybody's, whoever dies meanwhile."""
+        """Exchange headers with all members and return all of them, even if a member dies meanwhile."""
         if self._rehearsing or not self._entered:
             return [header]
         while True:
@@ -291,7 +291,7 @@ class Stepper(Member):
             return headers
 
     def _report(self, reduced: Reduced, loader: ElasticLoader | None = None) -> float:
-        """Say what this step was like; returns how long it took."""
+        """Update the report after a step; returns how long the step took."""
         now = time.perf_counter()
         step_s, self._last_commit_s = now - self._last_commit_s, now
         if self._link is not None:
@@ -326,7 +326,7 @@ class Stepper(Member):
         return step_s
 
     def _progress(self, loader: ElasticLoader) -> dict[str, float | None]:
-        """How far the job is and how far it goes, in steps at the batch it was tuned for."""
+        """The job's progress and its total, in steps at the tuned batch."""
         out: dict[str, float | None]
         if self._adaptive is None:
             endless = self._epochs is None or loader.streaming
@@ -339,7 +339,7 @@ class Stepper(Member):
         return out
 
     def _rehearse_update(self) -> None:
-        """Build the optimizer's state; what it does to the weights is overwritten by the state to come."""
+        """Build the optimizer's state with a step; the state that arrives later overwrites the weights."""
         with contextlib.suppress(RuntimeError):
             self._update()
         self._flat.clear()

@@ -1,18 +1,18 @@
 """Streaming data through the queue of shards: each sample of a pass in exactly one committed step.
 
-    def read(path):                      # the same samples in the same order, whoever reads
+    def read(path):                      # the same samples in the same order on every worker
         with open(path) as file:
             for line in file:
                 yield parse(line)
 
     loader = job.stream(paths, read, batch_size=128)
 
-Every worker holds the same `ShardQueue`. What a worker took from its leases, and how many more it wants,
-rides on the header of the step; at the commit everybody applies all headers in rank order. Leases are handed
-out there and nowhere else, so a pass begins with a round without samples. A worker whose shards run dry takes
-part in the step with fewer samples, or none; the mean over samples stays exact because shares are rescaled by
-what really came together. A dead worker's name is missing from the next headers: its shards go back, with the
-offset of what was committed.
+Every worker holds the same `ShardQueue`. The header of a step says what a worker took from its leases and how
+many more shards it wants; at the commit every worker applies all headers in rank order. Leases are given only
+there, so a pass begins with a round without samples. A worker whose shards are empty takes part in the step
+with fewer samples, or none; the mean over samples stays exact, because the sum is rescaled by the samples
+that workers really had. A dead worker's name is missing from the next headers: its shards go back to the
+queue, with the offset of what was committed.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class StreamLoader(ElasticLoader):
         self._readers: dict[int, _Reader] = {}
         self._prefetch = prefetch
         self._opened: dict[int, Iterable[Any]] = {}
-        """By lease: shards that a thread already reads and that no batch has come to yet."""
+        """By lease: shards that a thread reads already but no batch has used yet."""
 
     def __len__(self) -> int:
         raise TypeError("a stream does not know its length; count steps while it runs")
@@ -120,7 +120,7 @@ class StreamLoader(ElasticLoader):
         return {"passes": self.passes, "batch_size": self.batch_size, "queue": self._queue.state_dict()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a position."""
+        """Go to a position that `state` gave."""
         self.passes, self.batch_size = int(state["passes"]), int(state["batch_size"])
         self._queue.load_state_dict(state["queue"])
         self._readers, self._opened, self.share = {}, {}, None
@@ -132,11 +132,11 @@ class StreamLoader(ElasticLoader):
         return 0 if self._queue.epoch_done else self.batch_size
 
     def advance(self, samples: int) -> None:
-        """A step was committed; where the stream stands is the queue's business."""
+        """Do nothing: the queue keeps the position of a stream."""
         self.share = None
 
     def turn(self) -> None:
-        """The pass is over."""
+        """Begin the next pass."""
         self._queue.next_epoch()
         self._readers, self._opened = {}, {}
         self.passes, self.share = self.passes + 1, None
@@ -153,7 +153,7 @@ class StreamLoader(ElasticLoader):
         raise UsageError(f"stream {self.name!r}: none of its {len(self.dataset)} shards has a sample")
 
     def batch(self, share: Share) -> Any:
-        """Samples for the places just taken (fewer, where shards end); None if this worker has none left."""
+        """Samples for the places just taken (fewer if shards end); None if this worker has none left."""
         assert share.current is not None
         rank, (low, high) = share.current
         samples: list[Any] = []
@@ -179,7 +179,7 @@ class StreamLoader(ElasticLoader):
         return Ahead(samples, self._prefetch) if self._prefetch else samples
 
     def rewind(self) -> None:
-        """Samples handed out in the step under way are to be handed out again."""
+        """Hand out the samples of the present step again."""
         self._readers = {token: reader for token, reader in self._readers.items() if not reader.taken}
 
     def header(self) -> dict[str, Any]:
@@ -191,16 +191,16 @@ class StreamLoader(ElasticLoader):
             if (reader := self._readers.get(lease.token)) is not None and (reader.taken or reader.finished)
         ]
         finished = sum(1 for _, _, over in used if over)
-        # Enough for a step like this one and one more, so that a shard's end does not cut a batch short.
+        # Enough shards for this step and one more, so that the end of a shard does not cut a batch short.
         return {"worker": self._worker, "used": used, "want": max(2, finished + 1) - (len(held) - finished)}
 
     def committed_by(self, headers: Sequence[dict[str, Any]]) -> None:
-        """A step took effect: the same on all workers, from everybody's headers in rank order."""
+        """Apply all workers' headers in rank order after a step took effect; the same on every worker."""
         self._queue.commit([Consumed(int(t), int(n), bool(f)) for h in headers for t, n, f in h["used"]])
         self._queue.retain({str(h["worker"]) for h in headers})
         wants = [(str(h["worker"]), int(h["want"])) for h in headers]
         for turn in range(max((want for _, want in wants), default=0)):
-            for worker, want in wants:  # in turns, so that the last shards are not all one worker's
+            for worker, want in wants:  # in turns, so that one worker does not get all the last shards
                 if turn < want:
                     self._queue.lease(worker)
         held = {lease.token for lease in self._queue.held_by(self._worker)}
@@ -211,6 +211,6 @@ class StreamLoader(ElasticLoader):
             self._open_next()
 
     def _open_next(self) -> None:
-        """Begin to read what is leased and comes next."""
+        """Begin to read the leased shards that come next."""
         fresh = [e for e in self._queue.held_by(self._worker) if e.token not in self._readers]
         self._opened = {e.token: self._opened.get(e.token) or self._open(e) for e in fresh}

@@ -32,7 +32,7 @@ Message = dict[str, Any]
 
 
 class WireError(TrainError):
-    """The other side does not speak the protocol, or not with this job's secret."""
+    """The other side does not speak the protocol, or does not have this job's secret."""
 
 
 def new_secret() -> str:

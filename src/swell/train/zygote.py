@@ -1,11 +1,11 @@
 """A prepared process that forks workers: torch imported, an optimizer built and stepped, numpy loaded.
 
-Importing torch takes over a second and the first optimizer nearly another; a fork of this process has both
-behind it. It never starts a thread pool (forked pools hang) nor touches a device.
+Importing torch takes over a second and building the first optimizer nearly another; a fork of this process
+does not have to do either. The zygote never starts a thread pool (forked pools hang) and uses no device.
 
 It speaks JSON lines over the socket it is given: {"spawn": ...} in, {"started": ...}, {"exited": ...} out.
-Several jobs can share one that listens on a path (`--listen`): it lives until its standard input ends, and a
-worker whose client hangs up is ended.
+Several jobs can share a zygote that listens on a path (`--listen`): it lives until its standard input ends,
+and it ends the workers of a client that closes its connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 
 def prepare() -> None:
-    """Import and build once what every worker needs."""
+    """Import and build what every worker needs."""
     import numpy as np
     import torch
 
@@ -41,7 +41,7 @@ def prepare() -> None:
             swell.train.job.Job(model, optimizer)
             if torch.version.cuda is None and torch.version.hip is None:
                 model(torch.zeros(1, 2)).sum().backward()
-            else:  # backward would start a thread for every device, which no fork survives
+            else:  # backward would start a thread per device, and a fork would hang
                 for parameter in model.parameters():
                     parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
@@ -50,7 +50,7 @@ def prepare() -> None:
 
 @contextlib.contextmanager
 def _hidden_devices() -> Iterator[None]:
-    """Optimizers ask whether there is a GPU, and the mere question initialises CUDA: answer for it."""
+    """Hide GPUs from optimizers: they ask whether there is one, and the question alone initialises CUDA."""
     import torch
 
     asked = torch.cuda.is_available
@@ -86,10 +86,10 @@ def child(order: dict[str, Any]) -> int:
 
 
 def show(name: str, value: str) -> None:
-    """Have others see an environment variable of this process too, in the room that was kept for it.
+    """Change an environment variable of this process as other processes see it in /proc.
 
-    What /proc tells of a process's environment is the memory it began with, and a fork begins with that of
-    its parent: so whoever starts this process gives the variable a value that is long enough.
+    /proc shows the memory of a process's first environment, and a fork has its parent's. So the variable is
+    overwritten there, and the zygote must be started with a value of it that is long enough.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, room = int(fields[47]), Path("/proc/self/environ").read_bytes()
@@ -103,7 +103,7 @@ def show(name: str, value: str) -> None:
 
 
 class Zygote:
-    """The fork server's loop: for one launcher, or for whoever connects to `listener`."""
+    """The fork server's loop: for one launcher, or for all clients that connect to `listener`."""
 
     def __init__(self, sock: socket.socket | None = None, listener: socket.socket | None = None) -> None:
         self._clients: dict[socket.socket, bytes] = {} if sock is None else {sock: b""}
@@ -144,7 +144,7 @@ class Zygote:
             self._spawn(json.loads(line), sock)
 
     def _hung_up(self, sock: socket.socket) -> None:
-        """A launcher is gone with us; of several clients, one's workers end with it."""
+        """Handle the end of a connection: a listening zygote then ends that client's workers."""
         del self._clients[sock]
         sock.close()
         if self._listener is not None:
@@ -200,7 +200,7 @@ class Zygote:
 
 
 def listen(path: str) -> socket.socket:
-    """A socket at `path`, for this user alone (its directory must be)."""
+    """A socket at `path`, for this user alone (if its directory is private to the user)."""
     sock = socket.socket(socket.AF_UNIX)
     sock.bind(path)
     sock.listen(64)
@@ -208,12 +208,12 @@ def listen(path: str) -> socket.socket:
 
 
 def main() -> None:
-    """Serve on the socket whose descriptor is given, or on one at a path that is."""
+    """Serve on the socket with the given descriptor, or listen at the given path."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's business
     if sys.argv[1] == "--listen":
         prepare()
         Zygote(listener=listen(sys.argv[2])).run()
-        os._exit(0)  # workers live on: they have somebody else to hold them
+        os._exit(0)  # workers live on: another process holds their lifelines
     sock = socket.socket(fileno=int(sys.argv[1]))
     prepare()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
