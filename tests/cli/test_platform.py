@@ -21,6 +21,7 @@ from tests.commands import Commands
 from tests.waiting import wait_until
 
 from swell.cli import COMMANDS
+from swell.cli._platform import running_pid
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
@@ -306,6 +307,7 @@ def test_the_control_plane_can_be_killed_while_a_job_trains_on(place: Place, sur
     before = place.wait_for(job_id, lambda job: job["done"] > 10)
     pid = int((place.home / "up.lock").read_text())
     os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: running_pid(place.home) is None, 30, "the control plane to be gone")
     done = place.swell("queue")
     assert done.returncode == 1
     assert "no control plane is running here" in done.stderr

@@ -120,8 +120,8 @@ def platform(tmp_path: Path, engine: Callable[[str], Engine]) -> Iterator[Callab
     """Makes a platform; afterwards nothing of it is left."""
     made: list[Platform] = []
 
-    def make(policy: str = "elasticflow", nodes: str = "1x4") -> Platform:
-        made.append(Platform(tmp_path, lambda: engine(nodes), policy))
+    def make(policy: str = "elasticflow", nodes: str = "1x4", round_s: float | None = None) -> Platform:
+        made.append(Platform(tmp_path, lambda: engine(nodes), policy, round_s))
         return made[-1]
 
     yield make

@@ -66,7 +66,7 @@ def test_the_job_whose_noise_rewards_a_larger_batch_gets_the_larger_share(here: 
 
 def test_the_second_run_of_an_adaptive_job_is_quoted_from_the_first(here: Platform) -> None:
     # How near it comes on a quiet machine is measured by benchmarks/platform/quotes.py.
-    request = _request("job", "--epochs", 4, *NOISY, max_workers=2)
+    request = _request("job", "--epochs", 2, *NOISY, max_workers=2)
     first = here.plane.submit(request, "ann").job_id
     assert here.wait_over(first, timeout_s=180)[0].phase is Phase.FINISHED
     quoted_s = here.plane.quote(request, "ann").estimate.finish_s

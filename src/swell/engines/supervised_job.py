@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from swell.train.wire import Connection, Message
 CONNECT_EVERY_S = 0.2
 ANSWER_S = 1.0
 """Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
+NOTE_END_S = 5.0
+"""How long the control plane is given to note that a job has ended before its slots go to another one."""
 STOP: Message = {"type": "stop", "save": True}
 """Tells a coordinator to have its job save its state and stop."""
 
@@ -88,6 +91,8 @@ class SupervisedJob:
     tried_s: float = float("-inf")
     stop_by_s: float | None = None
     """If the job was asked to save its state and stop: when it is killed."""
+    kept_until_s: float = float("-inf")
+    """Until when the slots of a job that has ended are still its own."""
     ending: bool = False
     """Whether the job is to be ended for good."""
     end_by_s: float | None = None
@@ -124,8 +129,12 @@ class SupervisedJob:
 
     @property
     def slots(self) -> set[int]:
-        """The slots on which the job has or was told to have workers; kept after its end, until `end`."""
-        if not self.alive and not self.over:
+        """The slots on which the job has or was told to have workers.
+
+        A job that has ended keeps them until the control plane had time to note the end, so that the event log
+        never shows a slot in two hands.
+        """
+        if not self.alive and time.monotonic() > self.kept_until_s:
             return set()
         return set(self.told) | {slot for slot in self.live.values() if slot is not None}
 
@@ -180,7 +189,9 @@ class SupervisedJob:
         self.noted = ()
         self.ready, self.members, self.former = set(), set(), set()
         self.outcome = Outcome.read(self.directory)
-        if not self.over:
+        if self.over:
+            self.kept_until_s = time.monotonic() + NOTE_END_S
+        else:
             self.told, self.live = (), {}
         if self.outcome is not None and self.outcome.state is RunState.STOPPED and self.wanted:
             self.outcome = None  # the job was wanted again while it stopped
