@@ -133,7 +133,7 @@ def test_without_a_control_plane_every_command_says_how_to_start_one(
         assert done.returncode == 1
         assert done.stdout == ""
         assert done.stderr == (
-            f"swell: no control plane is running here ({place.home}): start one with 'swell up'\n"
+            f"swell: no control plane is running here (home {place.home}): start one with 'swell up'\n"
         )
     done = place.swell("down")
     assert done.returncode == 1

@@ -131,7 +131,7 @@ class SupervisedJob:
     def slots(self) -> set[int]:
         """The slots on which the job has or was told to have workers.
 
-        A job that has ended keeps them until the control plane had time to note the end, so that the event log
+        A job that has ended keeps them until the control plane had time to note the end. So the event log
         never shows a slot in two hands.
         """
         if not self.alive and time.monotonic() > self.kept_until_s:
