@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from swell.board import Move
 from swell.control import lifecycle, promises, views
@@ -137,9 +135,9 @@ class Conductor:
         # Progress goes to disk only now and then, with its event; a new length goes at once, because
         # promises depend on it.
         self.feed(record, given, now_s, save=of is not None and record.of != of)
-        said = {name: data[name] for name in _CURVES if data.get(name) is not None}
-        said |= knowledge.noise_figures(data.get("batch_size"))
-        figures = {"done": given.done, "of": of, "workers": len(record.held)} | said
+        extra = {name: data[name] for name in _CURVES if data.get(name) is not None}
+        extra |= knowledge.noise_figures(data.get("batch_size"))
+        figures = {"done": given.done, "of": of, "workers": len(record.held)} | extra
         return Event(report.time_s, EventKind.PROGRESS, job_id=record.job_id, data=figures)
 
     def _switched(self, record: JobRecord, knowledge: Knowledge, report: Report, now_s: float) -> None:
@@ -250,11 +248,10 @@ class Conductor:
         job_dir = self.job_dir(record.job_id)
         return Launch(job_id=record.job_id, request=request, job_dir=job_dir, max_workers=most)
 
-
-def stats(conductor: Conductor, trouble: str) -> Mapping[str, Any]:
-    """Figures for monitoring."""
-    return views.stats(conductor.book, conductor.scheduler) | {
-        "decisions": float(conductor.figures.decisions),
-        "decision_seconds": conductor.figures.decision_s,
-        "trouble": float(bool(trouble)),
-    }
+    def stats(self, trouble: str) -> dict[str, float]:
+        """Figures for monitoring."""
+        return views.stats(self.book, self.scheduler) | {
+            "decisions": float(self.figures.decisions),
+            "decision_seconds": self.figures.decision_s,
+            "trouble": float(bool(trouble)),
+        }

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swell.control import conductor, lifecycle, promises, views
+from swell.control import lifecycle, promises, views
 from swell.control.book import Book, Recall, Subscriber
 from swell.control.conductor import Conductor
 from swell.control.errors import NotFound
@@ -311,7 +311,7 @@ class ControlPlane:
     def stats(self) -> Mapping[str, float]:
         """Figures for monitoring."""
         with self._lock:
-            return conductor.stats(self._conductor, self.trouble)
+            return self._conductor.stats(self.trouble)
 
     def _check(self, request: JobRequest) -> None:
         script = Path(request.workdir, request.script)

@@ -13,9 +13,9 @@ from swell.control.model import JobRecord, Phase
 from swell.engines import Observed
 
 LOST_AFTER_S = 3.0
-"""A job that should run and that the engine does not know for this long has vanished."""
+"""A job that should run counts as vanished once the engine has not known it for this long."""
 BEHIND_S = 30.0
-"""A job that has had other workers than it should for this long is asked for again."""
+"""If a job has had another number of workers than wanted for this long, the engine is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class EndStray:
 
 @dataclass(frozen=True, slots=True)
 class AskAgain:
-    """The job does not run where it should: the engine was not told, or has not got there for a long time."""
+    """The job does not run as it should: ask the engine again. It was never asked, or has not done it yet."""
 
     job_id: str
 

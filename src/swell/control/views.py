@@ -46,7 +46,7 @@ def nodes(cluster: Cluster, drained: set[str], records: Iterable[JobRecord]) -> 
 
 
 def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, trouble: str) -> str:
-    """One line on why a job is where it is; `behind_s`: for how long it has lacked workers."""
+    """One line on why a job runs, waits or has ended; `behind_s`: how long its workers were not as wanted."""
     run = scheduler.profiling.runs.get(record.job_id)
     if run is not None and run.sizes:
         sizes = ", ".join(map(str, run.sizes))
