@@ -71,7 +71,7 @@ def test_a_ray_of_its_own_is_for_its_owner_alone_is_used_again_and_ends_with_dow
     assert head.running(tmp_path) == first, "jobs that train on need it"
     swell("up", "-d", "--port", "0", "--engine", "ray")
     assert head.running(tmp_path) == first
-    assert "has ended" in swell("down")
+    assert "The Ray that swell had started has stopped" in swell("down")
     assert head.running(tmp_path) is None and not Path(scratch).exists()
     left = [
         path.parent.name
