@@ -53,6 +53,9 @@ class Conductor:
         self._progress = ProgressLog(book.store)
         self._starting: dict[str, float] = {}
         """By job: when it was given slots. Removed at the job's first progress report after that."""
+        self._owed: dict[str, Move] = {}
+        """By job: a move that the board has entered and the job's record has not. Empty after a turn that
+        succeeded; after one that failed (the disk was full, say) the next turn carries these moves out."""
 
     def come_up(self, policy: str, interval_s: float | None, now_s: float) -> None:
         """Read from the store which nodes are drained, which jobs there are, and what they hold."""
@@ -86,6 +89,7 @@ class Conductor:
         self._profile(now_s)
         if self.scheduler.rhythm.due_s <= now_s:
             self._decide(now_s)
+        self._grant_owed(now_s)
 
     # -- listening ---------------------------------------------------------------------------------------
 
@@ -115,8 +119,7 @@ class Conductor:
                     self.feed(record, lifecycle.WorkerLost(worker, reason), report.time_s)
                 case "checkpoint":
                     self.feed(record, lifecycle.Saved(int(report.data["step"])), report.time_s)
-        # A job may have ended after it reported: then the log has its end already, and its progress with it.
-        records = [self.book.records[job_id] for job_id in progress if job_id in self.book.records]
+        records = [self.book.records[job_id] for job_id in progress]
         self.book.write(records, list(progress.values()))
         for record in records:
             self._progress.written(record.job_id, progress[record.job_id].time_s)
@@ -199,18 +202,18 @@ class Conductor:
 
     def _decide(self, now_s: float) -> None:
         began_s = time.perf_counter()
-        moves = self.scheduler.decide(now_s)
+        self._owed |= dict(self.scheduler.decide(now_s))
         self.figures.decision_s += time.perf_counter() - began_s
         self.figures.decisions += 1
-        # Jobs that shrink go first, so that slots are free before another job is told to use them.
-        moves.sort(key=lambda item: len(item[1].after) - len(item[1].before))
-        for job_id, move in moves:
-            self._grant(self.book.records[job_id], move, now_s)
 
-    def _grant(self, record: JobRecord, move: Move, now_s: float) -> None:
-        if move.after and not record.wanted:
-            self._starting[record.job_id] = now_s
-        self.feed(record, lifecycle.Granted(move.after, move.reason), now_s)
+    def _grant_owed(self, now_s: float) -> None:
+        # Jobs that shrink go first, so that slots are free before another job is told to use them.
+        for job_id, move in sorted(self._owed.items(), key=lambda item: _growth(item[1])):
+            record = self.book.records[job_id]
+            if move.after and not record.wanted:
+                self._starting[job_id] = now_s
+            self.feed(record, lifecycle.Granted(move.after, move.reason), now_s)
+            del self._owed[job_id]
 
     # -- one job -----------------------------------------------------------------------------------------
 
@@ -236,6 +239,7 @@ class Conductor:
         self.reconciler.forget(job_id)
         self._progress.forget(job_id)
         self._starting.pop(job_id, None)
+        self._owed.pop(job_id, None)
 
     def job_dir(self, job_id: str) -> Path:
         """Where a job's files are."""
@@ -255,3 +259,8 @@ class Conductor:
             "decision_seconds": self.figures.decision_s,
             "trouble": float(bool(trouble)),
         }
+
+
+def _growth(move: Move) -> int:
+    """How many slots a move adds; negative if it gives some back."""
+    return len(move.after) - len(move.before)

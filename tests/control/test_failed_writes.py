@@ -1,0 +1,40 @@
+"""A store that cannot be written for a while: decisions are carried out once it can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.control.virtual import VirtualPlatform, make_trace
+
+from swell.control import lookahead
+from swell.control.errors import StoreUnavailable
+from swell.control.model import Phase
+
+
+def test_moves_that_could_not_be_written_are_carried_out_in_the_next_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookahead, "MOST_JOBS", 0)
+    trace = make_trace(7, 4, "1x4", 0.01)
+    platform = VirtualPlatform(trace, "max-min", tmp_path, cost_s=1.0, round_s=None)
+    platform.plane.come_up()
+    platform.now_s = trace.jobs[-1].submit_s
+    ids = [platform.plane.submit(platform.request(job), "ann").job_id for job in trace.jobs]
+    save, calls = platform.store.save, []
+
+    def second_fails(*args: object) -> list[int]:
+        calls.append(args)
+        if len(calls) == 2:
+            raise StoreUnavailable("the disk is full")
+        return save(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(platform.store, "save", second_fails)
+    with pytest.raises(StoreUnavailable):
+        platform.plane.turn()
+    assert sum(bool(platform.plane.job(job_id).wanted) for job_id in ids) == 1
+    platform.plane.turn()
+    platform.plane.turn()
+    records = [platform.plane.job(job_id) for job_id in ids]
+    assert [record.phase for record in records] == [Phase.RUNNING] * 4
+    assert sorted(slot for record in records for slot in record.held) == [0, 1, 2, 3]
