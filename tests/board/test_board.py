@@ -99,7 +99,7 @@ def test_jobs_that_the_policy_does_not_see_are_placed_with_its_decision() -> Non
     board = make("1x4")
     a, b = board.add(spec("a")), board.add(spec("b"))
     decide(board, 0.0, 4, 0)
-    seen = board.snapshot(1.0, CURVES, 0.0, 0.0, rows=np.array([a]))
+    seen = look(board, 1.0).with_rows(np.array([a]))
     moves = board.carry_out(seen, Decision(np.array([1])), {b: 3})
     assert {m.row: len(m.after) for m in moves} == {a: 1, b: 3}
 

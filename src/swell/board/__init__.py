@@ -1,4 +1,4 @@
-"""The books of a cluster: who is active, who holds what, and how a decision is carried out.
+"""The books of a cluster: which jobs are active, which GPUs they hold, and how a decision is carried out.
 
 One code for the simulator and for the control plane, so that a live cluster does what the simulator says.
 """

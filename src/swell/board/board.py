@@ -1,16 +1,16 @@
 """The board: the table of jobs, the placer's ledger, and the one way to carry out a decision.
 
-Whoever runs the clock (the simulator or the control plane) tells the board which jobs are active, asks it for
-a snapshot, and hands it the policy's decision. The board places the shares, keeps every number of the table
-that a policy may read, and answers with the *moves*: which job goes from which GPUs to which, and how long it
-stands still. To carry the moves out, in true or in virtual time, is up to the caller.
+The caller runs the clock: it is the simulator or the control plane. It tells the board which jobs are
+active, asks for a snapshot, and hands over the policy's decision. The board places the shares, updates the
+columns that a policy may read, and returns the *moves*: for each changed job its GPUs before and after, and
+how long the job makes no progress. The caller then follows the moves, in real or in virtual time.
 
 The rules of the table, which policies and callers rely on:
 - a row belongs to one active job; it is given to another only after `remove`;
 - `number` rises in order of submission and is never used twice;
 - `active` lists rows by ascending number, so snapshots show the oldest job first;
 - `gpus[row] == len(placement[row])`, and the placer's ledger says the same;
-- `attained_gpu_s`, `run_s` and `left` are as of `since_s`; nothing is done before `paused_until_s`.
+- `attained_gpu_s`, `run_s` and `left` are as of `since_s`; a job makes no progress before `paused_until_s`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from swell.placement import NoRoom, Placer, make_placer
 from swell.policies import Decision, JobTable, Snapshot
 
 PauseOf = Callable[[int, int, int], float]
-"""Seconds that the job in a row stands still when it goes from so many GPUs to so many (from 0: a start)."""
+"""(row, GPUs before, GPUs after) -> seconds without progress that this change costs; 0 before is a start."""
 
 _EMPTY = JobSpec(job_id="-", submit_s=0.0, model="-", batch_size=1)
 _FIRST_ROWS = 64
@@ -40,20 +40,20 @@ class Move(NamedTuple):
     before: Placement
     after: Placement
     pause_s: float
-    """How long it makes no progress; 0 for a job that lost all its GPUs."""
+    """How long the job makes no progress; 0 if it lost all its GPUs."""
     ran_s: float
-    """How long it made progress since its numbers were last brought up to date."""
+    """How long the job made progress between its last update in the table and this move."""
     reason: str = ""
-    """Why, if it was not the policy's choice alone."""
+    """Why the job moves, if the policy did not choose it: a node was lost."""
 
 
 class Board:
-    """Who is active, who holds what, and how a decision is carried out."""
+    """Keeps the active jobs and the GPUs they hold, and carries out decisions."""
 
     def __init__(
         self, cluster: Cluster, placer: str, pause_of: PauseOf, jobs: Sequence[JobSpec] = ()
     ) -> None:
-        """`jobs` are known from the start, in order of submission: job i is in row i until it is removed."""
+        """`jobs`, in order of submission, are known in advance: job i is in row i. A live board has none."""
         self.cluster = cluster
         self.placer: Placer = make_placer(placer, cluster)
         self.table = JobTable(jobs or [_EMPTY] * _FIRST_ROWS)
@@ -63,9 +63,9 @@ class Board:
         self._next_number = len(jobs)
         self._free_rows = [] if jobs else list(range(_FIRST_ROWS - 1, -1, -1))
         self._node_counts: dict[int, IntArray] = {}
-        """GPUs per node as a policy that names nodes last asked for them, for jobs that hold some."""
+        """By row: GPUs per node in the last decision of a policy that names nodes, for jobs that hold any."""
         self._losses: dict[int, tuple[Placement, str]] = {}
-        """What jobs held before they lost GPUs, and why, until the next decision is carried out."""
+        """By row: the placement before the job lost GPUs, and why. Emptied by the next decision."""
 
     # -- who is active -----------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class Board:
         return self._active[: self._count]
 
     def add(self, spec: JobSpec) -> int:
-        """Give a new job a row; the youngest of all from now on. Returns the row."""
+        """Enter a new job, which is now the youngest; returns its row."""
         if not self._free_rows:
             self._grow()
         row = self._free_rows.pop()
@@ -90,12 +90,12 @@ class Board:
         return self._next_number
 
     def activate(self, row: int) -> None:
-        """The job in this row, younger than all that are active, is active from now on."""
+        """Show the job in this row to the policy from now on. It must be younger than all active jobs."""
         self._active[self._count] = row
         self._count += 1
 
     def deactivate(self, row: int) -> None:
-        """The job ended or was refused: it gives its GPUs back and is in no snapshot any more."""
+        """Take a job that ended or was refused out of the snapshots, and free its GPUs."""
         table, active = self.table, self.active
         if table.placement[row]:
             self.placer.place({row: 0})
@@ -129,24 +129,20 @@ class Board:
         curves: Curves | Callable[[], Curves],
         resize_cost_s: float,
         start_cost_s: float,
-        *,
-        rows: IntArray | None = None,
-        cluster: Cluster | None = None,
     ) -> Snapshot:
-        """This moment for a policy; `rows` (oldest first) and `cluster` to show it a part only."""
-        shown = self.active.copy() if rows is None else rows
-        return Snapshot(
-            now_s, cluster or self.cluster, self.table, shown, curves, resize_cost_s, start_cost_s
-        )
+        """All active jobs at this moment, as a policy sees them."""
+        rows = self.active.copy()
+        return Snapshot(now_s, self.cluster, self.table, rows, curves, resize_cost_s, start_cost_s)
 
     # -- decisions ---------------------------------------------------------------------------------------
 
     def carry_out(
         self, snapshot: Snapshot, decision: Decision, more: Mapping[int, int] | None = None
     ) -> list[Move]:
-        """Do what a policy decided on a snapshot; `more` gives GPUs to rows that the policy did not see.
+        """Carry out a policy's decision on a snapshot; returns the moves.
 
-        Where the policy names nodes, those who are not its business are placed around what it named.
+        `more` maps rows of jobs outside the snapshot to the GPUs they are to have. If the policy names nodes,
+        its jobs are placed there first, and the jobs in `more` that grow get GPUs from the rest.
         """
         rows, now_s = snapshot.rows, snapshot.now_s
         more = more or {}
@@ -169,7 +165,7 @@ class Board:
                 changed = changed[np.argsort(rank[changed], kind="stable")]
             wanted = dict(more) | {int(rows[i]): int(decision.gpus[i]) for i in changed}
             moved = self.placer.place(wanted) if wanted else {}
-        for row in self._losses:  # those whom the policy left with what they have
+        for row in self._losses:  # a job that the policy leaves with its remaining GPUs moves too
             moved.setdefault(row, self.table.placement[row])
         return [
             self._move(row, placement, now_s)
@@ -178,10 +174,10 @@ class Board:
         ]
 
     def set_cluster(self, cluster: Cluster, now_s: float, reason: str = "") -> None:
-        """Follow nodes that were lost, came back or were added.
+        """Use this cluster from now on, after nodes were lost, came back or were added.
 
-        A job that lost GPUs holds those it has left. What becomes of it is among the moves of the next
-        decision: most find other GPUs in it.
+        A job on a lost node keeps its remaining GPUs. It moves with the next decision, which usually gives it
+        other GPUs, so that the loss and the decision cost it one pause and not two.
         """
         self.cluster = cluster
         for row, left in self.placer.set_cluster(cluster, keep_survivors=True).items():
@@ -191,7 +187,7 @@ class Board:
             self.table.placement[row], self.table.gpus[row] = left, len(left)
 
     def set_placer(self, name: str) -> None:
-        """Place by other rules from now on; whoever holds GPUs keeps them until the next decision."""
+        """Use another placer from now on; all jobs keep their GPUs until the next decision."""
         placer = make_placer(name, self.cluster)
         for row in self.active.tolist():
             if self.table.placement[row]:
@@ -200,7 +196,7 @@ class Board:
         self._node_counts.clear()
 
     def adopt(self, row: int, placement: Placement, started_s: float) -> bool:
-        """Enter what a job holds already, as after a restart; False if that is not to be had any more."""
+        """Enter the GPUs that a job held before a restart; False if they are gone or another job's."""
         try:
             self.placer.adopt(row, placement)
         except (NoRoom, InputError):
@@ -211,7 +207,7 @@ class Board:
         return True
 
     def _other_nodes(self, row: int, counts: IntArray) -> bool:
-        """Whether a policy that names nodes wants others for a job than it last asked for."""
+        """Whether a policy that names nodes names other ones for this job than in its last decision."""
         last = self._node_counts.get(row)
         if not counts.any():
             self._node_counts.pop(row, None)
@@ -222,7 +218,7 @@ class Board:
         return True
 
     def _move(self, row: int, placement: Placement, now_s: float) -> Move:
-        """Enter that a job has other GPUs, or none any more."""
+        """Enter a job's new GPUs, or that it has none now, and what that costs it."""
         table, kept = self.table, self.table.placement[row]
         before, reason = self._losses.pop(row, (kept, ""))
         ran_s = self.table.settle(row, now_s)

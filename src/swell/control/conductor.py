@@ -173,16 +173,20 @@ class Conductor:
 
     def _follow_nodes(self, now_s: float) -> None:
         before, cluster = self.scheduler.cluster, self.cluster()
-        if not self.scheduler.set_cluster(cluster, now_s):
+        if cluster == before:
             return
-        events = []
+        events, reasons = [], []
         for i, node in enumerate(cluster.nodes):
             was = before.nodes[i].up if i < len(before.nodes) else False
+            drained = node.name in self.drained
             if node.up != was:
                 kind = EventKind.NODE_JOINED if node.up else EventKind.NODE_LOST
-                why = {"reason": "drained"} if node.name in self.drained else {}
+                why = {"reason": "drained"} if drained else {}
                 data = {"gpus": node.gpus, "gpu_type": node.gpu_type} | why
                 events.append(Event(now_s, kind, node=node.name, data=data))
+            if was and not node.up:
+                reasons.append(f"node {node.name} was {'drained' if drained else 'lost'}")
+        self.scheduler.set_cluster(cluster, now_s, ", ".join(reasons))
         self.book.write([], events)
 
     # -- deciding ----------------------------------------------------------------------------------------

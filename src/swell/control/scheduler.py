@@ -64,16 +64,10 @@ class Scheduler:
         self.rhythm = self._rhythm()
         self.rhythm.ask(now_s)
 
-    def set_cluster(self, cluster: Cluster, now_s: float) -> bool:
-        """Use this cluster from now on; False if unchanged. The next decision moves jobs off lost nodes."""
-        if cluster == self.cluster:
-            return False
-        before = {node.name for node in self.cluster.nodes if node.up}
-        lost = sorted(before - {node.name for node in cluster.nodes if node.up})
-        reason = f"node {', '.join(lost)} was lost" if lost else ""
+    def set_cluster(self, cluster: Cluster, now_s: float, reason: str = "") -> None:
+        """Use this cluster from now on; `reason` says why jobs lose slots, if they do."""
         self.board.set_cluster(cluster, now_s, reason)
         self.rhythm.ask(now_s, urgent=True)
-        return True
 
     def add(self, record: JobRecord, now_s: float) -> bool:
         """Add an active job; False if the slots it had are gone or belong to another job."""
