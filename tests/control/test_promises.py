@@ -118,6 +118,13 @@ def test_a_job_under_way_has_only_the_rest_ahead(store: Store) -> None:
     assert guess.finish_s == pytest.approx(NOW_S + 25.0)
 
 
+def test_a_job_that_lost_slots_with_a_node_and_has_not_moved_yet_is_estimated_too(store: Store) -> None:
+    scheduler = desk(store, "fifo")
+    running = record("a", phase=Phase.RUNNING, wanted=(0, 1, 2, 3), held=(0, 1, 2, 3), done=75.0)
+    scheduler.set_cluster(scheduler.cluster.without([1, 2, 3]), NOW_S)
+    assert promises.estimated(running, exact(100.0), scheduler, NOW_S).finish_s is not None
+
+
 def test_a_crowd_gets_a_rough_estimate(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: object, **options: object) -> None:
         raise AssertionError("no simulation for a crowd")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from swell.train.errors import RESPAWN
 from swell.train.generations import Announce, Candidate, Fence, Finish, Instruction, Kill, Spawn, Status, Turn
 from swell.train.membership import MAX_FRUITLESS_DEATHS, SETTLE_S, SPARE_AFTER_S, Membership
+from swell.train.membership_json import from_json, to_json
 
 
 def spawned(instructions: list[Instruction]) -> list[str]:
@@ -275,9 +276,9 @@ def test_a_restarted_coordinator_adopts_the_generation_its_workers_report() -> N
     play = Play.training(2)
     play.m.resize(3, play.now)
     play.ready("w2")
-    saved = json.loads(json.dumps(play.m.to_json()))
+    saved = json.loads(json.dumps(to_json(play.m)))
     members = ["w0", "w1", "w2"]  # they switched while nobody listened
-    again = Membership.from_json(saved, 0.0)
+    again = from_json(saved, 0.0)
     for name in members:
         again.hello(name, ("127.0.0.1", 1), "member", 2, members, 0.0)
     assert (again.generation, again.members, again.target) == (2, members, 3)
@@ -337,7 +338,7 @@ def test_whatever_happens_the_invariants_hold(events: list[tuple[str, int]]) -> 
         elif kind == "epoch":
             out = play.m.at_epoch(value, play.now)
         elif kind == "restart":
-            play.m = Membership.from_json(json.loads(json.dumps(play.m.to_json())), play.now)
+            play.m = from_json(json.loads(json.dumps(to_json(play.m))), play.now)
         m = play.m
         assert len(set(m.members)) == len(m.members)
         assert m.result is not None or all(name in m.workers for name in m.members)

@@ -8,6 +8,7 @@ import pytest
 
 from swell.train.generations import Announce, Candidate, Fence, Instruction, Kill, Spawn
 from swell.train.membership import AWAY_S, MAX_FRUITLESS_DEATHS, Membership
+from swell.train.membership_json import from_json, to_json
 
 
 class Play:
@@ -125,7 +126,7 @@ def test_places_that_cannot_be_reached_do_not_make_a_job_fail() -> None:
 
 def test_slots_survive_a_restart_of_the_coordinator() -> None:
     play = Play(3, 4)
-    again = Membership.from_json(json.loads(json.dumps(play.m.to_json())), 1.0)
+    again = from_json(json.loads(json.dumps(to_json(play.m))), 1.0)
     assert again.slots == (3, 4)
     assert {w.slot for w in again.workers.values()} == {3, 4}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from swell.train.generations import Finish, Status, Stop, Worker
 from swell.train.membership import STOPPED, Membership
+from swell.train.membership_json import from_json, to_json
 from swell.train.reporting import Pace
 
 
@@ -37,7 +38,7 @@ def test_a_leader_that_dies_while_saving_leaves_the_checkpoint_before() -> None:
 def test_the_wish_to_stop_survives_a_restart_of_the_coordinator() -> None:
     job = _running("w0")
     job.stop(1.0)
-    again = Membership.from_json(job.to_json(), 2.0)
+    again = from_json(to_json(job), 2.0)
     assert again.tick(2.1) == [Stop(("w0",))]
 
 

@@ -48,55 +48,56 @@ def finishes(
     ready = [r for r in records if known[r.job_id].known and not r.phase.over]
     if not ready or cluster.capacity == 0:
         return {}
-    capacity, width = cluster.capacity, cluster.gpus_per_node
-    startup_s = float(np.mean([known[r.job_id].startup_s for r in ready]))
-    pause_s = float(np.mean([known[r.job_id].pause_s for r in ready]))
-    jobs, profiles = [], []
-    counts = np.arange(1.0, capacity + 1)
+    cost = _Cost(
+        startup_s=float(np.mean([known[r.job_id].startup_s for r in ready])),
+        pause_s=float(np.mean([known[r.job_id].pause_s for r in ready])),
+    )
     began_s = now_s - now_s % interval_s if interval_s else now_s
-    for record in ready:
-        knowledge, request = known[record.job_id], record.request
-        curve = knowledge.curve(capacity, width)
-        work = knowledge.left(record.done)
-        if record.wanted:
-            # The job runs already, but the simulator charges it for a start: take that cost off its work.
-            work -= startup_s * curve[len(record.wanted)]
-        deadline_s = request.deadline_s
-        jobs.append(
-            JobSpec(
-                job_id=record.job_id,
-                submit_s=now_s - began_s,
-                model=record.job_id,
-                batch_size=1,
-                gpus=request.workers,
-                work=max(work, 1e-6),
-                deadline_s=None if deadline_s is None or deadline_s <= now_s + 1 else deadline_s - began_s,
-                min_gpus=request.min_workers,
-                max_gpus=request.max_workers,
-            )
-        )
-        profiles.append(MeasuredCounts(record.job_id, {ANY_GPU: (counts, {1: curve[1:]})}, 1e6))
-    chosen = make_policy(policy)
+    asked = [_as_simulated(record, known[record.job_id], cluster, cost, began_s, now_s) for record in ready]
+    # The curves were measured on these very nodes, so GPU types make no difference.
+    nodes = tuple(
+        replace(node, gpus=int(gpus), gpu_type=ANY_GPU)
+        for node, gpus in zip(cluster.nodes, cluster.node_gpus, strict=True)
+        if gpus
+    )
     result = simulate(
-        jobs,
-        ProfileSet(profiles),
-        # The curves were measured on these very nodes, so GPU types make no difference.
-        Cluster(
-            tuple(
-                replace(node, gpus=int(gpus), gpu_type=ANY_GPU)
-                for node, gpus in zip(cluster.nodes, cluster.node_gpus, strict=True)
-                if gpus
-            )
-        ),
-        chosen,
+        [job for job, _ in asked],
+        ProfileSet([profile for _, profile in asked]),
+        Cluster(nodes),
+        make_policy(policy),
         interval_s=interval_s or 0.0,
-        resize_cost=_Cost(startup_s, pause_s),
+        resize_cost=cost,
     )
     return {
         job_id: began_s + float(finish_s)
         for job_id, finish_s in zip(result.job_ids, result.finish_s, strict=True)
         if not np.isnan(finish_s)
     }
+
+
+def _as_simulated(
+    record: JobRecord, knowledge: Knowledge, cluster: Cluster, cost: _Cost, began_s: float, now_s: float
+) -> tuple[JobSpec, MeasuredCounts]:
+    """The rest of a job and its believed speed, in the simulator's terms; its clock is 0 at `began_s`."""
+    request, deadline_s = record.request, record.request.deadline_s
+    curve = knowledge.curve(cluster.capacity, cluster.gpus_per_node)
+    work = knowledge.left(record.done)
+    if record.wanted:
+        # The job runs already, but the simulator charges it for a start: take that cost off its work.
+        work -= cost.startup_s * curve[min(len(record.wanted), cluster.capacity)]
+    spec = JobSpec(
+        job_id=record.job_id,
+        submit_s=now_s - began_s,
+        model=record.job_id,
+        batch_size=1,
+        gpus=request.workers,
+        work=max(work, 1e-6),
+        deadline_s=None if deadline_s is None or deadline_s <= now_s + 1 else deadline_s - began_s,
+        min_gpus=request.min_workers,
+        max_gpus=request.max_workers,
+    )
+    counts = np.arange(1.0, cluster.capacity + 1)
+    return spec, MeasuredCounts(record.job_id, {ANY_GPU: (counts, {1: curve[1:]})}, 1e6)
 
 
 def estimate(

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from swell.train import membership_json
 from swell.train.generations import Announce, Fence, Finish, Instruction, Kill, Spawn, Stop, Turn
 from swell.train.jobdir import JobDirectory
 from swell.train.membership import Membership
@@ -52,7 +53,7 @@ class Coordinator:
         saved = self.job.load_state()
         self.fresh = saved is None
         self.membership = (
-            Membership.from_json(saved["membership"], now)
+            membership_json.from_json(saved["membership"], now)
             if saved is not None
             else Membership(
                 minimum=self.config["minimum"],
@@ -354,7 +355,7 @@ class Coordinator:
         }
 
     def _save(self) -> None:
-        text = json.dumps({"port": self.port, "membership": self.membership.to_json()})
+        text = json.dumps({"port": self.port, "membership": membership_json.to_json(self.membership)})
         if text != self._last_saved:
             self.job.save_state(text)
             self._last_saved = text

@@ -11,7 +11,6 @@ CoDDL (NSDI'21, section 4), a newer request replaces an older one whose switch h
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from swell.train.errors import FENCED, RESPAWN
 from swell.train.generations import (
@@ -364,7 +363,7 @@ class Membership:
                 out.append(Announce(None, self._concerned(self.candidate)))
                 self.candidate = None
         elif self.candidate is None or list(self.candidate.members) != wanted:
-            out += self._announce(wanted)
+            out += self.announce(wanted)
         return out
 
     def _staying(self) -> list[str]:
@@ -380,7 +379,7 @@ class Membership:
         taken = {self.workers[m].slot for m in staying}
         return [slot for slot in self.slots if slot not in taken]
 
-    def _announce(self, members: list[str], recovery: bool = False) -> list[Instruction]:
+    def announce(self, members: list[str], recovery: bool = False) -> list[Instruction]:
         self.counter = max(self.counter, self.generation) + 1
         self.candidate = Candidate(self.counter, tuple(members), recovery, self.epoch)
         return [Announce(self.candidate, self._concerned(self.candidate))]
@@ -392,7 +391,7 @@ class Membership:
         self.calm_s = max(self.calm_s, now_s + SETTLE_S)
         going = [m for m in self.members if m in self.workers]
         going = [m for m in going if self.workers[m].status not in (Status.DONE, Status.LEAVING)]
-        return self._announce(going, recovery=True) if going else []
+        return self.announce(going, recovery=True) if going else []
 
     def _give_up(self, name: str, now_s: float) -> list[Instruction]:
         """Go on without `name`, and make sure that it cannot come back."""
@@ -480,47 +479,3 @@ class Membership:
 
     def _with(self, status: Status) -> list[Worker]:
         return [w for w in self.workers.values() if w.status is status]
-
-    # ------------------------------------------------------------------ disk
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything needed to go on after a restart of the coordinator."""
-        return {
-            "minimum": self.minimum,
-            "maximum": self.maximum,
-            "target": self.target,
-            "spares": self.spares,
-            "silent_after_s": self.silent_after_s,
-            "kill_silent": self.kill_silent,
-            "gather_s": self.gather_s,
-            "slots": self.slots,
-            "generation": self.generation,
-            "members": self.members,
-            "counter": self.counter,
-            "epoch": self.epoch,
-            "live": self.live,
-            "workers": {w.name: [w.status.value, w.slot] for w in self.workers.values()},
-            "fenced": sorted(self.fenced),
-            "born": self.born,
-            "step": self.step,
-            "leader": self.leader,
-            "stopping": self.stopping,
-            "finished": self.finished,
-            "recovering": self.candidate.number if self.candidate and self.candidate.recovery else 0,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any], now_s: float) -> Membership:
-        """The membership as it was; workers have `silent_after_s` to report again."""
-        data = dict(data)
-        workers = {
-            n: Worker(n, Status(status), now_s, slot=slot)
-            for n, (status, slot) in data.pop("workers").items()
-        }
-        slots = data.pop("slots")
-        recovering = data.pop("recovering")
-        fenced = set(data.pop("fenced"))
-        self = cls(**data, slots=None if slots is None else tuple(slots), workers=workers, fenced=fenced)
-        if recovering:
-            self._announce(list(self.members), recovery=True)
-        return self
