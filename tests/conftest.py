@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.ray.cluster import RayCluster
 from tests.commands import Commands
+
+from swell.engines.nursery import SHARED, Nursery
 
 pytest_plugins = ["tests.completeness"]
 
@@ -18,6 +22,16 @@ def ray_cluster() -> Iterator[RayCluster]:
     pytest.importorskip("ray")
     with RayCluster(4, 2) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """One nursery for the local engines of all tests: none of them has to import torch for its jobs."""
+    made = Nursery(Path(os.devnull))
+    os.environ[SHARED] = str(made.path)
+    yield made
+    del os.environ[SHARED]
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from swell.domain import Event, EventKind
-from swell.engines.processes import MARK, parent
+from swell.engines.processes import MARK, is_worker, parent
 
 _TAKES = (EventKind.ALLOCATED, EventKind.RESIZED)
 _GIVES = (
@@ -44,23 +44,11 @@ def _read(pid: int, name: str) -> bytes:
     return b""
 
 
-def _with_command(word: bytes) -> dict[int, bytes]:
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            command = _read(int(entry.name), "cmdline")
-            if word in command:
-                found[int(entry.name)] = command
-    return found
-
-
-def workers(home: Path) -> dict[str, int]:
-    """Worker processes of each job under `home` that live now: forked or cold."""
-    zygotes = _with_command(b"swell.train.zygote")
-    forked = [pid for pid in zygotes if parent(pid) in zygotes]
+def _jobs(home: Path, pids: Iterable[int]) -> dict[str, int]:
+    """How many of these processes each job under `home` has."""
     start = f"{MARK}={home.resolve()}/jobs/".encode()
     count: dict[str, int] = {}
-    for pid in [*forked, *_with_command(b"swell.train.bootstrap")]:
+    for pid in pids:
         for entry in _read(pid, "environ").split(b"\0"):
             if entry.startswith(start):
                 job_id = entry.removeprefix(start).decode()
@@ -68,14 +56,23 @@ def workers(home: Path) -> dict[str, int]:
     return count
 
 
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def workers(home: Path) -> dict[str, int]:
+    """Worker processes of each job under `home` that live now: forked or cold."""
+    return _jobs(home, filter(is_worker, _pids()))
+
+
 def supervisors(home: Path) -> dict[str, int]:
     """Supervisor processes of each job that hold its lock or are on their way to it."""
-    count: dict[str, int] = {}
-    for command in _with_command(b"swell.engines.supervisor").values():
-        directory = Path(command.split(b"\0")[-2].decode(errors="replace"))
-        if directory.is_relative_to(home):
-            count[directory.name] = count.get(directory.name, 0) + 1
-    return count
+    found = {
+        pid
+        for pid in _pids()
+        if b"swell.engines.supervisor" in _read(pid, "cmdline") or _read(pid, "comm") == b"swell-superviso\n"
+    }
+    return _jobs(home, (pid for pid in found if parent(pid) not in found))  # a fork keeps the name at first
 
 
 class ProcessWatch:

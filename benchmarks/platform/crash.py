@@ -32,7 +32,7 @@ from pathlib import Path
 
 from benchmarks.platform.audit import ProcessWatch, overlapping_runs, workers
 from swell.api.client import Client
-from swell.engines.processes import descendants, processes_of
+from swell.engines.processes import processes_of, workers_of
 
 TOY = Path(__file__).parents[2] / "tests" / "engines" / "toy.py"
 UP_S = 60.0
@@ -184,11 +184,9 @@ def kill_all_workers(server: Server, account: Account) -> None:
     name = max(ready, key=lambda n: steps.get(n, 0))
     log = server.home / "jobs" / name / "output.log"
     length = len(log.read_text())
-    for pid in processes_of(server.home / "jobs" / name):
+    for pid in workers_of(server.home / "jobs" / name):
         with contextlib.suppress(OSError):
-            if b"swell.train.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                for child in descendants(pid):
-                    os.kill(child, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         new = [line for line in log.read_text()[length:].splitlines() if "| step " in line]

@@ -20,26 +20,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.runtime.stage import Stage
 from swell.train.client import JobClient
 from swell.train.errors import TrainError
 from swell.train.jobdir import JobDirectory
-from swell.train.launcher import Launcher, RunConfig, ZygoteProcess
 
 SCRIPT = Path(__file__).with_name("counting.py")
 MAXIMUM = 4
 
 
 class Arena:
-    """Runs jobs one after the other from one zygote."""
+    """Runs jobs one after the other from one prepared process."""
 
     def __init__(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="swell-arena-"))
-        self._zygote = ZygoteProcess(self._root / "zygote.log")
+        self._stage = Stage()
         self._played = 0
 
     def close(self) -> None:
-        """End the zygote and remove everything."""
-        self._zygote.close()
+        """End the prepared process and remove everything."""
+        self._stage.close()
         shutil.rmtree(self._root, ignore_errors=True)
 
     def play(self, schedule: dict[str, Any], timeout_s: float = 60.0) -> dict[str, Any]:
@@ -58,13 +58,13 @@ class Arena:
                     break
                 if kind == "restart":
                     os.kill(launcher, signal.SIGKILL)
-                    os.waitpid(launcher, 0)
-                    self._zygote_quiet(directory)
+                    self._stage.wait(launcher, 10.0)
+                    self._until_quiet(directory)
                     launcher = self._launch(schedule, directory, out)
                 else:
                     with contextlib.suppress(OSError, TrainError, ValueError):
                         log.append(self._event(directory, kind, argument))
-            code = self._wait(launcher, deadline)
+            code = self._stage.wait(launcher, max(deadline - time.monotonic(), 0.02))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(launcher, signal.SIGKILL)
@@ -82,25 +82,17 @@ class Arena:
         for name in (*names, "micro_batch"):
             if name in schedule:
                 arguments += [f"--{name.replace('_', '-')}", str(schedule[name])]
-        config = RunConfig(
+        return self._stage.launch(
+            directory,
             script=str(SCRIPT),
             arguments=arguments,
             minimum=1,
             maximum=MAXIMUM,
             workers=schedule.get("workers", 2),
-            directory=directory,
             silent_after_s=schedule.get("silent_after_s", 1.0),
             gather_s=0.2,
             threads=1,
         )
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                code = Launcher(config, lambda _line: None, self._zygote).run()
-            finally:
-                os._exit(code)
-        return pid
 
     def _event(self, directory: Path, kind: str, argument: int) -> str:
         with JobClient(JobDirectory(directory), wait_s=2.0) as client:
@@ -120,19 +112,11 @@ class Arena:
                 os.kill(int(data["pid"]), signal.SIGKILL)
             return f"{kind} {argument} at step {status['step']} with {len(members)}"
 
-    def _zygote_quiet(self, directory: Path) -> None:
+    def _until_quiet(self, directory: Path) -> None:
         """The workers of a killed launcher end by themselves; nobody may be left when the next one starts."""
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline and _alive(directory):
             time.sleep(0.01)
-
-    def _wait(self, launcher: int, deadline: float) -> int | None:
-        while time.monotonic() < deadline:
-            pid, status = os.waitpid(launcher, os.WNOHANG)
-            if pid:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.01)
-        return None
 
     def _check(self, schedule: dict[str, Any], out: Path, code: int | None) -> str | None:
         if code is None:

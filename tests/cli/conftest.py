@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 from tests.commands import Commands
 
+from swell.engines.nursery import Nursery
+
 Swell = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _prepared(nursery: Nursery) -> None:
+    """Jobs of `swell up` start in a fraction of a second."""
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from swell.control.store import Store
 from swell.domain import Event
 from swell.engines import Engine
 from swell.engines.local import LocalEngine
+from swell.engines.nursery import Nursery
 from swell.engines.processes import processes_of
 from swell.engines.ray.engine import RayEngine, RayOptions
 
@@ -104,6 +105,11 @@ class Platform:
     def events(self) -> list[Event]:
         """The whole log."""
         return [event for _, event in self.plane.events(limit=100_000)]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _prepared(nursery: Nursery) -> None:
+    """Jobs on local engines start in a fraction of a second."""
 
 
 @pytest.fixture(params=ENGINES)

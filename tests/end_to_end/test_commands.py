@@ -13,6 +13,7 @@ import pytest
 from tests.waiting import wait_until
 
 from swell.control.model import JobRequest, Phase
+from swell.domain import EventKind
 from swell.engines.processes import processes_of
 
 from .conftest import TOY, Platform, finished
@@ -132,6 +133,10 @@ def test_the_second_run_of_a_script_is_quoted_from_history(platform: Callable[..
     assert estimate.earliest_s < estimate.finish_s < estimate.latest_s
     ended = here.wait(second.job_id, finished)
     assert ended.ended_s is not None
-    predicted_s, took_s = estimate.finish_s - second.submitted_s, ended.ended_s - second.submitted_s
-    # `benchmarks.platform.quotes` measures this on a quiet machine; here others compute too.
-    assert predicted_s == pytest.approx(took_s, rel=0.5)
+    first_step_s = next(
+        e.time_s for e in here.events() if e.job_id == second.job_id and e.kind is EventKind.PROGRESS
+    )
+    predicted_s, trained_s = estimate.finish_s - second.submitted_s, ended.ended_s - first_step_s
+    # `benchmarks.platform.quotes` measures this on a quiet machine. Here others compute too, and a start can
+    # take several times as long as the last one; how long the job trains cannot.
+    assert 0.5 * trained_s < predicted_s < 2.0 * trained_s + 10.0

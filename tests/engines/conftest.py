@@ -15,6 +15,7 @@ from tests.waiting import wait_until
 from swell.domain import JobRequest
 from swell.engines import Launch, Observed, Report
 from swell.engines.local import LocalEngine
+from swell.engines.nursery import Nursery
 from swell.engines.processes import processes_of
 
 TOY = Path(__file__).with_name("toy.py")
@@ -85,7 +86,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def bench(tmp_path: Path, nursery: Nursery) -> Iterator[Bench]:
     """A place for engines; whatever still runs at the end is killed."""
     bench = Bench(tmp_path)
     yield bench

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -15,7 +14,7 @@ from tests.waiting import wait_until
 from swell.domain import InputError
 from swell.engines import RunState
 from swell.engines.local import LocalEngine
-from swell.engines.processes import descendants
+from swell.engines.processes import workers_of
 from swell.engines.supervisor import is_locked
 
 from .conftest import Bench
@@ -26,13 +25,7 @@ def _holder(directory: Path) -> int:
 
 
 def _workers(bench: Bench, job_id: str) -> set[int]:
-    """Worker processes of a job: what its zygote forked."""
-    found = set()
-    for pid in bench.processes(job_id):
-        with contextlib.suppress(FileNotFoundError):  # it ended a moment ago
-            if b"swell.train.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.update(descendants(pid))
-    return found
+    return set(workers_of(bench.home / "jobs" / job_id))
 
 
 def test_a_job_runs_is_resized_and_leaves_nothing_behind(bench: Bench) -> None:

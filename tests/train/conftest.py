@@ -6,14 +6,13 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.runtime.stage import Stage as PreparedProcess
 from tests.waiting import wait_until
 
 from swell.train.client import JobClient
@@ -56,7 +55,7 @@ class RunningJob:
 
     def wait(self, timeout_s: float = 60.0) -> int:
         if self.code is None:
-            self.code = self._stage.ask({"wait": self.pid, "timeout_s": timeout_s})["code"]
+            self.code = self._stage.prepared.wait(self.pid, timeout_s)
         assert self.code is not None, f"the job did not end in {timeout_s} s: {self.output()}"
         return self.code
 
@@ -85,19 +84,7 @@ class Stage:
         self._root = root
         self._count = 0
         self.jobs: list[RunningJob] = []
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("stage.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
+        self.prepared = PreparedProcess()
 
     def run(
         self, script: str | Path, *arguments: str, directory: Path | None = None, **config: Any
@@ -110,9 +97,7 @@ class Stage:
             script.write_text(text)
         defaults = {"threads": 1, "gather_s": 0.3, "silent_after_s": 5.0, "maximum": 4, "workers": 2}
         fields = {**defaults, **config, "script": str(script), "arguments": list(arguments)}
-        job = RunningJob(
-            self, directory, self.ask({"launch": {**fields, "directory": str(directory)}})["pid"]
-        )
+        job = RunningJob(self, directory, self.prepared.launch(directory, **fields))
         self.jobs.append(job)
         return job
 
@@ -121,20 +106,15 @@ class Stage:
             if job.code is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(job.pid, signal.SIGKILL)
-                self.ask({"wait": job.pid, "timeout_s": 10})
+                self.prepared.wait(job.pid, 10.0)
         self.jobs.clear()
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(10)
 
 
 @pytest.fixture(scope="session")
 def _stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     stage = Stage(tmp_path_factory.mktemp("jobs"))
     yield stage
-    stage.close()
+    stage.prepared.close()
 
 
 @pytest.fixture

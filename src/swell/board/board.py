@@ -59,6 +59,8 @@ class Board:
         self.table = JobTable(jobs or [_EMPTY] * _FIRST_ROWS)
         self._pause_of = pause_of
         self._active = np.empty(len(self.table), dtype=np.int64)
+        self._numbers = np.empty(len(self.table), dtype=np.int64)
+        """The numbers of the jobs in `_active`, in the same order."""
         self._count = 0
         self._next_number = len(jobs)
         self._free_rows = [] if jobs else list(range(_FIRST_ROWS - 1, -1, -1))
@@ -92,11 +94,12 @@ class Board:
     def activate(self, row: int) -> None:
         """Show the job in this row to the policy from now on. It must be younger than all active jobs."""
         self._active[self._count] = row
+        self._numbers[self._count] = self.table.number[row]
         self._count += 1
 
     def deactivate(self, row: int) -> None:
         """Take a job that ended or was refused out of the snapshots, and free its GPUs."""
-        table, active = self.table, self.active
+        table, count = self.table, self._count
         if table.placement[row]:
             self.placer.place({row: 0})
             table.placement[row] = ()
@@ -104,8 +107,9 @@ class Board:
         table.rate[row] = 0.0
         self._node_counts.pop(row, None)
         self._losses.pop(row, None)
-        index = int(np.searchsorted(table.number[active], table.number[row]))
-        active[index:-1] = active[index + 1 :].copy()
+        index = self._numbers[:count].searchsorted(table.number[row])
+        for listed in (self._active, self._numbers):
+            listed[index : count - 1] = listed[index + 1 : count]
         self._count -= 1
 
     def remove(self, row: int) -> None:
@@ -119,6 +123,7 @@ class Board:
         old = len(self.table)
         self.table.grow([_EMPTY] * old)
         self._active = np.concatenate([self._active, np.empty(old, dtype=np.int64)])
+        self._numbers = np.concatenate([self._numbers, np.empty(old, dtype=np.int64)])
         self._free_rows = list(range(2 * old - 1, old - 1, -1))
 
     # -- what policies see -------------------------------------------------------------------------------
@@ -131,8 +136,8 @@ class Board:
         start_cost_s: float,
     ) -> Snapshot:
         """All active jobs at this moment, as a policy sees them."""
-        rows = self.active.copy()
-        return Snapshot(now_s, self.cluster, self.table, rows, curves, resize_cost_s, start_cost_s)
+        rows, numbers = self.active.copy(), self._numbers[: self._count].copy()
+        return Snapshot(now_s, self.cluster, self.table, rows, curves, resize_cost_s, start_cost_s, numbers)
 
     # -- decisions ---------------------------------------------------------------------------------------
 
@@ -158,12 +163,12 @@ class Board:
             larger = {row: gpus for row, gpus in more.items() if row not in smaller}
             moved |= self.placer.place(larger) if larger else {}
         else:
-            changed = np.flatnonzero(decision.gpus != snapshot.gpus)
+            changed = (decision.gpus != snapshot.gpus).nonzero()[0]
             if decision.order is not None:
                 rank = np.empty(len(rows), dtype=np.int64)
                 rank[decision.order] = np.arange(len(rows))
                 changed = changed[np.argsort(rank[changed], kind="stable")]
-            wanted = dict(more) | {int(rows[i]): int(decision.gpus[i]) for i in changed}
+            wanted = dict(more) | dict(zip(rows[changed].tolist(), decision.gpus[changed].tolist()))
             moved = self.placer.place(wanted) if wanted else {}
         for row in self._losses:  # a job that the policy leaves with its remaining GPUs moves too
             moved.setdefault(row, self.table.placement[row])

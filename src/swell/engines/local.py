@@ -7,13 +7,16 @@ there are GPUs, the job's supervisor gives one to each worker.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from swell.domain import Cluster, InputError, Placement
 from swell.engines.base import Launch
+from swell.engines.nursery import Nursery
 from swell.engines.supervised import HANDOVER_S, SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
+from swell.train.children import Child
 from swell.train.wire import Message
 
 
@@ -38,6 +41,18 @@ class LocalEngine(SupervisedEngine):
         self._gpus = detect_gpus()
         count = slots or self._gpus or os.cpu_count() or 1
         self._cluster = Cluster.parse(nodes or f"1x{count}", "gpu" if self._gpus else "cpu")
+        self._nursery: Nursery | None = None
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Find the jobs that already run, and prepare for those to come."""
+        self._nursery = Nursery(self._home / "nursery.log")
+        super().start(wake)
+
+    def close(self) -> None:
+        """Stop listening. Jobs go on."""
+        super().close()
+        if self._nursery is not None:
+            self._nursery.close()
 
     def cluster(self) -> Cluster:
         """The nodes. They never change here."""
@@ -52,8 +67,14 @@ class LocalEngine(SupervisedEngine):
                 field="pip",
             )
 
+    def _start_supervisor(self, directory: Path, env: dict[str, str]) -> Child:
+        forked = self._nursery.supervisor(directory, env) if self._nursery is not None else None
+        return forked or super()._start_supervisor(directory, env)
+
     def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
         """As many slots as are free: the wanted ones first, then any that no other job uses."""
+        if not job.alive and self._nursery is not None and self._nursery.in_preparation:
+            return ()  # the job starts sooner from there than without it
         taken = self._taken(job)
         count, told = len(job.wanted), len(job.told)
         if count > told:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import resource
 import signal
 import time
@@ -17,6 +18,8 @@ from pathlib import Path
 
 MARK = "SWELL_LOCAL_JOB"
 """Environment variable that all processes of a job carry."""
+MARK_BYTES = 1024
+"""Bytes reserved for a job's mark in the environment of a process that forks them (`children.show`)."""
 
 
 def _pids() -> Iterator[int]:
@@ -84,6 +87,19 @@ def processes_of(directory: Path) -> list[int]:
             if pid != os.getpid() and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.append(pid)
     return found
+
+
+def workers_of(directory: Path) -> list[int]:
+    """The processes of the job in `directory` that train: those forked for it, or started cold."""
+    return [pid for pid in processes_of(directory) if is_worker(pid)]
+
+
+def is_worker(pid: int) -> bool:
+    """Whether this process trains, for whatever job."""
+    with contextlib.suppress(OSError):
+        name, command = Path(f"/proc/{pid}/comm").read_text(), Path(f"/proc/{pid}/cmdline").read_bytes()
+        return re.fullmatch(r"swell-w\d+\n", name) is not None or b"swell.train.bootstrap" in command
+    return False
 
 
 def sweep(directory: Path, wait_s: float = 0.0) -> bool:

@@ -30,6 +30,7 @@ from swell.engines.base import Launch, Observed, Report, RunState
 from swell.engines.processes import MARK, mark, sweep
 from swell.engines.supervised_job import STOP, Outcome, SupervisedJob
 from swell.engines.supervisor import is_locked, signal_supervisor
+from swell.train.children import Child
 from swell.train.errors import TrainError
 from swell.train.wire import Connection, Message
 
@@ -118,6 +119,18 @@ class SupervisedEngine:
 
     def _assign_slots(self, job: SupervisedJob) -> None:
         """Assign a slot to each worker of a job, in engines where the job itself does not say it."""
+
+    def _start_supervisor(self, directory: Path, env: dict[str, str]) -> Child:
+        """Start the supervisor of the job in this directory, with this environment."""
+        with (directory / "supervisor.log").open("ab") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-m", "swell.engines.supervisor", str(directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+                env=env,
+            )
 
     def _tick(self, now_s: float) -> None:
         """Called in every turn of the thread, before the jobs are tended."""
@@ -237,15 +250,7 @@ class SupervisedEngine:
         job.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         (job.directory / "exit.json").unlink(missing_ok=True)
         job.write_order(granted, self.cluster().capacity, self._order_extras(job, granted))
-        with (job.directory / "supervisor.log").open("ab") as errors:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "swell.engines.supervisor", str(job.directory)],
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                start_new_session=True,
-                env={**self._environment(), MARK: mark(job.directory)},
-            )
+        child = self._start_supervisor(job.directory, {**self._environment(), MARK: mark(job.directory)})
         with self._lock:
             job.started(child, granted, now_s)
         self._add_report(job, "started", {"gpus": granted})

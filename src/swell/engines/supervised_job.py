@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from swell.domain import Placement
 from swell.engines.base import Launch, Observed, RunState
 from swell.engines.order import Order
 from swell.engines.supervisor import STOPPED, is_locked
+from swell.train.children import Child
 from swell.train.errors import TrainError
 from swell.train.jobdir import JobDirectory
 from swell.train.wire import Connection, Message
@@ -82,7 +82,7 @@ class SupervisedJob:
     """Set until the coordinator of this new connection has been sent the current target."""
     target: int = 0
     """How many workers the coordinator wanted when the connection was made."""
-    child: subprocess.Popen[bytes] | None = None
+    child: Child | None = None
     """The supervisor, if this engine started it."""
     alive: bool = False
     state: RunState = RunState.STARTING
@@ -174,7 +174,7 @@ class SupervisedJob:
             self.order.write()
         self.noted = self.wanted
 
-    def started(self, child: subprocess.Popen[bytes], granted: Placement, now_s: float) -> None:
+    def started(self, child: Child, granted: Placement, now_s: float) -> None:
         """Note that a supervisor was started on the granted slots."""
         self.child, self.started_s = child, now_s
         self.told, self.told_s = granted, now_s

@@ -20,7 +20,6 @@ import fcntl
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -144,7 +143,7 @@ def _run(order: Order, run_dir: Path, output: TextIO) -> tuple[int, str | None]:
         # It is not the job's fault if Ray cannot be reached: without a reason the job is started again.
         return 2, None if isinstance(error, ConnectionError) else str(error)
     watch = _MemoryWatch(request.memory_bytes)
-    code = launcher.run()
+    code = launcher.run(watch.look)
     if watch.verdict:
         say(watch.verdict)
         return OUT_OF_MEMORY, watch.verdict
@@ -202,20 +201,21 @@ class _MemoryWatch:
     def __init__(self, limit: int | None) -> None:
         self.verdict = ""
         self._limit = limit
-        if limit is not None:
-            threading.Thread(target=self._watch, name="swell-memory", daemon=True).start()
+        self._looked_s = time.monotonic()
 
-    def _watch(self) -> None:
-        assert self._limit is not None
-        while not self.verdict:
-            time.sleep(MEMORY_EVERY_S)
-            largest = max((memory_bytes(pid) for pid in descendants(os.getpid())), default=0)
-            if largest > self._limit:
-                self.verdict = (
-                    f"a worker used {largest / 2**20:.0f} MiB of memory; the job's limit is "
-                    f"{self._limit / 2**20:.0f} MiB for each worker"
-                )
-                os.kill(os.getpid(), signal.SIGTERM)
+    def look(self) -> None:
+        """Look once a second; called in every turn of the launcher."""
+        now_s = time.monotonic()
+        if self._limit is None or self.verdict or now_s - self._looked_s < MEMORY_EVERY_S:
+            return
+        self._looked_s = now_s
+        largest = max((memory_bytes(pid) for pid in descendants(os.getpid())), default=0)
+        if largest > self._limit:
+            self.verdict = (
+                f"a worker used {largest / 2**20:.0f} MiB of memory; the job's limit is "
+                f"{self._limit / 2**20:.0f} MiB for each worker"
+            )
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _last_error(run_dir: Path) -> str:
@@ -228,5 +228,10 @@ def _last_error(run_dir: Path) -> str:
     return ""
 
 
+def main() -> int:
+    """Supervise the job whose directory is given."""
+    return supervise(Path(sys.argv[1]))
+
+
 if __name__ == "__main__":
-    sys.exit(supervise(Path(sys.argv[1])))
+    sys.exit(main())

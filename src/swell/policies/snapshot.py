@@ -8,8 +8,7 @@ policy asks for them, so that a decision costs no more than the columns it uses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 
@@ -18,6 +17,32 @@ from swell.perf.curves import Curves
 
 if TYPE_CHECKING:
     from swell.perf.belief import JobBelief
+
+
+_Value = TypeVar("_Value")
+
+
+class column(Generic[_Value]):
+    """A property that is computed when it is first read, then kept.
+
+    As `functools.cached_property`, but without the lock that Python 3.11 takes there: a decision reads some
+    ten columns, and a simulation of a whole cluster makes hundreds of thousands of decisions.
+    """
+
+    def __init__(self, compute: Callable[[Any], _Value]) -> None:
+        self._compute = compute
+        self._name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> column[_Value]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> _Value: ...
+    def __get__(self, instance: object | None, owner: type) -> column[_Value] | _Value:
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value
 
 
 class JobTable:
@@ -116,7 +141,11 @@ class Snapshot:
         curves: Curves | Callable[[], Curves],
         resize_cost_s: float = 0.0,
         start_cost_s: float | None = None,
+        numbers: IntArray | None = None,
     ) -> None:
+        """`numbers` are the numbers of the jobs in these rows, for a caller that has them at hand."""
+        if numbers is not None:
+            self.numbers = numbers
         self.now_s = now_s
         self.cluster = cluster
         self.table = table
@@ -132,84 +161,84 @@ class Snapshot:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @cached_property
+    @column
     def curves(self) -> Curves:
         """The believed speed of the jobs; fitted curves are computed only if a policy asks for them."""
         return self._curves() if callable(self._curves) else self._curves
 
-    @cached_property
+    @column
     def numbers(self) -> IntArray:
         """The jobs' numbers, strictly ascending. By them a policy recognises a job in the next snapshot."""
         return self.table.number[self.rows]
 
-    @cached_property
+    @column
     def submit_s(self) -> FloatArray:
         return self.table.submit_s[self.rows]
 
-    @cached_property
+    @column
     def deadline_s(self) -> FloatArray:
         """Infinite for best-effort jobs."""
         return self.table.deadline_s[self.rows]
 
-    @cached_property
+    @column
     def requested(self) -> IntArray:
         """GPUs that the job asked for, which a rigid policy gives it."""
         return self.table.requested[self.rows]
 
-    @cached_property
+    @column
     def min_gpus(self) -> IntArray:
         return self.table.min_gpus[self.rows]
 
-    @cached_property
+    @column
     def max_gpus(self) -> IntArray:
         """Most GPUs each job can be given: its own bound, its curve and the cluster."""
         bound = min(self.capacity, self.curves.max_gpus)
         return np.minimum(self.table.max_gpus[self.rows], bound)
 
-    @cached_property
+    @column
     def curve(self) -> IntArray:
         """The row of `curves.rates` that belongs to each job."""
         return self.table.curve[self.rows]
 
-    @cached_property
+    @column
     def gpus(self) -> IntArray:
         """GPUs held now."""
         return self.table.gpus[self.rows]
 
-    @cached_property
+    @column
     def remaining(self) -> FloatArray:
         """Work left now, in the unit of the curves."""
         t, rows = self.table, self.rows
         ran_s = self.now_s - np.maximum(t.since_s[rows], t.paused_until_s[rows])
         return np.maximum(t.left[rows] - t.rate[rows] * np.maximum(ran_s, 0.0), 0.0)
 
-    @cached_property
+    @column
     def attained_gpu_s(self) -> FloatArray:
         """GPU-seconds received so far (Tiresias's two-dimensional service)."""
         t, rows = self.table, self.rows
         return t.attained_gpu_s[rows] + t.gpus[rows] * (self.now_s - t.since_s[rows])
 
-    @cached_property
+    @column
     def run_s(self) -> FloatArray:
         """Seconds spent holding GPUs so far."""
         t, rows = self.table, self.rows
         return t.run_s[rows] + (t.gpus[rows] > 0) * (self.now_s - t.since_s[rows])
 
-    @cached_property
+    @column
     def first_start_s(self) -> FloatArray:
         """When each job first ran; infinite if it never did."""
         return self.table.first_start_s[self.rows]
 
-    @cached_property
+    @column
     def last_start_s(self) -> FloatArray:
         """When each job last went from waiting to running; infinite if it never ran."""
         return self.table.last_start_s[self.rows]
 
-    @cached_property
+    @column
     def age_s(self) -> FloatArray:
         return self.now_s - self.submit_s
 
-    @cached_property
+    @column
     def resizes(self) -> IntArray:
         return self.table.resizes[self.rows]
 

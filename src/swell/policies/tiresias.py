@@ -124,8 +124,8 @@ class Tiresias(Policy):
             jobs["forgiven_gpu_s"][starved] = snapshot.attained_gpu_s[starved]
             queue[starved] = 0
             entered[starved] = 0
-        now = np.searchsorted(self._limits, self._service(snapshot) + _SLACK_GPU_S, side="right")
-        fallen = np.flatnonzero(now > queue)
+        now = self._limits.searchsorted(self._service(snapshot) + _SLACK_GPU_S, side="right")
+        fallen = (now > queue).nonzero()[0]
         if len(fallen):
             queue[fallen] = now[fallen]
             entered[fallen] = self._demotions + 1 + np.arange(len(fallen))
@@ -136,7 +136,7 @@ class Tiresias(Policy):
         if self.fifo == "start":
             return np.lexsort((snapshot.first_start_s, self._jobs["queue"]))
         if len(self._limits) == 2:  # two queues: demoted jobs come last, in order of demotion
-            return np.argsort(self._jobs["entered"], kind="stable")
+            return self._jobs["entered"].argsort(kind="stable")
         return np.lexsort((self._jobs["entered"], self._jobs["queue"]))
 
 

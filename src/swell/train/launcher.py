@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swell.train import children
 from swell.train.jobdir import JobDirectory, home
 from swell.train.wire import Connection, Message, WireError, new_secret
 
@@ -78,16 +79,9 @@ class ZygoteProcess:
     def __init__(self, log: Path) -> None:
         self.log = log
         self._sock, theirs = socket.socketpair()
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "swell.train.zygote", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+        self.process = children.start(
+            "swell.train.zygote", [str(theirs.fileno())], log, keep=[theirs.fileno()]
+        )
         theirs.close()
         self._buffer = b""
         self.alive = True
@@ -126,7 +120,7 @@ class ZygoteProcess:
             _end(self.process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: children.Child) -> None:
     try:
         process.wait(1.0)
     except subprocess.TimeoutExpired:
@@ -137,10 +131,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 class Launcher:
     """One job's processes."""
 
-    def __init__(
-        self, config: RunConfig, say: Callable[[str], None], zygote: ZygoteProcess | None = None
-    ) -> None:
-        """With `zygote`, workers are forked from a prepared process that is shared with other jobs."""
+    def __init__(self, config: RunConfig, say: Callable[[str], None]) -> None:
         self.config = config
         self.name = config.name or f"{Path(config.script).stem}-{secrets.token_hex(2)}"
         self.path = config.directory or home() / "jobs" / self.name
@@ -167,10 +158,9 @@ class Launcher:
         """Name -> pid of every worker process that exists (0: being started)."""
         self._doomed: set[str] = set()
         self._cold: dict[int, str] = {}
-        self._coordinator: subprocess.Popen[bytes] | None = None
+        self._coordinator: children.Child | None = None
         self._connection: Connection | None = None
-        self._zygote = zygote
-        self._borrowed = zygote is not None
+        self._zygote: ZygoteProcess | None = None
         lifeline = self.path / "lifeline"
         lifeline.unlink(missing_ok=True)
         os.mkfifo(lifeline)
@@ -190,8 +180,8 @@ class Launcher:
 
     # ------------------------------------------------------------------ life
 
-    def run(self) -> int:
-        """Run the job to its end and return its exit code."""
+    def run(self, each_turn: Callable[[], None] = lambda: None) -> int:
+        """Run the job to its end and return its exit code. `each_turn` is called several times a second."""
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         handlers = {
@@ -201,11 +191,12 @@ class Launcher:
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_w)
         try:
-            if not self.config.cold and self._zygote is None:
+            if not self.config.cold:
                 self._zygote = ZygoteProcess(self.job.path / "logs" / "zygote.log")
             self._start_coordinator()
             while self._finish is None:
                 self._turn(0.2)
+                each_turn()
             code, reason = self._finish
             return self._close(code, reason)
         finally:
@@ -239,14 +230,7 @@ class Launcher:
 
     def _start_coordinator(self) -> None:
         log = self.job.path / "logs" / "coordinator.log"
-        with log.open("ab") as out:
-            self._coordinator = subprocess.Popen(
-                [sys.executable, "-m", "swell.train.coordinator", str(self.path), self._launch],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+        self._coordinator = children.start("swell.train.coordinator", [str(self.path), self._launch], log)
         self._connect()
 
     def _connect(self) -> None:
@@ -424,7 +408,7 @@ class Launcher:
             with contextlib.suppress(OSError):
                 self._connection.send({"type": "goodbye"})
             self._connection.close()
-        if self._zygote is not None and not self._borrowed:
+        if self._zygote is not None:
             self._zygote.close()
         if self._coordinator is not None and self._coordinator.returncode is None:
             _end(self._coordinator)

@@ -11,7 +11,6 @@ and it ends the workers of a client that closes its connection.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import random
@@ -20,12 +19,14 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+
+from swell.train import children
 
 
 def prepare() -> None:
     """Import and build what every worker needs."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded
     import numpy as np
     import torch
 
@@ -46,6 +47,7 @@ def prepare() -> None:
                     parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
     np.random.default_rng(0).permutation(2)
+    children.now_prepared()
 
 
 @contextlib.contextmanager
@@ -70,10 +72,11 @@ def child(order: dict[str, Any]) -> int:
 
     os.environ.update(order["env"])
     for name, value in order.get("visible", {}).items():
-        show(name, value)
+        children.show(name, value)
     os.chdir(order["cwd"])
-    if order["cwd"] not in sys.path:
-        sys.path.insert(0, order["cwd"])
+    for folder in (*reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)), order["cwd"]):
+        if folder and folder not in sys.path:
+            sys.path.insert(0, folder)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
@@ -83,23 +86,6 @@ def child(order: dict[str, Any]) -> int:
     random.seed()
     np.random.seed()  # noqa: NPY002 - every fork would draw the same numbers otherwise
     return bootstrap.run(order["script"], order["arguments"])
-
-
-def show(name: str, value: str) -> None:
-    """Change an environment variable of this process as other processes see it in /proc.
-
-    /proc shows the memory of a process's first environment, and a fork has its parent's. So the variable is
-    overwritten there, and the zygote must be started with a value of it that is long enough.
-    """
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    begin, room = int(fields[47]), Path("/proc/self/environ").read_bytes()
-    at = (b"\0" + room).find(f"\0{name}=".encode())
-    if not begin or at < 0:
-        return
-    start = at + len(name) + 1
-    length = room.index(b"\0", start) - start
-    if len(value.encode()) <= length:
-        ctypes.memmove(begin + start, value.encode().ljust(length, b"\0"), length)
 
 
 class Zygote:
@@ -167,6 +153,7 @@ class Zygote:
                     open_.close()
                 os.close(self._wake_r)
                 os.close(self._wake_w)
+                children.set_name(f"swell-{order['spawn']}")
                 code = child(order)
             finally:
                 from swell.train import bootstrap
@@ -215,7 +202,8 @@ def main() -> None:
         Zygote(listener=listen(sys.argv[2])).run()
         os._exit(0)  # workers live on: another process holds their lifelines
     sock = socket.socket(fileno=int(sys.argv[1]))
-    prepare()
+    if not children.can_fork():  # this process is not a fork of a prepared one
+        prepare()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         Zygote(sock).run()
 

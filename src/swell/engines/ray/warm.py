@@ -20,12 +20,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from swell.engines.processes import MARK, memory_bytes
+from swell.engines.processes import MARK, MARK_BYTES, memory_bytes
 
 LEASE_S = 60.0
 """How long a prepared process is kept while no control plane asks for it."""
-MARK_BYTES = 1024
-"""Bytes reserved in the prepared process's environment for a worker's mark (see `zygote.show`)."""
 
 
 def folder() -> Path:
@@ -78,7 +76,7 @@ class Warm:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, MARK: "-" * MARK_BYTES, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, MARK: "-" * MARK_BYTES},
         )
 
         threading.Thread(target=self._watch_lease, name="swell-lease", daemon=True).start()

@@ -1,0 +1,98 @@
+"""Starts jobs from one prepared process, each in a fraction of a second.
+
+The process reads JSON lines, {"launch": {RunConfig...}} or {"wait": pid, "timeout_s": 30}, and answers with
+JSON lines. Each job has a launcher, a coordinator and a zygote of its own, forked from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Stage:
+    """The caller's end."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.runtime.stage"],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def launch(self, directory: Path, **config: Any) -> int:
+        """Start a job with this configuration (see `RunConfig`); the id of its launcher's process."""
+        pid: int = self._ask({"launch": {**config, "directory": str(directory)}})
+        return pid
+
+    def wait(self, pid: int, timeout_s: float) -> int | None:
+        """The exit code of a launcher, or None if it is not over in that time."""
+        code: int | None = self._ask({"wait": pid, "timeout_s": timeout_s})
+        return code
+
+    def close(self) -> None:
+        """End the prepared process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(10)
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+def _launch(fields: dict[str, Any]) -> int:
+    from swell.train.launcher import Launcher, RunConfig
+
+    directory = Path(fields.pop("directory"))
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        config = RunConfig(**fields, directory=directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / "output.txt").open("a", buffering=1) as output:
+            code = Launcher(config, lambda line: print(line, file=output)).run()
+    finally:
+        os._exit(code & 0xFF)
+
+
+def _wait(pid: int, timeout_s: float) -> int | None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    return None
+
+
+def main() -> None:
+    """Launch and wait until standard input ends."""
+    from swell.train import zygote
+
+    zygote.prepare()
+    import swell.train.coordinator
+    import swell.train.launcher  # noqa: F401 - loaded here and not in each fork
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "launch" in request:
+            answer: int | None = _launch(request["launch"])
+        else:
+            answer = _wait(request["wait"], request["timeout_s"])
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The nursery: a prepared process that forks the supervisors of jobs, so that a job starts in 0.3 s.
+
+    python -m swell.engines.nursery SOCKET
+
+It lives as long as its standard input is open: as long as the engine that started it. Supervisors outlive it.
+An engine whose environment has SWELL_NURSERY, the path of such a socket, uses that nursery and starts none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from swell.engines.processes import MARK, MARK_BYTES
+from swell.train import children, zygote
+
+_READY_S = 20.0
+"""How long jobs wait for a nursery that is being prepared, before they start without it."""
+_ANSWER_S = 5.0
+SHARED = "SWELL_NURSERY"
+
+
+class Nursery:
+    """The engine's end."""
+
+    def __init__(self, log: Path) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+        self._started_s = time.monotonic()
+        shared = os.environ.get(SHARED)
+        if shared:
+            self.path = Path(shared)
+            return
+        self._folder = Path(tempfile.mkdtemp(prefix="swell-nursery-"))  # a home's path may be too long
+        self.path = self._folder / "sock"
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "swell.engines.nursery", str(self.path)],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                env={**os.environ, MARK: "-" * MARK_BYTES},
+            )
+
+    @property
+    def in_preparation(self) -> bool:
+        """Whether it is worth waiting for."""
+        dead = self._process is not None and self._process.poll() is not None
+        late = time.monotonic() - self._started_s > _READY_S
+        return not (dead or late or self.path.exists())
+
+    def supervisor(self, directory: Path, env: Mapping[str, str]) -> children.Forked | None:
+        """Fork the supervisor of the job in this directory; None if the nursery does not answer."""
+        order = {"directory": str(directory), "env": dict(env)}
+        try:
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(_ANSWER_S)
+                sock.connect(str(self.path))
+                sock.sendall(json.dumps(order).encode() + b"\n")
+                return children.Forked(int(sock.makefile("rb").readline()))
+        except (OSError, ValueError):
+            return None
+
+    def close(self) -> None:
+        """End the nursery, if it is this engine's own."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork a supervisor for each connection, until standard input ends."""
+    while True:
+        readable, _, _ = select.select([0, listener.fileno()], [], [])
+        if 0 in readable and not os.read(0, 64):
+            return
+        if listener.fileno() in readable:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError, ValueError, KeyError):
+                connection.settimeout(_ANSWER_S)
+                order = json.loads(connection.makefile("rb").readline())
+                connection.sendall(f"{_fork(Path(order['directory']), order['env']).pid}\n".encode())
+
+
+def _fork(directory: Path, env: dict[str, str]) -> children.Forked:
+    arguments, log = [str(directory)], directory / "supervisor.log"
+    return children.fork("swell.engines.supervisor", arguments, log, env=env, shown=[MARK])
+
+
+def main() -> None:
+    """Prepare, then serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's business
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks the nursery for exit codes
+    zygote.prepare()
+    import swell.engines.supervisor
+    import swell.train.coordinator  # noqa: F401 - both are loaded here and not in each fork
+
+    serve(zygote.listen(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()
