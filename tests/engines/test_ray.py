@@ -21,6 +21,7 @@ from tests.waiting import wait_until
 from swell.domain import JobRequest, SwellError
 from swell.engines import Launch, RunState
 from swell.engines.local import LocalEngine
+from swell.engines.nursery import Nursery
 from swell.engines.processes import descendants, processes_of
 from swell.engines.ray.connection import environment
 from swell.engines.ray.engine import SETTLE_S, RayEngine, RayOptions
@@ -82,7 +83,7 @@ def state(engine: SupervisedEngine, job_id: str) -> RunState | None:
 
 
 @pytest.fixture
-def ray(tmp_path: Path, ray_cluster: RayCluster) -> Iterator[Ray]:
+def ray(tmp_path: Path, ray_cluster: RayCluster, nursery: Nursery) -> Iterator[Ray]:
     """A home for engines; what still runs at the end is ended."""
     made = Ray(tmp_path, ray_cluster)
     yield made

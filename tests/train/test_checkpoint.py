@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.waiting import wait_until
 
 from swell.train import checkpoint
 from swell.train.checkpoint import Checkpointer, CheckpointError, list_checkpoints, load, verify
@@ -277,34 +278,44 @@ def test_a_full_disk_costs_one_checkpoint_not_the_training(tmp_path: Path) -> No
 
 
 _ENDLESS = """
-    import sys, torch
+    import os, sys, torch
     from swell.train.checkpoint import Checkpointer
-    saver = Checkpointer(sys.argv[1], keep=2)
-    first = saver.load_newest()
-    step = first.step if first else 0
-    print("ready", flush=True)
-    while True:
-        step += 1
-        saver.save(step, {"w": torch.full((200_000,), float(step)), "step": step}, wait=True)
+    for _ in sys.stdin:  # each time another process that saves for ever; torch is imported once
+        pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+            continue
+        saver = Checkpointer(sys.argv[1], keep=2)
+        first = saver.load_newest()
+        step = first.step if first else 0
+        print(os.getpid(), flush=True)
+        while True:
+            step += 1
+            saver.save(step, {"w": torch.full((200_000,), float(step)), "step": step}, wait=True)
     """
 
 
-def test_kill_9_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
+def test_kill_9_at_any_moment_leaves_only_whole_checkpoints(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     rng = random.Random(0)
     newest = 0
-    for _ in range(6):
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(_ENDLESS), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(rng.uniform(0.02, 0.3))
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait(30)
+    forker = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_ENDLESS), str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    request.addfinalizer(forker.kill)
+    assert forker.stdout is not None and forker.stdin is not None
+    for _ in range(8):
+        forker.stdin.write("\n")
+        forker.stdin.flush()
+        saver = int(forker.stdout.readline())
+        time.sleep(rng.uniform(0.02, 0.3))
+        os.kill(saver, signal.SIGKILL)
+        wait_until(lambda pid=saver: not Path(f"/proc/{pid}").exists(), 30, f"process {saver}")
         saved = [load(path) for path in list_checkpoints(tmp_path)]
         for one in saved:
             assert one.state["step"] == one.step

@@ -89,7 +89,7 @@ def test_survivors_of_a_kill_go_on_at_once_and_the_dead_is_replaced(stage: Any, 
 def test_a_frozen_worker_is_given_up_and_cannot_come_back(
     stage: Any, eventually: Callable[..., None]
 ) -> None:
-    job = stage.run(LINEAR, "200", "0.005", workers=2, silent_after_s=1.0, settings={"kill_silent": False})
+    job = stage.run(LINEAR, "120", "0.005", workers=2, silent_after_s=0.7, settings={"kill_silent": False})
     status = job.members(2)
     frozen = job.kill(1, signal.SIGSTOP)
     pid = status["pids"][frozen]
@@ -97,7 +97,7 @@ def test_a_frozen_worker_is_given_up_and_cannot_come_back(
     os.kill(pid, signal.SIGCONT)
     eventually(lambda: any(e["worker"] == frozen and e["code"] == 76 for e in job.events("exited")))
     assert job.wait() == 0
-    assert TRAINED in job.output() and "steps 2000" in job.output()
+    assert TRAINED in job.output() and "steps 1200" in job.output()
 
 
 def test_members_that_share_no_memory_train_grow_and_recover_over_sockets(stage: Any) -> None:
