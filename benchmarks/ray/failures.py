@@ -27,8 +27,8 @@ from swell.control.store import Store
 from swell.engines.processes import descendants
 from swell.engines.ray import head
 from swell.engines.ray.engine import RayEngine, RayOptions
-from swell.train.client import JobClient
-from swell.train.jobdir import JobDirectory
+from swell.train.agent.client import JobClient
+from swell.train.agent.jobdir import JobDirectory
 
 SCRIPT = Path(__file__).parents[2] / "tests" / "engines" / "toy.py"
 OUT = Path("out") / "ray_failures.json"

@@ -25,8 +25,8 @@ from swell.engines import Launch
 from swell.engines.local import LocalEngine
 from swell.engines.ray.engine import RayEngine, RayOptions
 from swell.engines.supervised import SupervisedEngine
-from swell.train.client import JobClient
-from swell.train.jobdir import JobDirectory
+from swell.train.agent.client import JobClient
+from swell.train.agent.jobdir import JobDirectory
 
 WORKLOAD = Path(__file__).parents[1] / "runtime" / "workload.py"
 MOVES: list[Placement] = [(0, 2), (0, 2, 4), (0, 2, 4, 6), (0, 2), (0,)]

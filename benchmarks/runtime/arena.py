@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runtime.stage import Stage
-from swell.train.client import JobClient
-from swell.train.errors import TrainError
-from swell.train.jobdir import JobDirectory
+from swell.train.agent.client import JobClient
+from swell.train.agent.errors import TrainError
+from swell.train.agent.jobdir import JobDirectory
 
 SCRIPT = Path(__file__).with_name("counting.py")
 MAXIMUM = 4

@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swell.train.client import JobClient
-from swell.train.jobdir import JobDirectory
+from swell.train.agent.client import JobClient
+from swell.train.agent.jobdir import JobDirectory
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "plain_mnist_style.py"
 SCHEDULE = (2, 3, 1)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.runtime.harness import Running, gaps, running
-from swell.train.client import JobClient
+from swell.train.agent.client import JobClient
 
 
 def _kill(job: Running) -> None:

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runtime.session import Session, print_figures
-from swell.train.checkpoint import list_checkpoints
-from swell.train.jobdir import JobDirectory
+from swell.train.agent.jobdir import JobDirectory
+from swell.train.state.checkpoint import list_checkpoints
 
 SCRIPT = Path(__file__).with_name("quality_task.py")
 INTERVAL = 40

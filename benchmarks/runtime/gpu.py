@@ -53,8 +53,8 @@ class Running:
     """A job in a process of its own, begun on one worker."""
 
     def __init__(self, root: Path, script: Path, arguments: list[str], settings: dict[str, Any]) -> None:
-        from swell.train.client import JobClient
-        from swell.train.jobdir import JobDirectory
+        from swell.train.agent.client import JobClient
+        from swell.train.agent.jobdir import JobDirectory
 
         fields = {
             "script": str(script),
@@ -132,7 +132,7 @@ def running(script: Path, arguments: list[str], **settings: Any) -> Iterator[Run
 
 def launch(path: Path) -> int:
     """The process that `Running` starts."""
-    from swell.train.launcher import Launcher, RunConfig
+    from swell.train.agent.launcher import Launcher, RunConfig
 
     fields = json.loads(path.read_text())
     config = RunConfig(**{**fields, "directory": Path(fields["directory"])})

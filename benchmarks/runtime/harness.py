@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from swell.train.client import JobClient
-from swell.train.jobdir import JobDirectory
+from swell.train.agent.client import JobClient
+from swell.train.agent.jobdir import JobDirectory
 
 WORKLOAD = Path(__file__).with_name("workload.py")
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import swell
-from swell.train.noise import direct_noise_scale
+from swell.train.modes.noise import direct_noise_scale
 
 TOKENS = 48
 """Length of the text windows the language model sees."""

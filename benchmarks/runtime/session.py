@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from swell.train.client import JobClient
-from swell.train.errors import TrainError
-from swell.train.jobdir import JobDirectory
+from swell.train.agent.client import JobClient
+from swell.train.agent.errors import TrainError
+from swell.train.agent.jobdir import JobDirectory
 
 
 class Session:

@@ -51,7 +51,7 @@ class Stage:
 
 
 def _launch(fields: dict[str, Any]) -> int:
-    from swell.train.launcher import Launcher, RunConfig
+    from swell.train.agent.launcher import Launcher, RunConfig
 
     directory = Path(fields.pop("directory"))
     pid = os.fork()
@@ -79,11 +79,11 @@ def _wait(pid: int, timeout_s: float) -> int | None:
 
 def main() -> None:
     """Launch and wait until standard input ends."""
-    from swell.train import zygote
+    from swell.train.start import zygote
 
     zygote.prepare()
-    import swell.train.coordinator
-    import swell.train.launcher  # noqa: F401 - loaded here and not in each fork
+    import swell.train.agent.coordinator
+    import swell.train.agent.launcher  # noqa: F401 - loaded here and not in each fork
 
     for line in sys.stdin:
         request = json.loads(line)

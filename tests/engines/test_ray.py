@@ -26,8 +26,8 @@ from swell.engines.processes import descendants, processes_of
 from swell.engines.ray.connection import environment
 from swell.engines.ray.engine import SETTLE_S, RayEngine, RayOptions
 from swell.engines.supervised import SupervisedEngine
-from swell.train.client import JobClient
-from swell.train.jobdir import JobDirectory
+from swell.train.agent.client import JobClient
+from swell.train.agent.jobdir import JobDirectory
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ import pytest
 from benchmarks.runtime.stage import Stage as PreparedProcess
 from tests.waiting import wait_until
 
-from swell.train.client import JobClient
-from swell.train.jobdir import JobDirectory
+from swell.train.agent.client import JobClient
+from swell.train.agent.jobdir import JobDirectory
 
 
 class RunningJob:

@@ -12,7 +12,7 @@ from swell.perf.batch import BatchLimits, BatchPlan
 from swell.perf.efficiency import gain
 from swell.perf.goodput import best_goodput
 from swell.perf.throughput import ThroughputParams, iteration_s, step_times
-from swell.train.adaptive import BatchTuner, MemoryBound, OutOfMemory
+from swell.train.modes.adaptive import BatchTuner, MemoryBound, OutOfMemory
 
 LIMITS = BatchLimits(init_batch=64, max_batch=4096, min_local=8, max_local=512)
 MACHINE = ThroughputParams(

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from swell.perf.batch import BatchLimits
 from swell.perf.throughput import ThroughputParams, step_times
-from swell.train.adaptive import OutOfMemory
-from swell.train.adaptive_mode import AdaptiveMode
-from swell.train.noise import AdamPreconditioner, direct_noise_scale
+from swell.train.modes.adaptive import OutOfMemory
+from swell.train.modes.adaptive_mode import AdaptiveMode
+from swell.train.modes.noise import AdamPreconditioner, direct_noise_scale
 
 MACHINE = ThroughputParams(
     alpha_c=0.01, beta_c=1e-4, alpha_n=0.2, beta_n=0.01, alpha_r=0.004, beta_r=0.001, gamma=1.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from swell.train.ahead import Ahead
+from swell.train.data.ahead import Ahead
 
 
 def _threads() -> int:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-from swell.train import auto_script
-from swell.train.auto_output import LeaderOnly
-from swell.train.auto_pass import Pass
+from swell.train.auto import script as auto_script
+from swell.train.auto.output import LeaderOnly
+from swell.train.auto.passes import Pass
 
 HERE = Path(__file__).resolve().parent
 

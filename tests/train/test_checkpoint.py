@@ -17,9 +17,9 @@ import pytest
 import torch
 from tests.waiting import wait_until
 
-from swell.train import checkpoint
-from swell.train.checkpoint import Checkpointer, CheckpointError, list_checkpoints, load, verify
-from swell.train.statetree import UnsupportedState
+from swell.train.state import checkpoint
+from swell.train.state.checkpoint import Checkpointer, CheckpointError, list_checkpoints, load, verify
+from swell.train.state.statetree import UnsupportedState
 
 
 def _state(value: float = 1.0, size: int = 1000) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def test_bad_arguments_are_refused_by_name(tmp_path: Path, field: str, call: Any
 
 _LIMITED = """
     import logging, resource, sys, torch
-    from swell.train.checkpoint import Checkpointer
+    from swell.train.state.checkpoint import Checkpointer
     logging.basicConfig(level=logging.ERROR)
     saver = Checkpointer(sys.argv[1])
     state = {"w": torch.ones(1_000_000)}
@@ -250,7 +250,7 @@ def test_a_file_size_limit_costs_one_checkpoint_not_the_training(tmp_path: Path)
 _FULL = """
     import logging, sys, torch
     from pathlib import Path
-    from swell.train.checkpoint import Checkpointer
+    from swell.train.state.checkpoint import Checkpointer
     logging.basicConfig(level=logging.ERROR)
     saver = Checkpointer(sys.argv[1])
     saver.save(1, {"w": torch.ones(250_000)}, wait=True)
@@ -279,7 +279,7 @@ def test_a_full_disk_costs_one_checkpoint_not_the_training(tmp_path: Path) -> No
 
 _ENDLESS = """
     import os, sys, torch
-    from swell.train.checkpoint import Checkpointer
+    from swell.train.state.checkpoint import Checkpointer
     for _ in sys.stdin:  # each time another process that saves for ever; torch is imported once
         pid = os.fork()
         if pid:

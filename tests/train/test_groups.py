@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from swell.train.errors import UsageError
-from swell.train.groups import Grouping
+from swell.train.agent.errors import UsageError
+from swell.train.sync.groups import Grouping
 
 sys.path.insert(0, str(Path(__file__).parent))
 from scripts import LINEAR

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import swell
-from swell.train.data import permutation
-from swell.train.errors import UsageError
+from swell.train.agent.errors import UsageError
+from swell.train.data.loader import permutation
 from swell.train.job import Job
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from swell.train import checkpoint
-from swell.train.errors import UsageError
-from swell.train.keeper import Keeper
+from swell.train.agent.errors import UsageError
+from swell.train.state import checkpoint
+from swell.train.state.keeper import Keeper
 
 
 def test_saves_begin_earlier_by_what_the_last_one_took(

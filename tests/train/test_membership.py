@@ -9,10 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.train.errors import RESPAWN
-from swell.train.generations import Announce, Candidate, Fence, Finish, Instruction, Kill, Spawn, Status, Turn
-from swell.train.membership import MAX_FRUITLESS_DEATHS, SETTLE_S, SPARE_AFTER_S, Membership
-from swell.train.membership_json import from_json, to_json
+from swell.train.agent.errors import RESPAWN
+from swell.train.agent.generations import (
+    Announce,
+    Candidate,
+    Fence,
+    Finish,
+    Instruction,
+    Kill,
+    Spawn,
+    Status,
+    Turn,
+)
+from swell.train.agent.membership import MAX_FRUITLESS_DEATHS, SETTLE_S, SPARE_AFTER_S, Membership
+from swell.train.agent.membership_json import from_json, to_json
 
 
 def spawned(instructions: list[Instruction]) -> list[str]:

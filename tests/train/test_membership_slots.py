@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from swell.train.generations import Announce, Candidate, Fence, Instruction, Kill, Spawn
-from swell.train.membership import AWAY_S, MAX_FRUITLESS_DEATHS, Membership
-from swell.train.membership_json import from_json, to_json
+from swell.train.agent.generations import Announce, Candidate, Fence, Instruction, Kill, Spawn
+from swell.train.agent.membership import AWAY_S, MAX_FRUITLESS_DEATHS, Membership
+from swell.train.agent.membership_json import from_json, to_json
 
 
 class Play:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import swell
-from swell.train.adaptive import OutOfMemory
+from swell.train.modes.adaptive import OutOfMemory
 
 
 class Small(nn.Module):

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from swell.train.errors import OutOfStep, PeerLost
-from swell.train.flat import FlatModel
-from swell.train.mesh import READY, VOTE, Mesh, Peer
-from swell.train.plan import balanced
-from swell.train.reducer import Reducer
+from swell.train.agent.errors import OutOfStep, PeerLost
+from swell.train.data.plan import balanced
+from swell.train.sync.flat import FlatModel
+from swell.train.sync.mesh import READY, VOTE, Mesh, Peer
+from swell.train.sync.reducer import Reducer
 
 
 def meshes(size: int, abouts: list[dict[str, Any]] | None = None) -> list[Mesh]:
@@ -183,7 +183,7 @@ def test_memory_mapped_beforehand_is_what_a_switch_uses(monkeypatch: pytest.Monk
     def opened_in_the_pause(_: object) -> None:
         raise AssertionError("mapped while everybody waits")
 
-    monkeypatch.setattr("swell.train.reducer.Segment.open", opened_in_the_pause)
+    monkeypatch.setattr("swell.train.sync.reducer.Segment.open", opened_in_the_pause)
     reducer.connect(mesh)
     assert not reducer.is_far(1)
     flats[1].inputs[0].fill_(7.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.waiting import wait_until
 
-from swell.train.checkpoint import list_checkpoints, verify
+from swell.train.state.checkpoint import list_checkpoints, verify
 
 ADAPTIVE = """
     import hashlib, json, sys, time

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.train.noise import (
+from swell.train.modes.noise import (
     AdamPreconditioner,
     GradientMemory,
     NoiseScale,

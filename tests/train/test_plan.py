@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swell.train.plan import (
+from swell.train.data.plan import (
     FOLD,
     Tree,
     balanced,

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from swell.cli import main
-from swell.train.errors import TrainError
+from swell.train.agent.errors import TrainError
 
 sys.path.insert(0, str(Path(__file__).parent))
 from scripts import LEAVING, LINEAR

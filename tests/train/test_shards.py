@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swell.train.shards import Consumed, Lease, ShardQueue, StaleLease
+from swell.train.data.shards import Consumed, Lease, ShardQueue, StaleLease
 
 
 def test_every_shard_is_leased_once_and_the_epoch_ends_when_all_are_done() -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swell.train.statetree import UnsupportedState, describe, join, split
+from swell.train.state.statetree import UnsupportedState, describe, join, split
 
 keys = st.one_of(
     st.text(max_size=5),

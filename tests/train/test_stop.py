@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from swell.train.generations import Finish, Status, Stop, Worker
-from swell.train.membership import STOPPED, Membership
-from swell.train.membership_json import from_json, to_json
+from swell.train.agent.generations import Finish, Status, Stop, Worker
+from swell.train.agent.membership import STOPPED, Membership
+from swell.train.agent.membership_json import from_json, to_json
 from swell.train.reporting import Pace
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import swell
-from swell.train.data import Share
-from swell.train.errors import UsageError
+from swell.train.agent.errors import UsageError
+from swell.train.data.loader import Share
+from swell.train.data.stream import StreamLoader
 from swell.train.job import Job
-from swell.train.stream import StreamLoader
 
 SHARDS = [range(0, 7), range(7, 7), range(7, 30), range(30, 31), range(31, 50)]
 

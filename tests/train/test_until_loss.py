@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import swell
-from swell.train.errors import UsageError
+from swell.train.agent.errors import UsageError
 from swell.train.job import Job
 from swell.train.reporting import FEWEST_LOSSES, SmoothedLoss, step_loss
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from swell.train.wire import VERSION, Channel, Connection, WireError, new_secret
+from swell.train.agent.wire import VERSION, Channel, Connection, WireError, new_secret
 
 
 def established(secret_a: str = "s", secret_b: str = "s") -> tuple[Channel, Channel]:

@@ -58,8 +58,8 @@ def run(
       swell run --workers 1:4 --start 2 --name digits train.py --epochs 10
       swell resize digits 3        (from a second terminal)
     """
-    from swell.train.errors import TrainError
-    from swell.train.launcher import Launcher, RunConfig
+    from swell.train.agent.errors import TrainError
+    from swell.train.agent.launcher import Launcher, RunConfig
 
     minimum, maximum = _workers(workers)
     try:
@@ -99,8 +99,8 @@ def run(
 @click.argument("workers", type=int)
 def resize(job: str, workers: int) -> None:
     """Change the number of WORKERS of the running JOB."""
-    from swell.train.client import JobClient
-    from swell.train.errors import TrainError
+    from swell.train.agent.client import JobClient
+    from swell.train.agent.errors import TrainError
 
     try:
         with JobClient.find(job) as client:

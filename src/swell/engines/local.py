@@ -16,8 +16,8 @@ from swell.engines.base import Launch
 from swell.engines.nursery import Nursery
 from swell.engines.supervised import HANDOVER_S, SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
-from swell.train.children import Child
-from swell.train.wire import Message
+from swell.train.agent.children import Child
+from swell.train.agent.wire import Message
 
 
 def detect_gpus() -> int:

@@ -23,7 +23,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swell.engines.processes import MARK, MARK_BYTES
-from swell.train import children, zygote
+from swell.train.agent import children
+from swell.train.start import zygote
 
 _READY_S = 20.0
 """How long jobs wait for a nursery that is being prepared, before they start without it."""
@@ -111,7 +112,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks the nursery for exit codes
     zygote.prepare()
     import swell.engines.supervisor
-    import swell.train.coordinator  # noqa: F401 - both are loaded here and not in each fork
+    import swell.train.agent.coordinator  # noqa: F401 - both are loaded here and not in each fork
 
     serve(zygote.listen(sys.argv[1]))
 

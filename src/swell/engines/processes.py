@@ -98,7 +98,7 @@ def is_worker(pid: int) -> bool:
     """Whether this process trains, for whatever job."""
     with contextlib.suppress(OSError):
         name, command = Path(f"/proc/{pid}/comm").read_text(), Path(f"/proc/{pid}/cmdline").read_bytes()
-        return re.fullmatch(r"swell-w\d+\n", name) is not None or b"swell.train.bootstrap" in command
+        return re.fullmatch(r"swell-w\d+\n", name) is not None or b"swell.train.start.bootstrap" in command
     return False
 
 

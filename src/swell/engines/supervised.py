@@ -30,9 +30,9 @@ from swell.engines.base import Launch, Observed, Report, RunState
 from swell.engines.processes import MARK, mark, sweep
 from swell.engines.supervised_job import STOP, Outcome, SupervisedJob
 from swell.engines.supervisor import is_locked, signal_supervisor
-from swell.train.children import Child
-from swell.train.errors import TrainError
-from swell.train.wire import Connection, Message
+from swell.train.agent.children import Child
+from swell.train.agent.errors import TrainError
+from swell.train.agent.wire import Connection, Message
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from swell.domain import Placement
 from swell.engines.base import Launch, Observed, RunState
 from swell.engines.order import Order
 from swell.engines.supervisor import STOPPED, is_locked
-from swell.train.children import Child
-from swell.train.errors import TrainError
-from swell.train.jobdir import JobDirectory
-from swell.train.wire import Connection, Message
+from swell.train.agent.children import Child
+from swell.train.agent.errors import TrainError
+from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.wire import Connection, Message
 
 CONNECT_EVERY_S = 0.2
 ANSWER_S = 1.0

@@ -9,7 +9,7 @@ one that was killed first kills all processes which that one left.
     start.json    what to run, written by the engine, see `swell.engines.order`
     lock          held while a supervisor lives; its content is the supervisor's process id
     exit.json     how the job ended; absent if it was killed from outside
-    runs/0000     a run of the job, see `swell.train.jobdir`; the next run after a stop is 0001
+    runs/0000     a run of the job, see `swell.train.agent.jobdir`; the next run after a stop is 0001
     checkpoints   shared by all runs
     output.log    what the workers printed, in all runs
 """
@@ -28,7 +28,7 @@ from typing import IO, Any, TextIO
 from swell.engines.files import write_json
 from swell.engines.order import Order
 from swell.engines.processes import descendants, memory_bytes, sweep
-from swell.train.launcher import Launcher, RunConfig
+from swell.train.agent.launcher import Launcher, RunConfig
 
 STOPPED = "stopped"
 """Reason of a job that was asked to stop and saved its state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from swell.train.errors import UsageError
+from swell.train.agent.errors import UsageError
 
 
 def device(model: nn.Module, device: torch.device | str | None) -> None:

@@ -23,24 +23,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from swell.train import checks, reporting, room
-from swell.train import state as states
-from swell.train.crew import Crew
-from swell.train.data import ElasticLoader, MapDataset
-from swell.train.errors import RESPAWN, UsageError
-from swell.train.flat import FlatModel
-from swell.train.jobdir import JobDirectory
-from swell.train.keeper import Keeper
-from swell.train.link import Link
-from swell.train.mesh import Header
-from swell.train.ranks import LogicalRanks, PartialSums
-from swell.train.room import Room
+from swell.train import checks, reporting
+from swell.train.agent.errors import RESPAWN, UsageError
+from swell.train.agent.jobdir import JobDirectory
+from swell.train.data import room
+from swell.train.data.loader import ElasticLoader, MapDataset
+from swell.train.data.room import Room
+from swell.train.modes.ranks import LogicalRanks, PartialSums
 from swell.train.shares import Shares
+from swell.train.state.keeper import Keeper
 from swell.train.stepping import Stepper
+from swell.train.sync import transfer as states
+from swell.train.sync.crew import Crew
+from swell.train.sync.flat import FlatModel
+from swell.train.sync.link import Link
+from swell.train.sync.mesh import Header
 
 if TYPE_CHECKING:
-    from swell.train.adaptation import Adaptation
-    from swell.train.stream import StreamLoader
+    from swell.train.data.stream import StreamLoader
+    from swell.train.modes.adaptation import Adaptation
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +218,7 @@ class Job(Stepper):
         `read` must give the same samples in the same order every time. `shuffle` shuffles the shards. With
         `prefetch`, threads read up to that many samples of each shard at hand ahead of the training.
         """
-        from swell.train.stream import StreamLoader
+        from swell.train.data.stream import StreamLoader
 
         name = name or f"loader{len(self._loaders)}"
         if name in self._loaders:
@@ -256,7 +257,7 @@ class Job(Stepper):
 
     def _adapt(self, loader: ElasticLoader) -> None:
         """Make this training loader the one whose batch follows goodput."""
-        from swell.train.adaptation import Adaptation
+        from swell.train.modes.adaptation import Adaptation
 
         if self._adaptive is not None:
             raise UsageError(

@@ -13,18 +13,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from swell.train import statetree
-from swell.train.crew import Crew
-from swell.train.data import ElasticLoader, key, seed_all
-from swell.train.errors import LEFT, RESPAWN, PeerLost
-from swell.train.flat import FlatModel
-from swell.train.keeper import Keeper
-from swell.train.link import STOP, Link
-from swell.train.ranks import LogicalRanks
+from swell.train.agent.errors import LEFT, RESPAWN, PeerLost
+from swell.train.data.loader import ElasticLoader, key, seed_all
+from swell.train.modes.ranks import LogicalRanks
 from swell.train.shares import Shares
+from swell.train.state import statetree
+from swell.train.state.keeper import Keeper
+from swell.train.sync.crew import Crew
+from swell.train.sync.flat import FlatModel
+from swell.train.sync.link import STOP, Link
 
 if TYPE_CHECKING:
-    from swell.train.adaptation import Adaptation
+    from swell.train.modes.adaptation import Adaptation
 
 
 class Member:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from swell.train import plan
-from swell.train.data import ElasticLoader, Share
-from swell.train.plan import Range
-from swell.train.ranks import PartialSums
+from swell.train.data import plan
+from swell.train.data.loader import ElasticLoader, Share
+from swell.train.data.plan import Range
+from swell.train.modes.ranks import PartialSums
 
 
 class Shares:

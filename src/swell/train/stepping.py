@@ -16,15 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swell.train import plan, reporting
-from swell.train.data import ElasticLoader
-from swell.train.errors import PeerLost, UsageError
+from swell.train import reporting
+from swell.train.agent.errors import PeerLost, UsageError
+from swell.train.data import plan
+from swell.train.data.loader import ElasticLoader
+from swell.train.data.plan import Tree
+from swell.train.data.room import Room
 from swell.train.member import Member
-from swell.train.mesh import Header
-from swell.train.plan import Tree
-from swell.train.ranks import PartialSums
-from swell.train.reducer import Reduced
-from swell.train.room import Room
+from swell.train.modes.ranks import PartialSums
+from swell.train.sync.mesh import Header
+from swell.train.sync.reducer import Reduced
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from swell.engines.ray import connection, head, packaging, places, warm
 from swell.engines.ray.places import Foreign, Place, RayNode
 from swell.engines.supervised import HANDOVER_S, SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
-from swell.train.wire import Message
+from swell.train.agent.wire import Message
 
 log = logging.getLogger(__name__)
 

@@ -71,7 +71,7 @@ class Warm:
         self._asked_s = time.monotonic()
         prune()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "swell.train.zygote", "--listen", str(self._path)],
+            [sys.executable, "-m", "swell.train.start.zygote", "--listen", str(self._path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

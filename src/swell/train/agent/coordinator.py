@@ -1,0 +1,372 @@
+"""The job's master as a process: sockets, disk and clock around `membership`.
+
+The coordinator is small on purpose and does not import torch: it starts in a fraction of a second, so when it
+is killed the launcher just starts it again. All it knows is in `state.json` in the job's directory (replaced
+atomically after every change) and in what workers tell it when they reconnect. No step ever waits for it.
+
+    python -m swell.train.agent.coordinator JOB_DIRECTORY [LAUNCH]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from swell.train.agent import membership_json
+from swell.train.agent.generations import Announce, Fence, Finish, Instruction, Kill, Spawn, Stop, Turn
+from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.membership import Membership
+from swell.train.agent.slots import place
+from swell.train.agent.wire import Channel, Message, WireError
+
+TICK_S = 0.1
+
+
+class Client:
+    """One connection: a worker, the launcher ("agent"), or a tool."""
+
+    def __init__(self, secret: str, writer: asyncio.StreamWriter) -> None:
+        self.channel = Channel(secret, server=True)
+        self.writer = writer
+        self.role = ""
+        self.name = ""
+
+    def send(self, message: Message) -> None:
+        """Queue a message; a broken connection is noticed by its reader."""
+        if not self.writer.is_closing():
+            self.writer.write(self.channel.encode(message))
+
+
+class Coordinator:
+    """Passes the messages of connections to `Membership` and carries out its instructions."""
+
+    def __init__(self, directory: Path) -> None:
+        self.job = JobDirectory(directory)
+        self.config = self.job.config()
+        now = time.monotonic()
+        saved = self.job.load_state()
+        self.fresh = saved is None
+        self.membership = (
+            membership_json.from_json(saved["membership"], now)
+            if saved is not None
+            else Membership(
+                minimum=self.config["minimum"],
+                maximum=self.config["maximum"],
+                target=self.config["target"],
+                spares=self.config.get("spares", 0),
+                silent_after_s=self.config.get("silent_after_s", 5.0),
+                kill_silent=self.config.get("kill_silent", True),
+                gather_s=self.config.get("gather_s", 1.0),
+                slots=place(self.config["target"], self.config.get("slots")),
+            )
+        )
+        self.port = int(saved["port"]) if saved is not None else 0
+        self.workers: dict[str, Client] = {}
+        self.agent: Client | None = None
+        self.watchers: set[Client] = set()
+        self.reports: dict[str, Message] = {}
+        self.pids: dict[str, int] = {}
+        self.over = asyncio.Event()
+        self._last_saved = ""
+
+    async def run(self) -> None:
+        """Serve until the job is over and the launcher knows it."""
+        self._watch_lifeline()
+        if self.over.is_set():
+            return
+        self.job.lock("coordinator", 5.0)
+        host = self.config.get("host", "127.0.0.1")
+        try:
+            server = await asyncio.start_server(self._serve, host, self.port, reuse_address=True)
+        except OSError:  # the old port is taken; workers read the new one from the directory
+            server = await asyncio.start_server(self._serve, host, 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._save()
+        self.job.write_address(host, self.port, os.getpid())
+        self._event("coordinator", pid=os.getpid(), restarted=not self.fresh)
+        async with server:
+            while not self.over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.over.wait(), TICK_S)
+                if self.agent is not None:
+                    self._carry_out(self.membership.tick(time.monotonic()))
+
+    def _watch_lifeline(self) -> None:
+        """End the coordinator when the launcher is gone."""
+        path = self.job.path / "lifeline"
+        if not path.exists():
+            return
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        asyncio.get_running_loop().add_reader(descriptor, self.over.set)
+        try:
+            gone = os.read(descriptor, 1) == b""  # a pipe that never had a writer does not report its end
+        except BlockingIOError:
+            gone = False
+        if gone or self.job.config().get("launch") != self.config.get("launch"):
+            self.over.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = Client(self.config["secret"], writer)
+        writer.write(client.channel.opening())
+        try:
+            while data := await reader.read(1 << 16):
+                messages, reply = client.channel.feed(data)
+                if reply:
+                    writer.write(reply)
+                for message in messages:
+                    self._receive(client, message)
+                    self._save()
+        except WireError as error:
+            print(f"coordinator: refused a connection: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._closed(client)
+            writer.close()
+
+    def _closed(self, client: Client) -> None:
+        self.watchers.discard(client)
+        if client is self.agent:
+            self.agent = None
+        if client.role == "worker" and self.workers.get(client.name) is client:
+            del self.workers[client.name]
+            self._carry_out(self.membership.disconnected(client.name, time.monotonic()))
+            self._save()
+
+    # ------------------------------------------------------------------ messages in
+
+    def _receive(self, client: Client, message: Message) -> None:
+        kind = str(message.get("type"))
+        now = time.monotonic()
+        handler = getattr(self, f"_on_{client.role or 'new'}_{kind.replace('-', '_')}", None)
+        if handler is None:
+            client.send(
+                {"type": "error", "error": f"unknown message {kind!r} from {client.role or 'a stranger'}"}
+            )
+            return
+        try:
+            instructions = handler(client, message, now)
+        except (ValueError, KeyError, TypeError) as error:
+            client.send({"type": "error", "error": str(error)})
+            return
+        self._carry_out(instructions or [])
+
+    def _on_new_hello(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        role = str(message["role"])
+        if role not in ("worker", "agent", "tool"):
+            raise ValueError(f"role: got {role!r}, must be worker, agent or tool")
+        client.role = role
+        m = self.membership
+        if role == "agent":
+            self.agent = client
+            client.send({"type": "welcome"})
+            return m.agent_connected([str(n) for n in message.get("alive", [])], now)
+        if role == "worker":
+            client.name = str(message["worker"])
+            self.workers[client.name] = client
+            self.pids[client.name] = int(message["pid"])
+            host, port = message["address"]
+            out = m.hello(
+                client.name,
+                (str(host), int(port)),
+                str(message["status"]),
+                int(message["generation"]),
+                [str(n) for n in message["members"]],
+                now,
+            )
+            if "epoch" in message and message["status"] == "member":
+                out += m.at_epoch(int(message["epoch"]), now)
+            client.send({"type": "welcome", "live": m.live, "epoch": m.epoch, "generation": m.generation})
+            if message["status"] == "ready":
+                out += m.ready(client.name, int(message.get("epoch", 0)), now)
+            if message.get("broken"):
+                out += m.broken(client.name, int(message["broken"]), int(message["operation"]), now)
+            return out
+        client.send({"type": "welcome", **self._status()})
+        return []
+
+    def _on_worker_ready(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        self._event("ready", worker=client.name)
+        return self.membership.ready(client.name, int(message["epoch"]), now)
+
+    def _on_worker_beat(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        self.membership.beat(client.name, int(message.get("step", 0)), now)
+        report = message.get("report")
+        if report:
+            self.reports[client.name] = report
+            self._publish({"type": "report", "worker": client.name, "report": report})
+        return []
+
+    def _on_worker_epoch(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        return self.membership.at_epoch(int(message["epoch"]), now)
+
+    def _on_worker_switched(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        number = int(message["generation"])
+        if number > self.membership.generation:
+            self._event("generation", number=number, members=message["members"], step=message.get("step"))
+        out = self.membership.switched(number, [str(n) for n in message["members"]], now)
+        return out + self.membership.at_epoch(int(message["epoch"]), now)
+
+    def _on_worker_broken(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        operation, lost = int(message["operation"]), str(message.get("lost", ""))
+        number, certain = int(message["generation"]), bool(message.get("certain"))
+        return self.membership.broken(client.name, number, operation, now, lost, certain)
+
+    def _on_worker_left(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        return self.membership.left(client.name, int(message["generation"]), now)
+
+    def _on_worker_stopped(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        return self.membership.stopped()
+
+    def _on_worker_done(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        return self.membership.done(client.name, int(message["operation"]), now)
+
+    def _on_worker_failed(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        if self.membership.result is None:
+            self._event("failed", worker=client.name, code=message["code"])
+            if self.agent is not None:
+                self.agent.send({"type": "failed", "worker": client.name, "error": str(message["error"])})
+        return self.membership.failed(client.name, int(message["code"]), now)
+
+    def _on_worker_event(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        fields = dict(message.get("fields", {}))
+        self._event(str(message["name"]), worker=client.name, **fields)
+        return []
+
+    def _on_agent_exited(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        name, code = str(message["worker"]), int(message["code"])
+        self._event("exited", worker=name, code=code)
+        return self.membership.exited(name, code, now, str(message.get("note", "")))
+
+    def _on_agent_lost(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        name = str(message["worker"])
+        self._event("exited", worker=name, code=-9)
+        return self.membership.vanished(name, now)
+
+    def _on_agent_goodbye(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        self.over.set()
+        return []
+
+    def _on_tool_resize(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        slots = message.get("slots")
+        places = None if slots is None else [int(slot) for slot in slots]
+        out = self.membership.resize(int(message["workers"]), now, places)
+        self._event("resize", target=self.membership.target)
+        client.send({"type": "resized", "workers": self.membership.target})
+        return out
+
+    def _on_tool_status(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        client.send({"type": "status", **self._status()})
+        return []
+
+    def _on_tool_watch(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        self.watchers.add(client)
+        client.send({"type": "watching"})
+        return []
+
+    def _on_tool_stop(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        client.send({"type": "stopping"})
+        if message.get("save"):
+            self._event("stop")
+            return self.membership.stop(now)
+        return self.membership.finish(int(message.get("code", 143)), "stopped on request")
+
+    # ------------------------------------------------------------------ instructions out
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Spawn(worker, slot):
+                    self._event("spawn", worker=worker, **({} if slot is None else {"slot": slot}))
+                    self._tell_agent({"type": "spawn", "worker": worker, "slot": slot})
+                case Kill(worker):
+                    self._tell_agent({"type": "kill", "worker": worker})
+                case Fence(worker):
+                    self._event("fenced", worker=worker)
+                    self._tell(worker, {"type": "fenced"})
+                case Turn(worker, epoch):
+                    self._tell(worker, {"type": "turn", "epoch": epoch})
+                case Stop(to):
+                    for worker in to:
+                        self._tell(worker, {"type": "stop"})
+                case Announce(candidate, to):
+                    self._save()  # the number must be on disk before any worker is told
+                    message: Message = {"type": "candidate", "candidate": None}
+                    if candidate is not None:
+                        addresses = {n: self.membership.workers[n].address for n in candidate.members}
+                        message["candidate"] = {
+                            "number": candidate.number,
+                            "members": list(candidate.members),
+                            "addresses": addresses,
+                            "recovery": candidate.recovery,
+                            "epoch": candidate.epoch,
+                        }
+                        self._event(
+                            "candidate",
+                            number=candidate.number,
+                            members=list(candidate.members),
+                            recovery=candidate.recovery,
+                        )
+                    for worker in to:
+                        self._tell(worker, message)
+                case Finish(code, reason):
+                    self._event("finish", code=code, reason=reason)
+                    self._tell_agent({"type": "finish", "code": code, "reason": reason})
+
+    def _tell(self, worker: str, message: Message) -> None:
+        if (client := self.workers.get(worker)) is not None:
+            client.send(message)
+
+    def _tell_agent(self, message: Message) -> None:
+        if self.agent is not None:
+            self.agent.send(message)
+
+    def _publish(self, message: Message) -> None:
+        for watcher in self.watchers:
+            watcher.send(message)
+
+    def _event(self, name: str, **fields: Any) -> None:
+        record = {"time_s": round(time.time(), 6), "event": name, **fields}
+        self.job.append_event(record)
+        self._publish({"type": "event", **record})
+
+    def _status(self) -> Message:
+        m = self.membership
+        return {
+            "job": self.config["name"],
+            "generation": m.generation,
+            "members": m.members,
+            "target": m.target,
+            "minimum": m.minimum,
+            "maximum": m.maximum,
+            "workers": {w.name: w.status.value for w in m.workers.values()},
+            "slots": {w.name: w.slot for w in m.workers.values() if w.slot is not None},
+            "epoch": m.epoch,
+            "step": m.step,
+            "over": m.result is not None,
+            "pids": {n: p for n, p in self.pids.items() if n in m.workers},
+            "reports": {n: r for n, r in self.reports.items() if n in m.workers},
+        }
+
+    def _save(self) -> None:
+        text = json.dumps({"port": self.port, "membership": membership_json.to_json(self.membership)})
+        if text != self._last_saved:
+            self.job.save_state(text)
+            self._last_saved = text
+
+
+def main() -> None:
+    """Run the coordinator of the job whose directory (and launch) is given."""
+    coordinator = Coordinator(Path(sys.argv[1]))
+    if len(sys.argv) < 3 or coordinator.config.get("launch") == sys.argv[2]:
+        asyncio.run(coordinator.run())
+
+
+if __name__ == "__main__":
+    main()

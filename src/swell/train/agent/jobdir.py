@@ -1,0 +1,132 @@
+"""A job's directory: its settings, address, saved membership, events and logs.
+
+job.json          settings and secret (readable by the owner only)
+coordinator.json  where the coordinator listens
+state.json        what the coordinator must remember
+events.jsonl      what happened
+logs/w0.log       a worker's output
+checkpoints/      saved training states
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from swell.train.agent.errors import TrainError
+
+
+def home() -> Path:
+    """Where jobs live: $SWELL_HOME, or ~/.swell."""
+    return Path(os.environ.get("SWELL_HOME", Path.home() / ".swell"))
+
+
+class JobDirectory:
+    """Paths and small files of one job."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._events = path / "events.jsonl"
+
+    @classmethod
+    def create(cls, path: Path, config: dict[str, Any]) -> JobDirectory:
+        """Make the directory ready for a run with these settings; checkpoints of earlier runs stay."""
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "logs").mkdir(exist_ok=True)
+        self = cls(path)
+        self.lock("launcher", 0.5)
+        coordinator = self.lock("coordinator", 5.0)  # wait for the coordinator of a killed run to end
+        os.close(coordinator)
+        for old in ("state.json", "coordinator.json", "events.jsonl"):
+            (path / old).unlink(missing_ok=True)
+        for log in (path / "logs").iterdir():
+            log.unlink()
+        self._write("job.json", json.dumps(config, indent=1))
+        return self
+
+    @classmethod
+    def find(cls, name: str) -> JobDirectory:
+        """The directory of a job given by name or path."""
+        for path in (home() / "jobs" / name, Path(name)):
+            if (path / "job.json").exists():
+                return cls(path)
+        known = sorted(p.parent.name for p in (home() / "jobs").glob("*/job.json"))
+        hint = f"; known jobs: {', '.join(known[-10:])}" if known else ""
+        raise TrainError(f"there is no job {name!r} here{hint}")
+
+    def lock(self, role: str, wait_s: float) -> int:
+        """Be the only process in this role for the job, until the returned descriptor is closed."""
+        descriptor = os.open(self.path / f"{role}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    os.close(descriptor)
+                    raise TrainError(
+                        f"job {self.path.name!r} is running already; choose another --name, or stop it first"
+                    ) from None
+                time.sleep(0.02)
+
+    def config(self) -> dict[str, Any]:
+        """The job's settings."""
+        data: dict[str, Any] = json.loads((self.path / "job.json").read_text())
+        return data
+
+    def write_address(self, host: str, port: int, pid: int) -> None:
+        """Write down where the coordinator listens."""
+        self._write("coordinator.json", json.dumps({"host": host, "port": port, "pid": pid}))
+
+    def address(self, wait_s: float = 0.0) -> tuple[str, int]:
+        """Where the coordinator listens; ConnectionError if that is not known yet."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                data = json.loads((self.path / "coordinator.json").read_text())
+                return str(data["host"]), int(data["port"])
+            except (OSError, ValueError):
+                if time.monotonic() >= deadline:
+                    raise ConnectionError("the coordinator does not listen yet; try again") from None
+                time.sleep(0.01)
+
+    def load_state(self) -> dict[str, Any] | None:
+        """The coordinator's saved state, or None for a job that never ran."""
+        try:
+            data: dict[str, Any] = json.loads((self.path / "state.json").read_text())
+        except FileNotFoundError:
+            return None
+        return data
+
+    def save_state(self, text: str) -> None:
+        """Replace the coordinator's saved state atomically."""
+        self._write("state.json", text)
+
+    def append_event(self, record: dict[str, Any]) -> None:
+        """Add a line to the job's history."""
+        with self._events.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def events(self) -> list[dict[str, Any]]:
+        """The job's history so far."""
+        try:
+            lines = self._events.read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines]
+
+    def log(self, worker: str) -> Path:
+        """The file with a worker's output."""
+        return self.path / "logs" / f"{worker}.log"
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self.path / f".{name}.{os.getpid()}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        temporary.replace(self.path / name)

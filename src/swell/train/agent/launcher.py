@@ -1,0 +1,442 @@
+"""Run one job on this machine: coordinator, zygote and workers, from the first process to the last.
+
+The launcher is the job's *agent*: it starts and ends workers when the coordinator says so and reports their
+exits. It restarts the coordinator when that dies, and shows the workers' output. It leaves no process behind:
+every worker is a process group of its own, and all of them hold the end of a pipe that closes when the
+launcher dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swell.train.agent import children
+from swell.train.agent.jobdir import JobDirectory, home
+from swell.train.agent.wire import Connection, Message, WireError, new_secret
+
+_PR_SET_CHILD_SUBREAPER = 36
+_GRACE_S = 5.0
+
+
+@dataclass(kw_only=True, slots=True)
+class RunConfig:
+    """What `swell run` was asked for."""
+
+    script: str
+    arguments: list[str] = field(default_factory=list)
+    minimum: int = 1
+    maximum: int = 1
+    workers: int | None = None
+    """The number of workers to begin with; the maximum if not given."""
+    slots: list[int] | None = None
+    """The slots of the first workers, one for each; None for a job without slots."""
+    spares: int = 0
+    """Prepared workers kept waiting beyond those that train."""
+    name: str | None = None
+    directory: Path | None = None
+    silent_after_s: float = 5.0
+    gather_s: float = 1.0
+    threads: int | None = None
+    """CPU threads for each worker; the cores divided by the maximum if not given."""
+    cold: bool = False
+    """Start every worker as a new Python process instead of forking a prepared one."""
+    env: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Further entries of job.json, for the runtime inside the workers."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.minimum <= self.maximum:
+            raise ValueError(
+                f"workers: got {self.minimum}:{self.maximum}, must be MIN:MAX with 1 <= MIN <= MAX"
+            )
+        if self.workers is not None and not self.minimum <= self.workers <= self.maximum:
+            raise ValueError(
+                f"workers: cannot begin with {self.workers}, allowed are {self.minimum} to {self.maximum}"
+            )
+        if self.silent_after_s <= 0:
+            raise ValueError(f"silent_after_s: got {self.silent_after_s}, must be positive")
+        if not Path(self.script).is_file():
+            raise ValueError(f"script: there is no file {self.script}")
+
+
+class ZygoteProcess:
+    """The launcher's end of a zygote."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self._sock, theirs = socket.socketpair()
+        self.process = children.start(
+            "swell.train.start.zygote", [str(theirs.fileno())], log, keep=[theirs.fileno()]
+        )
+        theirs.close()
+        self._buffer = b""
+        self.alive = True
+        self.spoke = False
+        """True once the zygote has started a worker."""
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for selectors."""
+        return self._sock.fileno()
+
+    def order(self, order: dict[str, Any]) -> None:
+        """Ask the zygote to fork a worker."""
+        with contextlib.suppress(OSError):  # the zygote is gone: `_reap` notices that
+            self._sock.sendall(json.dumps(order).encode() + b"\n")
+
+    def hear(self) -> list[dict[str, Any]]:
+        """The zygote's messages since the last call."""
+        if not self.alive:
+            return []
+        try:
+            data = self._sock.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        self.alive = bool(data)
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        self.spoke = self.spoke or bool(lines)
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """End the zygote; its workers live on."""
+        self.alive = False
+        self._sock.close()
+        if self.process.returncode is None:
+            _end(self.process)
+
+
+def _end(process: children.Child) -> None:
+    try:
+        process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_GRACE_S)
+
+
+class Launcher:
+    """One job's processes."""
+
+    def __init__(self, config: RunConfig, say: Callable[[str], None]) -> None:
+        self.config = config
+        self.name = config.name or f"{Path(config.script).stem}-{secrets.token_hex(2)}"
+        self.path = config.directory or home() / "jobs" / self.name
+        self.say = say
+        self._launch = secrets.token_hex(8)
+        self.job = JobDirectory.create(
+            self.path,
+            {
+                "name": self.name,
+                "launch": self._launch,
+                "secret": new_secret(),
+                "script": str(Path(config.script).resolve()),
+                "minimum": config.minimum,
+                "maximum": config.maximum,
+                "target": config.workers or config.maximum,
+                "slots": config.slots,
+                "spares": config.spares,
+                "silent_after_s": config.silent_after_s,
+                "gather_s": config.gather_s,
+                **config.settings,
+            },
+        )
+        self._workers: dict[str, int] = {}
+        """Name -> pid of every worker process that exists (0: being started)."""
+        self._doomed: set[str] = set()
+        self._cold: dict[int, str] = {}
+        self._coordinator: children.Child | None = None
+        self._connection: Connection | None = None
+        self._zygote: ZygoteProcess | None = None
+        lifeline = self.path / "lifeline"
+        lifeline.unlink(missing_ok=True)
+        os.mkfifo(lifeline)
+        # Workers open the reading end, which reaches its end of file when this process is gone.
+        self._lifeline_w = os.open(lifeline, os.O_RDWR)
+        self._finish: tuple[int, str] | None = None
+        self._unsent: list[Message] = []
+        self._tails: dict[str, Any] = {}
+        self._errors: dict[str, str] = {}
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_w, False)
+
+    @property
+    def reason(self) -> str:
+        """Why the job is over."""
+        return self._finish[1] if self._finish is not None else ""
+
+    # ------------------------------------------------------------------ life
+
+    def run(self, each_turn: Callable[[], None] = lambda: None) -> int:
+        """Run the job to its end and return its exit code. `each_turn` is called several times a second."""
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        handlers = {
+            number: signal.signal(number, self._on_signal)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_w)
+        try:
+            if not self.config.cold:
+                self._zygote = ZygoteProcess(self.job.path / "logs" / "zygote.log")
+            self._start_coordinator()
+            while self._finish is None:
+                self._turn(0.2)
+                each_turn()
+            code, reason = self._finish
+            return self._close(code, reason)
+        finally:
+            self._end_everything()
+            signal.set_wakeup_fd(-1)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._finish = self._finish or (128 + number, f"stopped by {signal.Signals(number).name}")
+
+    def _turn(self, timeout_s: float) -> None:
+        watch: list[Any] = [self._wake_r]
+        if self._connection is not None:
+            watch.append(self._connection)
+        if self._zygote is not None and self._zygote.alive:
+            watch.append(self._zygote)
+        with contextlib.suppress(InterruptedError):
+            readable, _, _ = select.select(watch, [], [], timeout_s)
+            if self._wake_r in readable:
+                os.read(self._wake_r, 4096)
+            if self._zygote in readable:
+                self._hear_zygote()
+            if self._connection in readable:
+                self._hear_coordinator()
+        self._reap()
+        self._connect()
+        self._show_output()
+
+    # ------------------------------------------------------------------ coordinator
+
+    def _start_coordinator(self) -> None:
+        log = self.job.path / "logs" / "coordinator.log"
+        self._coordinator = children.start(
+            "swell.train.agent.coordinator", [str(self.path), self._launch], log
+        )
+        self._connect()
+
+    def _connect(self) -> None:
+        if self._connection is not None or self._coordinator is None or self._finish is not None:
+            return
+        try:
+            connection = Connection.open(self.job.address(), self.job.config()["secret"], timeout_s=2.0)
+            connection.send({"type": "hello", "role": "agent", "alive": list(self._workers)})
+            connection.receive(2.0)
+        except (OSError, WireError, TimeoutError):
+            time.sleep(0.01)
+            return
+        self._connection = connection
+        unsent, self._unsent = self._unsent, []
+        for message in unsent:
+            self._tell(message)
+
+    def _hear_coordinator(self) -> None:
+        assert self._connection is not None
+        try:
+            messages = self._connection.pending()
+        except (OSError, WireError):
+            self._connection.close()
+            self._connection = None
+            return
+        for message in messages:
+            kind = message["type"]
+            if kind == "spawn":
+                self._spawn(str(message["worker"]), message.get("slot"))
+            elif kind == "kill":
+                self._kill(str(message["worker"]))
+            elif kind == "finish":
+                self._finish = self._finish or (int(message["code"]), str(message["reason"]))
+
+    def _tell(self, message: Message) -> None:
+        if self._connection is None:
+            self._unsent.append(message)
+            return
+        try:
+            self._connection.send(message)
+        except OSError:
+            self._unsent.append(message)
+
+    # ------------------------------------------------------------------ workers
+
+    def _order(self, worker: str) -> dict[str, Any]:
+        threads = self.config.threads or max(1, (os.cpu_count() or 1) // self.config.maximum)
+        env = {
+            "SWELL_JOB_DIR": str(self.path),
+            "SWELL_WORKER": worker,
+            "SWELL_LAUNCH": self._launch,
+            "SWELL_ERROR_FILE": str(self.path / "logs" / f"{worker}.error"),
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONUNBUFFERED": "1",
+            **self.config.env,
+        }
+        return {
+            "spawn": worker,
+            "env": env,
+            "cwd": str(Path.cwd()),
+            "log": str(self.job.log(worker)),
+            "threads": threads,
+            "script": str(Path(self.config.script).resolve()),
+            "arguments": self.config.arguments,
+        }
+
+    def _spawn(self, worker: str, slot: int | None = None) -> None:
+        order = self._order(worker)
+        self._workers[worker] = 0
+        if self._zygote is not None:
+            self._zygote.order(order)
+            return
+        with Path(order["log"]).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "swell.train.start.bootstrap", order["script"], *order["arguments"]],
+                env={**os.environ, **order["env"]},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+            )
+        self._workers[worker] = process.pid
+        self._cold[process.pid] = worker
+
+    def _kill(self, worker: str) -> None:
+        pid = self._workers.get(worker)
+        if pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        elif pid == 0:
+            self._doomed.add(worker)
+
+    def _exited(self, worker: str, code: int) -> None:
+        pid = self._workers.pop(worker, 0)
+        if pid:  # loader processes of a killed worker
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        message: Message = {"type": "exited", "worker": worker, "code": code}
+        error = self.path / "logs" / f"{worker}.error"
+        if code > 0 and error.exists():
+            self._errors[worker] = error.read_text()
+            message["note"] = f"the script failed in worker {worker}"
+        self._tell(message)
+
+    # ------------------------------------------------------------------ zygote
+
+    def _hear_zygote(self) -> None:
+        assert self._zygote is not None
+        for message in self._zygote.hear():
+            if "started" in message:
+                worker = message["started"]
+                self._workers[worker] = int(message["pid"])
+                if worker in self._doomed:
+                    self._doomed.discard(worker)
+                    self._kill(worker)
+            elif "exited" in message and self._workers.get(message["exited"]) == message["pid"]:
+                self._exited(message["exited"], int(message["code"]))
+
+    # ------------------------------------------------------------------ processes
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            if self._coordinator is not None and pid == self._coordinator.pid:
+                self._coordinator.returncode = code
+                if self._finish is None:
+                    if self._connection is not None:
+                        self._connection.close()
+                        self._connection = None
+                    self._start_coordinator()
+            elif self._zygote is not None and pid == self._zygote.process.pid:
+                self._zygote.process.returncode = code
+                self._lost_zygote()
+            else:
+                worker = self._cold.pop(pid, None) or next(
+                    (name for name, p in self._workers.items() if p == pid), None
+                )
+                if worker is not None and worker in self._workers:
+                    self._exited(worker, code)
+
+    def _lost_zygote(self) -> None:
+        """Workers survive their zygote, as children of the launcher; those it was just starting do not."""
+        assert self._zygote is not None
+        self._hear_zygote()
+        prepared = self._zygote.spoke
+        self._zygote.close()
+        if self._finish is not None:
+            return
+        if not prepared:
+            log = self._zygote.log.read_text().rstrip()
+            self._finish = (1, f"the process that prepares workers failed:\n{log}")
+            return
+        self._zygote = ZygoteProcess(self._zygote.log)
+        for worker in [name for name, pid in self._workers.items() if pid == 0]:
+            self._exited(worker, -int(signal.SIGKILL))
+
+    def _close(self, code: int, reason: str) -> int:
+        self._show_output()
+        if self._errors:
+            worker, text = next(iter(self._errors.items()))
+            self.say(f"worker {worker} failed; its traceback:\n{text.rstrip()}")
+        if code != 0:
+            self.say(f"job {self.name}: {reason} (exit code {code}); logs are in {self.path / 'logs'}")
+        return code
+
+    def _end_everything(self) -> None:
+        self._end_workers()
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.send({"type": "goodbye"})
+            self._connection.close()
+        if self._zygote is not None:
+            self._zygote.close()
+        if self._coordinator is not None and self._coordinator.returncode is None:
+            _end(self._coordinator)
+        os.close(self._lifeline_w)
+        for descriptor in (self._wake_r, self._wake_w):
+            os.close(descriptor)
+        for tail in self._tails.values():
+            tail.close()
+
+    def _end_workers(self) -> None:
+        deadline = time.monotonic() + _GRACE_S
+        while self._workers and time.monotonic() < deadline:
+            for worker in list(self._workers):
+                self._kill(worker)
+            if self._zygote is not None and not self._zygote.alive and not any(self._workers.values()):
+                return
+            self._turn(0.02)
+
+    # ------------------------------------------------------------------ output
+
+    def _show_output(self) -> None:
+        for path in sorted((self.path / "logs").glob("w*.log")):
+            if path.name not in self._tails:
+                self._tails[path.name] = path.open("rb")
+            while line := self._tails[path.name].readline():
+                if not line.endswith(b"\n"):
+                    self._tails[path.name].seek(-len(line), os.SEEK_CUR)
+                    break
+                self.say(f"{path.stem}| {line.decode(errors='replace').rstrip()}")

@@ -1,0 +1,481 @@
+"""Who is a member of which generation: a pure state machine, events in, instructions out.
+
+It has no clock, socket or disk: the coordinator passes in what happened (with the time) and carries out the
+instructions it gets. Stop-free scaling follows EDL (TPDS'21): newcomers prepare while the others train. As in
+CoDDL (NSDI'21, section 4), a newer request replaces an older one whose switch has not happened yet.
+
+    starting --ready--> ready --(candidate switched)--> member --(candidate without it)--> leaving --> gone
+        \\_______________ any of them may die: lost ______________________________________/
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swell.train.agent.errors import FENCED, RESPAWN
+from swell.train.agent.generations import (
+    Announce,
+    Candidate,
+    Fence,
+    Finish,
+    Instruction,
+    Kill,
+    Spawn,
+    Status,
+    Stop,
+    Turn,
+    Worker,
+)
+from swell.train.agent.slots import age, newcomers, place
+
+MAX_FRUITLESS_DEATHS = 5
+"""The job fails after this many workers have died in a row without a step in between."""
+
+SETTLE_S = 0.3
+"""After a death no new worker is started for this long, so that the survivors recover undisturbed."""
+SPARE_AFTER_S = 1.0
+"""After a switch no spare is started for this long, so that the new generation trains undisturbed."""
+AWAY_S = 1.0
+"""No worker is started for this long after a slot was unreachable: the job may have lost it by then."""
+
+
+STOPPED = "stopped"
+"""Reason of a job that was asked to save its state and end."""
+
+
+@dataclass(slots=True)
+class Membership:
+    """The job's membership. Invariants: members are alive and unique; numbers only grow; one candidate."""
+
+    minimum: int
+    maximum: int
+    target: int
+    spares: int = 0
+    silent_after_s: float = 5.0
+    kill_silent: bool = True
+    """Whether to kill the process of a silent worker; if not, it is only fenced."""
+    gather_s: float = 1.0
+    """How long a prepared newcomer waits for others that are being prepared, to join in one switch."""
+    slots: tuple[int, ...] | None = None
+    """The slots of the workers, one for each; None for a job without slots."""
+
+    generation: int = 0
+    members: list[str] = field(default_factory=list)
+    counter: int = 0
+    epoch: int = 0
+    live: bool = False
+    """True if there is (or was a moment ago) a generation with live state."""
+    candidate: Candidate | None = None
+    workers: dict[str, Worker] = field(default_factory=dict)
+    fenced: set[str] = field(default_factory=set)
+    accused: set[str] = field(default_factory=set)
+    """Members of which a peer reported that their connection ended."""
+    born: int = 0
+    step: int = 0
+    fruitless: int = 0
+    leader: str = ""
+    """The first member of the generation: what it prints and saves is the job's result."""
+    stopping: bool = False
+    """True once the job was asked to save its state and end."""
+    finished: bool = False
+    """True once the leader has run its whole script."""
+    ticked_s: float | None = None
+    calm_s: float = 0.0
+    """Before this time no worker is started, because survivors of a death come first."""
+    settled_s: float = 0.0
+    """Before this time no spare is started, because a switch comes first."""
+    result: Finish | None = None
+
+    # ------------------------------------------------------------------ events
+
+    def resize(self, target: int, now_s: float, slots: list[int] | None = None) -> list[Instruction]:
+        """Change the number of workers to `target`, on these slots if the job has slots."""
+        if not self.minimum <= target <= self.maximum:
+            raise ValueError(
+                f"workers: got {target}, this job allows {self.minimum} to {self.maximum} "
+                f"(it was started with --workers {self.minimum}:{self.maximum})"
+            )
+        if self.result is not None:
+            raise ValueError("the job is over and cannot be resized; start it again to go on")
+        self.slots = place(target, slots, self.slots)
+        self.target = target
+        return self._plan(now_s)
+
+    def stop(self, now_s: float) -> list[Instruction]:
+        """Have the job save its state and end; it can be started again."""
+        self.stopping = True
+        return self._plan(now_s)
+
+    def stopped(self) -> list[Instruction]:
+        """The leader has written the state to disk."""
+        return self.finish(0, STOPPED)
+
+    def hello(
+        self,
+        name: str,
+        address: tuple[str, int],
+        status: str,
+        generation: int,
+        members: list[str],
+        now_s: float,
+    ) -> list[Instruction]:
+        """A worker (re)connected and reports its status."""
+        if name in self.fenced:
+            return [Fence(name)]
+        worker = self.workers.get(name)
+        if worker is None:
+            worker = self.workers[name] = Worker(name, Status(status), now_s)
+        worker.address, worker.connected, worker.seen_s = address, True, now_s
+        out: list[Instruction] = []
+        if generation > self.generation:
+            out += self._adopt(generation, members, now_s)
+        if status == Status.DONE:
+            worker.status = Status.DONE
+        if name in self.members and worker.status in (Status.STARTING, Status.READY):
+            worker.status = Status.MEMBER
+        if self.candidate is not None and name in self._concerned(self.candidate):
+            # All are told: after a restart of the coordinator they may not have this worker's address.
+            out.append(Announce(self.candidate, self._concerned(self.candidate)))
+        return out
+
+    def ready(self, name: str, epoch: int, now_s: float) -> list[Instruction]:
+        """A newcomer is prepared for `epoch`."""
+        worker = self.workers.get(name)
+        if worker is None or worker.status not in (Status.STARTING, Status.READY):
+            return []
+        if self.live and epoch != self.epoch:
+            worker.status = Status.STARTING
+            return [Turn(name, self.epoch)]
+        worker.status, worker.ready_s = Status.READY, now_s
+        return self._plan(now_s)
+
+    def at_epoch(self, epoch: int, now_s: float) -> list[Instruction]:
+        """The members began `epoch`; newcomers that wait in an earlier one are told to go there."""
+        if epoch == self.epoch:
+            return []
+        self.epoch = epoch
+        out: list[Instruction] = []
+        for worker in self.workers.values():
+            if worker.status is Status.READY and self.live:
+                worker.status = Status.STARTING
+                out.append(Turn(worker.name, epoch))
+        return out + self._plan(now_s)
+
+    def beat(self, name: str, step: int, now_s: float) -> None:
+        """A worker is alive, at `step`."""
+        worker = self.workers.get(name)
+        if worker is not None:
+            worker.seen_s = now_s
+        if step > self.step:
+            self.step, self.fruitless = step, 0
+
+    def switched(self, number: int, members: list[str], now_s: float) -> list[Instruction]:
+        """A worker entered generation `number`."""
+        if number <= self.generation:
+            return []
+        return [*self._adopt(number, members, now_s), *self._plan(now_s)]
+
+    def broken(
+        self, name: str, number: int, operation: int, now_s: float, lost: str = "", certain: bool = False
+    ) -> list[Instruction]:
+        """A member's connections of generation `number` broke in `operation`; it needs a new generation.
+
+        `lost` is the peer whose connection ended. That peer is dead if its connection to the coordinator has
+        ended too, or if the system says that it is exiting (`certain`); its exit is reported later.
+        """
+        if self.result is not None or name not in self.workers:
+            return []
+        for other in self.workers.values():
+            if other.status is Status.DONE and operation >= other.done_at:
+                return self._ended_early(other.name)
+        if lost in self.members and lost in self.workers:
+            self.accused.add(lost)
+            if certain or not self.workers[lost].connected:
+                return self._give_up(lost, now_s)
+        if self.candidate is not None and self.candidate.recovery and self.candidate.number > number:
+            return [Announce(self.candidate, (name,))]
+        if number < self.generation:
+            return []  # others are in the next generation already, and this worker was told
+        return self._recover(now_s)
+
+    def left(self, name: str, number: int, now_s: float) -> list[Instruction]:
+        """A member leaves, because candidate `number` was agreed on without it."""
+        if (worker := self.workers.get(name)) is not None:
+            worker.status = Status.LEAVING
+        return self._without(name, now_s)
+
+    def done(self, name: str, operation: int, now_s: float) -> list[Instruction]:
+        """A worker left the training loop and takes no part in `operation` and later ones."""
+        if (worker := self.workers.get(name)) is not None:
+            worker.status, worker.done_at = Status.DONE, operation
+            for other in self.workers.values():
+                # No worker can join any more.
+                if other.status in (Status.STARTING, Status.READY):
+                    other.status = Status.LEAVING
+        return [Kill(w.name) for w in self.workers.values() if w.status is Status.LEAVING]
+
+    def disconnected(self, name: str, now_s: float) -> list[Instruction]:
+        """A worker's connection closed. It counts as dead only if a peer lost its connection to it too."""
+        worker = self.workers.get(name)
+        if worker is None or self.result is not None:
+            return []
+        worker.connected = False
+        ended = worker.status in (Status.DONE, Status.LEAVING)
+        return self._give_up(name, now_s) if name in self.accused and not ended else []
+
+    def exited(self, name: str, code: int, now_s: float, note: str = "") -> list[Instruction]:
+        """A worker's process ended with `code` (negative: killed by that signal)."""
+        worker = self.workers.get(name)
+        if worker is None or self.result is not None:
+            self.workers.pop(name, None)
+            return self._closing()
+        if code == FENCED or name in self.fenced:
+            self.workers.pop(name)
+            return self._plan(now_s)
+        left = self.stopping and code == 0 and worker.status is not Status.DONE
+        if worker.status is Status.LEAVING or left:
+            self.workers.pop(name)
+            return [*self._without(name, now_s), *(self._closing() or self._plan(now_s))]
+        if code == RESPAWN and name not in self.members:
+            self.workers.pop(name)
+            return self._died_fruitless(name, "it asked to be started again") or self._plan(now_s)
+        if worker.status is Status.DONE and code <= 0:
+            self.workers.pop(name)
+            self.members = [m for m in self.members if m != name]
+            self.finished = self.finished or (code == 0 and name == self.leader)
+            return self._closing() if self.members or self.finished else self._begin_again(now_s)
+        if code == RESPAWN:
+            return self.lost(name, "it asked to be started again", now_s)
+        if code > 0:
+            return self.finish(code, note or f"worker {name} ended with exit code {code}")
+        if code == 0:
+            return self._ended_early(name)
+        return self.lost(name, f"killed by signal {-code}", now_s)
+
+    def failed(self, name: str, code: int, now_s: float) -> list[Instruction]:
+        """The user's script raised in worker `name`: the job is over, once, with that exit code."""
+        return self.finish(code, f"the script failed in worker {name}")
+
+    def lost(self, name: str, reason: str, now_s: float) -> list[Instruction]:
+        """A worker is dead or given up: form a generation without it, and replace it."""
+        if self.workers.pop(name, None) is None:
+            return []
+        over = self._died_fruitless(name, reason)
+        if over:
+            return over
+        if name not in self.members:
+            return self._plan(now_s)
+        self.members.remove(name)
+        if self.members:
+            return [*self._recover(now_s), *self._plan(now_s)]
+        return self._closing() or self._begin_again(now_s)
+
+    def vanished(self, name: str, now_s: float) -> list[Instruction]:
+        """A worker's slot cannot be reached: whether its process lives or not, it must not go on."""
+        worker = self.workers.get(name)
+        if worker is None or self.result is not None or worker.status in (Status.LEAVING, Status.DONE):
+            return self.exited(name, 0 if worker and worker.status is Status.LEAVING else -9, now_s)
+        self.calm_s = now_s + AWAY_S
+        self.fruitless -= 1  # not the script's fault
+        return [Fence(name), *self._give_up(name, now_s)]
+
+    def tick(self, now_s: float) -> list[Instruction]:
+        """Time passed: give up silent members, and let gathered newcomers join."""
+        out: list[Instruction] = []
+        if self.ticked_s is not None and (gap_s := now_s - self.ticked_s) > 1.0:
+            # The coordinator itself did not run (a suspended machine, say), so it heard no worker.
+            for worker in self.workers.values():
+                worker.seen_s += gap_s
+        self.ticked_s = now_s
+        for worker in list(self.workers.values()):
+            if (
+                worker.status is Status.MEMBER
+                and self.result is None
+                and now_s - worker.seen_s > self.silent_after_s
+            ):
+                out += [Fence(worker.name), *self._give_up(worker.name, now_s)]
+        return out or self._plan(now_s)
+
+    def agent_connected(self, alive: list[str], now_s: float) -> list[Instruction]:
+        """The launcher (re)connected and says which processes exist; it missed instructions until now."""
+        out: list[Instruction] = []
+        for name in alive:
+            worker = self.workers.get(name)
+            if worker is None or (worker.status is Status.LEAVING and name not in self.members):
+                out.append(Kill(name))
+        for worker in [w for w in self.workers.values() if w.name not in alive]:
+            if worker.status is Status.STARTING and worker.address is None:
+                out.append(Spawn(worker.name, worker.slot))
+            elif worker.status is Status.LEAVING:
+                out += self.exited(worker.name, 0, now_s)
+            else:
+                out += self.lost(worker.name, "its process is gone", now_s)
+        return [*out, *self._plan(now_s)]
+
+    # ------------------------------------------------------------------ decisions
+
+    def _plan(self, now_s: float) -> list[Instruction]:
+        """Start or end workers and announce a candidate, as the target requires."""
+        if self.stopping and self.result is None:
+            if any(w.status in (Status.MEMBER, Status.DONE) for w in self.workers.values()):
+                return [Stop(tuple(self.members))]
+            return self.finish(0, STOPPED)  # no worker has state that is not on disk
+        if self.result is not None or (self.candidate is not None and self.candidate.recovery):
+            return []
+        if any(w.status is Status.DONE for w in self.workers.values()):
+            return []
+        out: list[Instruction] = []
+        staying = self._staying()
+        ready = sorted(self._with(Status.READY), key=lambda w: age(w.name))
+        starting = sorted(self._with(Status.STARTING), key=lambda w: age(w.name))
+        free = self._open_slots(staying)
+        missing = self.target - len(staying)
+        waiting = max(missing, 0) + self.spares
+        # A spare starts only after a switch, because its preparation would slow the steps around it.
+        urgent = missing if missing > 0 or now_s < self.settled_s else waiting
+        needed, surplus = newcomers(ready + starting, free, waiting, urgent)
+        for worker in surplus:
+            worker.status = Status.LEAVING
+            out.append(Kill(worker.name))
+        ready = [w for w in ready if w.status is Status.READY]
+        starting = [w for w in starting if w.status is Status.STARTING]
+        for slot in needed if now_s >= self.calm_s else []:
+            name = f"w{self.born}"
+            self.born += 1
+            self.workers[name] = Worker(name, Status.STARTING, now_s, slot=slot)
+            out.append(Spawn(name, slot))
+            starting.append(self.workers[name])
+
+        joiners = [w for w in ready if w.connected][:missing]
+        if missing > len(joiners) and starting and joiners:
+            # Others are still being prepared: wait for them, so that one switch is enough for all.
+            waited = now_s - min(w.ready_s for w in joiners)
+            if waited < self.gather_s:
+                joiners = []
+        if not self.live and len(joiners) < min(self.minimum, self.target):
+            joiners = []
+        wanted = staying + [w.name for w in joiners]
+        if not staying and self.members and self.live:
+            # All workers move to other slots: one member stays until the newcomers have its state.
+            wanted = self.members[:1] + wanted if joiners else self.members
+        if not wanted or wanted == self.members:
+            if self.candidate is not None:
+                out.append(Announce(None, self._concerned(self.candidate)))
+                self.candidate = None
+        elif self.candidate is None or list(self.candidate.members) != wanted:
+            out += self.announce(wanted)
+        return out
+
+    def _staying(self) -> list[str]:
+        """Members that go on under the present target, in their order."""
+        if self.slots is None:
+            return self.members[: self.target]
+        return [m for m in self.members if m in self.workers and self.workers[m].slot in self.slots]
+
+    def _open_slots(self, staying: list[str]) -> list[int] | None:
+        """Slots without a member; None for a job without slots."""
+        if self.slots is None:
+            return None
+        taken = {self.workers[m].slot for m in staying}
+        return [slot for slot in self.slots if slot not in taken]
+
+    def announce(self, members: list[str], recovery: bool = False) -> list[Instruction]:
+        self.counter = max(self.counter, self.generation) + 1
+        self.candidate = Candidate(self.counter, tuple(members), recovery, self.epoch)
+        return [Announce(self.candidate, self._concerned(self.candidate))]
+
+    def _concerned(self, candidate: Candidate) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.members, *candidate.members]))
+
+    def _recover(self, now_s: float) -> list[Instruction]:
+        self.calm_s = max(self.calm_s, now_s + SETTLE_S)
+        going = [m for m in self.members if m in self.workers]
+        going = [m for m in going if self.workers[m].status not in (Status.DONE, Status.LEAVING)]
+        return self.announce(going, recovery=True) if going else []
+
+    def _give_up(self, name: str, now_s: float) -> list[Instruction]:
+        """Go on without `name`, and make sure that it cannot come back."""
+        self.fenced.add(name)
+        self.accused.discard(name)
+        kill: list[Instruction] = [Kill(name)] if self.kill_silent else []
+        return [*self.lost(name, "it does not answer", now_s), *kill]
+
+    def _without(self, name: str, now_s: float) -> list[Instruction]:
+        """Announce a recovery again without `name`, if `name` was part of it."""
+        if self.candidate is None or not self.candidate.recovery or name not in self.candidate.members:
+            return []
+        self.members = [m for m in self.members if m != name]
+        return self._recover(now_s)
+
+    def _adopt(self, number: int, members: list[str], now_s: float) -> list[Instruction]:
+        left = [m for m in self.members if m not in members]
+        self.generation, self.live, self.settled_s = number, True, now_s + SPARE_AFTER_S
+        self.counter = max(self.counter, number)
+        self.members = [m for m in members if m in self.workers]
+        self.leader = members[0]
+        for name in left:
+            if name in self.workers:
+                self.workers[name].status = Status.LEAVING
+        for name in self.members:
+            if self.workers[name].status is not Status.DONE:
+                self.workers[name].status = Status.MEMBER
+                self.workers[name].seen_s = max(now_s, self.workers[name].seen_s)
+        out: list[Instruction] = []
+        if self.candidate is not None and self.candidate.number <= number:
+            self.candidate = None
+        if len(self.members) < len(members) and self.members:  # a member died around the switch
+            out += self._recover(now_s)
+        return out
+
+    def _begin_again(self, now_s: float) -> list[Instruction]:
+        """Start over without live state; newcomers, prepared for another position, are replaced too."""
+        out: list[Instruction] = []
+        for worker in self.workers.values():
+            if worker.status is not Status.LEAVING:
+                worker.status = Status.LEAVING
+                out.append(Kill(worker.name))
+        self.live, self.candidate, self.epoch = False, None, 0
+        return out + self._plan(now_s)
+
+    def _died_fruitless(self, name: str, reason: str) -> list[Instruction]:
+        self.fruitless += 1
+        if self.fruitless <= MAX_FRUITLESS_DEATHS + self.target:
+            return []
+        return self.finish(
+            1,
+            f"{self.fruitless} workers died without a single step in between; the last was {name} ({reason})",
+        )
+
+    def _ended_early(self, name: str) -> list[Instruction]:
+        worker = self.workers[name]
+        if worker.address is None:
+            return self.finish(
+                1,
+                f"the script ended in worker {name} without ever calling swell.elastic(model, optimizer), so "
+                "nothing can be made elastic. Add the call (see docs/runtime.md), try --auto, or use plain "
+                "python",
+            )
+        return self.finish(
+            1,
+            f"worker {name}'s script ended before training was over. Let every worker run the loop "
+            "`for epoch in job.epochs(n)` to its end, or leave it on all of them together with "
+            "`if job.agree(...): break`",
+        )
+
+    def finish(self, code: int, reason: str) -> list[Instruction]:
+        """End the job; later calls change nothing."""
+        if self.result is not None:
+            return []
+        self.result = Finish(code, reason)
+        return [*(Kill(name) for name in self.workers), self.result]
+
+    def _closing(self) -> list[Instruction]:
+        """End the job with success once the script has finished and no worker trains any more."""
+        if self.result is not None or not self.finished:
+            return []
+        if any(w.status in (Status.MEMBER, Status.DONE) for w in self.workers.values()):
+            return []
+        return self.finish(0, "training is over")
+
+    def _with(self, status: Status) -> list[Worker]:
+        return [w for w in self.workers.values() if w.status is status]

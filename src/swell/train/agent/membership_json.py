@@ -1,0 +1,42 @@
+"""A job's membership as JSON, so that a restarted coordinator goes on with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swell.train.agent.generations import Status, Worker
+from swell.train.agent.membership import Membership
+
+_PLAIN = (
+    "minimum", "maximum", "target", "spares", "silent_after_s", "kill_silent", "gather_s", "slots",
+    "generation", "members", "counter", "epoch", "live", "born", "step", "leader", "stopping", "finished",
+)  # fmt: skip
+"""Fields that are written as they are."""
+
+
+def to_json(membership: Membership) -> dict[str, Any]:
+    """Everything needed to go on after a restart of the coordinator."""
+    candidate = membership.candidate
+    return {name: getattr(membership, name) for name in _PLAIN} | {
+        "workers": {w.name: [w.status.value, w.slot] for w in membership.workers.values()},
+        "fenced": sorted(membership.fenced),
+        "recovering": candidate.number if candidate and candidate.recovery else 0,
+    }
+
+
+def from_json(data: dict[str, Any], now_s: float) -> Membership:
+    """The membership as it was; workers have `silent_after_s` to report again."""
+    data = dict(data)
+    workers = {
+        name: Worker(name, Status(status), now_s, slot=slot)
+        for name, (status, slot) in data.pop("workers").items()
+    }
+    slots = data.pop("slots")
+    recovering = data.pop("recovering")
+    fenced = set(data.pop("fenced"))
+    membership = Membership(
+        **data, slots=None if slots is None else tuple(slots), workers=workers, fenced=fenced
+    )
+    if recovering:
+        membership.announce(list(membership.members), recovery=True)
+    return membership

@@ -1,0 +1,47 @@
+"""Which slots workers get, and which of the waiting workers are needed: helpers of `membership`."""
+
+from __future__ import annotations
+
+from swell.train.agent.generations import Worker
+
+
+def place(
+    target: int, slots: list[int] | None, before: tuple[int, ...] | None = None
+) -> tuple[int, ...] | None:
+    """The slots of `target` workers; ValueError if `slots` are not that many different ones.
+
+    For a job that has slots, `slots` may be left out only if the number of workers does not grow.
+    """
+    if slots is not None:
+        if len(set(slots)) != target or len(slots) != target:
+            raise ValueError(f"slots: got {slots}, need {target} different slots, one for each worker")
+        return tuple(slots)
+    if before is not None and len(before) < target:
+        raise ValueError(f"slots: this job has {len(before)}; to grow it to {target}, name {target} slots")
+    return None if before is None else before[:target]
+
+
+def newcomers(
+    present: list[Worker], free: list[int] | None, waiting: int, urgent: int
+) -> tuple[list[int | None], list[Worker]]:
+    """Which slots need a new worker, and which of the waiting workers to stop.
+
+    `present`: workers started but not yet members, best prepared first. `free`: slots without a member, or
+    None for a job without slots. Such a job may have `waiting` workers, and needs `urgent` of them now.
+    """
+    if free is None:
+        # The youngest, least prepared workers are stopped first.
+        return [None] * (urgent - len(present)), present[waiting:][::-1]
+    too_many: list[Worker] = []
+    still: list[int | None] = list(free)
+    for worker in present:
+        if worker.slot in still:
+            still.remove(worker.slot)
+        else:
+            too_many.append(worker)
+    return still, too_many
+
+
+def age(name: str) -> int:
+    """The number in a worker's name: the lower, the older."""
+    return int(name[1:]) if name[1:].isdigit() else 0

@@ -1,0 +1,1 @@
+"""Unmodified scripts as elastic jobs."""

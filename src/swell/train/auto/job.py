@@ -1,0 +1,141 @@
+"""The job behind an unmodified script.
+
+`Job` runs the loop and calls the optimizer. Here the script does both, and `auto` tells the job what the
+script did. The crew, generations, recovery, state and checkpoints are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from swell.train import reporting
+from swell.train.agent.errors import PeerLost
+from swell.train.data.plan import Tree
+from swell.train.job import Job
+from swell.train.sync.link import Link
+from swell.train.sync.mesh import Header
+from swell.train.sync.reducer import Reduced
+from swell.train.sync.transfer import _cloned as cloned
+
+
+class Script(Protocol):
+    """What the job needs to know of the script."""
+
+    def is_at(self, state: dict[str, Any], steps: int) -> bool:
+        """Whether the script is where `state` was captured, after that many steps."""
+
+    def capture(self) -> dict[str, Any]:
+        """The script's position and variables."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `capture` gave."""
+
+
+class ScriptJob(Job):
+    """A job whose loop is the script's own; its state includes the script's position."""
+
+    def __init__(
+        self, script: Script, model: nn.Module, optimizer: torch.optim.Optimizer, link: Link, seed: int
+    ) -> None:
+        super().__init__(model, optimizer, seed=seed, link=link)
+        self._script = script
+        self.later: dict[str, Any] | None = None
+        """A state that this worker has received and will load once its script has come to its position."""
+
+    @property
+    def forwarding(self) -> bool:
+        """Whether this worker's script has not yet come to the job's position."""
+        return self._rehearsing or self.later is not None
+
+    def capture(self) -> dict[str, Any]:
+        """The state of any job, plus the script's position and variables."""
+        if self.later is not None:
+            return self.later
+        return super().capture() | {"script": self._script.capture()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Load a state now, or keep it until the script has come to its position."""
+        if self._script.is_at(state["script"], int(state["steps"])):
+            self.arrive(state)
+        else:
+            self.later = cloned(state)
+            self.epoch, self.steps = int(state["epoch"]), int(state["steps"])
+
+    def arrive(self, state: dict[str, Any]) -> None:
+        """Load the script's part of `state`, now that the script has come to its position."""
+        self.later = None
+        super().restore(state)
+        self._script.restore(state["script"])
+
+    def begin(self) -> bool:
+        """Become part of the job; False if it is already training, so that the script must catch up first."""
+        assert self._link is not None
+        welcome = self._link.welcome()
+        self.epoch = int(welcome["epoch"])
+        self._rehearsing = bool(welcome["live"])
+        return not self._rehearsing and self.join()
+
+    def join(self) -> bool:
+        """Wait to become a member; False if the job is in another pass by now."""
+        if self._join():
+            return True
+        assert self._turned is not None
+        self.epoch, self._turned = self._turned, None
+        return False
+
+    def average(self, header: Header, weight: float, tree: Callable[[list[Header]], Tree | None]) -> Reduced:
+        """Replace this worker's gradients (and buffers) by the weighted sum over all members."""
+        header["candidate"] = self._offer()
+        if self.world == 1:
+            return Reduced([header], 0.0, 0.0)
+        if weight:
+            gradients = [p.grad for p in self._flat.parameters.values() if p.grad is not None]
+            if gradients:
+                torch._foreach_mul_(gradients, weight)
+            header["unused"] = self._flat.gather(weight)
+        while True:
+            try:
+                reduced = self._crew.all_reduce(header, tree, squares=False)
+            except PeerLost:
+                header["candidate"] = 0  # the offer belonged to the generation that broke
+                if not self._recover():
+                    continue  # the inputs are still there: sum again, without the lost members
+                assert self._crew.reducer.result is not None
+                reduced = self._crew.reducer.result
+                reduced.headers = [{**h, "candidate": 0} for h in reduced.headers]
+            break
+        silent = [set(h["unused"]) for h in reduced.headers if h["n"]]
+        self._flat.adopt(set.intersection(*silent) if silent else set())
+        self._crew.completed()
+        return reduced
+
+    @torch.no_grad()
+    def rescale(self, factor: float) -> None:
+        """Multiply gradients and buffers by `factor`, for a batch of which some samples are missing."""
+        tensors = [p.grad for p in self._flat.parameters.values() if p.grad is not None]
+        tensors += list(self._flat.buffers.values())
+        if tensors:
+            torch._foreach_mul_(tensors, factor)
+
+    def stepped(self, reduced: Reduced, batch_size: int) -> None:
+        """Record that the script's optimizer has stepped on a batch of that size."""
+        self.steps += 1
+        step_s = self._report(reduced)
+        if self._link is not None:
+            self._pace.add((self._crew.mesh.number, batch_size), step_s, reduced.sync_s)
+            self._link.report |= reporting.timing(self._pace, batch_size, None, self.world, self._crew.nodes)
+            self._link.report["of"] = None  # only the script knows how long it will train
+
+    def boundary(self, agreed: int) -> None:
+        """Between two steps: save if it is time, and go to another generation if all members agreed to."""
+        self._save_if_due()
+        if agreed:
+            self._switch(agreed)
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters that are trained."""
+        return list(self._flat.parameters.values())

@@ -1,0 +1,1 @@
+"""Which samples each worker gets, and how they are read."""

@@ -1,0 +1,295 @@
+"""Data: one permutation per epoch, one committed cursor, every sample exactly once.
+
+A loader never decides anything on its own. Which samples a worker gets in a step follows from the replicated
+state (pass over the data, cursor, batch size) and the generation (rank, size). Samples that were prefetched
+for another assignment are dropped and fetched again. No sample is lost or repeated, because the cursor moves
+only when a step commits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from swell.train.agent.errors import UsageError
+from swell.train.data import plan
+from swell.train.data.plan import Range
+
+if TYPE_CHECKING:
+    from swell.train.job import Job
+
+
+class MapDataset(Protocol):
+    """A data set with a length and items by index."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def key(*parts: object) -> int:
+    """A 63-bit seed from any values: the same on every machine, unrelated for different values."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def seed_all(value: int) -> None:
+    """Seed python, numpy and torch (all devices)."""
+    random.seed(value)
+    np.random.seed(value & 0xFFFFFFFF)  # noqa: NPY002 - scripts use the legacy generator
+    torch.manual_seed(value)
+
+
+def permutation(size: int, seed: int, passes: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The order of pass number `passes` over `size` samples."""
+    order: np.ndarray[Any, np.dtype[np.int64]] = np.random.default_rng(key(seed, passes)).permutation(size)
+    return order
+
+
+def fetch(
+    dataset: MapDataset, indices: Sequence[int], collate: Callable[[list[Any]], Any], seed: int | None
+) -> Any:
+    """One collated batch. With a seed, each sample's random augmentation depends on the sample alone."""
+    if seed is None:
+        return collate([dataset[i] for i in indices])
+    samples = []
+    for index in indices:
+        seed_all(key(seed, index))
+        samples.append(dataset[index])
+    return collate(samples)
+
+
+@dataclass(slots=True)
+class Share:
+    """One worker's part of one step: what is still to compute and what its gradients cover."""
+
+    size: int
+    """Samples in the whole step."""
+    pending: list[tuple[int, Range]]
+    """(logical rank or -1, range within the step), in order."""
+    covered: list[Range] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    """Logical ranks among what is covered."""
+    current: tuple[int, Range] | None = None
+    """The micro-batch that the script has and has not stepped on yet, or None."""
+    loss: Any = None
+    """This worker's part of the step's mean loss (a number or a tensor); None in a step that does not ask."""
+
+    def take(self) -> tuple[int, Range]:
+        """The next micro-batch, to be handed to the script."""
+        self.current = self.pending.pop(0)
+        return self.current
+
+    @property
+    def samples(self) -> int:
+        """How many samples this worker's gradients cover."""
+        return sum(high - low for low, high in self.covered)
+
+
+class ElasticLoader:
+    """Batches of a map-style data set for this worker; iterate it in every epoch like a DataLoader."""
+
+    streaming = False
+    """True if only the worker itself knows which samples it used, so that step headers must say it."""
+
+    def __init__(
+        self,
+        job: Job,
+        name: str,
+        dataset: MapDataset,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        drop_last: bool,
+        micro_batch: int | None,
+        num_workers: int,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        train: bool,
+        seed: int,
+    ) -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise UsageError(
+                f"dataset of loader {name!r}: a {type(dataset).__name__} has no length or no index; cut it "
+                "into shards (files, ranges) and use job.stream(shards, read, batch_size)"
+            )
+        if batch_size < 1:
+            raise UsageError(f"batch_size: got {batch_size}, must be at least 1")
+        if micro_batch is not None and micro_batch < 1:
+            raise UsageError(f"micro_batch: got {micro_batch}, must be at least 1")
+        if num_workers < 0:
+            raise UsageError(f"num_workers: got {num_workers}, must be at least 0")
+        if len(dataset) < 1:
+            raise UsageError(f"dataset of loader {name!r}: it is empty; give it at least one sample")
+        if train and drop_last and batch_size > len(dataset):
+            raise UsageError(
+                f"batch_size: got {batch_size}, more than the {len(dataset)} samples, and "
+                "drop_last leaves no step"
+            )
+        self.job = job
+        self.name = name
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.micro_batch = micro_batch
+        self.room: int | None = None
+        """The largest batch that fits this worker's memory, once a larger one has failed; else None."""
+        self.train = train
+        self.seed = seed
+        self.keyed = train and job.mode == "consistent"
+        """Random augmentation depends only on seed, pass and sample, not on the worker that fetches it."""
+        self.collate = collate_fn or default_collate
+        self.passes = 0
+        self.cursor = 0
+        self.share: Share | None = None
+        self._taken_over = False
+        self._num_workers = num_workers
+        self._pool: Any = None
+        self._order: tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None = None
+
+    def __len__(self) -> int:
+        """Steps of one pass at the present batch size (the same on every worker)."""
+        whole, rest = divmod(len(self.dataset), self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.job._run_loader(self)
+
+    @property
+    def piece(self) -> int | None:
+        """The most samples that are computed at once; None for no limit."""
+        bounds = [bound for bound in (self.micro_batch, self.room) if bound is not None]
+        return min(bounds, default=None)
+
+    # ------------------------------------------------------------------ replicated position
+
+    def state(self) -> dict[str, Any]:
+        """The position that travels with the job's state."""
+        return {"passes": self.passes, "cursor": self.cursor, "batch_size": self.batch_size}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go to a position that `state` gave."""
+        self.passes, self.cursor = int(state["passes"]), int(state["cursor"])
+        self.batch_size = int(state["batch_size"])
+        self.share = None
+        self._taken_over = True
+
+    def window(self) -> int:
+        """Samples in the next step; 0 at the end of the pass."""
+        left = len(self.dataset) - self.cursor
+        if left <= 0 or (self.drop_last and left < self.batch_size) or self.job.enough():
+            return 0
+        return min(self.batch_size, left)
+
+    def advance(self, samples: int) -> None:
+        """Move the cursor, after a step with `samples` samples was committed."""
+        self.cursor += samples
+        self.share = None
+
+    def begin(self) -> None:
+        """Called when the script starts to iterate. A pass that was left at its very end (by `zip`, say) is
+        over, unless this worker joined the job at exactly that position."""
+        if self.window() == 0 and not self._taken_over:
+            self.turn()
+        self._taken_over = False
+
+    def turn(self) -> None:
+        """Begin the next pass."""
+        self.passes, self.cursor, self.share = self.passes + 1, 0, None
+
+    # ------------------------------------------------------------------ samples
+
+    def indices(self, position: Range) -> list[int]:
+        """The data set's indices for a range within the current step."""
+        low, high = position
+        return self._slice(self.cursor + low, self.cursor + high)
+
+    def _slice(self, low: int, high: int) -> list[int]:
+        if not self.shuffle:
+            return list(range(low, high))
+        if self._order is None or self._order[0] != self.passes:
+            self._order = (self.passes, permutation(len(self.dataset), self.seed, self.passes))
+        picked: list[int] = self._order[1][low:high].tolist()
+        return picked
+
+    def batch(self, share: Share) -> Any:
+        """The micro-batch that was just taken from `share`."""
+        assert share.current is not None
+        return self.fetch(self.indices(share.current[1]))
+
+    def rehearsal(self) -> Any:
+        """A batch of a usual size to warm up with; its samples do not count as used."""
+        size = max(1, min(self.window() or self.batch_size, len(self.dataset)))
+        (low, high) = plan.parts(size, 2)[1] if size > 1 else (0, 1)
+        high = min(high, low + (self.piece or high))
+        return self.fetch(self.indices((low, high)) or [0])
+
+    @property
+    def rehearsal_samples(self) -> int:
+        """The most samples that `rehearsal` gives."""
+        usual = -(-self.batch_size // 2)
+        return min(usual, self.piece or usual)
+
+    def rewind(self) -> None:
+        """Hand out the samples of the present step again."""
+
+    def header(self) -> dict[str, Any]:
+        """What other workers must know of this worker's samples; empty if it follows from the cursor."""
+        return {}
+
+    def committed_by(self, headers: Sequence[dict[str, Any]]) -> None:
+        """Called when a step took effect, with the headers of all workers."""
+
+    def fetch(self, indices: list[int]) -> Any:
+        """One batch, by the loader's processes if it has any."""
+        seed = key(self.seed, self.passes, "augment") if self.keyed else None
+        if self._num_workers:
+            return self.pool().get(indices, seed)
+        return fetch(self.dataset, indices, self.collate, seed)
+
+    def look_ahead(self, positions: Callable[[int], list[tuple[int, Range]]]) -> None:
+        """Let the loader's processes fetch what comes next; anything else they fetch is dropped.
+
+        `positions` gives this worker's micro-batches of a step of a given size, if nothing changes.
+        """
+        if self._num_workers:
+            seed = key(self.seed, self.passes, "augment") if self.keyed else None
+            self.pool().plan(self._upcoming(positions, 1 + 2 * self._num_workers), seed)
+
+    def pool(self) -> Any:
+        """The loader's processes, started when first needed."""
+        if self._pool is None:
+            from swell.train.data.pool import LoaderPool
+
+            self._pool = LoaderPool(self.dataset, self.collate, self._num_workers)
+        return self._pool
+
+    def _upcoming(self, positions: Callable[[int], list[tuple[int, Range]]], steps: int) -> list[list[int]]:
+        out: list[list[int]] = []
+        cursor = self.cursor
+        for _ in range(steps):
+            left = len(self.dataset) - cursor
+            if left <= 0 or (self.drop_last and left < self.batch_size):
+                break
+            window = min(self.batch_size, left)
+            out += [self._slice(cursor + low, cursor + high) for _, (low, high) in positions(window)]
+            cursor += window
+        return out
+
+    def evaluation(self, rank: int, size: int) -> list[list[int]]:
+        """This worker's batches of one pass without training."""
+        low, high = plan.parts(len(self.dataset), size)[rank]
+        cuts = range(low, high, self.batch_size)
+        return [self._slice(begin, min(begin + self.batch_size, high)) for begin in cuts]
+
+    def close(self) -> None:
+        """End the loader's processes."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None

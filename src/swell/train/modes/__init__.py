@@ -1,0 +1,1 @@
+"""Adaptive batches and logical ranks (consistent mode)."""

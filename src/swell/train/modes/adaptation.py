@@ -1,0 +1,252 @@
+"""Adaptive mode connected to a job: its flat gradients, its loader, its progress.
+
+`AdaptiveMode` works on numbers only. This thin layer takes the numbers from the job's model and reducer and
+applies the decisions to the loader, so that `job` only has to tell what happens in a step.
+
+How long to train: `job.epochs(n)` in adaptive mode means as much progress as n epochs at the tuned batch. A
+larger batch makes less progress per sample, so training needs more samples, though fewer steps and less time.
+That is what goodput weighs, and it keeps the resulting model the same. Training ends at the step that reaches
+this progress, even in the middle of a pass. Schedulers follow progress too. A job that must see the data
+exactly n times uses `job.epochs(n, by="data")`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swell.perf.batch import BatchLimits
+from swell.train.agent.errors import UsageError
+from swell.train.data.loader import ElasticLoader
+from swell.train.modes.adaptive import warm_up
+from swell.train.modes.adaptive_mode import AdaptiveMode, Header
+from swell.train.modes.noise import AdamPreconditioner, NoiseScale
+from swell.train.sync.flat import FlatModel
+from swell.train.sync.reducer import Reduced
+
+_LARGE, _SELDOM = 1_000_000, 4
+"""A model with this many parameters or more takes norms that need extra passes in one step of four only."""
+
+_NEW_LENGTH = 0.02
+"""A guessed length is reported again only when it has changed by more than this share."""
+
+DEFAULT_GROWTH = 32
+"""The largest batch tried if the user sets none, as a multiple of the tuned one."""
+
+
+class Adaptation:
+    """One job's adaptive batch: `begin` a step, `after_backward`, `commit`."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        flat: FlatModel,
+        loader: ElasticLoader,
+        *,
+        max_batch: int | None = None,
+        min_local: int = 1,
+        max_local: int | None = None,
+        learning_rate_rule: str = "adascale",
+        warmup_epochs: float = 0.0,
+    ) -> None:
+        tuned = loader.batch_size
+        bounds = [bound for bound in (max_local, loader.micro_batch) if bound is not None]
+        limits = _limits(tuned, len(loader.dataset), max_batch, min_local, min(bounds, default=None))
+        self._flat = flat
+        self._loader = loader
+        self._tuned = tuned
+        self.weights: list[Tensor] | None = None
+        """For the reducer, by bucket: the factors on the gradients before norms are taken."""
+        self._buckets: list[Tensor] = []
+        self._generation = -1
+        adam, per_parameter = self._precondition(optimizer)
+        large = sum(p.numel() for p in flat.parameters.values()) >= _LARGE
+        self._mode = AdaptiveMode(
+            optimizer,
+            limits,
+            every=_SELDOM if large and adam is not None else 1,
+            alone_every=_SELDOM if large else 1,
+            learning_rate_rule=learning_rate_rule,
+            warmup_epochs=warmup_epochs,
+            epoch_scale=len(loader.dataset) / tuned,
+            adam=adam,
+            weights=per_parameter,
+        )
+        self._said_of = 0.0
+        self.until_epochs: float | None = None
+        """Training ends, even in the middle of a pass, once it is worth this many epochs."""
+        warm_up()
+        loader.micro_batch = self._mode.micro_batch
+
+    def _precondition(
+        self, optimizer: torch.optim.Optimizer
+    ) -> tuple[AdamPreconditioner | None, list[Tensor]]:
+        if not AdamPreconditioner.applies_to(optimizer):
+            return None, []
+        parameters = self._flat.parameters
+        self._buckets = [torch.zeros(b.numel) for b in self._flat.layout.buckets]
+        slots = {s.name: s for s in self._flat.layout.slots if not s.buffer}
+        here = [
+            self._buckets[slots[name].bucket][slots[name].offset : slots[name].offset + p.numel()]
+            for name, p in parameters.items()
+        ]
+        if self._flat.device.type == "cpu":
+            return AdamPreconditioner(optimizer, list(zip(parameters.values(), here))), here
+        # A single worker takes norms on its device; several take them from memory that all of them can read.
+        there = [torch.zeros(p.numel(), device=p.device) for p in parameters.values()]
+        places = list(zip(parameters.values(), there))
+        return AdamPreconditioner(optimizer, places, list(zip(here, there))), there
+
+    # ------------------------------------------------------------------ one step
+
+    @property
+    def measuring(self) -> bool:
+        """Whether the reducer must take norms in this step."""
+        self.weights = self._buckets if self._mode.weights is not None else None
+        return self._mode.measuring
+
+    def header(self, generation: int) -> Header:
+        """What goes into the header of the step, under one key."""
+        if generation != self._generation:
+            self._generation = generation
+            self._mode.membership_changed()
+        return {"adaptive": self._mode.header()}
+
+    def after_backward(self, samples: int) -> None:
+        """Called by a single worker after the first of several micro-batches."""
+        self._mode.keep_first(self._gradients(), samples)
+
+    def commit(self, reduced: Reduced, *, alone: bool, nodes: int, unscale: float = 1.0) -> None:
+        """Update the statistics and the learning rate, just before a step takes effect."""
+        loader = self._loader
+        self._mode.commit(
+            [header.get("adaptive", {}) for header in reduced.headers],
+            part_samples=[int(header["n"]) for header in reduced.headers],
+            part_squares=reduced.part_squares,
+            total_square=reduced.total_square,
+            nodes=nodes,
+            epochs_done=loader.passes + loader.cursor / len(loader.dataset),
+            whole=self._gradients() if alone else (),
+            unscale=unscale,
+        )
+
+    def follow(self) -> None:
+        """Set the loader to the agreed batch, after a step has taken effect."""
+        self._loader.batch_size = self._mode.batch
+        self._loader.micro_batch = self._mode.micro_batch
+
+    def observe(self, step_s: float, sync_s: float, samples: int, micro_batches: int) -> None:
+        """Record how long this worker's last step took, and what it computed."""
+        self._mode.observe(step_s, sync_s, samples, max(micro_batches, 1))
+
+    def out_of_memory(self, samples: int) -> int:
+        """Record that a micro-batch did not fit; returns the size to cut this step's part into."""
+        return self._mode.out_of_memory(samples)
+
+    def scaled_learning_rate(self) -> AbstractContextManager[None]:
+        """The learning rate for this step, for the duration of the optimizer's step."""
+        return self._mode.scaled_learning_rate()
+
+    def _gradients(self) -> Sequence[Tensor]:
+        found = [p.grad for p in self._flat.parameters.values()]
+        return [
+            torch.zeros(p.numel(), device=p.device) if g is None else g.detach().reshape(-1)
+            for g, p in zip(found, self._flat.parameters.values())
+        ]
+
+    # ------------------------------------------------------------------ progress and state
+
+    @property
+    def noise(self) -> NoiseScale:
+        """The running statistics; the same on every worker."""
+        return self._mode.noise
+
+    @property
+    def noise_scale(self) -> float:
+        """The batch size, in samples, at which noise and signal of the gradient are equally strong."""
+        return self._mode.noise.noise_scale(self._tuned)
+
+    @property
+    def preconditioner(self) -> list[Tensor] | None:
+        """Flat, by parameter: the factors on the gradients before norms are taken; or None."""
+        return self._mode.weights
+
+    def enough(self) -> bool:
+        """Whether training has made the progress that was asked for."""
+        return self.until_epochs is not None and self.epochs_worth >= self.until_epochs - 1e-6
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Steps at the tuned batch in one pass over the data; a shorter last step counts by its samples."""
+        samples = len(self._loader.dataset)
+        return samples // self._tuned if self._loader.drop_last else samples / self._tuned
+
+    @property
+    def epochs_worth(self) -> float:
+        """Epochs at the tuned batch that training so far is worth."""
+        return self._mode.progress / self.steps_per_epoch
+
+    @property
+    def steps_worth(self) -> float:
+        """Steps at the tuned batch that training so far is worth."""
+        return self._mode.progress
+
+    def progress(self, epochs: int | None, passes_done: float | None = None) -> dict[str, float | None]:
+        """Steps at the tuned batch, so far and in total.
+
+        A job that counts passes over the data gives `passes_done`. The total is then a guess, which assumes
+        that the coming passes make as much progress per sample as the present batch does.
+        """
+        done = self._mode.progress
+        if epochs is None:
+            return {"done": done, "of": None}
+        if passes_done is None:
+            return {"done": done, "of": epochs * self.steps_per_epoch}
+        worth = self.noise.efficiency(max(self._mode.batch / self._tuned, 1.0))
+        of = done + max(epochs - passes_done, 0.0) * self.steps_per_epoch * worth
+        if abs(of - self._said_of) > _NEW_LENGTH * of:
+            self._said_of = of
+        return {"done": done, "of": max(self._said_of, done)}
+
+    def report(self) -> dict[str, float | int | bool | None]:
+        """The statistics so far, as numbers."""
+        return self._mode.report()
+
+    def beat(self) -> dict[str, Any]:
+        """What goes into the job's reports: all statistics, and separately the figures a scheduler reads."""
+        out: dict[str, Any] = {"adaptive": self.report(), "limits": self._mode.tuner.limits.as_dict()}
+        if self.noise.ready:
+            out |= {"sqr": self.noise.sqr, "var": self.noise.var, "noise_updates": self.noise.updates}
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values that `load_state_dict` takes."""
+        return self._mode.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state written by `state_dict`; load model, optimizer and loaders before."""
+        self._mode.load_state_dict(state)
+        self.follow()
+
+
+def _limits(
+    tuned: int, samples: int, max_batch: int | None, min_local: int, max_local: int | None
+) -> BatchLimits:
+    if max_batch is not None and max_batch < tuned:
+        raise UsageError(f"max_batch: got {max_batch}, must be at least the tuned batch size {tuned}")
+    if min_local < 1:
+        raise UsageError(f"min_local: got {min_local}, must be at least 1")
+    if max_local is not None and max_local < min_local:
+        raise UsageError(f"max_local: got {max_local}, must be at least min_local ({min_local})")
+    # A gradient over more than a tenth of the data is hardly stochastic any more.
+    largest = max_batch or max(tuned, min(DEFAULT_GROWTH * tuned, samples // 10))
+    return BatchLimits(
+        init_batch=tuned,
+        max_batch=largest,
+        min_local=min_local,
+        max_local=max(max_local or largest, min_local),
+    )

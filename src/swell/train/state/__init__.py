@@ -1,0 +1,1 @@
+"""The training state: taken apart, copied, written to disk."""

@@ -1,0 +1,1 @@
+"""What workers exchange: connections, shared memory, sums of gradients, states for newcomers."""

@@ -1,0 +1,334 @@
+"""The connections of one generation: from every member to every other.
+
+A mesh does two things: it exchanges one small message (with or without bulk data) between all members, and
+it raises `PeerLost` when a member is gone. Every member waits for every other directly, so all of them see a
+death at once; in a ring, by contrast, members that are no neighbours of the dead one wait for a time-out.
+`abandon()` may be called from the control thread: it wakes a main thread that waits for a peer that will
+never answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swell.train.agent.errors import OutOfStep, PeerLost
+
+_FRAME = struct.Struct("!QBIQ")  # operation, phase, header bytes, payload bytes
+
+READY, REDUCED, VOTE, ENTER, STATE = range(5)
+
+_GLANCE_S = 0.008
+"""How long to wait for a member before checking whether it is still alive."""
+_PF_EXITING = 0x4
+
+Header = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Peer:
+    """Another member: its connection and what it told about itself when connecting."""
+
+    name: str
+    sock: socket.socket
+    about: Header
+
+
+class Mesh:
+    """All connections of one member in one generation."""
+
+    def __init__(self, number: int, members: tuple[str, ...], me: str, peers: Mapping[int, Peer]) -> None:
+        self.number = number
+        self.members = members
+        self.rank = members.index(me)
+        self.size = len(members)
+        self.peers = dict(peers)
+        self.broken = False
+        self.lost = ""
+        """The peer whose connection ended first, or ''."""
+        self.certain = False
+        """True if the system says that `lost` is exiting, so that not just its connection ended."""
+        self.processes: dict[int, int] = {}
+        """Process ids of the members known to be on this host."""
+        for peer in self.peers.values():
+            peer.sock.settimeout(None)
+            with contextlib.suppress(OSError):
+                peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._inbox = {rank: bytearray() for rank in self.peers}
+        self._heard: set[int] = set()
+        self._last_words = False
+        """True if a leaving member's connection may end in the present exchange once its message is here."""
+
+    def exchange(
+        self,
+        operation: int,
+        phase: int,
+        header: Header,
+        payloads: Mapping[int, list[memoryview]] | None = None,
+        sinks: Mapping[int, list[memoryview]] | None = None,
+    ) -> list[Header]:
+        """Send `header` (and each peer its payload) to all members; returns all headers in rank order.
+
+        Payloads arrive in `sinks`; both sides have agreed on their sizes before.
+        """
+        if self.size == 1:
+            return [header]
+        text = json.dumps(header, separators=(",", ":")).encode()
+        self._heard, self._last_words = set(), False
+        try:
+            if payloads or sinks:
+                answers = self._exchange_bulk(operation, phase, text, payloads or {}, sinks or {})
+            else:
+                frame = _FRAME.pack(operation, phase, len(text), 0) + text
+                for peer in self.peers.values():
+                    peer.sock.sendall(frame)
+                self._last_words = phase == VOTE
+                answers = {}
+                for rank in self.peers:
+                    answers[rank] = self._receive(rank, operation, phase)
+                    self._heard.add(rank)
+                self._last_words = False
+            for rank, answer in answers.items():
+                if answer.get("what") != header.get("what"):
+                    self._complain(rank, (operation, phase), (operation, phase), answer, header)
+        except OSError as error:
+            raise PeerLost(f"generation {self.number} broke: {error}") from None
+        answers[self.rank] = header
+        return [answers[rank] for rank in range(self.size)]
+
+    def abandon(self) -> None:
+        """Give this generation up: threads that wait on it, here or at the other end, wake up."""
+        self.broken = True
+        for peer in self.peers.values():
+            with contextlib.suppress(OSError):
+                peer.sock.shutdown(socket.SHUT_RDWR)
+
+    def look(self) -> None:
+        """Raise PeerLost if a member is gone; for code that waits for members by other means."""
+        self._glance()
+        for rank, peer in self.peers.items():
+            try:
+                ended = self.broken or peer.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            except BlockingIOError:
+                ended = False
+            except OSError:
+                ended = True
+            if ended:
+                raise self._gone(rank)
+
+    def _glance(self) -> None:
+        """Check whether a member on this host is exiting.
+
+        A killed process closes its sockets only after its memory has been freed, which may take a tenth of a
+        second; /proc shows at once that it is exiting.
+        """
+        for rank, pid in self.processes.items():
+            if _exiting(pid) and not (self._last_words and self._has_word(rank)):
+                self.certain = not self.broken
+                raise self._gone(rank)
+
+    def _has_word(self, rank: int) -> bool:
+        """Whether that member's message of the present exchange has arrived."""
+        if rank in self._heard or self._inbox[rank]:
+            return True
+        try:
+            return bool(self.peers[rank].sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def _gone(self, rank: int) -> PeerLost:
+        if not self.broken:
+            self.lost = self.members[rank]
+        return PeerLost(f"{self.members[rank]} is gone")
+
+    def close(self) -> None:
+        """Close the sockets; only the thread that uses the mesh may call this."""
+        self.abandon()
+        for peer in self.peers.values():
+            peer.sock.close()
+
+    # ------------------------------------------------------------------ small messages
+
+    def _receive(self, rank: int, operation: int, phase: int) -> Header:
+        head = self._read(rank, _FRAME.size)
+        got_operation, got_phase, length, _ = _FRAME.unpack(head)
+        header = _decode(self._read(rank, length))
+        self._check(rank, (operation, phase), (got_operation, got_phase), header)
+        return header
+
+    def _read(self, rank: int, count: int) -> bytes:
+        inbox, sock = self._inbox[rank], self.peers[rank].sock
+        while len(inbox) < count:
+            while self.processes and not select.select([sock], [], [], _GLANCE_S)[0]:
+                self._glance()
+            data = sock.recv(1 << 16)
+            if not data:
+                raise self._gone(rank)
+            inbox += data
+        data = bytes(inbox[:count])
+        del inbox[:count]
+        return data
+
+    def _check(self, rank: int, mine: tuple[int, int], theirs: tuple[int, int], header: Header) -> None:
+        if mine != theirs:
+            self._complain(rank, mine, theirs, header, {})
+
+    def _complain(
+        self, rank: int, mine: tuple[int, int], theirs: tuple[int, int], header: Header, own: Header
+    ) -> None:
+        self.abandon()
+        me, other = self.members[self.rank], self.members[rank]
+        raise OutOfStep(
+            f"worker {other} is at another point of the script than {me}: {header.get('what', '?')} "
+            f"(operation {theirs[0]}.{theirs[1]}) there, {own.get('what', '?')} ({mine[0]}.{mine[1]}) here; "
+            "every worker must make the same calls of job.step, job.reduce, job.agree in the same order; a "
+            "condition that differs between workers must first be agreed on with job.agree"
+        )
+
+    # ------------------------------------------------------------------ bulk
+
+    def _exchange_bulk(
+        self,
+        operation: int,
+        phase: int,
+        text: bytes,
+        payloads: Mapping[int, list[memoryview]],
+        sinks: Mapping[int, list[memoryview]],
+    ) -> dict[int, Header]:
+        """Send and receive at the same time, so that no two members can block each other."""
+        outgoing: dict[int, list[memoryview]] = {}
+        incoming: dict[int, list[memoryview]] = {}
+        answers: dict[int, Header] = {}
+        by_descriptor = {peer.sock.fileno(): rank for rank, peer in self.peers.items()}
+        poller = select.poll()
+        for rank, peer in self.peers.items():
+            bulk = [part.cast("B") for part in payloads.get(rank, []) if len(part)]
+            frame = _FRAME.pack(operation, phase, len(text), sum(len(part) for part in bulk)) + text
+            outgoing[rank] = [memoryview(frame), *bulk]
+            poller.register(peer.sock.fileno(), select.POLLIN | select.POLLOUT)
+            peer.sock.setblocking(False)
+        waiting = set(self.peers)
+        for rank in self.peers:  # a fast peer's frame may have arrived with its previous one
+            if (header := self._parse(rank, operation, phase)) is not None:
+                answers[rank] = header
+                incoming[rank] = self._drain_inbox(rank, sinks.get(rank, []))
+                if not incoming[rank]:
+                    waiting.discard(rank)
+        try:
+            while waiting or any(outgoing.values()):
+                events = poller.poll(_GLANCE_S * 1e3 if self.processes else None)
+                if not events:
+                    self._glance()
+                for descriptor, event in events:
+                    rank = by_descriptor[descriptor]
+                    sock = self.peers[rank].sock
+                    if event & select.POLLOUT and outgoing[rank]:
+                        _send_some(sock, outgoing[rank])
+                    if event & (select.POLLIN | select.POLLHUP | select.POLLERR) and rank in waiting:
+                        if rank not in answers:
+                            header = self._bulk_header(rank, operation, phase)
+                            if header is None:
+                                continue
+                            answers[rank] = header
+                            incoming[rank] = self._drain_inbox(rank, sinks.get(rank, []))
+                        else:
+                            self._receive_some(rank, incoming[rank])
+                        if not incoming[rank]:
+                            waiting.discard(rank)
+                    mask = (select.POLLIN if rank in waiting else 0) | (
+                        select.POLLOUT if outgoing[rank] else 0
+                    )
+                    if mask:
+                        poller.modify(descriptor, mask)
+                    else:
+                        poller.unregister(descriptor)
+        finally:
+            for peer in self.peers.values():
+                with contextlib.suppress(OSError):
+                    peer.sock.setblocking(True)
+        return answers
+
+    def _bulk_header(self, rank: int, operation: int, phase: int) -> Header | None:
+        try:
+            data = self.peers[rank].sock.recv(1 << 16)
+        except BlockingIOError:
+            return None
+        if not data:
+            raise self._gone(rank)
+        self._inbox[rank] += data
+        return self._parse(rank, operation, phase)
+
+    def _parse(self, rank: int, operation: int, phase: int) -> Header | None:
+        inbox = self._inbox[rank]
+        if len(inbox) < _FRAME.size:
+            return None
+        got_operation, got_phase, length, _ = _FRAME.unpack_from(inbox)
+        if len(inbox) < _FRAME.size + length:
+            return None
+        header = _decode(bytes(inbox[_FRAME.size : _FRAME.size + length]))
+        del inbox[: _FRAME.size + length]
+        self._check(rank, (operation, phase), (got_operation, got_phase), header)
+        return header
+
+    def _drain_inbox(self, rank: int, sinks: list[memoryview]) -> list[memoryview]:
+        """Move payload bytes that came with the header into their sinks; return what is still to come."""
+        inbox = self._inbox[rank]
+        left = [sink.cast("B") for sink in sinks if len(sink)]
+        while left and inbox:
+            count = min(len(left[0]), len(inbox))
+            left[0][:count] = inbox[:count]
+            del inbox[:count]
+            _advance(left, count)
+        return left
+
+    def _receive_some(self, rank: int, left: list[memoryview]) -> None:
+        try:
+            count = self.peers[rank].sock.recv_into(left[0])
+        except BlockingIOError:
+            return
+        if count == 0:
+            raise self._gone(rank)
+        _advance(left, count)
+
+
+def _send_some(sock: socket.socket, left: list[memoryview]) -> None:
+    try:
+        _advance(left, sock.send(left[0]))
+    except BlockingIOError:
+        return
+
+
+def _advance(parts: list[memoryview], count: int) -> None:
+    if count == len(parts[0]):
+        parts.pop(0)
+    else:
+        parts[0] = parts[0][count:]
+
+
+def _decode(data: bytes) -> Header:
+    header = json.loads(data)
+    assert isinstance(header, dict)
+    return header
+
+
+def _exiting(pid: int) -> bool:
+    """Whether a process is exiting, by its flags in /proc; False on systems without /proc."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return Path("/proc/self/stat").exists()
+    except OSError:
+        return False
+    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
+
+
+def solo(name: str = "w0") -> Mesh:
+    """The mesh of a job with a single member."""
+    return Mesh(0, (name,), name, {})
