@@ -36,7 +36,7 @@ schema = schemathesis.openapi.from_dict(_app.openapi()).exclude(path="/v1/events
 
 @schema.parametrize()
 @settings(
-    max_examples=10,
+    max_examples=6,
     deadline=None,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),

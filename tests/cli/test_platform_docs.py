@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.commands import Commands
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -21,7 +22,7 @@ ELSEWHERE = ("pip", "export")
 """Commands of a reader that a test cannot run."""
 
 
-def commands(guide: str) -> list[list[str]]:
+def commands_of(guide: str) -> list[list[str]]:
     """The lines of the indented blocks of a guide, without comments."""
     text = re.sub(r"```.*?```", "", (DOCS / guide).read_text(), flags=re.S)
     lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
@@ -36,16 +37,18 @@ def python_blocks(guide: str) -> list[str]:
 class Reader:
     """Somebody who follows a guide in a directory of their own."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, commands: Commands) -> None:
         self.path = path
+        self._commands = commands
         left_out = ("SWELL_URL", "SWELL_TOKEN", "SWELL_CA", "SWELL_HOME")
         kept = {name: value for name, value in os.environ.items() if name not in left_out}
         self.environment = kept | {"HOME": str(path), "COLUMNS": "160"}
 
     def run(self, words: list[str]) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "swell", *words[1:]] if words[0] == "swell" else words
+        if words[0] == "swell":
+            return self._commands.run(words[1:], self.path, self.environment, timeout_s=150)
         return subprocess.run(
-            command,
+            words,
             cwd=self.path,
             env=self.environment,
             capture_output=True,
@@ -55,7 +58,7 @@ class Reader:
         )
 
     def follow(self, guide: str) -> None:
-        for words in commands(guide):
+        for words in commands_of(guide):
             if words[0] in ELSEWHERE or (words[0] == "sqlite3" and shutil.which("sqlite3") is None):
                 continue
             if words[:2] == ["swell", "up"]:
@@ -66,8 +69,8 @@ class Reader:
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
-    reader = Reader(tmp_path)
+def reader(tmp_path: Path, commands: Commands) -> Iterator[Reader]:
+    reader = Reader(tmp_path, commands)
     yield reader
     reader.run(["swell", "down"])
 
@@ -99,4 +102,4 @@ def test_every_command_of_the_guides_is_seen_by_these_tests() -> None:
     for guide in ("quickstart.md", "operations.md"):
         text = re.sub(r"```.*?```", "", (DOCS / guide).read_text(), flags=re.S)
         shown = [line for line in text.splitlines() if re.match(r"    (swell|sqlite3|openssl) ", line)]
-        assert len([words for words in commands(guide) if words[0] not in ELSEWHERE]) == len(shown) > 8
+        assert len([words for words in commands_of(guide) if words[0] not in ELSEWHERE]) == len(shown) > 8

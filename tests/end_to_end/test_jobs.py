@@ -30,9 +30,13 @@ def alone(*args: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["elasticflow", "pollux"])
+@pytest.mark.parametrize(
+    ("engine", "policy"),
+    [("local", "elasticflow"), ("local", "pollux"), ("ray", "elasticflow")],
+    indirect=["engine"],
+)
 def test_six_jobs_on_few_slots(platform: Callable[..., Platform], policy: str) -> None:
-    here = platform(policy, round_s=None if policy == "elasticflow" else 1.0)
+    here = platform(policy, round_s=None if policy == "elasticflow" else 2.0)
     with ProcessWatch(here.home, every_s=0.4) as watch:
         jobs = {}
         for i in range(6):
