@@ -40,9 +40,11 @@ SETTINGS = {
     "health_check_failure_threshold": 3,
     "enable_worker_prestart": False,
     "prestart_worker_first_driver": False,
+    "worker_niceness": 0,
 }
 """With these health checks Ray notices a lost node in seconds; by default it takes up to a minute. Ray starts
-no processes in advance, because holders need processes with the job's own files and could not use them."""
+no processes in advance, because holders need processes with the job's own files and could not use them. And
+training is what the machine is for: by default Ray runs workers with the priority of background work."""
 
 
 def environment(home: Path) -> dict[str, str]:
