@@ -112,7 +112,7 @@ class Fleet:
                 total_square=float(weighted.dot(weighted)),
                 nodes=1,
                 epochs_done=self.seen / self.epoch_size,
-                whole=[whole],
+                whole=lambda: [whole],
             )
             mode.observe(
                 float(grad_s) * (pieces - 1) + float(step_s), float(step_s - grad_s), len(part), pieces

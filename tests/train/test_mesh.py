@@ -16,7 +16,7 @@ from swell.train.agent.errors import OutOfStep, PeerLost
 from swell.train.data.plan import balanced
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.mesh import READY, VOTE, Mesh, Peer
-from swell.train.sync.reducer import Reducer
+from swell.train.sync.reducer import Norms, Reducer
 
 
 def meshes(size: int, abouts: list[dict[str, Any]] | None = None) -> list[Mesh]:
@@ -134,7 +134,7 @@ def test_all_members_have_the_same_sum_bit_for_bit(width: int, far: bool) -> Non
     size = 3
     models = [wide(seed, width) for seed in range(size)]
     flats = [FlatModel(model) for model in models]
-    abouts = [{} if far else {"segment": f.segment.describe()} for f in flats]
+    abouts = [{} if far else {"segment": f.describe()} for f in flats]
     reducers = [Reducer(f) for f in flats]
     for reducer, mesh in zip(reducers, meshes(size, abouts)):
         reducer.connect(mesh)
@@ -142,7 +142,7 @@ def test_all_members_have_the_same_sum_bit_for_bit(width: int, far: bool) -> Non
         reducer.flat.gather(1.0)
     tree = balanced([0, 1, 2])
     results = together(
-        *[lambda r=r: r.all_reduce(5, {"n": 1}, lambda _: tree, squares=True) for r in reducers]
+        *[lambda r=r: r.all_reduce(5, {"n": 1}, lambda _: tree, norms=Norms()) for r in reducers]
     )
     grads = [m.weight.grad for m in models]
     assert all(g is not None for g in grads)
@@ -165,7 +165,7 @@ def test_a_member_without_samples_takes_part_but_adds_nothing() -> None:
     models = [wide(seed, 8) for seed in range(2)]
     flats = [FlatModel(model) for model in models]
     reducers = [Reducer(f) for f in flats]
-    for reducer, mesh in zip(reducers, meshes(2, [{"segment": f.segment.describe()} for f in flats])):
+    for reducer, mesh in zip(reducers, meshes(2, [{"segment": f.describe()} for f in flats])):
         reducer.connect(mesh)
     flats[1].gather(1.0)
     together(*[lambda r=r: r.all_reduce(1, {}, lambda _: 1) for r in reducers])
@@ -176,7 +176,7 @@ def test_a_member_without_samples_takes_part_but_adds_nothing() -> None:
 
 def test_memory_mapped_beforehand_is_what_a_switch_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     flats = [FlatModel(wide(seed, 8)) for seed in range(2)]
-    mesh = meshes(2, [{"segment": f.segment.describe()} for f in flats])[0]
+    mesh = meshes(2, [{"segment": f.describe()} for f in flats])[0]
     reducer = Reducer(flats[0])
     reducer.prepare(mesh)
 

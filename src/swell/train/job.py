@@ -101,7 +101,10 @@ class Job(Stepper):
         self._logical = logical_ranks
         self._ranks = LogicalRanks(model, logical_ranks, seed) if mode == "consistent" else None
         self._flat = FlatModel(model, self._ranks.named() if self._ranks else None)
-        self._sums = PartialSums(list(self._flat.parameters.values()), self._flat.grad_in)
+        self._buffer_names = {buffer_name for buffer_name, _ in model.named_buffers()}
+        self._sums = PartialSums(
+            list(self._flat.parameters.values()), self._flat.grad_in if self._ranks else []
+        )
         self._shares = Shares(logical_ranks if self._ranks else None, self._sums)
         self._link = link
         self._room = Room(link.directory.path, link.name) if link is not None else None
@@ -394,6 +397,11 @@ class Job(Stepper):
         if self._ranks is not None:
             self._ranks.restore(state["rank_buffers"])
         self._flat.clear()
+
+    def steady(self, name: str) -> bool:
+        """Whether a tensor of the captured state changes only in the optimizer's step: not so for buffers."""
+        room, _, rest = name.partition(".")
+        return room == "optimizer" or (room == "model" and rest not in self._buffer_names)
 
     def found(self) -> None:
         """Begin without live state: from the newest checkpoint, or from what the script built."""

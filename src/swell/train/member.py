@@ -117,8 +117,8 @@ class Member:
             if mesh is None or set(mesh.members) <= set(self._crew.mesh.members):
                 return True
             gives = next(m for m in mesh.members if m in self._crew.mesh.members) == self._link.name
-            tensors = list(statetree.split(self.capture())[1].values()) if gives else []
-            thread = threading.Thread(target=self._crew.prepare, args=(mesh, tensors), daemon=True)
+            state = statetree.split(self.capture())[1] if gives else None
+            thread = threading.Thread(target=self._crew.prepare, args=(mesh, state), daemon=True)
             thread.start()
             self._preparing = (number, thread)
         return not self._preparing[1].is_alive()
@@ -151,7 +151,7 @@ class Member:
                 self._turned = found
                 return False
             standing = self.epoch
-            self._crew.prepare(found, [])
+            self._crew.prepare(found, None)
             try:
                 entered = self._crew.enter(found, {})
             except PeerLost:

@@ -172,17 +172,15 @@ class Stepper(Member):
         streams = {ld.name: ld.header() for ld in self._shares.drawn if ld.streaming}
         if streams:
             header["streams"] = streams
-        squares, weights = False, None
+        norms = None
         if self._adaptive is not None:
             header |= self._adaptive.header(self._crew.mesh.number)
-            squares, weights = self._adaptive.measuring, self._adaptive.weights
+            norms = self._adaptive.norms
         if alone:
             reduced = Reduced([header], 0.0, 0.0)
         else:
             try:
-                reduced = self._crew.all_reduce(
-                    header, self._tree(share.size), squares=squares, weights=weights
-                )
+                reduced = self._crew.all_reduce(header, self._tree(share.size), norms=norms)
             except PeerLost:
                 if not self._recover():
                     return False
@@ -247,7 +245,7 @@ class Stepper(Member):
         total = sum(h["n"] for h in headers)
         if share is not None and total not in (0, share.size):
             vectors = [p.grad for p in self._flat.parameters.values() if p.grad is not None]
-            torch._foreach_mul_(vectors if alone else self._flat.sums, share.size / total)
+            torch._foreach_mul_(vectors if alone else self._flat.outputs, share.size / total)
         return total > 0
 
     def _hand_out(self, streams: list[ElasticLoader], headers: list[Header]) -> None:

@@ -57,6 +57,10 @@ class ScriptJob(Job):
             return self.later
         return super().capture() | {"script": self._script.capture()}
 
+    def steady(self, name: str) -> bool:
+        """As for any job, except for a state that is kept until the script arrives: that is freed then."""
+        return self.later is None and super().steady(name)
+
     def restore(self, state: dict[str, Any]) -> None:
         """Load a state now, or keep it until the script has come to its position."""
         if self._script.is_at(state["script"], int(state["steps"])):
@@ -99,7 +103,7 @@ class ScriptJob(Job):
             header["unused"] = self._flat.gather(weight)
         while True:
             try:
-                reduced = self._crew.all_reduce(header, tree, squares=False)
+                reduced = self._crew.all_reduce(header, tree)
             except PeerLost:
                 header["candidate"] = 0  # the offer belonged to the generation that broke
                 if not self._recover():

@@ -26,16 +26,29 @@ from swell.train.modes.adaptive import warm_up
 from swell.train.modes.adaptive_mode import AdaptiveMode, Header
 from swell.train.modes.noise import AdamPreconditioner, NoiseScale
 from swell.train.sync.flat import FlatModel
-from swell.train.sync.reducer import Reduced
+from swell.train.sync.reducer import Norms, Reduced
 
-_LARGE, _SELDOM = 1_000_000, 4
-"""A model with this many parameters or more takes norms that need extra passes in one step of four only."""
+_EVERY = ((64_000_000, 16), (1_000_000, 4), (0, 1))
+"""How often norms that need extra passes are taken: one step of so many, for models of so many parameters."""
 
 _NEW_LENGTH = 0.02
 """A guessed length is reported again only when it has changed by more than this share."""
 
 DEFAULT_GROWTH = 32
 """The largest batch tried if the user sets none, as a multiple of the tuned one."""
+
+
+_MOST_MEASURED = 1 << 26
+"""Norms are taken of at most about this many elements of the gradient."""
+_WIDEST_STRIDE = 16
+
+
+def stride(elements: int) -> int:
+    """Norms are taken of each element at a multiple of this: 1 for all but large models."""
+    step = 1
+    while elements // step > _MOST_MEASURED and step < _WIDEST_STRIDE:
+        step *= 2
+    return step
 
 
 class Adaptation:
@@ -59,17 +72,18 @@ class Adaptation:
         self._flat = flat
         self._loader = loader
         self._tuned = tuned
-        self.weights: list[Tensor] | None = None
-        """For the reducer, by bucket: the factors on the gradients before norms are taken."""
+        self._stride = stride(sum(p.numel() for p in flat.parameters.values()))
         self._buckets: list[Tensor] = []
+        """For the reducer, by bucket: the factors on the gradients before norms are taken."""
         self._generation = -1
         adam, per_parameter = self._precondition(optimizer)
-        large = sum(p.numel() for p in flat.parameters.values()) >= _LARGE
+        elements = sum(p.numel() for p in flat.parameters.values())
+        every = next(steps for size, steps in _EVERY if elements >= size)
         self._mode = AdaptiveMode(
             optimizer,
             limits,
-            every=_SELDOM if large and adam is not None else 1,
-            alone_every=_SELDOM if large else 1,
+            every=every if adam is not None else 1,
+            alone_every=every,
             learning_rate_rule=learning_rate_rule,
             warmup_epochs=warmup_epochs,
             epoch_scale=len(loader.dataset) / tuned,
@@ -88,26 +102,23 @@ class Adaptation:
         if not AdamPreconditioner.applies_to(optimizer):
             return None, []
         parameters = self._flat.parameters
-        self._buckets = [torch.zeros(b.numel) for b in self._flat.layout.buckets]
+        step, device = self._stride, self._flat.device
+        self._buckets = [torch.zeros(-(-b.numel // step), device=device) for b in self._flat.layout.buckets]
         slots = {s.name: s for s in self._flat.layout.slots if not s.buffer}
-        here = [
-            self._buckets[slots[name].bucket][slots[name].offset : slots[name].offset + p.numel()]
-            for name, p in parameters.items()
-        ]
-        if self._flat.device.type == "cpu":
-            return AdamPreconditioner(optimizer, list(zip(parameters.values(), here))), here
-        # A single worker takes norms on its device; several take them from memory that all of them can read.
-        there = [torch.zeros(p.numel(), device=p.device) for p in parameters.values()]
-        places = list(zip(parameters.values(), there))
-        return AdamPreconditioner(optimizer, places, list(zip(here, there))), there
+        places = []
+        for name, parameter in parameters.items():
+            begin = slots[name].offset // step  # offsets are multiples of any stride
+            places.append(self._buckets[slots[name].bucket][begin : begin + -(-parameter.numel() // step)])
+        return AdamPreconditioner(optimizer, list(zip(parameters.values(), places)), step), places
 
     # ------------------------------------------------------------------ one step
 
     @property
-    def measuring(self) -> bool:
-        """Whether the reducer must take norms in this step."""
-        self.weights = self._buckets if self._mode.weights is not None else None
-        return self._mode.measuring
+    def norms(self) -> Norms | None:
+        """How the reducer takes norms in this step, if it has to."""
+        if not self._mode.measuring:
+            return None
+        return Norms(self._stride, self._buckets if self._mode.weights is not None else None)
 
     def header(self, generation: int) -> Header:
         """What goes into the header of the step, under one key."""
@@ -130,8 +141,8 @@ class Adaptation:
             total_square=reduced.total_square,
             nodes=nodes,
             epochs_done=loader.passes + loader.cursor / len(loader.dataset),
-            whole=self._gradients() if alone else (),
-            unscale=unscale,
+            whole=self._gradients if alone else None,
+            unscale=unscale * (self._stride if alone else 1),
         )
 
     def follow(self) -> None:
@@ -153,8 +164,11 @@ class Adaptation:
 
     def _gradients(self) -> Sequence[Tensor]:
         found = [p.grad for p in self._flat.parameters.values()]
+        step = self._stride
         return [
-            torch.zeros(p.numel(), device=p.device) if g is None else g.detach().reshape(-1)
+            torch.zeros(-(-p.numel() // step), device=p.device)
+            if g is None
+            else g.detach().reshape(-1)[::step]
             for g, p in zip(found, self._flat.parameters.values())
         ]
 

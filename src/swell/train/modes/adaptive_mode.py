@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -149,7 +149,7 @@ class AdaptiveMode:
         total_square: float,
         nodes: int,
         epochs_done: float,
-        whole: Sequence[Tensor] = (),
+        whole: Callable[[], Sequence[Tensor]] | None = None,
         unscale: float = 1.0,
     ) -> float:
         """Use what all workers exchanged for this step (in rank order); returns the learning-rate factor.
@@ -161,7 +161,7 @@ class AdaptiveMode:
             total_square: squared norm of the sum of the shares, the mean gradient.
             nodes: machines the workers are on.
             epochs_done: passes over the data before this step.
-            whole: the mean gradient as flat buffers; used where there is a single worker.
+            whole: gives the mean gradient as flat buffers; used where there is a single worker.
             unscale: the factor on squared norms that undoes the scaling of the loss.
         """
         samples = sum(part_samples)
@@ -211,7 +211,7 @@ class AdaptiveMode:
         part_squares: Sequence[float],
         total_square: float,
         scale: float,
-        whole: Sequence[Tensor],
+        whole: Callable[[], Sequence[Tensor]] | None,
         unscale: float,
     ) -> None:
         samples = sum(part_samples)
@@ -222,16 +222,25 @@ class AdaptiveMode:
             mean = sum(sqr * samples / size for sqr, size in shares)
             self.noise.update(mean * unscale, total_square * unscale, len(shares), scale)
             self._memory.forget()
-        elif whole:
-            self._update_alone(first / samples, scale, whole, unscale)
+            self._refresh_if_due()
+        elif whole is not None:
+            since = self.step % self._alone_every
+            if since >= 2:
+                return  # norms are taken in a step and the one after it, then not for a while
+            self._update_alone(first / samples, scale, whole(), unscale, since)
+            if since == 1 or self._alone_every == 1:
+                self._refresh_if_due()
+
+    def _refresh_if_due(self) -> None:
         if self._adam is not None and self._measured % _REFRESH_PRECONDITIONER == 0:
             self._adam.refresh()
             self._memory.forget()  # norms under two different preconditioners cannot be compared
         self._measured += 1
 
-    def _update_alone(self, first: float, scale: float, whole: Sequence[Tensor], unscale: float) -> None:
+    def _update_alone(
+        self, first: float, scale: float, whole: Sequence[Tensor], unscale: float, since: int
+    ) -> None:
         """Update from a single worker: by the share that `keep_first` kept, or by pairing steps in a row."""
-        since = self.step % self._alone_every
         if 0.0 < first < 1.0:
             norms = self._memory.split(whole, first, self.weights) if since == 0 else None
             biased = False

@@ -277,21 +277,21 @@ class AdamPreconditioner:
     that beta2 = 0.999 gives Adam itself.
     """
 
-    __slots__ = ("_mirrors", "_optimizer", "_places", "ready")
+    __slots__ = ("_optimizer", "_places", "_stride", "ready")
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         places: Sequence[tuple[Tensor, Tensor]],
-        mirrors: Sequence[tuple[Tensor, Tensor]] = (),
+        stride: int = 1,
     ) -> None:
-        """`places` pairs each parameter with the view (any shape, same size) that takes its factors.
+        """`places` pairs each parameter with the view (any shape) that takes its factors.
 
-        `mirrors` are (copy, place) pairs brought up to date after every refresh, say on another device.
+        With a `stride`, only each `stride`-th element of a parameter has one.
         """
         self._optimizer = optimizer
         self._places = list(places)
-        self._mirrors = list(mirrors)
+        self._stride = stride
         self.ready = False
         """Whether the places hold factors; not before every parameter has had a step."""
 
@@ -315,12 +315,11 @@ class AdamPreconditioner:
                 place.zero_()  # no gradient ever reached this tensor: leave it out
                 continue
             correction = 1.0 - beta2_of[param] ** max(float(state["step"]), 1.0)
-            place.copy_(state["exp_avg_sq"].reshape(place.shape)).div_(correction)
+            second = state["exp_avg_sq"].reshape(-1)[:: self._stride]
+            place.copy_(second.view(place.shape) if self._stride == 1 else second).div_(correction)
             mean = place.mean()
             place.clamp_(min=_V_FLOOR * mean).sqrt_().add_(eps_of[param]).reciprocal_()
             place.mul_(mean > 0.0)
-        for copy, place in self._mirrors:
-            copy.copy_(place)
         return self.ready
 
 

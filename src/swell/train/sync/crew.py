@@ -8,36 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from torch import Tensor
 
-from swell.train.agent.errors import PeerLost, UsageError
+from swell.train.agent.errors import UsageError
 from swell.train.data.plan import Range, Tree
-from swell.train.state import statetree
-from swell.train.sync import transfer as states
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.groups import Grouping
+from swell.train.sync.handover import Carrier, HandOver
 from swell.train.sync.link import Link
-from swell.train.sync.mesh import ENTER, READY, STATE, VOTE, Header, Mesh, solo
-from swell.train.sync.reducer import Reduced, Reducer
-from swell.train.sync.segment import Segment
-
-_KEEP_STAGING_BYTES = 256 << 20
-"""Memory for handing over a state is kept for the next newcomer up to this size; more is freed."""
-
-
-class Carrier(Protocol):
-    """What a crew needs of its job."""
-
-    def capture(self) -> dict[str, Any]:
-        """The whole state; its tensors are live ones, not copies."""
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Load a whole state (copying its tensors)."""
-
-    def found(self) -> None:
-        """Begin without live state: from the newest checkpoint, or from what the script built."""
+from swell.train.sync.mesh import ENTER, READY, VOTE, Header, Mesh, solo
+from swell.train.sync.reducer import Norms, Reduced, Reducer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +52,21 @@ class Crew:
         self._facts = facts
         self._held = -1
         self._held_headers: list[Header] = []
-        self._staging: Segment | None = None
+        self.handover = HandOver(carrier, flat.device)
+        self._grouping = grouping
         if link is not None:
-            near = link.config.get("shared_memory", True)
-            link.about = {"segment": flat.segment.describe() if near else None, **facts}
-            if grouping is not None:
-                link.about["device"] = grouping.about()
+            link.introduce = self._introduce
+
+    def _introduce(self, newcomer: bool) -> Header:
+        """What a peer learns of this worker when it connects; a thread calls this while others train."""
+        assert self.link is not None
+        shares = self.link.config.get("shared_memory", True)
+        about: Header = {"segment": self.flat.describe() if shares else None, **self._facts}
+        if self._grouping is not None:
+            about["device"] = self._grouping.about()
+        if newcomer and self.live and shares:
+            about["state"] = self.handover.offer()
+        return about
 
     @property
     def rank(self) -> int:
@@ -100,17 +90,15 @@ class Crew:
         header: Header,
         tree: Callable[[list[Header]], Tree | None],
         *,
-        squares: bool = False,
-        weights: list[Tensor] | None = None,
+        norms: Norms | None = None,
     ) -> Reduced:
         """Sum the gradients over all members; PeerLost if a member is gone."""
-        return self.reducer.all_reduce(self.operation, header, tree, squares=squares, weights=weights)
+        return self.reducer.all_reduce(self.operation, header, tree, norms=norms)
 
     def completed(self) -> None:
         """Record that the present operation took effect here, and that newcomers in it have their state."""
         self.operation += 1
-        if self._staging is not None and self._staging.data_bytes > _KEEP_STAGING_BYTES:
-            self._staging = None
+        self.handover.forget()
 
     def share(self, header: Header) -> list[Header]:
         """Try once to exchange the headers of all members, as an operation with a vote."""
@@ -136,7 +124,7 @@ class Crew:
             "held": holding,
             "covered": covered,
             "facts": self._facts,
-            "staging": self._staging.describe() if self._staging is not None else None,
+            "staging": self.handover.staging,
         }
         headers = mesh.exchange(0, ENTER, mine)
         if self.link is not None:
@@ -179,69 +167,33 @@ class Crew:
             self._held = self.reducer.held = -1
         return Entered(complete, merged, joined)
 
-    def close(self) -> None:
-        """Leave the generation."""
-        self.mesh.close()
-
-    def prepare(self, mesh: Mesh, to_give: list[Tensor]) -> None:
-        """Allocate the memory that `mesh` needs before a member waits for it.
-
-        `to_give` are the tensors of the state if this worker has to hand it over.
-        """
-        self.reducer.prepare(mesh)
-        if to_give:
-            self._prepare_to_give(to_give)
-
-    def _prepare_to_give(self, tensors: list[Tensor]) -> None:
-        need = states.staged_bytes(states.describe(tensors))
-        if self._staging is None or self._staging.data_bytes < need:
-            segment = Segment.create(need)
-            segment.touch()
-            self._staging = segment
-
     def _hand_over(self, source: int, to: list[int], staging: Header | None) -> None:
-        """Copy the state of `source` to the ranks in `to`, through the memory `staging` where possible."""
+        """Give the state of `source` to the ranks in `to`."""
         mesh = self.mesh
         if not to:
             return
         if mesh.rank == source:
-            document, named = statetree.split(self._carrier.capture())
-            tensors = [t.detach() for t in named.values()]
-            description = states.describe(tensors)
-            self._prepare_to_give(tensors)
-            assert self._staging is not None
-            states.copy_all(states.staged(description, self._staging), tensors)
             far = [r for r in to if self.reducer.is_far(r)]
-            message: Header = {
-                "document": document,
-                "names": list(named),
-                "tensors": description,
-                "segment": self._staging.describe(),
-                "operation": self.operation,
-                "through_sockets": far,
-            }
-            mesh.exchange(0, STATE, message)
-            if far:
-                raw = [self._staging.bytes(0, states.staged_bytes(description))]
-                mesh.exchange(1, STATE, {}, dict.fromkeys(far, raw), {})
+            self.handover.give(mesh, to, far, self.operation)
             return
-        # Map the memory while the source is still copying into it.
-        expected = Segment.open(staging) if mesh.rank in to and not self.reducer.is_far(source) else None
-        message = mesh.exchange(0, STATE, {})[source]
-        segment: Segment | None = None
-        if message["through_sockets"]:
-            sinks: dict[int, list[memoryview]] = {}
-            if mesh.rank in message["through_sockets"]:
-                size = states.staged_bytes(message["tensors"])
-                segment = Segment.create(size)
-                sinks = {source: [segment.bytes(0, size)]}
-            mesh.exchange(1, STATE, {}, {}, sinks)
-        if mesh.rank in to:
-            if segment is None and staging is not None and message["segment"]["token"] == staging["token"]:
-                segment = expected
-            segment = segment or Segment.open(message["segment"])
-            if segment is None:
-                raise PeerLost(f"the state of {mesh.members[source]} vanished while it was handed over")
-            views = dict(zip(message["names"], states.staged(message["tensors"], segment)))
-            self._carrier.restore(statetree.join(message["document"], views))
-            self.operation = int(message["operation"])
+        near = not self.reducer.is_far(source)
+        operation = self.handover.take(mesh, source, mesh.rank in to, near, staging)
+        if operation is not None:
+            self.operation = operation
+
+    def close(self) -> None:
+        """Leave the generation."""
+        self.mesh.close()
+
+    def prepare(self, mesh: Mesh, state: dict[str, Tensor] | None) -> None:
+        """Allocate and map the memory that `mesh` needs before a member waits for it.
+
+        `state` are the tensors of the state if this worker has to hand it over.
+        """
+        self.reducer.prepare(mesh)
+        if state:
+            near = all(self.handover.same_device(mesh, rank) for rank in mesh.peers)
+            self.handover.prepare(self.handover.staged(state) if near else list(state.values()))
+        elif not self.live:
+            source = next((p for p in mesh.peers.values() if p.about.get("state")), None)
+            self.handover.map(source.about["state"] if source is not None else None)

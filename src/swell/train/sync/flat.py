@@ -9,12 +9,15 @@ travel at the end of their bucket and come back as the mean over samples.
 from __future__ import annotations
 
 import hashlib
+import threading
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from swell.train.agent.errors import UsageError
+from swell.train.sync.device import DeviceSegment
 from swell.train.sync.segment import Segment
 
 _ALIGN_BYTES = 64
@@ -74,14 +77,14 @@ class Layout:
         """Each slot as a view of the buckets' flat tensors."""
         return [flats[s.bucket][s.offset : s.offset + s.numel].view(s.shape) for s in self.slots]
 
-    def flats(self, segment: Segment, region: int) -> list[Tensor]:
+    def flats(self, segment: Segment | DeviceSegment, region: int) -> list[Tensor]:
         """The buckets of region 0 (input) or 1 (output) of a segment."""
         base = region * self.region_bytes
         return [segment.tensor(b.dtype, base + b.offset_bytes, b.numel) for b in self.buckets]
 
 
 class FlatModel:
-    """A model's gradients and buffers, tied to a segment of this process."""
+    """A model's gradients and buffers, and the memory from which peers read them."""
 
     def __init__(self, model: nn.Module, rank_buffers: dict[str, Tensor] | None = None) -> None:
         """With `rank_buffers` (consistent mode), these buffers travel instead of the model's own."""
@@ -98,6 +101,8 @@ class FlatModel:
                 "move all of it to one with model.to(device)"
             )
         self.device = devices.pop()
+        if self.device.type not in ("cpu", "cuda"):
+            raise UsageError(f"model: it is on {self.device}; elastic jobs train on cpu or cuda")
         if rank_buffers is not None:
             self.buffers = {n: b for n, b in rank_buffers.items() if b.numel()}
         else:
@@ -108,60 +113,69 @@ class FlatModel:
                 if n in persistent and b.is_floating_point() and b.numel()
             }
         self.layout = Layout(dict(self.parameters), self.buffers)
-        self.segment = Segment.create(2 * self.layout.region_bytes)
-        self.segment.touch()
-        self.inputs = self.layout.flats(self.segment, 0)
-        self.outputs = self.layout.flats(self.segment, 1)
-        self.direct = False
-        """True if the next sum is made on the device, so that gradients need not go through host memory."""
-        self.summed_on_device = False
-        """True if the last sum is on the device, False if it is in the output segment."""
-        self._staged = self.device.type != "cpu"
-        if self._staged:
-            self.device_inputs = [t.to(self.device) for t in self.inputs]
-            self.device_outputs = [t.to(self.device) for t in self.outputs]
-        else:
-            self.device_inputs, self.device_outputs = self.inputs, self.outputs
-        into = self.layout.views(self.device_inputs)
-        out = self.layout.views(self.device_outputs)
-        place = {(s.name, s.buffer): i for i, s in enumerate(self.layout.slots)}
-        self.grad_in = [into[place[n, False]] for n in self.parameters]
-        self._grad_out = [out[place[n, False]] for n in self.parameters]
-        self._buffer_in = [into[place[n, True]] for n in self.buffers]
-        self._buffer_out = [out[place[n, True]] for n in self.buffers]
+        self._memory: Memory | None = None
+        self._lock = threading.Lock()
+
+    def memory(self) -> Memory:
+        """The memory that peers read, allocated when it is first needed: a job of one worker has none."""
+        with self._lock:
+            if self._memory is None:
+                self._memory = Memory(self)
+            return self._memory
+
+    def describe(self) -> dict[str, Any] | None:
+        """What a peer needs to read this worker's memory."""
+        return self.memory().segment.describe()
+
+    def open(self, description: dict[str, Any] | None) -> Segment | DeviceSegment | None:
+        """A peer's memory, or None if it cannot be read from here."""
+        if self.device.type == "cuda":
+            return DeviceSegment.open(description, self.device)
+        return Segment.open(description)
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """What goes into the sum, by bucket."""
+        return self.memory().inputs
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The sum, by bucket."""
+        return self.memory().outputs
+
+    @property
+    def grad_in(self) -> list[Tensor]:
+        """The place of each parameter's gradient in the input."""
+        return self.memory().grad_in
 
     def gather(self, weight: float) -> list[int]:
         """Copy gradients, and buffers times `weight`, into the input; returns parameters without gradient."""
-        unused: list[int] = []
+        memory, unused = self.memory(), []
         places: list[Tensor] = []
         gradients: list[Tensor] = []
         for index, parameter in enumerate(self.parameters.values()):
             if parameter.grad is None:
                 unused.append(index)
-                self.grad_in[index].zero_()
+                memory.grad_in[index].zero_()
             else:
-                places.append(self.grad_in[index])
+                places.append(memory.grad_in[index])
                 gradients.append(parameter.grad)
         if places:
             torch._foreach_copy_(places, gradients)
-        if self._buffer_in:
-            torch._foreach_copy_(self._buffer_in, [b.detach() for b in self.buffers.values()])
+        if memory.buffer_in:
+            torch._foreach_copy_(memory.buffer_in, [b.detach() for b in self.buffers.values()])
             if weight != 1.0:
-                torch._foreach_mul_(self._buffer_in, weight)
-        if self._staged and not self.direct:
-            torch._foreach_copy_(self.inputs, self.device_inputs)
+                torch._foreach_mul_(memory.buffer_in, weight)
         return unused
 
     @torch.no_grad()
     def gather_ranks(self, fresh: dict[str, Tensor]) -> None:
         """Copy the buffers of this worker's logical ranks into the input; gradients are there already."""
-        for place, name in zip(self._buffer_in, self.buffers):
+        for place, name in zip(self.memory().buffer_in, self.buffers):
             if name in fresh:
                 place.copy_(fresh[name])
             else:
                 place.zero_()
-        if self._staged:
-            torch._foreach_copy_(self.inputs, self.device_inputs)
 
     def adopt_inputs(self) -> None:
         """Use the inputs as the sum, for a single member."""
@@ -170,20 +184,40 @@ class FlatModel:
 
     def adopt(self, unused: set[int]) -> None:
         """Make the reduced vectors the parameters' gradients and the model's buffers."""
-        if self._staged and not self.summed_on_device:
-            torch._foreach_copy_(self.device_outputs, self.outputs)
+        memory = self.memory()
         for index, parameter in enumerate(self.parameters.values()):
-            parameter.grad = None if index in unused else self._grad_out[index]
-        if self._buffer_out:
+            parameter.grad = None if index in unused else memory.grad_out[index]
+        if memory.buffer_out:
             with torch.no_grad():
-                torch._foreach_copy_(list(self.buffers.values()), self._buffer_out)
+                torch._foreach_copy_(list(self.buffers.values()), memory.buffer_out)
 
-    @property
-    def sums(self) -> list[Tensor]:
-        """The last sum, on the device or in the output segment."""
-        return self.device_outputs if self.summed_on_device else self.outputs
+    def settle(self) -> None:
+        """Wait until the device has done what it was told, before a peer is told that it may read."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def clear(self) -> None:
         """Forget all gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
+
+
+class Memory:
+    """Input and output of the sum, where the model is: in shared memory of the host, or on the GPU."""
+
+    def __init__(self, flat: FlatModel) -> None:
+        layout, size = flat.layout, 2 * flat.layout.region_bytes
+        self.segment: Segment | DeviceSegment
+        if flat.device.type == "cuda":
+            self.segment = DeviceSegment.create(size, flat.device)
+        else:
+            self.segment = Segment.create(size)
+            self.segment.touch()
+        self.inputs = layout.flats(self.segment, 0)
+        self.outputs = layout.flats(self.segment, 1)
+        into, out = layout.views(self.inputs), layout.views(self.outputs)
+        place = {(s.name, s.buffer): i for i, s in enumerate(layout.slots)}
+        self.grad_in = [into[place[n, False]] for n in flat.parameters]
+        self.grad_out = [out[place[n, False]] for n in flat.parameters]
+        self.buffer_in = [into[place[n, True]] for n in flat.buffers]
+        self.buffer_out = [out[place[n, True]] for n in flat.buffers]

@@ -13,6 +13,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,8 @@ class Link:
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
 
-        self.about: Message = {}
+        self.introduce: Callable[[bool], Message] = lambda newcomer: {}
+        """What a peer (a newcomer or a member) is told about this worker; called by connecting threads."""
         self.step = 0
         self.report: Message = {}
         self.current: Mesh | None = None
@@ -389,7 +391,8 @@ class Link:
         while True:
             try:
                 connection = Connection.open(offer.addresses[other], self._secret)
-                connection.send({"mesh": offer.number, "worker": self.name, "about": self.about})
+                about = self.introduce(other not in self._members)
+                connection.send({"mesh": offer.number, "worker": self.name, "about": about})
                 answer = connection.receive(5.0)
                 return Peer(other, connection.sock, answer["about"])
             except (OSError, KeyError):
@@ -414,7 +417,7 @@ class Link:
             number, other = int(message["mesh"]), str(message["worker"])
             if number <= self._generation:
                 raise PeerLost("stale")
-            connection.send({"about": self.about})
+            connection.send({"about": self.introduce(other not in self._members)})
         except (OSError, WireError, PeerLost, KeyError):
             _close(sock)
             return

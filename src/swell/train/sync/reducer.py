@@ -11,7 +11,6 @@ No member uses a sum before all members hold it (`voted`): so the survivors of a
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,14 +19,16 @@ import torch
 from torch import Tensor
 
 from swell.train.data.plan import Tree
+from swell.train.sync.device import DeviceSegment
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.groups import Group, Grouping
 from swell.train.sync.mesh import READY, REDUCED, VOTE, Header, Mesh
 from swell.train.sync.segment import Segment
+from swell.train.sync.transfer import let_go
 
 _DIRECT_BYTES = 4 << 20
 _CHUNK = 1 << 17
-_LET_GO_AFTER_S = 1.0
+_DEVICE_CHUNK = 1 << 26
 
 
 @dataclass(slots=True)
@@ -44,6 +45,28 @@ class Reduced:
     total_square: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """How squared norms are taken: of each `stride`-th element (and times `stride`), each times its weight.
+
+    A part of the elements of a large model tells as much as all of them, at a part of the time and memory.
+    """
+
+    stride: int = 1
+    weights: list[Tensor] | None = None
+    """By bucket: the factors of the elements that count."""
+
+    def square(self, flat: Tensor, bucket: int, begin: int, end: int) -> Tensor:
+        """The squared norm of a range of a bucket, which begins at a multiple of the stride."""
+        part = flat[begin : end : self.stride]
+        if self.weights is not None:
+            first = begin // self.stride
+            part = part * self.weights[bucket][first : first + len(part)]
+        if part.dtype not in (torch.float32, torch.float64):
+            part = part.float()
+        return torch.dot(part, part) * self.stride
+
+
 class Reducer:
     """Sums flat vectors over the members of a generation."""
 
@@ -51,40 +74,42 @@ class Reducer:
         self.flat = flat
         self._grouping = grouping
         self._group: Group | None = None
+        self._by_group = False
+        """Whether the process group makes the next sum: then all members said that it is ready."""
         self.held: int = -1
-        """The last operation whose whole sum is in the output segment."""
+        """The last operation whose whole sum is in the output."""
         self.result: Reduced | None = None
         self._mesh: Mesh | None = None
         self._remote_in: dict[int, list[Tensor]] = {}
         self._remote_out: dict[int, list[Tensor]] = {}
         self._far: set[int] = set()
-        self._maps: dict[str, Segment] = {}
-        self._prepared: dict[str, Segment | None] = {}
+        self._maps: dict[str, Segment | DeviceSegment] = {}
+        self._prepared: dict[str, Segment | DeviceSegment | None] = {}
 
     def prepare(self, mesh: Mesh) -> None:
-        """Map the segments of new members in the background, while the present members train."""
+        """Map the memory of new members in the background, while the present members train."""
         for peer in mesh.peers.values():
             description = peer.about.get("segment")
             if description and description["token"] not in self._maps:
-                self._prepared[description["token"]] = Segment.open(description)
+                self._prepared[description["token"]] = self.flat.open(description)
 
     def connect(self, mesh: Mesh) -> None:
-        """Use `mesh` from now on; map the segments of members on this host."""
+        """Use `mesh` from now on; map the memory of members where that can be done."""
         layout = self.flat.layout
         self._mesh = mesh
         if self._group is not None:
             self._group.close()
         self._group = self._grouping.begin(mesh) if self._grouping is not None else None
-        self.flat.direct = False
-        self._remote_in = {mesh.rank: self.flat.inputs}
+        self._by_group = False
+        self._remote_in = {mesh.rank: self.flat.inputs} if mesh.size > 1 else {}
         self._remote_out, self._far = {}, set()
-        maps: dict[str, Segment] = {}
+        maps: dict[str, Segment | DeviceSegment] = {}
         for rank, peer in mesh.peers.items():
             description = peer.about.get("segment")
             token = description["token"] if description else ""
             segment = self._maps.get(token) or self._prepared.get(token)
             if segment is None and token not in self._prepared:
-                segment = Segment.open(description)
+                segment = self.flat.open(description)
             if segment is None or description is None:
                 self._far.add(rank)
                 self._remote_in[rank] = [torch.empty_like(t) for t in self.flat.inputs]
@@ -93,13 +118,13 @@ class Reducer:
                 mesh.processes[rank] = int(description["pid"])
                 self._remote_in[rank] = layout.flats(segment, 0)
                 self._remote_out[rank] = layout.flats(segment, 1)
-        _let_go([segment for token, segment in self._maps.items() if token not in maps])
+        let_go([segment for token, segment in self._maps.items() if token not in maps])
         self._maps, self._prepared = maps, {}
 
     @property
     def way(self) -> str:
         """What makes the sums: the mesh, or the process group's backend."""
-        return self._grouping.backend if self.flat.direct and self._grouping is not None else "mesh"
+        return self._grouping.backend if self._by_group and self._grouping is not None else "mesh"
 
     def is_far(self, rank: int) -> bool:
         """Whether that member's memory cannot be read from here."""
@@ -111,94 +136,84 @@ class Reducer:
         header: Header,
         tree: Callable[[list[Header]], Tree | None],
         *,
-        squares: bool = False,
-        weights: list[Tensor] | None = None,
+        norms: Norms | None = None,
     ) -> Reduced:
         """Sum all members' inputs into every output. `tree` gives the inputs and the order of additions.
 
-        With `squares`, the squared norms of the inputs and of the sum are computed too; gradients are
-        multiplied by `weights` (one flat tensor for each bucket) before, if given.
+        With `norms`, the squared norms of the inputs and of the sum are computed too.
         """
         mesh = self._mesh
         assert mesh is not None
         begin = time.perf_counter()
+        self.flat.settle()
         if self._group is not None and self._group.ready:
             header = {**header, "group": True}
-        if self.flat.direct:
+        if self._by_group:
             headers = mesh.exchange(operation, READY, header)
             ready = time.perf_counter()
             result = Reduced(headers, ready - begin, 0.0)
-            self._sum_on_devices(operation, result, bool(header.get("n", 1)), squares, weights)
+            self._sum_by_group(operation, result, bool(header.get("n", 1)), norms)
             return self._agree(operation, result, ready)
         whole = [(0, b.numel) for b in self.flat.layout.buckets]
         direct = mesh.size == 1 or self.flat.layout.region_bytes * mesh.size <= _DIRECT_BYTES
         mine = whole if direct else self._slices(mesh.rank)
-        headers = mesh.exchange(
-            operation,
-            READY,
-            header,
-            {r: _raw(self.flat.inputs, whole if direct else self._slices(r)) for r in self._far},
-            {r: _raw(self._remote_in[r], mine) for r in self._far},
-        )
+        sent = {r: _Raw(self.flat.inputs, whole if direct else self._slices(r), True) for r in self._far}
+        received = {r: _Raw(self._remote_in[r], mine) for r in self._far}
+        headers = mesh.exchange(operation, READY, header, _views(sent), _views(received))
         ready = time.perf_counter()
+        for raw in received.values():
+            raw.store()
         order = tree(headers)
-        squares_here = self._sum(order, mine, squares, weights)
+        squares = self._sum(order, mine, norms)
         if not direct:
-            answers = mesh.exchange(
-                operation,
-                REDUCED,
-                {"squares": squares_here} if squares else {},
-                {r: _raw(self.flat.outputs, mine) for r in self._far},
-                {r: _raw(self.flat.outputs, self._slices(r)) for r in self._far},
-            )
+            self.flat.settle()
+            sent = {r: _Raw(self.flat.outputs, mine, True) for r in self._far}
+            received = {r: _Raw(self.flat.outputs, self._slices(r)) for r in self._far}
+            said = {"squares": squares} if norms is not None else {}
+            answers = mesh.exchange(operation, REDUCED, said, _views(sent), _views(received))
+            for raw in received.values():
+                raw.store()
             for rank, remote in self._remote_out.items():
                 for (low, high), out, source in zip(self._slices(rank), self.flat.outputs, remote):
                     out[low:high].copy_(source[low:high])
-            if squares:
-                squares_here = [sum(column) for column in zip(*(a["squares"] for a in answers))]
+            if norms is not None:
+                squares = [sum(column) for column in zip(*(a["squares"] for a in answers))]
         result = Reduced(headers, ready - begin, 0.0)
-        if squares:
-            *result.part_squares, result.total_square = squares_here
-        self.flat.summed_on_device = False
+        if norms is not None:
+            *result.part_squares, result.total_square = squares
         return self._agree(operation, result, ready)
 
     def _agree(self, operation: int, result: Reduced, ready_s: float) -> Reduced:
         """Wait until all members have the sum, before any of them uses it."""
         assert self._mesh is not None
+        self.flat.settle()
         self.held, self.result = operation, result
         self._mesh.exchange(operation, VOTE, {})
         result.sync_s = time.perf_counter() - ready_s
         # All members have the same headers, so they choose the same way for the next step.
-        self.flat.direct = all(header.get("group") for header in result.headers)
+        self._by_group = all(header.get("group") for header in result.headers)
         return result
 
-    def _sum_on_devices(
-        self, operation: int, result: Reduced, any_samples: bool, squares: bool, weights: list[Tensor] | None
-    ) -> None:
+    def _sum_by_group(self, operation: int, result: Reduced, any_samples: bool, norms: Norms | None) -> None:
         """Let the process group make the sum; the inputs stay as they are."""
         assert self._mesh is not None and self._group is not None
         flat = self.flat
-        for out, own in zip(flat.device_outputs, flat.device_inputs):
+        for out, own in zip(flat.outputs, flat.inputs):
             if any_samples:
                 out.copy_(own)
             else:
                 out.zero_()
-        # Set before anything can fail, because from here on the output segment does not hold the sum.
-        flat.summed_on_device = True
-        mine = self._square_on_device(weights) if squares and any_samples else 0.0
-        self._group.add(flat.device_outputs)
-        if squares:
+        mine = self._output_square(norms) if norms is not None and any_samples else 0.0
+        self._group.add(flat.outputs)
+        if norms is not None:
             answers = self._mesh.exchange(operation, REDUCED, {"square": mine})
             result.part_squares = [float(answer["square"]) for answer in answers]
-            result.total_square = self._square_on_device(weights)
+            result.total_square = self._output_square(norms)
 
-    def _square_on_device(self, weights: list[Tensor] | None) -> float:
-        """Squared norm of the gradients (times `weights`) in the device's output."""
-        total = 0.0
-        for index, (bucket, out) in enumerate(zip(self.flat.layout.buckets, self.flat.device_outputs)):
-            weight = None if weights is None else weights[index][: bucket.gradients].to(out.device)
-            total += _square(out[: bucket.gradients], weight)
-        return total
+    def _output_square(self, norms: Norms) -> float:
+        """Squared norm of the gradients in the output."""
+        buckets = enumerate(zip(self.flat.layout.buckets, self.flat.outputs))
+        return float(sum(norms.square(out, index, 0, bucket.gradients) for index, (bucket, out) in buckets))
 
     def _slices(self, rank: int) -> list[tuple[int, int]]:
         assert self._mesh is not None
@@ -211,37 +226,31 @@ class Reducer:
             out.append((low, high))
         return out
 
-    def _sum(
-        self,
-        tree: Tree | None,
-        ranges: list[tuple[int, int]],
-        squares: bool,
-        weights: list[Tensor] | None,
-    ) -> list[float]:
+    def _sum(self, tree: Tree | None, ranges: list[tuple[int, int]], norms: Norms | None) -> list[float]:
         """Sum `ranges` of each bucket along `tree` into the output; return squared norms if wanted."""
         assert self._mesh is not None
-        sums = [0.0] * (self._mesh.size + 1)
+        sums: list[list[Tensor]] = [[] for _ in range(self._mesh.size + 1)]
         leaves = _leaves(tree)
+        chunk = _CHUNK if self.flat.device.type == "cpu" else _DEVICE_CHUNK
         for index, (bucket, (low, high)) in enumerate(zip(self.flat.layout.buckets, ranges)):
             out = self.flat.outputs[index]
             if tree is None:
                 out[low:high].zero_()
                 continue
-            if isinstance(tree, int) and tree == self._mesh.rank and not squares:
+            if isinstance(tree, int) and tree == self._mesh.rank and norms is None:
                 out[low:high].copy_(self.flat.inputs[index][low:high])
                 continue
             scratch: list[Tensor] = []
-            for begin in range(low, high, _CHUNK):
-                end = min(begin + _CHUNK, high)
+            for begin in range(low, high, chunk):
+                end = min(begin + chunk, high)
                 into = out[begin:end]
                 self._add(tree, index, begin, end, into, scratch, 0)
-                if squares and begin < bucket.gradients:
+                if norms is not None and begin < bucket.gradients:
                     stop = min(end, bucket.gradients)
-                    weight = None if weights is None else weights[index][begin:stop]
                     for rank in leaves:
-                        sums[rank] += _square(self._remote_in[rank][index][begin:stop], weight)
-                    sums[-1] += _square(out[begin:stop], weight)
-        return sums
+                        sums[rank].append(norms.square(self._remote_in[rank][index], index, begin, stop))
+                    sums[-1].append(norms.square(out, index, begin, stop))
+        return [float(torch.stack(parts).double().sum()) if parts else 0.0 for parts in sums]
 
     def _add(
         self, tree: Tree, bucket: int, begin: int, end: int, into: Tensor, scratch: list[Tensor], depth: int
@@ -260,18 +269,10 @@ class Reducer:
             b = self._remote_in[right][bucket][begin:end]
         else:
             if len(scratch) <= depth:
-                scratch.append(torch.empty(_CHUNK, dtype=into.dtype))
+                scratch.append(torch.empty_like(into))
             b = scratch[depth][: end - begin]
             self._add(right, bucket, begin, end, b, scratch, depth + 1)
         torch.add(a, b, out=into)
-
-
-def _let_go(segments: list[Segment]) -> None:
-    """Unmap the memory of members that are gone, but later, so that the next step does not wait for it."""
-    if segments:
-        timer = threading.Timer(_LET_GO_AFTER_S, segments.clear)
-        timer.daemon = True
-        timer.start()
 
 
 def _leaves(tree: Tree | None) -> list[int]:
@@ -282,14 +283,23 @@ def _leaves(tree: Tree | None) -> list[int]:
     return _leaves(tree[0]) + _leaves(tree[1])
 
 
-def _square(tensor: Tensor, weight: Tensor | None) -> float:
-    if weight is not None:
-        tensor = tensor * weight
-    if tensor.dtype in (torch.float32, torch.float64):
-        return float(torch.dot(tensor, tensor))
-    wide = tensor.float()
-    return float(torch.dot(wide, wide))
+def _views(raws: dict[int, _Raw]) -> dict[int, list[memoryview]]:
+    return {rank: raw.views for rank, raw in raws.items()}
 
 
-def _raw(tensors: list[Tensor], ranges: list[tuple[int, int]]) -> list[memoryview]:
-    return [memoryview(t[a:b].view(torch.uint8).numpy().data) for t, (a, b) in zip(tensors, ranges) if b > a]
+class _Raw:
+    """Ranges of tensors as raw memory of the host, to be sent (`filled`) or to be received and stored."""
+
+    def __init__(self, tensors: list[Tensor], ranges: list[tuple[int, int]], filled: bool = False) -> None:
+        self._parts = [t[a:b] for t, (a, b) in zip(tensors, ranges) if b > a]
+        on_host = all(part.device.type == "cpu" for part in self._parts)
+        self._host = self._parts
+        if not on_host:
+            self._host = [p.cpu() if filled else torch.empty_like(p, device="cpu") for p in self._parts]
+        self.views = [memoryview(part.view(torch.uint8).numpy().data) for part in self._host]
+
+    def store(self) -> None:
+        """Put what was received where it belongs."""
+        for part, host in zip(self._parts, self._host):
+            if part is not host:
+                part.copy_(host)

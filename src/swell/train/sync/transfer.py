@@ -8,6 +8,7 @@ while other workers wait.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,7 @@ from swell.train.agent.errors import UsageError
 from swell.train.sync.segment import Segment
 
 _ALIGN_BYTES = 64
+_LET_GO_AFTER_S = 1.0
 
 
 def describe(tensors: Iterable[Tensor]) -> list[list[Any]]:
@@ -48,6 +50,14 @@ def staged(description: list[list[Any]], segment: Segment) -> list[Tensor]:
         count = int(np.prod(shape, dtype=np.int64)) if shape else 1
         out.append(segment.tensor(getattr(torch, dtype), offset, count).view(shape))
     return out
+
+
+def let_go(memory: list[Any]) -> None:
+    """Unmap memory of other workers, but later, so that the next step does not wait for it."""
+    if memory:
+        timer = threading.Timer(_LET_GO_AFTER_S, memory.clear)
+        timer.daemon = True
+        timer.start()
 
 
 @torch.no_grad()

@@ -1,0 +1,193 @@
+"""Large models on one GPU: what a join costs, what one worker costs. Prints one JSON.
+
+    python -m benchmarks.runtime.gpu_large [--sizes 85M,303M,1.2B] [--device cuda]
+
+A GPT in bf16 (weights in float32) with AdamW. For each size: a plain loop, a job of one worker in fixed and
+in adaptive mode (peak memory, seconds per step), and a job that grows from one to two workers on the GPU: the
+pause of the join, the steps before and after it, the time from the request to the first step of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.runtime.gpu import environment, running
+
+SIZES = {"tiny": (64, 2, 2), "85M": (768, 12, 16), "303M": (1024, 24, 16), "1.2B": (2048, 24, 16)}
+"""Width, layers, samples in a step."""
+CONTEXT, WORDS = 512, 8192
+STEPS = 30
+
+
+def worker(size: str, mode: str, device: str, out: Path, steps: int) -> None:
+    """Train with or without swell; write the time of every step with the number of workers then."""
+    import torch
+    from torch import nn
+
+    width, layers, batch = SIZES[size]
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = _gpt(nn, width, layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    data = torch.utils.data.TensorDataset(torch.randint(0, WORDS, (batch * 50, CONTEXT + 1)))
+
+    def loss_of(tokens: torch.Tensor) -> torch.Tensor:
+        tokens = tokens.to(device)
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            logits = model(tokens[:, :-1])
+        return nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+    took: list[list[float]] = []
+
+    def note(world: int) -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        took.append([time.time(), world])
+
+    if mode == "plain":
+        for i, (tokens,) in enumerate(torch.utils.data.DataLoader(data, batch_size=batch, shuffle=True)):
+            optimizer.zero_grad()
+            loss_of(tokens).backward()
+            optimizer.step()
+            note(1)
+            if i + 1 >= steps:
+                break
+    else:
+        import swell
+
+        job = swell.elastic(model, optimizer, mode=mode, checkpoint_every_s=None, max_batch=batch)
+        loader = job.loader(data, batch_size=batch)
+        for _ in job.epochs(1000):
+            for (tokens,) in loader:
+                job.step(loss_of(tokens))
+                note(job.world)
+                if job.is_leader:
+                    (out / "steps.json").write_text(json.dumps(took))
+            if job.agree((out / "enough").exists() or (mode == "adaptive" and len(took) >= steps)):
+                break
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
+    parameters = sum(p.numel() for p in model.parameters())
+    if mode == "plain" or job.is_leader:
+        said = {"peak_gb": round(peak / 1e9, 2), "parameters": parameters, "steps": took}
+        (out / "result.json").write_text(json.dumps(said))
+
+
+def _gpt(nn: Any, width: int, layers: int) -> Any:
+    import torch
+
+    class Block(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            b, t, _ = x.shape
+            q, k, v = (
+                part.view(b, t, -1, 64).transpose(1, 2) for part in self.qkv(self.before(x)).chunk(3, -1)
+            )
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).reshape(b, t, -1))
+            return x + self.down(nn.functional.gelu(self.up(self.after(x))))
+
+    class GPT(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(CONTEXT, width)
+            self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
+            self.head = nn.Linear(width, WORDS, bias=False)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+            return self.head(self.blocks(x))
+
+    return GPT()
+
+
+def alone(size: str, mode: str, device: str) -> dict[str, Any]:
+    """One worker: peak memory and seconds per step."""
+    with tempfile.TemporaryDirectory(prefix="swell-large-") as folder:
+        command = [sys.executable, __file__, "--worker", mode, "--sizes", size, "--device", device]
+        command += ["--out", folder, "--steps", str(STEPS)]
+        if mode == "fixed":
+            (Path(folder) / "enough").touch()
+        done = subprocess.run(
+            command, env=environment(), capture_output=True, text=True, timeout=300, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(done.stderr[-3000:])
+        result = json.loads((Path(folder) / "result.json").read_text())
+    times = [at for at, _ in result.pop("steps")]
+    result["step_s"] = round(statistics.median(b - a for a, b in pairwise(times[5:])), 4)
+    return result
+
+
+def join(size: str, device: str) -> dict[str, Any]:
+    """From one worker to two, and back."""
+    with tempfile.TemporaryDirectory(prefix="swell-large-") as folder:
+        out = Path(folder)
+        arguments = ["--worker", "fixed", "--sizes", size, "--device", device, "--out", folder]
+        with running(Path(__file__), arguments) as job:
+            job.client.wait_for(lambda s: s["step"] > 10, 120.0)
+            asked_s = time.time()
+            job.client.resize(2)
+            both = job.client.wait_for(lambda s: len(s["members"]) == 2, 120.0)
+            job.client.wait_for(lambda s: s["step"] >= both["step"] + 12, 120.0)
+            job.client.resize(1)
+            one = job.client.wait_for(lambda s: len(s["members"]) == 1, 120.0)
+            job.client.wait_for(lambda s: s["step"] >= one["step"] + 5, 120.0)
+            (out / "enough").touch()
+            job.finish()
+            steps = json.loads((out / "result.json").read_text())["steps"]
+            changes = job.changes()
+    first = next(i for i, (_, world) in enumerate(steps) if world == 2)
+    # The step that ends with the switch is noted with two workers; the next one is made by both.
+    spans = [round(b - a, 4) for (a, _), (b, _) in pairwise(steps)]
+    return {
+        "join_pause_ms": changes["switch_pause_ms"][0],
+        "leave_pause_ms": changes["switch_pause_ms"][1],
+        "request_to_first_step_s": round(steps[first + 1][0] - asked_s, 2),
+        "step_before_s": statistics.median(spans[max(first - 8, 0) : first - 1]),
+        "steps_with_two_s": spans[first : first + 10],
+        "spawn_to_ready_s": changes["spawn_to_ready_s"][-1],
+    }
+
+
+def main() -> None:
+    """Run every size and print one JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--sizes", default="85M,303M,1.2B", help=f"of {', '.join(SIZES)}")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--parts", default="plain,fixed,adaptive,join")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=10**9, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args.sizes, args.worker, args.device, args.out, args.steps)
+        return
+    results: dict[str, Any] = {}
+    for size in args.sizes.split(","):
+        results[size] = {}
+        for part in args.parts.split(","):
+            try:
+                found = join(size, args.device) if part == "join" else alone(size, part, args.device)
+            except Exception as error:
+                found = {"error": str(error)[-2500:]}
+            results[size][part] = found
+            print(f"{size} {part}: {json.dumps(found)}", file=sys.stderr, flush=True)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Memory of a GPU that processes on one host share: the handles of the CUDA driver, for torch's tensors.
+
+A process describes its memory (`describe`), another one maps it (`Mapping.open`) and reads it at the speed of
+the device. This needs no copy through the host and no collective library, and it works for several processes
+on one GPU, where NCCL does not. Handles name whole allocations of the driver; torch puts several tensors into
+one, so a description says where in the allocation the memory begins. Where the driver refuses (another GPU,
+another container, virtual memory of torch's expandable segments) the answer is None, and data goes through
+sockets instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_HANDLE_BYTES = 64
+_LAZY_PEER_ACCESS = 1
+_SMALLEST = 1 << 9
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_ubyte * _HANDLE_BYTES),)
+
+
+@functools.cache
+def _driver() -> Any:
+    """The CUDA driver's library, or None without one."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    library.cuIpcOpenMemHandle_v2.argtypes = [ctypes.c_void_p, _Handle, ctypes.c_uint]
+    library.cuIpcCloseMemHandle.argtypes = [ctypes.c_uint64]
+    return library
+
+
+def identity(device: torch.device) -> str:
+    """What names a GPU on every process that sees it."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def allocation(pointer: int) -> tuple[int, int] | None:
+    """Begin and size of the driver's allocation that `pointer` lies in."""
+    driver, base, size = _driver(), ctypes.c_uint64(), ctypes.c_size_t()
+    if driver is None:
+        return None
+    failed = driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
+    return None if failed else (base.value, size.value)
+
+
+def describe(pointer: int) -> dict[str, Any] | None:
+    """What another process needs to map the allocation around `pointer`; None if that cannot be shared."""
+    found = allocation(pointer)
+    if found is None:
+        return None
+    handle = _Handle()
+    if _driver().cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(found[0])):
+        return None
+    return {"handle": bytes(handle.reserved).hex(), "offset": pointer - found[0], "bytes": found[1]}
+
+
+class Mapping:
+    """An allocation of another process, mapped into this one."""
+
+    def __init__(self, base: int, size: int, device: torch.device) -> None:
+        self._base, self._size, self._device = base, size, device
+
+    @classmethod
+    def open(cls, handle: str, size: int, device: torch.device) -> Mapping | None:
+        """Map the allocation with this handle, or None where the driver refuses."""
+        driver = _driver()
+        if driver is None:
+            return None
+        torch.empty(_SMALLEST, device=device)  # makes the device current in this thread
+        torch.cuda.current_stream(device).synchronize()
+        base = ctypes.c_uint64()
+        raw = _Handle.from_buffer_copy(bytes.fromhex(handle))
+        if driver.cuIpcOpenMemHandle_v2(ctypes.byref(base), raw, _LAZY_PEER_ACCESS):
+            return None
+        return cls(base.value, size, device)
+
+    def tensor(self, dtype: torch.dtype, offset_bytes: int, numel: int) -> Tensor:
+        """A flat tensor over a part of the allocation; it keeps the mapping."""
+        count = numel * torch.empty((), dtype=dtype).element_size()
+        if offset_bytes < 0 or offset_bytes + count > self._size:
+            raise ValueError(f"{count} bytes at {offset_bytes} are not within an allocation of {self._size}")
+        view = _View(self, self._base + offset_bytes, count)
+        return torch.as_tensor(view, device=self._device).view(dtype)
+
+    def __del__(self) -> None:
+        if _driver is not None and self._base:
+            _driver().cuIpcCloseMemHandle(ctypes.c_uint64(self._base))
+
+
+class _View:
+    """Raw bytes on a device in the form that torch takes without a copy."""
+
+    def __init__(self, owner: Mapping, pointer: int, count: int) -> None:
+        self._owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (count,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "version": 2,
+        }
+
+
+class DeviceSegment:
+    """Memory on a GPU with a single writer, as `Segment` is in shared memory of the host."""
+
+    def __init__(self, data: Tensor | None, mapping: Mapping | None, offset_bytes: int) -> None:
+        self._data, self._mapping, self._offset = data, mapping, offset_bytes
+        self._token = os.urandom(16).hex()
+
+    @classmethod
+    def create(cls, data_bytes: int, device: torch.device) -> DeviceSegment:
+        """Fresh memory of this process."""
+        return cls(torch.zeros(max(data_bytes, _SMALLEST), dtype=torch.uint8, device=device), None, 0)
+
+    @classmethod
+    def open(cls, description: dict[str, Any] | None, device: torch.device) -> DeviceSegment | None:
+        """Map a peer's memory, or None where that cannot be done."""
+        if not description or device.type != "cuda" or description.get("gpu") != identity(device):
+            return None
+        mapping = Mapping.open(description["handle"], int(description["bytes"]), device)
+        return None if mapping is None else cls(None, mapping, int(description["offset"]))
+
+    def describe(self) -> dict[str, Any] | None:
+        """What a peer needs to open this; None if the memory cannot be shared."""
+        assert self._data is not None
+        found = describe(self._data.data_ptr())
+        if found is None:
+            return None
+        return found | {"gpu": identity(self._data.device), "token": self._token, "pid": os.getpid()}
+
+    def tensor(self, dtype: torch.dtype, offset_bytes: int, numel: int) -> Tensor:
+        """A flat tensor over a part of the data."""
+        if numel == 0:
+            return torch.empty(0, dtype=dtype)
+        if self._mapping is not None:
+            return self._mapping.tensor(dtype, self._offset + offset_bytes, numel)
+        assert self._data is not None
+        count = numel * torch.empty((), dtype=dtype).element_size()
+        return self._data[offset_bytes : offset_bytes + count].view(dtype)
