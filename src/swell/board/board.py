@@ -178,6 +178,15 @@ class Board:
             if placement != self.table.placement[row] or row in self._losses
         ]
 
+    def release(self, row: int, now_s: float) -> None:
+        """Enter that a job has given all its GPUs back without a decision, because it was paused, say."""
+        if self.table.placement[row]:
+            self.placer.place({row: 0})
+            self.table.settle(row, now_s)
+            self.table.placement[row], self.table.gpus[row], self.table.rate[row] = (), 0, 0.0
+        self._node_counts.pop(row, None)
+        self._losses.pop(row, None)
+
     def set_cluster(self, cluster: Cluster, now_s: float, reason: str = "") -> None:
         """Use this cluster from now on, after nodes were lost, came back or were added.
 

@@ -235,6 +235,9 @@ class Conductor:
         if changed.phase.over:
             self.book.remember(changed, now_s)
             self.forget(changed.job_id, now_s)
+        elif record.wanted and not changed.wanted and changed.job_id in self.scheduler.rows:
+            # Whoever took the slots away, the board must know before the next decision.
+            self.scheduler.released(changed.job_id, now_s)
 
     def forget(self, job_id: str, now_s: float) -> None:
         """Drop a job that is over from memory; the store keeps it."""

@@ -90,6 +90,10 @@ class Scheduler:
         self.board.table.settle(row, now_s)
         self.board.table.paused_until_s[row] = moment_s
 
+    def released(self, job_id: str, now_s: float) -> None:
+        """Note that the job has given all its slots back without a decision."""
+        self.board.release(self.rows[job_id], now_s)
+
     # -- questions ---------------------------------------------------------------------------------------
 
     @property
@@ -125,18 +129,13 @@ class Scheduler:
         """Let the policy decide; returns the moves of all jobs whose slots change."""
         board, table = self.board, self.board.table
         self.profiling.begin(self.book.records, int(board.placer.occupancy.free_gpus), now_s)
-        paused = {
-            row: 0
-            for job_id, row in self.rows.items()
-            if table.gpus[row] and self.book.records[job_id].phase is Phase.PAUSED
-        }
         rows, jobs = self._decided()
         snapshot = self._believe(table, rows, jobs, now_s)
         self.rhythm.due_s = math.inf
         decision = Decision(np.empty(0, dtype=np.int64))
         if len(snapshot):
             decision = self.policy.allocate(snapshot)
-        moves = board.carry_out(snapshot, decision, paused | self.profiling.shares(self.rows))
+        moves = board.carry_out(snapshot, decision, self.profiling.shares(self.rows))
         shown = set(rows.tolist())
         for move in moves:
             if move.row in shown:
