@@ -10,22 +10,28 @@ pause of the join, the steps before and after it, the time from the request to t
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runtime.gpu import environment, running
+from benchmarks.runtime.gpu import Running, environment, running
 
 SIZES = {"tiny": (64, 2, 2), "85M": (768, 12, 16), "303M": (1024, 24, 16), "1.2B": (2048, 24, 16)}
 """Width, layers, samples in a step."""
 CONTEXT, WORDS = 512, 8192
-STEPS = 30
+STEPS = 60
+JOINS = 3
 
 
 def worker(size: str, mode: str, device: str, out: Path, steps: int) -> None:
@@ -33,6 +39,7 @@ def worker(size: str, mode: str, device: str, out: Path, steps: int) -> None:
     import torch
     from torch import nn
 
+    faulthandler.register(signal.SIGUSR1)
     width, layers, batch = SIZES[size]
     torch.manual_seed(0)
     with torch.device(device):
@@ -132,34 +139,54 @@ def alone(size: str, mode: str, device: str) -> dict[str, Any]:
     return result
 
 
+@contextlib.contextmanager
+def explained(job: Running) -> Iterator[None]:
+    """If anything goes wrong: where the workers are, and what they said."""
+    try:
+        yield
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            for pid in job.client.status()["pids"].values():
+                os.kill(pid, signal.SIGUSR1)
+        time.sleep(1.0)
+        logs = {p.name: p.read_text()[-3000:] for p in (job.directory.path / "logs").iterdir()}
+        raise RuntimeError(
+            f"{error}\n{job.output.read_text()[-2000:]}\n{json.dumps(logs, indent=1)}"
+        ) from None
+
+
 def join(size: str, device: str) -> dict[str, Any]:
-    """From one worker to two, and back."""
+    """From one worker to two and back, three times; then to two, of which one is killed."""
+    requests: list[float] = []
     with tempfile.TemporaryDirectory(prefix="swell-large-") as folder:
         out = Path(folder)
         arguments = ["--worker", "fixed", "--sizes", size, "--device", device, "--out", folder]
-        with running(Path(__file__), arguments) as job:
-            job.client.wait_for(lambda s: s["step"] > 10, 120.0)
-            asked_s = time.time()
-            job.client.resize(2)
-            both = job.client.wait_for(lambda s: len(s["members"]) == 2, 120.0)
-            job.client.wait_for(lambda s: s["step"] >= both["step"] + 12, 120.0)
-            job.client.resize(1)
-            one = job.client.wait_for(lambda s: len(s["members"]) == 1, 120.0)
-            job.client.wait_for(lambda s: s["step"] >= one["step"] + 5, 120.0)
+        with running(Path(__file__), arguments) as job, explained(job):
+            now = job.client.wait_for(lambda s: s["step"] > 10, 60.0)
+            for count in (2, 1) * JOINS + (2,):
+                if count == 2:
+                    requests.append(time.time())
+                job.client.resize(count)
+                now = job.client.wait_for(lambda s, count=count: len(s["members"]) == count, 60.0)
+                now = job.client.wait_for(lambda s, begin=now["step"]: s["step"] >= begin + 12, 60.0)
+            victim = now["members"][1]
+            os.kill(now["pids"][victim], signal.SIGKILL)
+            now = job.client.wait_for(lambda s: victim not in s["members"], 60.0)
+            job.client.wait_for(lambda s: s["step"] >= now["step"] + 12, 60.0)
             (out / "enough").touch()
             job.finish()
             steps = json.loads((out / "result.json").read_text())["steps"]
-            changes = job.changes()
-    first = next(i for i, (_, world) in enumerate(steps) if world == 2)
+            events = job.directory.events()
+    spans = [b - a for (a, _), (b, _) in pairwise(steps)]
+    joins = [i for i in range(1, len(steps)) if steps[i][1] == 2 and steps[i - 1][1] == 1]
     # The step that ends with the switch is noted with two workers; the next one is made by both.
-    spans = [round(b - a, 4) for (a, _), (b, _) in pairwise(steps)]
     return {
-        "join_pause_ms": changes["switch_pause_ms"][0],
-        "leave_pause_ms": changes["switch_pause_ms"][1],
-        "request_to_first_step_s": round(steps[first + 1][0] - asked_s, 2),
-        "step_before_s": statistics.median(spans[max(first - 8, 0) : first - 1]),
-        "steps_with_two_s": spans[first : first + 10],
-        "spawn_to_ready_s": changes["spawn_to_ready_s"][-1],
+        "join_pause_ms": [round(e["pause_s"] * 1e3, 1) for e in events if e["event"] == "switch"][::2],
+        "first_step_of_two_s": [round(spans[i], 4) for i in joins],
+        "step_of_two_s": round(statistics.median(s for i in joins for s in spans[i + 1 : i + 9]), 4),
+        "step_of_one_s": round(statistics.median(spans[: joins[0] - 1]), 4),
+        "request_to_first_step_s": [round(steps[i + 1][0] - asked, 2) for i, asked in zip(joins, requests)],
+        "recovery_ms": [round(e["pause_s"] * 1e3, 1) for e in events if e["event"] == "recovery"],
     }
 
 
@@ -183,7 +210,7 @@ def main() -> None:
             try:
                 found = join(size, args.device) if part == "join" else alone(size, part, args.device)
             except Exception as error:
-                found = {"error": str(error)[-2500:]}
+                found = {"error": str(error)[-9000:]}
             results[size][part] = found
             print(f"{size} {part}: {json.dumps(found)}", file=sys.stderr, flush=True)
     print(json.dumps(results))

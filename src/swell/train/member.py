@@ -107,7 +107,7 @@ class Member:
         return number
 
     def _prepared(self, number: int) -> bool:
-        """Whether the memory for a candidate's newcomers is ready; a thread allocates it during training."""
+        """Whether the memory for handing the state to newcomers is ready; a thread allocates it meanwhile."""
         assert self._link is not None
         if self._preparing is None or self._preparing[0] != number:
             try:
@@ -116,8 +116,9 @@ class Member:
                 return True  # replaced by a newer candidate: no member will agree on this one
             if mesh is None or set(mesh.members) <= set(self._crew.mesh.members):
                 return True
-            gives = next(m for m in mesh.members if m in self._crew.mesh.members) == self._link.name
-            state = statetree.split(self.capture())[1] if gives else None
+            if next(m for m in mesh.members if m in self._crew.mesh.members) != self._link.name:
+                return True  # another member hands the state over
+            state = statetree.split(self.capture())[1]
             thread = threading.Thread(target=self._crew.prepare, args=(mesh, state), daemon=True)
             thread.start()
             self._preparing = (number, thread)
@@ -151,7 +152,6 @@ class Member:
                 self._turned = found
                 return False
             standing = self.epoch
-            self._crew.prepare(found, None)
             try:
                 entered = self._crew.enter(found, {})
             except PeerLost:

@@ -55,7 +55,7 @@ class Crew:
         self.handover = HandOver(carrier, flat.device)
         self._grouping = grouping
         if link is not None:
-            link.introduce = self._introduce
+            link.introduce, link.meet = self._introduce, self._meet
 
     def _introduce(self, newcomer: bool) -> Header:
         """What a peer learns of this worker when it connects; a thread calls this while others train."""
@@ -67,6 +67,12 @@ class Crew:
         if newcomer and self.live and shares:
             about["state"] = self.handover.offer()
         return about
+
+    def _meet(self, about: Header) -> None:
+        """Map a peer's memory, and if this worker is a newcomer the state that it will copy."""
+        self.reducer.meet(about)
+        if not self.live:
+            self.handover.map(about.get("state"))
 
     @property
     def rank(self) -> int:
@@ -125,6 +131,7 @@ class Crew:
             "covered": covered,
             "facts": self._facts,
             "staging": self.handover.staging,
+            "reads": self.reducer.readable(mesh),
         }
         headers = mesh.exchange(0, ENTER, mine)
         if self.link is not None:
@@ -136,7 +143,8 @@ class Crew:
                         f"{fact}: worker {name} has {header['facts'].get(fact)!r}, worker "
                         f"{mesh.members[mesh.rank]} has {value!r}; every worker must build the same"
                     )
-        self.reducer.connect(mesh)
+        reads = mine["reads"]
+        self.reducer.connect(mesh, {r for r in reads if mesh.rank in headers[r]["reads"]})
         live = [rank for rank, header in enumerate(headers) if header["live"]]
         top = max((headers[r]["operation"] for r in live), default=self.operation)
         joined = not self.live
@@ -185,15 +193,7 @@ class Crew:
         """Leave the generation."""
         self.mesh.close()
 
-    def prepare(self, mesh: Mesh, state: dict[str, Tensor] | None) -> None:
-        """Allocate and map the memory that `mesh` needs before a member waits for it.
-
-        `state` are the tensors of the state if this worker has to hand it over.
-        """
-        self.reducer.prepare(mesh)
-        if state:
-            near = all(self.handover.same_device(mesh, rank) for rank in mesh.peers)
-            self.handover.prepare(self.handover.staged(state) if near else list(state.values()))
-        elif not self.live:
-            source = next((p for p in mesh.peers.values() if p.about.get("state")), None)
-            self.handover.map(source.about["state"] if source is not None else None)
+    def prepare(self, mesh: Mesh, state: dict[str, Tensor]) -> None:
+        """Allocate the memory for handing this state over, before a member waits for it."""
+        near = all(self.handover.same_device(mesh, rank) for rank in mesh.peers)
+        self.handover.prepare(self.handover.staged(state) if near else list(state.values()))

@@ -10,6 +10,7 @@ sockets instead.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -39,29 +40,48 @@ def _driver() -> Any:
     return library
 
 
+@functools.cache
+def _context(ordinal: int) -> ctypes.c_void_p:
+    """The context of a device that torch uses too."""
+    driver, handle, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
+    driver.cuDeviceGet(ctypes.byref(handle), ctypes.c_int(ordinal))
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+    return context
+
+
+def _enter(device: torch.device) -> bool:
+    """Make the device's context that of this thread, as the driver's calls need; False without a driver."""
+    driver = _driver()
+    if driver is None:
+        return False
+    ordinal = torch.cuda.current_device() if device.index is None else device.index
+    return not driver.cuCtxSetCurrent(_context(ordinal))
+
+
 def identity(device: torch.device) -> str:
     """What names a GPU on every process that sees it."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
-def allocation(pointer: int) -> tuple[int, int] | None:
-    """Begin and size of the driver's allocation that `pointer` lies in."""
-    driver, base, size = _driver(), ctypes.c_uint64(), ctypes.c_size_t()
-    if driver is None:
+def allocation(tensor: Tensor) -> tuple[int, int] | None:
+    """Begin and size of the driver's allocation that a tensor's memory lies in."""
+    base, size, pointer = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64(tensor.data_ptr())
+    if not _enter(tensor.device):
         return None
-    failed = driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer))
+    failed = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), pointer)
     return None if failed else (base.value, size.value)
 
 
-def describe(pointer: int) -> dict[str, Any] | None:
-    """What another process needs to map the allocation around `pointer`; None if that cannot be shared."""
-    found = allocation(pointer)
+def describe(tensor: Tensor) -> dict[str, Any] | None:
+    """What another process needs to map the allocation around a tensor; None if that cannot be shared."""
+    found = allocation(tensor)
     if found is None:
         return None
     handle = _Handle()
     if _driver().cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(found[0])):
         return None
-    return {"handle": bytes(handle.reserved).hex(), "offset": pointer - found[0], "bytes": found[1]}
+    offset = tensor.data_ptr() - found[0]
+    return {"handle": bytes(handle.reserved).hex(), "offset": offset, "bytes": found[1]}
 
 
 class Mapping:
@@ -73,14 +93,11 @@ class Mapping:
     @classmethod
     def open(cls, handle: str, size: int, device: torch.device) -> Mapping | None:
         """Map the allocation with this handle, or None where the driver refuses."""
-        driver = _driver()
-        if driver is None:
+        if not _enter(device):
             return None
-        torch.empty(_SMALLEST, device=device)  # makes the device current in this thread
-        torch.cuda.current_stream(device).synchronize()
         base = ctypes.c_uint64()
         raw = _Handle.from_buffer_copy(bytes.fromhex(handle))
-        if driver.cuIpcOpenMemHandle_v2(ctypes.byref(base), raw, _LAZY_PEER_ACCESS):
+        if _driver().cuIpcOpenMemHandle_v2(ctypes.byref(base), raw, _LAZY_PEER_ACCESS):
             return None
         return cls(base.value, size, device)
 
@@ -92,9 +109,15 @@ class Mapping:
         view = _View(self, self._base + offset_bytes, count)
         return torch.as_tensor(view, device=self._device).view(dtype)
 
+    def close(self) -> None:
+        """Unmap the allocation; no tensor of it may be used any more."""
+        base, self._base = self._base, 0
+        if base and _enter(self._device):
+            _driver().cuIpcCloseMemHandle(ctypes.c_uint64(base))
+
     def __del__(self) -> None:
-        if _driver is not None and self._base:
-            _driver().cuIpcCloseMemHandle(ctypes.c_uint64(self._base))
+        with contextlib.suppress(Exception):  # at the end of the process there may be no driver any more
+            self.close()
 
 
 class _View:
@@ -133,7 +156,7 @@ class DeviceSegment:
     def describe(self) -> dict[str, Any] | None:
         """What a peer needs to open this; None if the memory cannot be shared."""
         assert self._data is not None
-        found = describe(self._data.data_ptr())
+        found = describe(self._data)
         if found is None:
             return None
         return found | {"gpu": identity(self._data.device), "token": self._token, "pid": os.getpid()}

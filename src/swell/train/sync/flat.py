@@ -215,6 +215,9 @@ class Memory:
             self.segment.touch()
         self.inputs = layout.flats(self.segment, 0)
         self.outputs = layout.flats(self.segment, 1)
+        for one, other in zip(self.inputs, self.outputs):  # a device loads its code when it is first used
+            torch._foreach_copy_([other[:1]], [one[:1]])
+            torch.add(one[:1], one[:1], out=other[:1])
         into, out = layout.views(self.inputs), layout.views(self.outputs)
         place = {(s.name, s.buffer): i for i, s in enumerate(layout.slots)}
         self.grad_in = [into[place[n, False]] for n in flat.parameters]

@@ -173,12 +173,12 @@ class HandOver:
             if kept is not None and kept[0].data_ptr() == tensor.data_ptr():
                 out[name] = kept[1]
                 continue
-            found = device.allocation(tensor.data_ptr())
+            found = device.allocation(tensor)
             if found is None:
                 continue
             base, size = found
             if base not in known:
-                known[base] = device.describe(base)
+                known[base] = device.describe(tensor)
             description = known[base]
             if description is not None:
                 shape, dtype = transfer.describe([tensor])[0]

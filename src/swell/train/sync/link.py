@@ -23,6 +23,9 @@ from swell.train.agent.wire import Connection, Message, WireError
 from swell.train.sync.mesh import Mesh, Peer
 
 _RETRY_S = 0.05
+_ANSWER_S = 5.0
+_PREPARE_S = 60.0
+"""Longest that a peer may take to map memory before it counts as connected."""
 STOP = -1
 """Stands in place of a candidate's number: save the job's state and end this run."""
 PATIENCE_S = 120.0
@@ -61,6 +64,8 @@ class Link:
 
         self.introduce: Callable[[bool], Message] = lambda newcomer: {}
         """What a peer (a newcomer or a member) is told about this worker; called by connecting threads."""
+        self.meet: Callable[[Message], None] = lambda about: None
+        """Takes what a peer told about itself, and prepares for it, before the two count as connected."""
         self.step = 0
         self.report: Message = {}
         self.current: Mesh | None = None
@@ -393,7 +398,10 @@ class Link:
                 connection = Connection.open(offer.addresses[other], self._secret)
                 about = self.introduce(other not in self._members)
                 connection.send({"mesh": offer.number, "worker": self.name, "about": about})
-                answer = connection.receive(5.0)
+                answer = connection.receive(_ANSWER_S)
+                self.meet(answer["about"])
+                connection.send({"met": True})
+                connection.receive(_PREPARE_S)
                 return Peer(other, connection.sock, answer["about"])
             except (OSError, KeyError):
                 if not self.still_offered(offer.number):
@@ -413,11 +421,14 @@ class Link:
     def _welcome_peer(self, sock: socket.socket) -> None:
         try:
             connection = Connection(sock, self._secret, server=True)
-            message = connection.receive(5.0)
+            message = connection.receive(_ANSWER_S)
             number, other = int(message["mesh"]), str(message["worker"])
             if number <= self._generation:
                 raise PeerLost("stale")
             connection.send({"about": self.introduce(other not in self._members)})
+            self.meet(message["about"])
+            connection.receive(_PREPARE_S)
+            connection.send({"met": True})
         except (OSError, WireError, PeerLost, KeyError):
             _close(sock)
             return

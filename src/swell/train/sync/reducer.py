@@ -86,15 +86,23 @@ class Reducer:
         self._maps: dict[str, Segment | DeviceSegment] = {}
         self._prepared: dict[str, Segment | DeviceSegment | None] = {}
 
-    def prepare(self, mesh: Mesh) -> None:
-        """Map the memory of new members in the background, while the present members train."""
-        for peer in mesh.peers.values():
-            description = peer.about.get("segment")
-            if description and description["token"] not in self._maps:
-                self._prepared[description["token"]] = self.flat.open(description)
+    def meet(self, about: Header) -> None:
+        """Map the memory of a new peer, in the background while the present members train."""
+        description = about.get("segment")
+        if description and description["token"] not in (*self._maps, *self._prepared):
+            self._prepared[description["token"]] = self.flat.open(description)
 
-    def connect(self, mesh: Mesh) -> None:
-        """Use `mesh` from now on; map the memory of members where that can be done."""
+    def readable(self, mesh: Mesh) -> list[int]:
+        """The ranks whose memory was mapped when they were met."""
+        found = []
+        for rank, peer in mesh.peers.items():
+            token = (peer.about.get("segment") or {}).get("token", "")
+            if self._maps.get(token) or self._prepared.get(token):
+                found.append(rank)
+        return found
+
+    def connect(self, mesh: Mesh, near: set[int]) -> None:
+        """Use `mesh` from now on; with the ranks in `near`, each side reads the other's memory."""
         layout = self.flat.layout
         self._mesh = mesh
         if self._group is not None:
@@ -108,9 +116,7 @@ class Reducer:
             description = peer.about.get("segment")
             token = description["token"] if description else ""
             segment = self._maps.get(token) or self._prepared.get(token)
-            if segment is None and token not in self._prepared:
-                segment = self.flat.open(description)
-            if segment is None or description is None:
+            if rank not in near or segment is None or description is None:
                 self._far.add(rank)
                 self._remote_in[rank] = [torch.empty_like(t) for t in self.flat.inputs]
             else:
