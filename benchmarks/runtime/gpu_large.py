@@ -182,6 +182,7 @@ def join(size: str, device: str) -> dict[str, Any]:
     # The step that ends with the switch is noted with two workers; the next one is made by both.
     return {
         "join_pause_ms": [round(e["pause_s"] * 1e3, 1) for e in events if e["event"] == "switch"][::2],
+        "of_that_waited_ms": [round(e["waited_s"] * 1e3, 1) for e in events if e["event"] == "switch"][::2],
         "first_step_of_two_s": [round(spans[i], 4) for i in joins],
         "step_of_two_s": round(statistics.median(s for i in joins for s in spans[i + 1 : i + 9]), 4),
         "step_of_one_s": round(statistics.median(spans[: joins[0] - 1]), 4),

@@ -178,6 +178,7 @@ class Member:
             return
         if mesh is None:
             self._leave(number)
+        self._flat.settle()  # the device may still be computing the last step, which is no pause
         begin = time.perf_counter()
         old = self._crew.mesh
         try:
@@ -190,7 +191,8 @@ class Member:
         self._link.entered(mesh, self.steps, self.epoch)
         self._shares.settle(entered.covered, self.rank, self.world)
         if self.rank == 0:
-            self._link.event("switch", step=self.steps, world=self.world, pause_s=time.perf_counter() - begin)
+            pause_s, waited_s = time.perf_counter() - begin, entered.waited_s
+            self._link.event("switch", step=self.steps, world=self.world, pause_s=pause_s, waited_s=waited_s)
 
     def _leave_all(self) -> NoReturn:
         """Save the state and leave: the job was asked to stop, and may be started again later."""

@@ -6,6 +6,7 @@ newcomers, and after a death agrees with the other survivors on the last complet
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ class Entered:
     """By loader: the samples of the coming step that some member holds gradients for."""
     joined: bool
     """True if this worker joined without state and received it."""
+    waited_s: float
+    """Seconds until all members had entered."""
 
 
 class Crew:
@@ -133,7 +136,9 @@ class Crew:
             "staging": self.handover.staging,
             "reads": self.reducer.readable(mesh),
         }
+        begin = time.perf_counter()
         headers = mesh.exchange(0, ENTER, mine)
+        waited_s = time.perf_counter() - begin
         if self.link is not None:
             self.link.hold(mesh.number)
         for name, header in zip(mesh.members, headers):
@@ -173,7 +178,7 @@ class Crew:
                         merged.setdefault(name, []).extend((int(a), int(b)) for a, b in ranges)
         if not complete:
             self._held = self.reducer.held = -1
-        return Entered(complete, merged, joined)
+        return Entered(complete, merged, joined, waited_s)
 
     def _hand_over(self, source: int, to: list[int], staging: Header | None) -> None:
         """Give the state of `source` to the ranks in `to`."""

@@ -58,7 +58,9 @@ class Grouping:
         if backend != "gloo" and not (device.type == "cuda" and torch.distributed.is_nccl_available()):
             return None
         backend = "gloo" if backend == "gloo" else "nccl"
-        return cls(backend, directory, str(config.get("host", "127.0.0.1")), device)
+        # The address of this worker's own host, which may not be the coordinator's.
+        host = os.environ.get("SWELL_HOST") or str(config.get("host", "127.0.0.1"))
+        return cls(backend, directory, host, device)
 
     def about(self) -> str:
         """What must differ between members: the GPU for NCCL, the process for gloo."""

@@ -27,6 +27,9 @@ from swell.train.sync.segment import Segment
 from swell.train.sync.transfer import let_go
 
 _DIRECT_BYTES = 4 << 20
+"""Vectors up to this size in all are summed by every member, which saves a phase."""
+_DIRECT_FAR_BYTES = 256 << 10
+"""The same where three or more members are on several hosts: there it sends more than slices would."""
 _CHUNK = 1 << 17
 _DEVICE_CHUNK = 1 << 26
 
@@ -161,7 +164,8 @@ class Reducer:
             self._sum_by_group(operation, result, bool(header.get("n", 1)), norms)
             return self._agree(operation, result, ready)
         whole = [(0, b.numel) for b in self.flat.layout.buckets]
-        direct = mesh.size == 1 or self.flat.layout.region_bytes * mesh.size <= _DIRECT_BYTES
+        limit = _DIRECT_BYTES if mesh.size == 2 or not self._far else _DIRECT_FAR_BYTES
+        direct = mesh.size == 1 or self.flat.layout.region_bytes * mesh.size <= limit
         mine = whole if direct else self._slices(mesh.rank)
         sent = {r: _Raw(self.flat.inputs, whole if direct else self._slices(r), True) for r in self._far}
         received = {r: _Raw(self._remote_in[r], mine) for r in self._far}
