@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from swell.engines.processes import MARK, MARK_BYTES
 from swell.train.agent import children
+from swell.train.agent.polling import readable
 from swell.train.start import zygote
 
 _READY_S = 20.0
@@ -90,10 +90,10 @@ class Nursery:
 def serve(listener: socket.socket) -> None:
     """Fork a supervisor for each connection, until standard input ends."""
     while True:
-        readable, _, _ = select.select([0, listener.fileno()], [], [])
-        if 0 in readable and not os.read(0, 64):
+        ready = readable([0, listener.fileno()])
+        if 0 in ready and not os.read(0, 64):
             return
-        if listener.fileno() in readable:
+        if listener.fileno() in ready:
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError, ValueError, KeyError):
                 connection.settimeout(_ANSWER_S)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from swell.engines.supervised_job import STOP, Outcome, SupervisedJob
 from swell.engines.supervisor import is_locked, signal_supervisor
 from swell.train.agent.children import Child
 from swell.train.agent.errors import TrainError
+from swell.train.agent.polling import readable
 from swell.train.agent.wire import Connection, Message
 
 log = logging.getLogger(__name__)
@@ -196,11 +196,11 @@ class SupervisedEngine:
         while not self._stopping:
             listening = {j.connection: j for j in self._jobs.values() if j.connection is not None}
             watched: list[Any] = [self._poke_r, *listening]
-            readable, _, _ = select.select(watched, [], [], TICK_S)
-            if self._poke_r in readable:
+            ready = readable(watched, TICK_S)
+            if self._poke_r in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._poke_r, 4096)
-            for connection in readable:
+            for connection in ready:
                 if isinstance(connection, Connection):
                     self._read_messages(listening[connection], connection)
             self._tick(time.monotonic())
@@ -351,7 +351,7 @@ class SupervisedEngine:
 
     def _supervisor_ended(self, job: SupervisedJob) -> None:
         """Clean up after a supervisor that has ended, whether it ended by itself or was killed."""
-        while job.connection is not None and select.select([job.connection], [], [], 0)[0]:
+        while job.connection is not None and readable([job.connection], 0.0):
             self._read_messages(job, job.connection)  # read the last messages, until the connection is closed
         sweep(job.directory)
         with self._lock:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -24,6 +23,7 @@ from typing import Any, Protocol
 
 from swell.engines.processes import descendants, memory_bytes
 from swell.engines.ray.warm import socket_path
+from swell.train.agent.polling import readable
 
 MEMORY_EVERY_S = 1.0
 _LOST = -int(signal.SIGKILL)
@@ -82,7 +82,7 @@ class WarmWorker:
         with contextlib.suppress(OSError):
             if line := self._lines.readline():
                 return int(json.loads(line)["code"])
-        select.select([self._descriptor], [], [])
+        readable([self._descriptor])
         try:
             return int(self._exit.read_text())
         except (OSError, ValueError):

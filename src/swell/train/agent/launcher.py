@@ -13,7 +13,6 @@ import ctypes
 import json
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from typing import Any
 
 from swell.train.agent import children
 from swell.train.agent.jobdir import JobDirectory, home
+from swell.train.agent.polling import readable
 from swell.train.agent.wire import Connection, Message, WireError, new_secret
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -215,12 +215,12 @@ class Launcher:
         if self._zygote is not None and self._zygote.alive:
             watch.append(self._zygote)
         with contextlib.suppress(InterruptedError):
-            readable, _, _ = select.select(watch, [], [], timeout_s)
-            if self._wake_r in readable:
+            ready = readable(watch, timeout_s)
+            if self._wake_r in ready:
                 os.read(self._wake_r, 4096)
-            if self._zygote in readable:
+            if self._zygote in ready:
                 self._hear_zygote()
-            if self._connection in readable:
+            if self._connection in ready:
                 self._hear_coordinator()
         self._reap()
         self._connect()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 from swell.train.agent.errors import FENCED, RESPAWN, CoordinatorLost, PeerLost
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.polling import readable
 from swell.train.agent.wire import Connection, Message, WireError
 from swell.train.sync.mesh import Mesh, Peer
 
@@ -309,10 +309,10 @@ class Link:
                     self._outbox = outbox + self._outbox
                 raise
             watch: list[Any] = [connection, self._wake_r]
-            readable, _, _ = select.select(watch, [], [], max(0.0, next_beat - time.monotonic()))
-            if self._wake_r in readable:
+            ready = readable(watch, next_beat - time.monotonic())
+            if self._wake_r in ready:
                 os.read(self._wake_r, 4096)
-            if connection in readable:
+            if connection in ready:
                 for message in connection.pending():
                     self._on(message)
 
