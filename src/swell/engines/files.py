@@ -12,7 +12,9 @@ from typing import Any
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a small file atomically, readable by its owner only."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary.unlink(missing_ok=True)
+    # Never through a link or into a pipe that somebody put there: the directory may be a job's own.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(json.dumps(content))
         file.flush()

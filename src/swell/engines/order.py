@@ -15,6 +15,7 @@ from typing import Any
 from swell.domain import JobRequest, Placement
 from swell.engines.base import Launch
 from swell.engines.files import write_json
+from swell.train.agent.regular import read_regular
 
 FILE = "start.json"
 _OWN = ("job_id", "request", "max_workers", "workers", "placement")
@@ -50,7 +51,7 @@ class Order:
     @classmethod
     def read(cls, job_dir: Path) -> Order:
         """The order in a job's directory; OSError, ValueError, KeyError or TypeError if it is unusable."""
-        content = json.loads((job_dir / FILE).read_text())
+        content = json.loads(read_regular(job_dir / FILE))
         if "request" not in content:
             content = _upgraded(content)
         launch = Launch(

@@ -18,7 +18,7 @@ from typing import Any
 from swell.train.agent.errors import FENCED, RESPAWN, CoordinatorLost, PeerLost
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.polling import readable
-from swell.train.agent.wire import Connection, Message, WireError
+from swell.train.agent.wire import MOST_STRANGERS, Connection, Message, WireError
 from swell.train.sync.mesh import Mesh, Peer
 
 _RETRY_S = 0.05
@@ -79,6 +79,8 @@ class Link:
         self._outbox: list[Message] = []
         self._connection: Connection | None = None
         self._closed = False
+        self._strangers = threading.Semaphore(MOST_STRANGERS)
+        """Taken by every connection until it has proved that it knows the job's secret."""
         for target in (self._run, self._accept):
             threading.Thread(target=target, name=f"swell-{target.__name__}", daemon=True).start()
 
@@ -402,10 +404,18 @@ class Link:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                return
-            threading.Thread(
-                target=self._welcome_peer, args=(sock,), name="swell-accept", daemon=True
-            ).start()
+                time.sleep(_RETRY_S)  # no descriptor is free at the moment, say; `close` sets `_closed` first
+                continue
+            if not self._strangers.acquire(blocking=False):
+                _close(sock)
+                continue
+            threading.Thread(target=self._meet, args=(sock,), name="swell-accept", daemon=True).start()
+
+    def _meet(self, sock: socket.socket) -> None:
+        try:
+            self._welcome_peer(sock)
+        finally:
+            self._strangers.release()
 
     def _welcome_peer(self, sock: socket.socket) -> None:
         try:
@@ -415,7 +425,7 @@ class Link:
             if number <= self._generation:
                 raise PeerLost("stale")
             connection.send({"about": self.about})
-        except (OSError, WireError, PeerLost, KeyError):
+        except (OSError, WireError, PeerLost, KeyError, ValueError, TypeError):
             _close(sock)
             return
         with self._changed:
