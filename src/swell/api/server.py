@@ -40,6 +40,7 @@ from swell.api.home import ServerFile, is_loopback
 from swell.api.hub import EventHub
 from swell.api.metrics import RequestMetrics
 from swell.api.middleware import MAX_BODY_BYTES, BodyLimit, Guard
+from swell.api.protocol import PatientProtocol
 from swell.api.routes import cluster, events, jobs, service, tokens
 from swell.control.store import Store
 from swell.domain import InputError, SwellError
@@ -83,6 +84,7 @@ def create_app(
         finally:
             await context.hub.stop()
             pool.shutdown(wait=False, cancel_futures=True)
+            context.checks.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(
         title="swell",
@@ -162,6 +164,7 @@ class Server:
         self._file = ServerFile(self.url, os.getpid(), None if cert is None else str(cert.absolute()))
         config = uvicorn.Config(
             self.app,
+            http=PatientProtocol,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -82,7 +82,9 @@ class LazyGroup(click.Group):
             errors = sys.modules.get("swell.domain.errors")
             if errors is None or not isinstance(error, errors.SwellError):
                 raise
-            click.echo(f"swell: {error}", err=True)
+            from swell.cli._terminal import clean
+
+            click.echo(f"swell: {clean(str(error))}", err=True)
             ctx.exit(2 if isinstance(error, errors.InputError) else 1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

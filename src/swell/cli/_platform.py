@@ -23,9 +23,13 @@ from swell.domain import InputError, SwellError
 if TYPE_CHECKING:
     from swell.api.schemas import ReplayRequest
     from swell.control.plane import ControlPlane
+    from swell.control.store import Store
     from swell.engines import Engine, Launch
 
 LOCK = "up.lock"
+STORE_ID = "store.id"
+"""File of a home with the id of its store."""
+_PR_SET_DUMPABLE = 4
 LOG = "server.log"
 STARTED_S = 60.0
 """How long a control plane in the background may take to come up."""
@@ -60,6 +64,13 @@ class Settings:
     interval_s: float = 5.0
     round_s: float | None = None
     """Length of the policy's rounds; None for the policy's default."""
+    pass_env: tuple[str, ...] = ()
+    """Variables of the platform's environment that jobs get besides those that programs need."""
+    end_unknown: bool = False
+    jobs_per_user: int | None = None
+    submissions_per_minute: int | None = None
+    time_limit_s: float | None = None
+    """The longest that a job may run."""
 
 
 def prepare(home: Path) -> None:
@@ -106,10 +117,13 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
     """Run the control plane until SIGTERM or SIGINT. `ready` is called just before requests are answered."""
     from swell.api.server import Server
     from swell.control.database import connect
+    from swell.control.limits import Limits
     from swell.control.plane import ControlPlane
     from swell.control.store import Store
     from swell.policies import make_policy
 
+    os.umask(0o077)
+    keep_from_debuggers()
     prepare(settings.home)
     with only_one(settings.home) as lock:
         # This descriptor is never closed, so the lock is free only once the process has ended.
@@ -117,12 +131,23 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
     with contextlib.ExitStack() as stack:
         store = Store(connect(settings.store or str(settings.home / "store.db")))
         stack.callback(store.close)
+        check_store(settings.home, store)
         if settings.policy is not None:
             make_policy(settings.policy)
             store.set_setting("policy", settings.policy)
         engine = make_engine(settings)
         plane = ControlPlane(
-            store, engine, home=settings.home, interval_s=settings.interval_s, round_s=settings.round_s
+            store,
+            engine,
+            home=settings.home,
+            interval_s=settings.interval_s,
+            round_s=settings.round_s,
+            limits=Limits(
+                jobs=settings.jobs_per_user,
+                submissions_per_minute=settings.submissions_per_minute,
+                run_s=settings.time_limit_s,
+            ),
+            end_unknown=settings.end_unknown,
         )
         options: dict[str, Any] = {
             "home": settings.home,
@@ -140,12 +165,39 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
         server.run()
 
 
+def check_store(home: Path, store: Store) -> None:
+    """Refuse a store that is not this home's: the jobs that run here would be strangers to it."""
+    from swell.api.home import write_private
+
+    path, mine = home / STORE_ID, store.identity
+    known = path.read_text().strip() if path.exists() else ""
+    if known and known != mine:
+        raise InputError(
+            f"store: this home ({home}) belongs to the store with the id {known}, and this one has the id"
+            f" {mine}; give the right --store, or bring a backup back with 'swell restore'. To use this store"
+            f" from now on, remove {path}: jobs that run here and are not in it are then left alone",
+            field="store",
+        )
+    if not known:
+        write_private(path, mine + "\n")
+
+
+def keep_from_debuggers() -> None:
+    """Have the system keep this process's memory and environment from others of its account, such as jobs."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
 def make_engine(settings: Settings) -> Engine:
     """The engine that the settings ask for."""
     if settings.engine == "local":
         from swell.engines.local import LocalEngine
 
-        return LocalEngine(settings.home, nodes=settings.nodes, slots=settings.slots)
+        local = LocalEngine(settings.home, nodes=settings.nodes, slots=settings.slots)
+        local.pass_env = settings.pass_env
+        return local
     need_ray()
     from swell.engines.ray.engine import RayEngine, RayOptions
 
@@ -156,7 +208,9 @@ def make_engine(settings: Settings) -> Engine:
         spare_bytes=settings.spare_memory,
         workdir_bytes=settings.workdir_limit,
     )
-    return RayEngine(settings.home, options)
+    on_ray = RayEngine(settings.home, options)
+    on_ray.pass_env = settings.pass_env
+    return on_ray
 
 
 def need_ray() -> None:
@@ -218,8 +272,11 @@ def _replayer(plane: ControlPlane) -> Callable[[ReplayRequest], dict[str, Any]]:
     return answer
 
 
-def start_in_background(words: list[str], home: Path) -> str:
-    """Start `swell up` as a process in a session of its own; returns its URL once it answers."""
+def start_in_background(words: list[str], home: Path, store: str | None = None) -> str:
+    """Start `swell up` as a process in a session of its own; returns its URL once it answers.
+
+    `store` may hold a password, so it is not among the words: every user of the machine can see those.
+    """
     from swell.api.home import ServerFile
 
     prepare(home)
@@ -234,6 +291,7 @@ def start_in_background(words: list[str], home: Path) -> str:
             stderr=log,
             start_new_session=True,
             cwd="/",
+            env=os.environ if store is None else {**os.environ, "SWELL_STORE": store},
         )
     give_up_s = time.monotonic() + STARTED_S
     while time.monotonic() < give_up_s:

@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +18,10 @@ from typing import Any
 from swell.control import lifecycle, promises, views
 from swell.control.book import Book, Recall, Subscriber
 from swell.control.conductor import Conductor
-from swell.control.errors import NotFound
+from swell.control.errors import NotFound, TooMany
 from swell.control.intake import Intake, Ticket
+from swell.control.knowledge import MAX_SCRIPT_BYTES
+from swell.control.limits import Gate, Limits
 from swell.control.loop import Loop
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
 from swell.control.scheduler import check_fits
@@ -29,10 +30,13 @@ from swell.control.store import Store
 from swell.control.views import NodeView
 from swell.domain import Event, InputError
 from swell.engines import Engine
+from swell.engines.clock import now_s
+from swell.engines.parts import Part
 from swell.policies import make_policy
 
 __all__ = ["ControlPlane", "NodeView"]
 
+NO_LIMITS = Limits()
 FEW_SUBMISSIONS = 4
 """Up to this many submissions at a time get an estimate by looking ahead; more get a rougher one."""
 
@@ -56,12 +60,14 @@ class ControlPlane:
         policy: str = "elasticflow",
         interval_s: float = 5.0,
         round_s: float | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = now_s,
         recall: Recall | None = None,
+        limits: Limits = NO_LIMITS,
+        end_unknown: bool = False,
     ) -> None:
         """`interval_s`: seconds between two turns if nothing happens. `round_s`: the length of the policy's
         rounds, in place of its own. `recall`: returns what is known of a job before it runs, in place of the
-        store's history."""
+        store's history. `end_unknown`: end jobs that run here and that the store does not know."""
         self.store = store
         self.engine = engine
         self.home = home
@@ -72,7 +78,10 @@ class ControlPlane:
         self._lock = threading.RLock()
         self._book = Book(store, recall)
         self._conductor = Conductor(self._book, engine, home)
+        self._conductor.end_unknown, self._conductor.most_run_s = end_unknown, limits.run_s
+        self._gate = Gate(limits)
         self._loop = Loop(self.turn, self._wait_s)
+        self._watchdog = Part("watchdog", self._watch)
         self._intake: Intake[_Submission, JobRecord] = Intake(self._take_in)
 
     def come_up(self) -> None:
@@ -86,9 +95,11 @@ class ControlPlane:
         """Come up and begin to take turns."""
         self.come_up()
         self._loop.start()
+        self._watchdog.start()
 
     def stop(self) -> None:
         """Stop listening and deciding. Jobs go on."""
+        self._watchdog.stop(5.0)
         self._loop.stop()
         self.engine.close()
 
@@ -103,8 +114,22 @@ class ControlPlane:
 
     @property
     def trouble(self) -> str:
-        """Why the last turn failed; empty if it succeeded."""
-        return self._loop.trouble
+        """Why the last turn failed, or which part of the platform does not work; empty if all is well."""
+        return self._loop.trouble or "; ".join(self.health().values())
+
+    def health(self) -> dict[str, str]:
+        """By name, the parts that do not do their work, and why. A thread that has ended is started again."""
+        found = {part.name: part.look() for part in self._parts()}
+        return {name: text for name, text in found.items() if text}
+
+    def _parts(self) -> list[Part]:
+        return [self._loop.part, self._watchdog, *self.engine.parts()]
+
+    def _watch(self) -> None:
+        """Look after the other threads, so that one that has ended works again although nobody asks."""
+        while not self._watchdog.stopping.wait(1.0):
+            self._watchdog.beat()
+            self.health()
 
     @property
     def due_s(self) -> float:
@@ -131,7 +156,7 @@ class ControlPlane:
                     for ticket in tickets:
                         try:
                             ticket.answer = self._accept(ticket.submission, accepted, quick)
-                        except InputError as error:
+                        except (InputError, TooMany) as error:
                             ticket.refusal = error
             except BaseException:
                 for record, _, _ in accepted:
@@ -155,6 +180,8 @@ class ControlPlane:
             if earlier is not None:
                 return self._book.records.get(earlier.job_id, earlier)
         scheduler = self._conductor.scheduler
+        active = sum(record.owner == submission.owner for record in self._book.records.values())
+        self._gate.submission(submission.owner, active, self.clock())
         record = self._new_record(submission.request, submission.owner)
         knowledge = self._book.knowledge_of(record)
         answer, asked = promises.promise(record, knowledge, scheduler, record.submitted_s, quick=quick)
@@ -308,15 +335,21 @@ class ControlPlane:
         self.job(job_id)
         return series([event for _, event in self.store.events(job_id=job_id, limit=10_000)])
 
-    def stats(self) -> Mapping[str, float]:
+    def stats(self) -> Mapping[str, Any]:
         """Figures for monitoring."""
         with self._lock:
-            return self._conductor.stats(self.trouble)
+            parts = {part.name: float(not part.trouble) for part in self._parts()}
+            return self._conductor.stats(self.trouble) | {"part_up": parts}
 
     def _check(self, request: JobRequest) -> None:
         script = Path(request.workdir, request.script)
         if not os.path.isfile(script):  # noqa: PTH113 - a name too long for the file system is not there
             raise InputError(f"script: there is no file '{script}'", field="script")
+        if script.stat().st_size > MAX_SCRIPT_BYTES:
+            raise InputError(
+                f"script: '{script}' has {script.stat().st_size} bytes, allowed are {MAX_SCRIPT_BYTES}",
+                field="script",
+            )
         if request.deadline_s is not None and request.deadline_s <= self.clock():
             raise InputError("deadline_s must be in the future", field="deadline_s")
         check_fits(self._conductor.scheduler.cluster, request.min_workers)

@@ -7,13 +7,14 @@ in the cluster. Jobs go on while no control plane runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 from swell.domain import Cluster, JobRequest, Placement
+from swell.engines.parts import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,9 @@ class Engine(Protocol):
 
     def observe(self) -> dict[str, Observed]:
         """Every job the engine knows of, as it is now."""
+
+    def parts(self) -> Sequence[Part]:
+        """The engine's threads, for whoever watches that none of them has ended."""
 
     def reports(self) -> Iterator[Report]:
         """What jobs reported since the last call. Never blocks."""

@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from swell.engines.environment import for_jobs
 from swell.engines.processes import MARK, MARK_BYTES
 from swell.train.agent import children
 from swell.train.agent.polling import readable
@@ -52,7 +53,8 @@ class Nursery:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                env={**os.environ, MARK: "-" * MARK_BYTES},
+                # In /proc every fork shows this environment, so it must hold no more than a job may see.
+                env={**for_jobs(os.environ), MARK: "-" * MARK_BYTES},
             )
 
     @property

@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from swell.domain import Cluster, Placement
+from swell.engines import clock
 from swell.engines.base import Launch, Observed, Report, RunState
 from swell.engines.border import BadMessage, read_beat, read_event
+from swell.engines.environment import for_jobs
 from swell.engines.parts import Part
 from swell.engines.processes import MARK, mark, sweep
 from swell.engines.supervised_job import STOP, Outcome, SupervisedJob
@@ -59,6 +61,8 @@ class SupervisedEngine:
 
     def __init__(self, home: Path) -> None:
         self._home = home
+        self.pass_env: tuple[str, ...] = ()
+        """Variables of the platform's environment that jobs get besides those on the list."""
         self._jobs: dict[str, SupervisedJob] = {}
         self._reports: deque[Report] = deque(maxlen=100_000)
         self._lock = threading.RLock()
@@ -135,7 +139,7 @@ class SupervisedEngine:
 
     def _environment(self) -> dict[str, str]:
         """Environment of supervisors."""
-        return dict(os.environ)
+        return for_jobs(os.environ, self.pass_env)
 
     # -- the interface -----------------------------------------------------------------------------------
 
@@ -242,6 +246,8 @@ class SupervisedEngine:
             if not job.present:
                 job.outcome = Outcome.read(job.directory)  # the job may have run between two turns
             self._spawn(job, now_s)
+        elif not job.wanted and job.unborn(now_s):
+            self._stop_at_once(job, now_s)
         else:
             if job.connect(now_s, len(self.cluster().node_of_gpu)):
                 with self._lock:
@@ -298,6 +304,13 @@ class SupervisedEngine:
                 self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.occupied(job.members)})
         if job.wanted != job.noted:
             job.note_placement()
+
+    def _stop_at_once(self, job: SupervisedJob, now_s: float) -> None:
+        """Stop a job that has not trained yet: it has no state to save, and others wait for its slots."""
+        if job.stop_by_s is None:
+            with self._lock:
+                job.stop_by_s, job.state = now_s + END_GRACE_S, RunState.STOPPING
+            self._signal(job, signal.SIGTERM)
 
     # -- listening ---------------------------------------------------------------------------------------
 
@@ -356,7 +369,7 @@ class SupervisedEngine:
         if not job.allowance.take():
             job.complain("reports more than the platform listens to; the rest is dropped")
             return
-        self._reports.append(Report(job_id=job.job_id, time_s=time.time(), kind=kind, data=data))
+        self._reports.append(Report(job_id=job.job_id, time_s=clock.now_s(), kind=kind, data=data))
         self._wake()
 
     # -- ends --------------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ ANSWER_S = 1.0
 """Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
 NOTE_END_S = 5.0
 """How long the control plane is given to note that a job has ended before its slots go to another one."""
+UNBORN_S = 60.0
+"""For this long after its start a job that says nothing counts as one that has not trained yet."""
 MOST_REASON = 4000
 """Longest reason of a job's end, in characters."""
 MOST_WORKERS = 200_000
@@ -173,6 +175,14 @@ class SupervisedJob:
             return set()
         return set(self.told) | {slot for slot in self.live.values() if slot is not None}
 
+    def unborn(self, now_s: float) -> bool:
+        """Whether this engine started the job a moment ago and no worker of it has trained yet.
+
+        Of a job that another engine started this is not known, because its reports went there.
+        """
+        young = self.child is not None and now_s - self.started_s < UNBORN_S
+        return young and not self.former and self.state in (RunState.STARTING, RunState.STOPPING)
+
     @property
     def leaving(self) -> bool:
         """Whether workers that are no longer members still have a process."""
@@ -230,10 +240,13 @@ class SupervisedJob:
     def gone(self) -> None:
         """Note that the supervisor has ended."""
         self.disconnect()
+        asked_to_stop = self.stop_by_s is not None
         self.alive, self.stop_by_s, self.child = False, None, None
         self.noted = ()
         self.ready, self.members, self.former = set(), set(), set()
         self.outcome = Outcome.read(self.directory)
+        if self.outcome is None and asked_to_stop:  # before it had trained, or it was killed as it stopped
+            self.outcome = Outcome(RunState.STOPPED, 0, STOPPED)
         if self.over:
             self.kept_until_s = time.monotonic() + NOTE_END_S
         else:

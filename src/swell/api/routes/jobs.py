@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
 
 from swell.api.auth import Principal
@@ -164,6 +164,7 @@ async def logs(
     job_id: JobId,
     ctx: Ctx,
     who: Caller,
+    request: Request,
     offset: Annotated[int, Query(ge=0, le=1 << 62, description="Byte to start from.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1 << 20, description="Most bytes of one answer.")] = _CHUNK,
     follow: Annotated[bool, Query(description="Go on until the job is over.")] = False,
@@ -171,13 +172,14 @@ async def logs(
     """A job's output. The header X-Next-Offset is the `offset` to go on from."""
     await ctx.call(ctx.visible_job, who, job_id)
     if follow:
-        return stream(ctx, _follow(ctx, job_id, offset), "text/plain; charset=utf-8")
+        source = _follow(ctx, job_id, offset)
+        return stream(ctx, source, "text/plain; charset=utf-8", ctx.still_allowed(request))
     data, after = await ctx.call(ctx.plane.logs, job_id, offset, limit)
     headers = {"X-Next-Offset": str(after)}
     return Response(data, media_type="text/plain; charset=utf-8", headers=headers)
 
 
-async def _follow(ctx: Context, job_id: str, offset: int) -> AsyncIterator[bytes]:
+async def _follow(ctx: Context, job_id: str, offset: int) -> AsyncGenerator[bytes, None]:
     seen = ctx.hub.last
     while not ctx.hub.closed:
         # Check for the end before reading, so that the last read sees everything the job wrote.

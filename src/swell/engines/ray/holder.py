@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from swell.engines.environment import for_jobs
 from swell.engines.processes import descendants, memory_bytes
 from swell.engines.ray.warm import socket_path
 from swell.train.agent.polling import readable
@@ -47,7 +48,7 @@ class ColdWorker:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "swell.train.start.bootstrap", order["script"], *order["arguments"]],
                 cwd=order["cwd"],
-                env={**os.environ, **order["env"], **order["visible"]},
+                env={**for_jobs(os.environ), **order["env"], **order["visible"]},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
