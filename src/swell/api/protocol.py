@@ -25,11 +25,10 @@ class PatientProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._wait_for_headers()
 
-    def data_received(self, data: bytes) -> None:
-        """Take bytes in. Those of a new request start the clock, its last header stops it."""
-        if self._late is None and (self.cycle is None or self.cycle.response_complete):
-            self._wait_for_headers()
-        super().data_received(data)
+    def on_message_begin(self) -> None:
+        """The first byte of a request has arrived."""
+        self._wait_for_headers()
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """The request is whole (its body has a limit of its own)."""
