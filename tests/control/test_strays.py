@@ -1,4 +1,4 @@
-"""Jobs that run and that the store does not know, or says are over; homes and stores that do not belong together."""
+"""Jobs that the store does not know or says are over; homes and stores that do not belong together."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def test_an_empty_store_keeps_the_tokens_of_its_home(tmp_path: Path) -> None:
     right, empty = Store(connect(str(tmp_path / "a.db"))), Store(connect(str(tmp_path / "b.db")))
     (admin, _) = ensure_tokens(TokenBook(right), tmp_path)
     secret = admin.read_text().strip()
-    assert ensure_tokens(book := TokenBook(empty), tmp_path) == []
+    book = TokenBook(empty)
+    assert ensure_tokens(book, tmp_path) == []
     assert admin.read_text().strip() == secret, "with the right store back, it still opens"
     for tokens in (book, TokenBook(right)):
         assert tokens.authenticate(f"Bearer {secret}").user == "admin"

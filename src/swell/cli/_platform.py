@@ -71,6 +71,10 @@ class Settings:
     submissions_per_minute: int | None = None
     time_limit_s: float | None = None
     """The longest that a job may run."""
+    keep_s: float = 30 * 86_400.0
+    """How long records, events and directories of ended jobs are kept."""
+    keep_bytes: int | None = None
+    """How much the directories of ended jobs may use; None for no limit."""
 
 
 def prepare(home: Path) -> None:
@@ -119,6 +123,7 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
     from swell.control.database import connect
     from swell.control.limits import Limits
     from swell.control.plane import ControlPlane
+    from swell.control.retention import Keep
     from swell.control.store import Store
     from swell.policies import make_policy
 
@@ -147,6 +152,7 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
                 submissions_per_minute=settings.submissions_per_minute,
                 run_s=settings.time_limit_s,
             ),
+            keep=Keep(for_s=settings.keep_s, most_bytes=settings.keep_bytes),
             end_unknown=settings.end_unknown,
         )
         options: dict[str, Any] = {
@@ -357,7 +363,7 @@ def stop_jobs(home: Path, say: Callable[[int], None]) -> list[str]:
     from swell.engines.supervisor import is_locked
 
     with only_one(home):
-        directories = _jobs_alive(home)
+        directories = jobs_alive(home)
         say(len(directories))
         if not directories:
             return []
@@ -386,7 +392,8 @@ def stop_ray(home: Path) -> bool:
     return head.stop(home)
 
 
-def _jobs_alive(home: Path) -> list[Path]:
+def jobs_alive(home: Path) -> list[Path]:
+    """The directories of jobs that have a living supervisor on this machine."""
     from swell.engines.supervisor import is_locked
 
     starts = list((home / "jobs").glob("*/start.json"))

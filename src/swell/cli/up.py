@@ -73,6 +73,8 @@ Example:
     "--submissions-per-minute", type=click.IntRange(1), help="Most submissions of a user in a minute."
 )
 @click.option("--time-limit", type=DURATION, help="Longest that any job may run, such as 7d.")
+@click.option("--keep", type=DURATION, default="30d", show_default=True, help="How long ended jobs are kept.")
+@click.option("--keep-size", type=BYTES, help="How much ended jobs' directories may use [default: no limit].")
 @click.option("--end-unknown", is_flag=True, help="End jobs that run here and are not in the store.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -100,6 +102,8 @@ def up(
     jobs_per_user: int | None,
     submissions_per_minute: int | None,
     time_limit: float | None,
+    keep: float,
+    keep_size: int | None,
     end_unknown: bool,
     host: str,
     port: int | None,
@@ -149,6 +153,8 @@ def up(
         jobs_per_user=jobs_per_user,
         submissions_per_minute=submissions_per_minute,
         time_limit_s=time_limit,
+        keep_s=keep,
+        keep_bytes=keep_size,
         end_unknown=end_unknown,
         **{name: value for name, value in for_ray.items() if value is not None},  # type: ignore[arg-type]
     )
@@ -203,6 +209,8 @@ def _words(settings: Settings) -> list[str]:
         "--jobs-per-user": settings.jobs_per_user,
         "--submissions-per-minute": settings.submissions_per_minute,
         "--time-limit": settings.time_limit_s,
+        "--keep": settings.keep_s,
+        "--keep-size": settings.keep_bytes,
         "--host": settings.host,
         "--port": settings.port,
         "--tls-cert": settings.cert,

@@ -6,10 +6,12 @@ and turns share one lock.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +20,13 @@ from typing import Any
 from swell.control import lifecycle, promises, views
 from swell.control.book import Book, Recall, Subscriber
 from swell.control.conductor import Conductor
-from swell.control.errors import NotFound, TooMany
+from swell.control.errors import NotFound, StoreUnavailable, TooMany
 from swell.control.intake import Intake, Ticket
 from swell.control.knowledge import MAX_SCRIPT_BYTES
 from swell.control.limits import Gate, Limits
 from swell.control.loop import Loop
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
+from swell.control.retention import Done, Keep, Retention
 from swell.control.scheduler import check_fits
 from swell.control.series import series
 from swell.control.store import Store
@@ -37,6 +40,10 @@ from swell.policies import make_policy
 __all__ = ["ControlPlane", "NodeView"]
 
 NO_LIMITS = Limits()
+KEEP = Keep()
+FIRST_HOUSEKEEPING_S = 60.0
+HOUSEKEEPING_S = 3600.0
+"""Seconds between two looks for what need not be kept any more."""
 FEW_SUBMISSIONS = 4
 """Up to this many submissions at a time get an estimate by looking ahead; more get a rougher one."""
 
@@ -63,11 +70,13 @@ class ControlPlane:
         clock: Callable[[], float] = now_s,
         recall: Recall | None = None,
         limits: Limits = NO_LIMITS,
+        keep: Keep = KEEP,
         end_unknown: bool = False,
     ) -> None:
         """`interval_s`: seconds between two turns if nothing happens. `round_s`: the length of the policy's
         rounds, in place of its own. `recall`: returns what is known of a job before it runs, in place of the
-        store's history. `end_unknown`: end jobs that run here and that the store does not know."""
+        store's history. `keep`: what is kept of jobs that are over. `end_unknown`: end jobs that run here and
+        that the store does not know."""
         self.store = store
         self.engine = engine
         self.home = home
@@ -82,6 +91,8 @@ class ControlPlane:
         self._gate = Gate(limits)
         self._loop = Loop(self.turn, self._wait_s)
         self._watchdog = Part("watchdog", self._watch)
+        self._retention = Retention(store, home, keep)
+        self._housekeeper = Part("housekeeper", self._keep_house)
         self._intake: Intake[_Submission, JobRecord] = Intake(self._take_in)
 
     def come_up(self) -> None:
@@ -96,10 +107,12 @@ class ControlPlane:
         self.come_up()
         self._loop.start()
         self._watchdog.start()
+        self._housekeeper.start()
 
     def stop(self) -> None:
         """Stop listening and deciding. Jobs go on."""
         self._watchdog.stop(5.0)
+        self._housekeeper.stop(30.0)
         self._loop.stop()
         self.engine.close()
 
@@ -123,13 +136,35 @@ class ControlPlane:
         return {name: text for name, text in found.items() if text}
 
     def _parts(self) -> list[Part]:
-        return [self._loop.part, self._watchdog, *self.engine.parts()]
+        return [self._loop.part, self._watchdog, self._housekeeper, *self.engine.parts()]
 
     def _watch(self) -> None:
         """Look after the other threads, so that one that has ended works again although nobody asks."""
         while not self._watchdog.stopping.wait(1.0):
             self._watchdog.beat()
             self.health()
+
+    def _keep_house(self) -> None:
+        """Delete from time to time what need not be kept any more."""
+        next_s = time.monotonic() + FIRST_HOUSEKEEPING_S
+        while not self._housekeeper.stopping.wait(1.0):
+            self._housekeeper.beat()
+            if time.monotonic() < next_s:
+                continue
+            self._housekeeper.beat(busy=True)
+            with contextlib.suppress(StoreUnavailable):
+                self._retention.run(self.clock(), beat=lambda: self._housekeeper.beat(busy=True))
+            next_s = time.monotonic() + HOUSEKEEPING_S
+
+    def collect(self, keep_s: float | None, keep_bytes: int | None, *, dry: bool) -> Done:
+        """Delete now what need not be kept, or say what (`dry`). None: as the platform was told to keep."""
+        keep = self._retention.keep
+        keep = replace(
+            keep,
+            for_s=keep.for_s if keep_s is None else keep_s,
+            most_bytes=keep.most_bytes if keep_bytes is None else keep_bytes,
+        )
+        return self._retention.run(self.clock(), keep, dry=dry)
 
     @property
     def due_s(self) -> float:

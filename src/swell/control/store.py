@@ -225,6 +225,19 @@ class Store:
                 (job_id, kind.value),
             )
 
+    def forget(self, job_id: str) -> None:
+        """Delete a job that is over, and its events."""
+        marks = ", ".join("?" * len(OVER))
+        with self._database.transaction():
+            self._database.execute(
+                "DELETE FROM events WHERE job_id IN"
+                f" (SELECT job_id FROM jobs WHERE job_id = ? AND phase IN ({marks}))",
+                (job_id, *OVER),
+            )
+            self._database.execute(
+                f"DELETE FROM jobs WHERE job_id = ? AND phase IN ({marks})", (job_id, *OVER)
+            )
+
     def last_seq(self) -> int:
         """The number of the newest event; 0 if there is none."""
         return int(self._database.query("SELECT COALESCE(MAX(seq), 0) FROM events")[0][0])
