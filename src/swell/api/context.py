@@ -89,7 +89,9 @@ async def _context(request: Request) -> Context:
 
 
 async def _principal(request: Request) -> Principal:
-    return context(request).book.authenticate(request.headers.get("authorization"))
+    principal = context(request).book.authenticate(request.headers.get("authorization"))
+    request.state.principal = principal  # for the audit log
+    return principal
 
 
 async def _admin(request: Request) -> Principal:

@@ -187,9 +187,11 @@ def _pause(store: Store) -> None:
 
 def reset_tokens(store: Store, home: Path, *, everybody: bool) -> list[Path]:
     """Replace the administrator's token, or all tokens, by new ones in the home's token files."""
-    from swell.api.auth import Role, TokenBook, ensure_tokens, new_secret
+    from swell.api.audit import FILE, AuditLog
+    from swell.api.auth import Role, TokenBook, default_user, ensure_tokens, new_secret
     from swell.api.home import token_file, write_private
 
+    AuditLog(home / FILE).write(user=default_user(), method="token reset", everybody=everybody)
     book = TokenBook(store)
     for token in book.list():
         if everybody or token.user == "admin":

@@ -36,9 +36,11 @@ _POLL_S = 0.5
 
 
 @router.post("/jobs", status_code=201, responses=CONFLICT)
-async def submit(body: JobSubmission, ctx: Ctx, who: Caller, key: Key = None) -> JobView:
+async def submit(body: JobSubmission, ctx: Ctx, who: Caller, request: Request, key: Key = None) -> JobView:
     """Hand a job in. The job in the answer is on disk; if its deadline cannot be kept, it is `refused`."""
-    return JobView.of_record(await ctx.call(_submit, ctx, who, body.to_request(), key))
+    record = await ctx.call(_submit, ctx, who, body.to_request(), key)
+    request.state.job_id = record.job_id  # for the audit log
+    return JobView.of_record(record)
 
 
 def _submit(ctx: Context, who: Principal, request: JobRequest, key: str | None) -> JobRecord:
