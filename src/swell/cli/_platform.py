@@ -66,6 +66,8 @@ class Settings:
     """Length of the policy's rounds; None for the policy's default."""
     pass_env: tuple[str, ...] = ()
     """Variables of the platform's environment that jobs get besides those that programs need."""
+    run_as: str | None = None
+    """The account that jobs run as, 'submitter' for that of each job's owner."""
     end_unknown: bool = False
     jobs_per_user: int | None = None
     submissions_per_minute: int | None = None
@@ -77,11 +79,17 @@ class Settings:
     """How much the directories of ended jobs may use; None for no limit."""
 
 
-def prepare(home: Path) -> None:
-    """Make the home directory, for its owner only."""
+def prepare(home: Path, *, pass_through: bool = False) -> None:
+    """Make the home directory, for its owner only.
+
+    With `pass_through` jobs of other accounts can get to their own directories in it, and see no others.
+    """
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        home.chmod(0o700)
+        home.chmod(0o711 if pass_through else 0o700)
+        if pass_through:
+            (home / "jobs").mkdir(exist_ok=True)
+            (home / "jobs").chmod(0o711)
     except OSError as error:
         raise InputError(
             f"home '{home}' cannot be used: {error.strerror}; give another with --home"
@@ -129,7 +137,11 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
 
     os.umask(0o077)
     keep_from_debuggers()
-    prepare(settings.home)
+    if settings.run_as is not None:
+        from swell.engines import accounts
+
+        accounts.check(settings.run_as)
+    prepare(settings.home, pass_through=settings.run_as is not None)
     with only_one(settings.home) as lock:
         # This descriptor is never closed, so the lock is free only once the process has ended.
         os.dup(lock.fileno())
@@ -202,7 +214,7 @@ def make_engine(settings: Settings) -> Engine:
         from swell.engines.local import LocalEngine
 
         local = LocalEngine(settings.home, nodes=settings.nodes, slots=settings.slots)
-        local.pass_env = settings.pass_env
+        local.pass_env, local.run_as = settings.pass_env, settings.run_as
         return local
     need_ray()
     from swell.engines.ray.engine import RayEngine, RayOptions

@@ -68,6 +68,11 @@ Example:
 @click.option(
     "--pass-env", metavar="NAME", multiple=True, help="Give jobs this variable of swell's own environment."
 )
+@click.option(
+    "--run-as",
+    metavar="ACCOUNT",
+    help="Run jobs as this account, or 'submitter': as their owner's (root only).",
+)
 @click.option("--jobs-per-user", type=click.IntRange(1), help="Most jobs of a user that are not over.")
 @click.option(
     "--submissions-per-minute", type=click.IntRange(1), help="Most submissions of a user in a minute."
@@ -99,6 +104,7 @@ def up(
     round_s: float | None,
     store: str | None,
     pass_env: tuple[str, ...],
+    run_as: str | None,
     jobs_per_user: int | None,
     submissions_per_minute: int | None,
     time_limit: float | None,
@@ -133,7 +139,7 @@ def up(
         "spare_memory": spare_memory,
         "workdir_limit": workdir_limit,
     }
-    _check_engine(engine, {"nodes": nodes, "slots": slots}, for_ray)
+    _check_engine(engine, {"nodes": nodes, "slots": slots, "run_as": run_as}, for_ray)
     if engine == "ray":
         need_ray()
     settings = Settings(
@@ -150,6 +156,7 @@ def up(
         insecure=insecure,
         engine=engine,
         pass_env=pass_env,
+        run_as=run_as,
         jobs_per_user=jobs_per_user,
         submissions_per_minute=submissions_per_minute,
         time_limit_s=time_limit,
@@ -188,7 +195,7 @@ def _check_engine(engine: str, for_local: Mapping[str, object], for_ray: Mapping
             continue
         flag = f"--{name.replace('_', '-')}"
         if engine == "ray":
-            raise InputError(f"{flag} is for the local engine: leave it out, Ray knows its nodes", field=name)
+            raise InputError(f"{flag} is for the local engine: leave it out with Ray", field=name)
         raise InputError(f"{flag} needs --engine ray", field=name)
     address = for_ray["address"]
     if engine == "ray" and isinstance(address, str) and address != "auto":
@@ -206,6 +213,7 @@ def _words(settings: Settings) -> list[str]:
         "--nodes": settings.nodes,
         "--policy": settings.policy,
         "--round": settings.round_s,
+        "--run-as": settings.run_as,
         "--jobs-per-user": settings.jobs_per_user,
         "--submissions-per-minute": settings.submissions_per_minute,
         "--time-limit": settings.time_limit_s,

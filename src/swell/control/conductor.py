@@ -316,7 +316,9 @@ class Conductor:
         request = record.request
         most = request.max_workers or max(sum(n.gpus for n in self.scheduler.cluster.nodes), 1)
         job_dir = self.job_dir(record.job_id)
-        return Launch(job_id=record.job_id, request=request, job_dir=job_dir, max_workers=most)
+        return Launch(
+            job_id=record.job_id, request=request, job_dir=job_dir, max_workers=most, owner=record.owner
+        )
 
     def stats(self, trouble: str) -> dict[str, float]:
         """Figures for monitoring."""

@@ -178,7 +178,7 @@ class ControlPlane:
 
     def submit(self, request: JobRequest, owner: str, idempotency_key: str | None = None) -> JobRecord:
         """Take a job in, or refuse its deadline. The returned record is on disk."""
-        self._check(request)
+        self._check(request, owner)
         return self._intake(_Submission(request, owner, idempotency_key))
 
     def _take_in(self, tickets: Sequence[Ticket[_Submission, JobRecord]]) -> None:
@@ -235,7 +235,7 @@ class ControlPlane:
 
     def quote(self, request: JobRequest, owner: str) -> Promise:
         """The promise that submitting this request would give. Changes nothing."""
-        self._check(request)
+        self._check(request, owner)
         with self._lock:
             record = self._new_record(request, owner)
             knowledge = self._book.knowledge_of(record)
@@ -376,7 +376,7 @@ class ControlPlane:
             parts = {part.name: float(not part.trouble) for part in self._parts()}
             return self._conductor.stats(self.trouble) | {"part_up": parts}
 
-    def _check(self, request: JobRequest) -> None:
+    def _check(self, request: JobRequest, owner: str) -> None:
         script = Path(request.workdir, request.script)
         if not os.path.isfile(script):  # noqa: PTH113 - a name too long for the file system is not there
             raise InputError(f"script: there is no file '{script}'", field="script")
@@ -388,7 +388,7 @@ class ControlPlane:
         if request.deadline_s is not None and request.deadline_s <= self.clock():
             raise InputError("deadline_s must be in the future", field="deadline_s")
         check_fits(self._conductor.scheduler.cluster, request.min_workers)
-        self.engine.check(self._conductor.launch(self._new_record(request, "")))
+        self.engine.check(self._conductor.launch(self._new_record(request, owner)))
 
     def _new_record(self, request: JobRequest, owner: str) -> JobRecord:
         return JobRecord(

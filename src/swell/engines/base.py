@@ -27,6 +27,8 @@ class Launch:
     """The job's own directory: logs, checkpoints, the coordinator's state. Survives all restarts."""
     max_workers: int = 1
     """Most workers that the job can ever get: what its request says, else all slots of the cluster."""
+    owner: str = ""
+    """The user who submitted the job."""
 
     @property
     def workdir(self) -> Path:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from swell.engines import accounts
 from swell.engines.environment import for_jobs
 from swell.engines.processes import MARK, MARK_BYTES
 from swell.train.agent import children
@@ -64,9 +65,14 @@ class Nursery:
         late = time.monotonic() - self._started_s > _READY_S
         return not (dead or late or self.path.exists())
 
-    def supervisor(self, directory: Path, env: Mapping[str, str]) -> children.Forked | None:
-        """Fork the supervisor of the job in this directory; None if the nursery does not answer."""
-        order = {"directory": str(directory), "env": dict(env)}
+    def supervisor(
+        self, directory: Path, env: Mapping[str, str], account: str | None = None
+    ) -> children.Forked | None:
+        """Fork the supervisor of the job in this directory; None if the nursery does not answer.
+
+        `account`: the account that the job runs as, if it is not this process's.
+        """
+        order = {"directory": str(directory), "env": dict(env), "account": account}
         try:
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(_ANSWER_S)
@@ -100,12 +106,14 @@ def serve(listener: socket.socket) -> None:
             with connection, contextlib.suppress(OSError, ValueError, KeyError):
                 connection.settimeout(_ANSWER_S)
                 order = json.loads(connection.makefile("rb").readline())
-                connection.sendall(f"{_fork(Path(order['directory']), order['env']).pid}\n".encode())
+                forked = _fork(Path(order["directory"]), order["env"], order.get("account"))
+                connection.sendall(f"{forked.pid}\n".encode())
 
 
-def _fork(directory: Path, env: dict[str, str]) -> children.Forked:
+def _fork(directory: Path, env: dict[str, str], account: str | None) -> children.Forked:
     arguments, log = [str(directory)], directory / "supervisor.log"
-    return children.fork("swell.engines.supervisor", arguments, log, env=env, shown=[MARK])
+    become = None if account is None else accounts.find(account).become
+    return children.fork("swell.engines.supervisor", arguments, log, env=env, shown=[MARK], become=become)
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from typing import Any
 
 from swell.domain import Cluster, Placement
 from swell.engines import clock
+from swell.engines.accounts import Account, of_job
 from swell.engines.base import Launch, Observed, Report, RunState
 from swell.engines.border import BadMessage, read_beat, read_event
 from swell.engines.environment import for_jobs
@@ -37,6 +38,7 @@ from swell.train.agent import outputs
 from swell.train.agent.children import Child
 from swell.train.agent.errors import TrainError
 from swell.train.agent.polling import readable
+from swell.train.agent.regular import open_for_append
 from swell.train.agent.wire import Connection, Message
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,8 @@ class SupervisedEngine:
 
     def __init__(self, home: Path) -> None:
         self._home = home
+        self.run_as: str | None = None
+        """The account that jobs run as, 'submitter' for that of each job's owner, None for this process's."""
         self.pass_env: tuple[str, ...] = ()
         """Variables of the platform's environment that jobs get besides those on the list."""
         self._jobs: dict[str, SupervisedJob] = {}
@@ -122,9 +126,9 @@ class SupervisedEngine:
     def _assign_slots(self, job: SupervisedJob) -> None:
         """Assign a slot to each worker of a job, in engines where the job itself does not say it."""
 
-    def _start_supervisor(self, directory: Path, env: dict[str, str]) -> Child:
-        """Start the supervisor of the job in this directory, with this environment."""
-        with (directory / "supervisor.log").open("ab") as errors:
+    def _start_supervisor(self, directory: Path, env: dict[str, str], account: Account | None) -> Child:
+        """Start the supervisor of the job in this directory, with this environment, as this account."""
+        with open_for_append(directory / "supervisor.log") as errors:
             return subprocess.Popen(
                 [sys.executable, "-m", "swell.engines.supervisor", str(directory)],
                 stdin=subprocess.DEVNULL,
@@ -132,6 +136,7 @@ class SupervisedEngine:
                 stderr=errors,
                 start_new_session=True,
                 env=env,
+                preexec_fn=None if account is None else account.become,
             )
 
     def _tick(self, now_s: float) -> None:
@@ -267,9 +272,15 @@ class SupervisedEngine:
         if not granted:
             return
         job.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        job.account = of_job(self.run_as, job.launch.owner)
+        if job.account is not None:
+            job.account.own(job.directory)
         (job.directory / "exit.json").unlink(missing_ok=True)
         job.write_order(granted, self.cluster().capacity, self._order_extras(job, granted))
-        child = self._start_supervisor(job.directory, {**self._environment(), MARK: mark(job.directory)})
+        env = {**self._environment(), MARK: mark(job.directory)}
+        if job.account is not None:
+            env |= job.account.environment
+        child = self._start_supervisor(job.directory, env, job.account)
         with self._lock:
             job.started(child, granted, now_s)
         self._add_report(job, "started", {"gpus": granted})

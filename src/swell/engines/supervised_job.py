@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swell.domain import Placement
+from swell.engines.accounts import Account
 from swell.engines.base import Launch, Observed, RunState
 from swell.engines.border import BadMessage, JobEvent, read_status
 from swell.engines.order import Order
@@ -89,6 +90,8 @@ class SupervisedJob:
     job_id: str
     directory: Path
     launch: Launch | None = None
+    account: Account | None = None
+    """The account that the job runs as; None for the platform's own."""
     order: Order | None = None
     """The content of the job's start.json: what its supervisor was last told to run."""
     wanted: Placement = ()
@@ -139,7 +142,7 @@ class SupervisedJob:
     def found(cls, directory: Path) -> SupervisedJob:
         """A job that an earlier engine started."""
         order = Order.read(directory)
-        job = cls(order.launch.job_id, directory, order.launch, order)
+        job = cls(order.launch.job_id, directory, launch=order.launch, order=order)
         if is_locked(directory):
             job.alive, job.wanted = True, order.placement
             job.noted = job.told = job.wanted
@@ -219,14 +222,14 @@ class SupervisedJob:
         assert self.launch is not None
         launch = replace(self.launch, max_workers=max(self.launch.max_workers, most))
         self.order = Order(launch=launch, workers=len(granted), placement=self.wanted, extras=extras)
-        self.order.write()
+        self.order.write(self.account)
         self.noted = self.wanted
 
     def note_placement(self) -> None:
         """Bring the wanted slots in start.json up to date, for an engine that takes the job over."""
         if self.order is not None:
             self.order = replace(self.order, placement=self.wanted)
-            self.order.write()
+            self.order.write(self.account)
         self.noted = self.wanted
 
     def started(self, child: Child, granted: Placement, now_s: float) -> None:

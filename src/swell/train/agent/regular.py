@@ -32,3 +32,13 @@ def read_regular(path: Path, limit: int = MOST_BYTES) -> bytes:
     if len(data) > limit:
         raise OSError(f"{path} has more than {limit} bytes")
     return data
+
+
+def open_for_append(path: Path) -> BinaryIO:
+    """Open a plain file to add to it, never through a link; OSError if it is something else."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a plain file")
+    return os.fdopen(descriptor, "ab")
