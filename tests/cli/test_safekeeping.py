@@ -143,3 +143,21 @@ def test_the_doctor_finds_what_is_wrong(home: Path) -> None:
     (home / "store.db").write_bytes(b"no database at all" * 100)
     done = swell("doctor", "--home", home)
     assert done.exit_code == 1 and "swell restore" in done.output
+
+
+def test_the_stores_password_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, started = "postgresql://ann:secret@host/swell", list[tuple[list[str], str]]()
+
+    class Child:
+        pid, returncode = 1, 1
+
+        def __init__(self, words: list[str], env: dict[str, str], **_: object) -> None:
+            started.append((words, env["SWELL_STORE"]))
+
+        def poll(self) -> int:
+            return 1
+
+    monkeypatch.setattr("swell.cli._platform.subprocess.Popen", Child)
+    assert swell("up", "-d", "--store", url, "--home", tmp_path / "home").exit_code == 1
+    ((words, store),) = started
+    assert store == url and not any("secret" in word for word in words)
