@@ -87,6 +87,8 @@ class TokenBook:
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
+        self.revoked: Callable[[], None] = lambda: None
+        """Called after a token was revoked."""
         self._lock = threading.Lock()
         self._tokens = {
             digest: Token(digest, user, Role(role), expires_s)
@@ -132,6 +134,7 @@ class TokenBook:
         self._store.drop_token(found[0].digest)
         with self._lock:
             self._tokens.pop(found[0].digest, None)
+        self.revoked()
         return found[0]
 
     def authenticate(self, authorization: str | None) -> Principal:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,7 @@ class EventHub:
         self._changed = asyncio.Event()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self.closed = False
 
@@ -71,7 +72,7 @@ class EventHub:
 
     async def start(self, last_seq: int) -> None:
         """Follow the control plane's events after this number."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self.last = self._floor = last_seq
 
         def wake(*_: object) -> None:
@@ -82,6 +83,16 @@ class EventHub:
         self._unsubscribe = self._plane.subscribe(wake)
         self._wake.set()  # something may have happened before the subscription
         self._task = asyncio.create_task(self._follow())
+
+    def poke(self) -> None:
+        """Have all streams look whether they are still allowed. May be called from any thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop may be closed already
+                self._loop.call_soon_threadsafe(self._notify)
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def close(self) -> None:
         """End the streams of all listeners."""
@@ -143,19 +154,27 @@ class EventHub:
             del self._entries[:cut]
         self._shared.clear()
         self._shared_bytes = 0
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._notify()
 
     # -- listening ---------------------------------------------------------------------------------------
 
-    async def stream(self, scope: str | None, job_id: str | None, since: int) -> AsyncGenerator[bytes, None]:
-        """Server-sent events after number `since`: of one owner (or all), of one job (or all)."""
+    async def stream(
+        self,
+        scope: str | None,
+        job_id: str | None,
+        since: int,
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> AsyncIterator[bytes]:
+        """Server-sent events after number `since`: of one owner (or all), of one job (or all).
+
+        The stream ends once `allowed` says no, which is asked at every event, every beat and every `poke`.
+        """
         cursor = since
         # Before the first event, tell the client the number to come back with after a lost connection.
         yield f"retry: 1000\nid: {since}\n\n".encode()
         self.listeners += 1
         try:
-            while not self.closed:
+            while not self.closed and allowed():
                 changed = self._changed
                 if cursor < self._floor:
                     frames, cursor = await self._catch_up(cursor, scope, job_id)

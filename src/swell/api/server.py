@@ -80,6 +80,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        context.book.revoked = context.hub.poke
         await context.hub.start(await context.call(store.last_seq))
         try:
             yield

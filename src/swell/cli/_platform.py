@@ -135,7 +135,6 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
     from swell.control.store import Store
     from swell.policies import make_policy
 
-    os.umask(0o077)
     keep_from_debuggers()
     if settings.run_as is not None:
         from swell.engines import accounts
@@ -298,7 +297,9 @@ def start_in_background(words: list[str], home: Path, store: str | None = None) 
     from swell.api.home import ServerFile
 
     prepare(home)
-    with (home / LOG).open("ab") as log:
+    from swell.train.agent.regular import open_for_append
+
+    with open_for_append(home / LOG) as log:
         log.write(f"-- swell up at {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
         log.flush()
         begins_at = log.tell()

@@ -20,18 +20,25 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from swell.engines import accounts
 from swell.engines.environment import for_jobs
 from swell.engines.processes import MARK, MARK_BYTES
 from swell.train.agent import children
 from swell.train.agent.polling import readable
+from swell.train.agent.regular import open_for_append
 from swell.train.start import zygote
 
 _READY_S = 20.0
 """How long jobs wait for a nursery that is being prepared, before they start without it."""
 _ANSWER_S = 5.0
 SHARED = "SWELL_NURSERY"
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log of the platform, for its own account only; tests give /dev/null."""
+    return path.open("ab") if path == Path(os.devnull) else open_for_append(path)
 
 
 class Nursery:
@@ -47,7 +54,7 @@ class Nursery:
             return
         self._folder = Path(tempfile.mkdtemp(prefix="swell-nursery-"))  # a home's path may be too long
         self.path = self._folder / "sock"
-        with log.open("ab") as out:
+        with open_log(log) as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "swell.engines.nursery", str(self.path)],
                 stdin=subprocess.PIPE,

@@ -136,7 +136,9 @@ class SupervisedEngine:
                 stderr=errors,
                 start_new_session=True,
                 env=env,
-                preexec_fn=None if account is None else account.become,
+                user=None if account is None else account.uid,
+                group=None if account is None else account.gid,
+                extra_groups=None if account is None else os.getgrouplist(account.name, account.gid),
             )
 
     def _tick(self, now_s: float) -> None:

@@ -51,5 +51,6 @@ async def follow(
     if job is not None:
         await ctx.call(ctx.visible_job, who, job)
     start = last_event_id if last_event_id is not None else since
-    source = ctx.hub.stream(who.scope, job, ctx.hub.last if start is None else start)
-    return stream(ctx, source, "text/event-stream", ctx.still_allowed(request))
+    since = ctx.hub.last if start is None else start
+    source = ctx.hub.stream(who.scope, job, since, ctx.still_allowed(request))
+    return stream(ctx, source, "text/event-stream")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -174,16 +174,18 @@ async def logs(
     """A job's output. The header X-Next-Offset is the `offset` to go on from."""
     await ctx.call(ctx.visible_job, who, job_id)
     if follow:
-        source = _follow(ctx, job_id, offset)
-        return stream(ctx, source, "text/plain; charset=utf-8", ctx.still_allowed(request))
+        source = _follow(ctx, job_id, offset, ctx.still_allowed(request))
+        return stream(ctx, source, "text/plain; charset=utf-8")
     data, after = await ctx.call(ctx.plane.logs, job_id, offset, limit)
     headers = {"X-Next-Offset": str(after)}
     return Response(data, media_type="text/plain; charset=utf-8", headers=headers)
 
 
-async def _follow(ctx: Context, job_id: str, offset: int) -> AsyncGenerator[bytes, None]:
+async def _follow(
+    ctx: Context, job_id: str, offset: int, allowed: Callable[[], bool]
+) -> AsyncIterator[bytes]:
     seen = ctx.hub.last
-    while not ctx.hub.closed:
+    while not ctx.hub.closed and allowed():
         # Check for the end before reading, so that the last read sees everything the job wrote.
         over = (await ctx.call(ctx.plane.job, job_id)).phase.over
         data, offset = await ctx.call(ctx.plane.logs, job_id, offset, _CHUNK)

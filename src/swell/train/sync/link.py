@@ -270,7 +270,7 @@ class Link:
                 self._connection = connection = Connection.open(self.directory.address(), self._secret)
                 self._hello(connection)
                 self._talk(connection)
-            except (OSError, WireError, TimeoutError):
+            except (OSError, WireError, KeyError, ValueError, TypeError):  # it is gone, or talks nonsense
                 self._connection = None
                 time.sleep(_RETRY_S)
 
