@@ -200,10 +200,15 @@ def test_one_unreadable_record_breaks_neither_the_list_nor_the_start(tmp_path: P
         database.execute("UPDATE jobs SET record = '{\"damaged\"' WHERE job_id = ?", (jobs[0],))
         nan = "UPDATE jobs SET record = replace(record, '\"done\":0.0', '\"done\":NaN') WHERE job_id = ?"
         database.execute(nan, (jobs[1],))
+        database.execute("UPDATE events SET line = 'no event' WHERE seq = 1")
+        ((line,),) = database.execute("SELECT line FROM events WHERE kind = 'submitted' AND seq > 1 LIMIT 1")
+        row = (json.loads(line)["fingerprint"], 0.0, '{"params": "x", "batch_size": "y"}')
+        database.execute("INSERT OR REPLACE INTO history VALUES (?, ?, ?)", row)
     platform = start(tmp_path, duration_s=1000.0)
     with platform.http(platform.token("ann")) as http:
         listed = {job["job_id"]: job["done"] for job in http.get("/v1/jobs").json()["jobs"]}
         assert listed == {jobs[1]: 0.0, jobs[2]: 0.0}
         assert jobs[0] in platform.store.unreadable
-        assert http.post("/v1/jobs", json=platform.job()).status_code == 201
+        assert http.post("/v1/jobs", json=platform.job()).status_code == 201, "with an unusable history, too"
+        assert http.get("/v1/events", params={"limit": 1}).json()["events"][0]["seq"] == 2
     platform.stop()

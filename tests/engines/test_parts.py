@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 from tests.waiting import wait_until
 
 from swell.engines import parts
 from swell.engines.clock import SteadyClock
+from swell.engines.local import LocalEngine
 from swell.engines.parts import Part
 
 
@@ -52,6 +54,27 @@ def test_a_part_that_gives_no_sign_of_life_is_in_trouble(monkeypatch: pytest.Mon
     part.beat(busy=True)
     assert part.trouble == ""
     part.stop(5)
+
+
+def test_an_engine_whose_thread_fails_goes_on_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "AGAIN_S", 0.01)
+    monkeypatch.setattr("swell.engines.local.Nursery", lambda log: None)
+    engine, ticks = LocalEngine(tmp_path, slots=1), []
+
+    def tick(now_s: float) -> None:
+        ticks.append(now_s)
+        if len(ticks) == 2:
+            raise SystemExit("the engine's thread is gone")
+
+    engine._tick = tick  # type: ignore[method-assign]
+    engine.start(lambda: None)
+    (part,) = engine.parts()
+    wait_until(lambda: "engine" in part.look(), 5, "the trouble to be seen", poll_s=0.005)
+    wait_until(lambda: len(ticks) > 4, 10, "the engine to take turns again")
+    assert part.failures == 1
+    engine.close()
 
 
 def test_the_clock_neither_jumps_nor_goes_back() -> None:

@@ -24,6 +24,8 @@ _PAGE = 1000
 _OWNERS = 20_000
 _PIECE = 256
 """Most events of the window that are sent to a listener at a time."""
+_GATHER_PER_LISTENER_S = 0.0003
+"""Events are gathered for longer if many listen: a message to each of a thousand holds up all requests."""
 _SHARED_BYTES = 8 << 20
 """Most bytes that are kept because several listeners need the same."""
 
@@ -120,7 +122,7 @@ class EventHub:
                 await asyncio.sleep(1.0)
                 self._wake.set()
             # A burst becomes one message to each listener.
-            await asyncio.sleep(self._gather_s)
+            await asyncio.sleep(self._gather_s + self.listeners * _GATHER_PER_LISTENER_S)
 
     def _read(self, since: int, job_id: str | None = None) -> list[Entry]:
         page = self._plane.events(since, job_id, _PAGE)

@@ -198,14 +198,19 @@ class Store:
         self, since_seq: int = 0, *, job_id: str | None = None, limit: int = 1000
     ) -> list[tuple[int, Event]]:
         """Events with a number above `since_seq`, oldest first."""
-        clause, parameters = "", list[Any]([since_seq])
-        if job_id is not None:
-            clause = "AND job_id = ?"
-            parameters.append(job_id)
-        rows = self._database.query(
-            f"SELECT seq, line FROM events WHERE seq > ? {clause} ORDER BY seq LIMIT ?", (*parameters, limit)
-        )
-        return [(int(seq), Event.from_json(line)) for seq, line in rows]
+        clause = "" if job_id is None else "AND job_id = ?"
+        sql = f"SELECT seq, line FROM events WHERE seq > ? {clause} ORDER BY seq LIMIT ?"
+        found: list[tuple[int, Event]] = []
+        while True:
+            missing = limit - len(found)
+            rows = self._database.query(sql, (since_seq, *([] if job_id is None else [job_id]), missing))
+            read = [(int(seq), _event(int(seq), line)) for seq, line in rows]
+            found += [(seq, event) for seq, event in read if event is not None]
+            if len(rows) < missing or len(found) >= limit:
+                return found
+            since_seq = read[-1][
+                0
+            ]  # some could not be read: a page that is not full says that there are no more
 
     def tally(self, job_id: str, kind: EventKind) -> tuple[int, float]:
         """How many events of a kind a job has in the log, and the seconds from the first to the last."""
@@ -253,7 +258,13 @@ class Store:
     def recall(self, fingerprint: str) -> dict[str, Any] | None:
         """What is known of a kind of job."""
         rows = self._database.query("SELECT content FROM history WHERE fingerprint = ?", (fingerprint,))
-        return dict(json.loads(rows[0][0])) if rows else None
+        try:
+            return dict(json.loads(rows[0][0])) if rows else None
+        except (ValueError, TypeError) as error:
+            log.error(
+                "the history of %s cannot be read (%r): its next job starts without it", fingerprint, error
+            )
+            return None
 
     def add_token(self, digest: str, user: str, role: str, expires_s: float | None) -> None:
         """Accept a token from now on. Only its digest is kept."""
@@ -296,6 +307,15 @@ class Store:
                 f" ON CONFLICT ({columns[0]}) DO UPDATE SET {updates}",
                 values,
             )
+
+
+def _event(seq: int, line: str) -> Event | None:
+    """An event of the log; None, and a line in the server's log, if it cannot be read."""
+    try:
+        return Event.from_json(line)
+    except InputError as error:
+        log.error("event %d cannot be read and is left out: %s", seq, error)
+        return None
 
 
 def record_to_json(record: JobRecord) -> str:
