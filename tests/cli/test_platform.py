@@ -408,6 +408,7 @@ def examples(text: str) -> list[list[str]]:
 TRIED = [
     "init", "quote", "submit", "queue", "describe", "logs", "events", "top", "nodes", "drain", "policy",
     "scale", "pause", "resume", "cancel", "replay", "token", "token create", "token list", "token revoke",
+    "doctor", "backup", "gc",
 ]  # fmt: skip
 
 
@@ -431,5 +432,5 @@ def test_the_examples_of_up_and_down_work(tmp_path: Path, commands: Commands) ->
 
 
 def test_no_command_of_the_platform_is_left_untried() -> None:
-    elsewhere = {"simulate", "policies", "generate", "run", "resize", "up", "down"}
+    elsewhere = {"simulate", "policies", "generate", "run", "resize", "up", "down", "restore"}
     assert set(COMMANDS) - elsewhere == {command.split()[0] for command in TRIED}

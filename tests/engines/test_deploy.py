@@ -22,14 +22,14 @@ def documents() -> dict[str, dict[str, Any]]:
 
 def test_the_kuberay_manifest_has_what_it_takes() -> None:
     found = documents()
-    assert set(found) == {"PersistentVolumeClaim", "RayCluster", "Deployment", "Service"}
+    assert set(found) == {"PersistentVolumeClaim", "RayCluster", "Deployment", "Service", "NetworkPolicy"}
     assert found["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
     cluster = found["RayCluster"]["spec"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     pods = [g["template"]["spec"] for g in groups] + [found["Deployment"]["spec"]["template"]["spec"]]
     for pod in pods:
         (container,) = pod["containers"]
-        assert container["volumeMounts"] == [{"name": "home", "mountPath": "/swell"}]
+        assert container["volumeMounts"][0] == {"name": "home", "mountPath": "/swell"}
         assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "swell-home"}
         assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} <= {entry["name"] for entry in container["env"]}
         assert pod["securityContext"]["runAsUser"] == 1000
@@ -39,6 +39,21 @@ def test_the_kuberay_manifest_has_what_it_takes() -> None:
     (command,) = pods[-1]["containers"][0]["args"]
     assert f"ray start --address={found['RayCluster']['metadata']['name']}-head-svc:6379" in command
     assert "--num-cpus=0" in command and "exec swell up --engine=ray --address=auto" in command
+
+
+def test_the_kuberay_manifest_lets_nobody_in_without_tls() -> None:
+    found = documents()
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    (command,) = pod["containers"][0]["args"]
+    assert "--insecure" not in command and "--tls-cert=/tls/tls.crt --tls-key=/tls/tls.key" in command
+    assert {"name": "tls", "secret": {"secretName": "swell-tls"}} in pod["volumes"]
+    assert pod["containers"][0]["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    policy = found["NetworkPolicy"]["spec"]
+    assert policy["podSelector"] == {} and policy["policyTypes"] == ["Ingress"], "all pods of the namespace"
+    inside, outside = policy["ingress"]
+    assert inside == {"from": [{"podSelector": {}}]}
+    assert outside["ports"] == [{"protocol": "TCP", "port": 7373}]
+    assert outside["from"] == [{"namespaceSelector": {"matchLabels": {"swell-access": "true"}}}]
 
 
 def test_versions_agree_with_what_is_tested() -> None:

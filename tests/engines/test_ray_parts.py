@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import socket
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_until
 
 from swell.domain import InputError, JobRequest
 from swell.engines import Launch
@@ -145,3 +148,21 @@ def test_nothing_of_ours_ends_processes_by_name() -> None:
     assert len(files) > 100
     found = [str(path) for path in files if by_name.search(path.read_text(errors="replace"))]
     assert not found
+
+
+def test_a_reset_connection_does_not_end_the_lifeline() -> None:
+    from swell.engines.ray.launcher import _Lifeline
+
+    lifeline = _Lifeline("127.0.0.1")
+    host, port, token = lifeline.address
+    for sent in (b"", b"wrong", b"\xff"):
+        hasty = socket.create_connection((host, port))
+        hasty.sendall(sent)
+        hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        hasty.close()  # a reset
+    holder = socket.create_connection((host, port), timeout=10)
+    holder.sendall(token.encode())
+    wait_until(lambda: lifeline._lines, 10, "the holder to be taken")
+    lifeline.close()
+    assert holder.recv(1) == b"", "the holder learns that the supervisor has ended"
+    holder.close()

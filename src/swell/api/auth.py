@@ -87,14 +87,21 @@ class TokenBook:
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
+        self.revoked: Callable[[], None] = lambda: None
+        """Called after a token was revoked."""
         self._lock = threading.Lock()
         self._tokens = {
             digest: Token(digest, user, Role(role), expires_s)
             for digest, user, role, expires_s in store.tokens()
         }
 
-    def create(self, user: str, role: str = Role.USER, *, ttl_s: float | None = None) -> tuple[str, Token]:
-        """Make a token and return it with its description. It cannot be read again later."""
+    def create(
+        self, user: str, role: str = Role.USER, *, ttl_s: float | None = None, secret: str | None = None
+    ) -> tuple[str, Token]:
+        """Make a token and return it with its description. It cannot be read again later.
+
+        `secret`: accept this token, which was made earlier, instead of a fresh one.
+        """
         if not USER_NAME.fullmatch(user):
             raise InputError(
                 f"user must be 1 to 64 letters, digits or any of . _ @ -, starting with a letter, digit or _,"
@@ -105,7 +112,7 @@ class TokenBook:
             raise InputError(f"role must be 'user' or 'admin', got {role!r}", field="role")
         if ttl_s is not None and not (ttl_s > 0 and math.isfinite(ttl_s)):
             raise InputError(f"ttl_s must be a positive number of seconds, got {ttl_s!r}", field="ttl_s")
-        secret = PREFIX + secrets.token_urlsafe(32)
+        secret = secret or new_secret()
         expires_s = None if ttl_s is None else self._clock() + ttl_s
         token = Token(_digest(secret), user, Role(role), expires_s)
         self._store.add_token(token.digest, user, token.role.value, expires_s)
@@ -127,6 +134,7 @@ class TokenBook:
         self._store.drop_token(found[0].digest)
         with self._lock:
             self._tokens.pop(found[0].digest, None)
+        self.revoked()
         return found[0]
 
     def authenticate(self, authorization: str | None) -> Principal:
@@ -159,11 +167,29 @@ def ensure_tokens(book: TokenBook, home: Path) -> list[Path]:
         return []
     written = []
     for role, user in ((Role.ADMIN, "admin"), (Role.USER, default_user())):
-        secret, _ = book.create(user, role)
         path = token_file(home, role)
-        write_private(path, secret + "\n")
-        written.append(path)
+        # A token that is there already stays good: the store may be empty by mistake.
+        secret = _existing(path)
+        if secret is None:
+            secret = new_secret()
+            write_private(path, secret + "\n")
+            written.append(path)
+        book.create(user, role, secret=secret)
     return written
+
+
+def new_secret() -> str:
+    """A fresh token."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def _existing(path: Path) -> str | None:
+    """The token in a file; None if there is none."""
+    try:
+        text = path.read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return text if text.startswith(PREFIX) and len(text) >= len(PREFIX) + 32 else None
 
 
 def default_user() -> str:

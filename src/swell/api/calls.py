@@ -24,6 +24,7 @@ from swell.api import refusals
 from swell.api.home import ServerFile, home_dir, token_file
 from swell.api.refusals import ServerFailed, Unreachable
 from swell.api.schemas import (
+    Collected,
     EventPage,
     EventView,
     Health,
@@ -224,6 +225,13 @@ class Calls:
         """What would have happened under other policies or on another cluster (administrators only)."""
         body = {"policies": list(policies), "cluster": cluster}
         return dict(await self._json(Call("POST", "/v1/replay", body=body, timeout_s=600.0)))
+
+    async def collect(
+        self, *, keep_s: float | None = None, keep_bytes: int | None = None, dry: bool = True
+    ) -> Collected:
+        """Delete what need not be kept of jobs that are over; `dry` only says what (administrators only)."""
+        body = {"keep_s": keep_s, "keep_bytes": keep_bytes, "dry": dry}
+        return await self._get(Collected, Call("POST", "/v1/gc", body=body, timeout_s=600.0))
 
     # -- tokens and the server itself --------------------------------------------------------------------
 

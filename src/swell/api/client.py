@@ -132,6 +132,7 @@ class Client:
     policy = _blocking(Calls.policy)
     set_policy = _blocking(Calls.set_policy)
     replay = _blocking(Calls.replay)
+    collect = _blocking(Calls.collect)
     tokens = _blocking(Calls.tokens)
     create_token = _blocking(Calls.create_token)
     revoke_token = _blocking(Calls.revoke_token)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from swell.api.auth import Principal, TokenBook, require_admin
 from swell.api.contract import Plane
 from swell.api.hub import EventHub
+from swell.api.refusals import NotAuthenticated
 from swell.api.schemas import ReplayRequest
 from swell.control.errors import NotFound
 from swell.control.model import JobRecord
@@ -35,6 +36,7 @@ class Context:
     hub: EventHub
     pool: ThreadPoolExecutor
     registry: CollectorRegistry
+    checks: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "swell-health"))
     replay: Replay | None = None
     max_streams: int = 1000
     streams: int = 0
@@ -45,10 +47,28 @@ class Context:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool, partial(function, *args, **kwargs))
 
-    def stats(self) -> dict[str, float]:
+    async def check(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `call`, in threads for health checks alone: they must not wait for slow requests of others."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.checks, partial(function, *args, **kwargs))
+
+    def stats(self) -> dict[str, Any]:
         """The figures of the control plane and of the streams."""
         own = {"event_listeners": self.hub.listeners, "streams": self.streams, "event_seq": self.hub.last}
         return dict(self.plane.stats()) | own
+
+    def still_allowed(self, request: Request) -> Callable[[], bool]:
+        """Says, as often as it is called, whether the token of a request is still good."""
+        authorization = request.headers.get("authorization")
+
+        def allowed() -> bool:
+            try:
+                self.book.authenticate(authorization)
+            except NotAuthenticated:
+                return False
+            return True
+
+        return allowed
 
     def visible_job(self, principal: Principal, job_id: str) -> JobRecord:
         """A job, if the principal may see it; else NotFound. Blocks."""
@@ -69,7 +89,9 @@ async def _context(request: Request) -> Context:
 
 
 async def _principal(request: Request) -> Principal:
-    return context(request).book.authenticate(request.headers.get("authorization"))
+    principal = context(request).book.authenticate(request.headers.get("authorization"))
+    request.state.principal = principal  # for the audit log
+    return principal
 
 
 async def _admin(request: Request) -> Principal:

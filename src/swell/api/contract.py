@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from swell.control.model import JobRecord, JobRequest, Phase, Promise
+from swell.control.retention import Done
 from swell.domain import Event
 
 
@@ -78,3 +79,7 @@ class Plane(Protocol):
     def set_policy(self, text: str) -> None: ...
 
     def stats(self) -> Mapping[str, Any]: ...
+
+    def health(self) -> Mapping[str, str]: ...
+
+    def collect(self, keep_s: float | None, keep_bytes: int | None, *, dry: bool) -> Done: ...

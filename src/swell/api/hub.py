@@ -22,6 +22,12 @@ from swell.domain import Event, EventKind
 
 _PAGE = 1000
 _OWNERS = 20_000
+_PIECE = 256
+"""Most events of the window that are sent to a listener at a time."""
+_GATHER_PER_LISTENER_S = 0.0003
+"""Events are gathered for longer if many listen: a message to each of a thousand holds up all requests."""
+_SHARED_BYTES = 8 << 20
+"""Most bytes that are kept because several listeners need the same."""
 
 Call = Callable[..., Awaitable[Any]]
 """Runs a blocking function in the server's pool of threads."""
@@ -55,10 +61,12 @@ class EventHub:
         """Number of the newest event known here."""
         self.listeners = 0
         self._owners: dict[str, str] = {}
-        self._shared: dict[tuple[int, str | None, str | None], bytes] = {}
+        self._shared: dict[tuple[int, str | None, str | None], tuple[bytes, int]] = {}
+        self._shared_bytes = 0
         self._changed = asyncio.Event()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self.closed = False
 
@@ -66,7 +74,7 @@ class EventHub:
 
     async def start(self, last_seq: int) -> None:
         """Follow the control plane's events after this number."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         self.last = self._floor = last_seq
 
         def wake(*_: object) -> None:
@@ -77,6 +85,16 @@ class EventHub:
         self._unsubscribe = self._plane.subscribe(wake)
         self._wake.set()  # something may have happened before the subscription
         self._task = asyncio.create_task(self._follow())
+
+    def poke(self) -> None:
+        """Have all streams look whether they are still allowed. May be called from any thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the event loop may be closed already
+                self._loop.call_soon_threadsafe(self._notify)
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def close(self) -> None:
         """End the streams of all listeners."""
@@ -104,7 +122,7 @@ class EventHub:
                 await asyncio.sleep(1.0)
                 self._wake.set()
             # A burst becomes one message to each listener.
-            await asyncio.sleep(self._gather_s)
+            await asyncio.sleep(self._gather_s + self.listeners * _GATHER_PER_LISTENER_S)
 
     def _read(self, since: int, job_id: str | None = None) -> list[Entry]:
         page = self._plane.events(since, job_id, _PAGE)
@@ -137,24 +155,33 @@ class EventHub:
             self._floor = self._entries[cut - 1].seq
             del self._entries[:cut]
         self._shared.clear()
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._shared_bytes = 0
+        self._notify()
 
     # -- listening ---------------------------------------------------------------------------------------
 
-    async def stream(self, scope: str | None, job_id: str | None, since: int) -> AsyncIterator[bytes]:
-        """Server-sent events after number `since`: of one owner (or all), of one job (or all)."""
+    async def stream(
+        self,
+        scope: str | None,
+        job_id: str | None,
+        since: int,
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> AsyncIterator[bytes]:
+        """Server-sent events after number `since`: of one owner (or all), of one job (or all).
+
+        The stream ends once `allowed` says no, which is asked at every event, every beat and every `poke`.
+        """
         cursor = since
         # Before the first event, tell the client the number to come back with after a lost connection.
         yield f"retry: 1000\nid: {since}\n\n".encode()
         self.listeners += 1
         try:
-            while not self.closed:
+            while not self.closed and allowed():
                 changed = self._changed
                 if cursor < self._floor:
                     frames, cursor = await self._catch_up(cursor, scope, job_id)
                 else:
-                    frames, cursor = self._frames(cursor, scope, job_id), max(cursor, self.last)
+                    frames, cursor = self._frames(cursor, scope, job_id)
                 if frames:
                     yield frames
                 elif cursor >= self.last and not await self._wait(changed, self._beat_s):
@@ -168,7 +195,7 @@ class EventHub:
         until_s = clock() + timeout_s
         while not self.closed:
             changed, head = self._changed, self.last
-            if since < self._floor or self._frames(since, None, job_id):
+            if since < self._floor or self._happened(since, job_id):
                 return head
             since = head
             if not await self._wait(changed, until_s - clock()):
@@ -206,17 +233,28 @@ class EventHub:
         cursor = page[-1].seq if len(page) == _PAGE else max(head, page[-1].seq if page else 0)
         return b"".join(entry.frame for entry in page if _visible(entry, scope, job_id)), cursor
 
-    def _frames(self, cursor: int, scope: str | None, job_id: str | None) -> bytes:
+    def _happened(self, since: int, job_id: str) -> bool:
+        """Whether the window has an event of a job after number `since`."""
+        first = bisect_right(self._entries, since, key=lambda entry: entry.seq)
+        return any(entry.job_id == job_id for entry in self._entries[first:])
+
+    def _frames(self, cursor: int, scope: str | None, job_id: str | None) -> tuple[bytes, int]:
+        """The next events of the window for a listener, `_PIECE` at most, and the number to go on from.
+
+        Listeners that are at the same number share the bytes. How many bytes are kept for that is bounded:
+        listeners that each begin at another number would else cost a copy of the window each.
+        """
         key = (cursor, scope, job_id)
-        frames = self._shared.get(key)
-        if frames is None:
+        shared = self._shared.get(key)
+        if shared is None:
             first = bisect_right(self._entries, cursor, key=lambda entry: entry.seq)
-            frames = b"".join(
-                entry.frame for entry in self._entries[first:] if _visible(entry, scope, job_id)
-            )
-            if len(self._shared) < _PAGE:
-                self._shared[key] = frames
-        return frames
+            piece = self._entries[first : first + _PIECE]
+            frames = b"".join(entry.frame for entry in piece if _visible(entry, scope, job_id))
+            shared = frames, piece[-1].seq if piece else max(cursor, self.last)
+            if self._shared_bytes + len(frames) <= _SHARED_BYTES:
+                self._shared[key] = shared
+                self._shared_bytes += len(frames)
+        return shared
 
 
 def _visible(entry: Entry, scope: str | None, job_id: str | None) -> bool:

@@ -11,6 +11,7 @@ import time
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from swell.api.audit import AuditLog
 from swell.api.errors import error_response
 from swell.api.metrics import RequestMetrics
 
@@ -81,11 +82,14 @@ class BodyLimit:
 
 
 class Guard:
-    """Add security headers to every answer, and count it."""
+    """Add security headers to every answer, count it, and note changes in the audit log."""
 
-    def __init__(self, app: ASGIApp, metrics: RequestMetrics, tls: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: RequestMetrics, tls: bool, audit: AuditLog | None = None
+    ) -> None:
         self.app = app
         self.metrics = metrics
+        self.audit = audit
         self.headers = _HEADERS | ({"Strict-Transport-Security": "max-age=31536000"} if tls else {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,6 +107,8 @@ class Guard:
                 route = scope.get("route")
                 path = getattr(route, "path", "other")
                 self.metrics.count(scope["method"], path, message["status"], time.perf_counter() - began_s)
+                if self.audit is not None:
+                    self.audit.request(scope, message["status"])
             await send(message)
 
         await self.app(scope, receive, guarded)

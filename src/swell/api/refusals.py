@@ -5,6 +5,7 @@ SwellError
 +-- NotFound             it does not exist, or belongs to another user (404)
 +-- Conflict             the state of the job or node does not allow what is asked (409)
 +-- StoreUnavailable     the server's store cannot be written or read now; nothing was changed (503)
++-- TooMany              a limit on what one user may have is reached (429)
 +-- NotAuthenticated     no token, or one that is wrong, revoked or expired (401)
 +-- Forbidden            the token's role does not allow this (403)
 +-- Unreachable          no server answers
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swell.control.errors import Conflict, NotFound, StoreUnavailable
+from swell.control.errors import Conflict, NotFound, StoreUnavailable, TooMany
 from swell.domain import InputError, SwellError
 
 
@@ -40,6 +41,7 @@ STATUSES: tuple[tuple[type[SwellError], int, str], ...] = (
     (NotFound, 404, "not_found"),
     (Conflict, 409, "conflict"),
     (StoreUnavailable, 503, "store_unavailable"),
+    (TooMany, 429, "too_many"),
     (NotAuthenticated, 401, "unauthenticated"),
     (Forbidden, 403, "forbidden"),
 )

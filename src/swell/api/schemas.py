@@ -293,6 +293,26 @@ class ReplayRequest(Incoming):
     )
 
 
+class CollectRequest(Incoming):
+    """What to delete of jobs that are over."""
+
+    keep_s: Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False)] | None = Field(
+        default=None, description="Keep jobs for so long after their end; null: as `swell up` was told."
+    )
+    keep_bytes: Annotated[int, Field(ge=0, le=1 << 60)] | None = Field(
+        default=None, description="Keep at most so many bytes of directories; null: as `swell up` was told."
+    )
+    dry: bool = Field(default=True, description="Only say what would be deleted.")
+
+
+class Collected(Outgoing):
+    """What was deleted, or would be."""
+
+    forgotten: list[str]
+    thinned: list[str] = Field(description="Jobs of which only the newest checkpoint is kept.")
+    freed_bytes: int
+
+
 # -- tokens ----------------------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
     raise missing_extra(error, "swell.api.server") or error from None
 
 from swell.api import errors
+from swell.api.audit import FILE, AuditLog
 from swell.api.auth import TokenBook, ensure_tokens
 from swell.api.context import Context, Replay
 from swell.api.contract import Plane
@@ -40,6 +41,7 @@ from swell.api.home import ServerFile, is_loopback
 from swell.api.hub import EventHub
 from swell.api.metrics import RequestMetrics
 from swell.api.middleware import MAX_BODY_BYTES, BodyLimit, Guard
+from swell.api.protocol import PatientProtocol
 from swell.api.routes import cluster, events, jobs, service, tokens
 from swell.control.store import Store
 from swell.domain import InputError, SwellError
@@ -58,6 +60,7 @@ def create_app(
     replay: Replay | None = None,
     tls: bool = False,
     max_body_bytes: int = MAX_BODY_BYTES,
+    audit: AuditLog | None = None,
 ) -> FastAPI:
     """The web app for a control plane. Without `replay` there is no endpoint for replays."""
     registry = CollectorRegistry()
@@ -77,12 +80,14 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        context.book.revoked = context.hub.poke
         await context.hub.start(await context.call(store.last_seq))
         try:
             yield
         finally:
             await context.hub.stop()
             pool.shutdown(wait=False, cancel_futures=True)
+            context.checks.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(
         title="swell",
@@ -99,7 +104,7 @@ def create_app(
         app.include_router(router)
     _describe_tokens(app)
     app.add_middleware(BodyLimit, limit_bytes=max_body_bytes)
-    app.add_middleware(Guard, metrics=RequestMetrics(registry), tls=tls)
+    app.add_middleware(Guard, metrics=RequestMetrics(registry), tls=tls, audit=audit)
     return app
 
 
@@ -154,7 +159,8 @@ class Server:
         self.book = TokenBook(store)
         self.new_tokens = ensure_tokens(self.book, home)
         """Token files that were written now; only the first start writes any."""
-        self.app = create_app(plane, store, book=self.book, replay=replay, tls=tls is not None)
+        audit = AuditLog(home / FILE)
+        self.app = create_app(plane, store, book=self.book, replay=replay, tls=tls is not None, audit=audit)
         self._socket = _bind(host, port)
         shown = host if host not in ("0.0.0.0", "::") else socket.gethostname()
         shown = f"[{shown}]" if ":" in shown else shown
@@ -162,6 +168,7 @@ class Server:
         self._file = ServerFile(self.url, os.getpid(), None if cert is None else str(cert.absolute()))
         config = uvicorn.Config(
             self.app,
+            http=PatientProtocol,
             log_config=None,
             access_log=False,
             server_header=False,

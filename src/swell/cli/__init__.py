@@ -19,6 +19,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "drain": ("swell.cli.cluster:drain", "Move all jobs off a node."),
         "policy": ("swell.cli.cluster:policy", "Show the policy, or switch it while jobs run."),
         "token": ("swell.cli.tokens:token", "Create, list and revoke tokens."),
+        "doctor": ("swell.cli.doctor:doctor", "Check home, store, disk and machine."),
+        "backup": ("swell.cli.safekeeping:backup", "Write store, tokens and checkpoints to a file."),
+        "restore": ("swell.cli.safekeeping:restore", "Bring a backup back."),
+        "gc": ("swell.cli.safekeeping:gc", "Delete what need not be kept of ended jobs."),
     },
     "Jobs": {
         "init": ("swell.cli.init:init", "Write a commented job file to start from."),
@@ -82,7 +86,9 @@ class LazyGroup(click.Group):
             errors = sys.modules.get("swell.domain.errors")
             if errors is None or not isinstance(error, errors.SwellError):
                 raise
-            click.echo(f"swell: {error}", err=True)
+            from swell.cli._terminal import clean
+
+            click.echo(f"swell: {clean(str(error))}", err=True)
             ctx.exit(2 if isinstance(error, errors.InputError) else 1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from swell.cli._terminal import clean
 from swell.cli._when import say_duration, say_moment, say_until
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def outcome(job: JobView) -> str:
         met = job.ended_s <= job.request.deadline_s
         text += ", by its deadline" if met else ", after its deadline"
     if job.phase.value != "finished" and job.reason:
-        text += f": {job.reason}"
+        text += f": {clean(job.reason)}"
     if job.resizes:
         text += f"; {job.resizes} resizes paused it for {say_duration(job.pause_s)} in all"
     return text

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swell.cli._terminal import output
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -70,7 +72,7 @@ def follow_logs(client: Client, job: JobView) -> None:
     offset = 0
     while True:
         for text in client.logs(job, offset=offset, follow=True):
-            click.echo(text, nl=False)
+            click.echo(output(text), nl=False)
             offset += len(text.encode())
         if client.job(job).over:
             return

@@ -6,13 +6,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from swell.cli._terminal import clean
 from swell.cli._when import say_duration, say_moment
 
 
 def line(time_s: float, kind: str, subject: str, data: Mapping[str, Any]) -> str:
     """One line: when it happened, the job or node, what happened."""
     clock = time.strftime("%H:%M:%S", time.localtime(time_s))
-    return f"{clock}  {subject:<24} {_describe(time_s, kind, data)}".rstrip()
+    return clean(f"{clock}  {subject:<24} {_describe(time_s, kind, data)}").rstrip()
 
 
 def _describe(time_s: float, kind: str, data: Mapping[str, Any]) -> str:

@@ -23,9 +23,13 @@ from swell.domain import InputError, SwellError
 if TYPE_CHECKING:
     from swell.api.schemas import ReplayRequest
     from swell.control.plane import ControlPlane
+    from swell.control.store import Store
     from swell.engines import Engine, Launch
 
 LOCK = "up.lock"
+STORE_ID = "store.id"
+"""File of a home with the id of its store."""
+_PR_SET_DUMPABLE = 4
 LOG = "server.log"
 STARTED_S = 60.0
 """How long a control plane in the background may take to come up."""
@@ -60,13 +64,32 @@ class Settings:
     interval_s: float = 5.0
     round_s: float | None = None
     """Length of the policy's rounds; None for the policy's default."""
+    pass_env: tuple[str, ...] = ()
+    """Variables of the platform's environment that jobs get besides those that programs need."""
+    run_as: str | None = None
+    """The account that jobs run as, 'submitter' for that of each job's owner."""
+    end_unknown: bool = False
+    jobs_per_user: int | None = None
+    submissions_per_minute: int | None = None
+    time_limit_s: float | None = None
+    """The longest that a job may run."""
+    keep_s: float = 30 * 86_400.0
+    """How long records, events and directories of ended jobs are kept."""
+    keep_bytes: int | None = None
+    """How much the directories of ended jobs may use; None for no limit."""
 
 
-def prepare(home: Path) -> None:
-    """Make the home directory, for its owner only."""
+def prepare(home: Path, *, pass_through: bool = False) -> None:
+    """Make the home directory, for its owner only.
+
+    With `pass_through` jobs of other accounts can get to their own directories in it, and see no others.
+    """
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        home.chmod(0o700)
+        home.chmod(0o711 if pass_through else 0o700)
+        if pass_through:
+            (home / "jobs").mkdir(exist_ok=True)
+            (home / "jobs").chmod(0o711)
     except OSError as error:
         raise InputError(
             f"home '{home}' cannot be used: {error.strerror}; give another with --home"
@@ -106,23 +129,42 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
     """Run the control plane until SIGTERM or SIGINT. `ready` is called just before requests are answered."""
     from swell.api.server import Server
     from swell.control.database import connect
+    from swell.control.limits import Limits
     from swell.control.plane import ControlPlane
+    from swell.control.retention import Keep
     from swell.control.store import Store
     from swell.policies import make_policy
 
-    prepare(settings.home)
+    keep_from_debuggers()
+    if settings.run_as is not None:
+        from swell.engines import accounts
+
+        accounts.check(settings.run_as)
+    prepare(settings.home, pass_through=settings.run_as is not None)
     with only_one(settings.home) as lock:
         # This descriptor is never closed, so the lock is free only once the process has ended.
         os.dup(lock.fileno())
     with contextlib.ExitStack() as stack:
         store = Store(connect(settings.store or str(settings.home / "store.db")))
         stack.callback(store.close)
+        check_store(settings.home, store)
         if settings.policy is not None:
             make_policy(settings.policy)
             store.set_setting("policy", settings.policy)
         engine = make_engine(settings)
         plane = ControlPlane(
-            store, engine, home=settings.home, interval_s=settings.interval_s, round_s=settings.round_s
+            store,
+            engine,
+            home=settings.home,
+            interval_s=settings.interval_s,
+            round_s=settings.round_s,
+            limits=Limits(
+                jobs=settings.jobs_per_user,
+                submissions_per_minute=settings.submissions_per_minute,
+                run_s=settings.time_limit_s,
+            ),
+            keep=Keep(for_s=settings.keep_s, most_bytes=settings.keep_bytes),
+            end_unknown=settings.end_unknown,
         )
         options: dict[str, Any] = {
             "home": settings.home,
@@ -140,12 +182,39 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
         server.run()
 
 
+def check_store(home: Path, store: Store) -> None:
+    """Refuse a store that is not this home's: the jobs that run here would be strangers to it."""
+    from swell.api.home import write_private
+
+    path, mine = home / STORE_ID, store.identity
+    known = path.read_text().strip() if path.exists() else ""
+    if known and known != mine:
+        raise InputError(
+            f"store: this home ({home}) belongs to the store with the id {known}, and this one has the id"
+            f" {mine}; give the right --store, or bring a backup back with 'swell restore'. To use this store"
+            f" from now on, remove {path}: jobs that run here and are not in it are then left alone",
+            field="store",
+        )
+    if not known:
+        write_private(path, mine + "\n")
+
+
+def keep_from_debuggers() -> None:
+    """Have the system keep this process's memory and environment from others of its account, such as jobs."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
 def make_engine(settings: Settings) -> Engine:
     """The engine that the settings ask for."""
     if settings.engine == "local":
         from swell.engines.local import LocalEngine
 
-        return LocalEngine(settings.home, nodes=settings.nodes, slots=settings.slots)
+        local = LocalEngine(settings.home, nodes=settings.nodes, slots=settings.slots)
+        local.pass_env, local.run_as = settings.pass_env, settings.run_as
+        return local
     need_ray()
     from swell.engines.ray.engine import RayEngine, RayOptions
 
@@ -156,7 +225,9 @@ def make_engine(settings: Settings) -> Engine:
         spare_bytes=settings.spare_memory,
         workdir_bytes=settings.workdir_limit,
     )
-    return RayEngine(settings.home, options)
+    on_ray = RayEngine(settings.home, options)
+    on_ray.pass_env = settings.pass_env
+    return on_ray
 
 
 def need_ray() -> None:
@@ -218,12 +289,17 @@ def _replayer(plane: ControlPlane) -> Callable[[ReplayRequest], dict[str, Any]]:
     return answer
 
 
-def start_in_background(words: list[str], home: Path) -> str:
-    """Start `swell up` as a process in a session of its own; returns its URL once it answers."""
+def start_in_background(words: list[str], home: Path, store: str | None = None) -> str:
+    """Start `swell up` as a process in a session of its own; returns its URL once it answers.
+
+    `store` may hold a password, so it is not among the words: every user of the machine can see those.
+    """
     from swell.api.home import ServerFile
 
     prepare(home)
-    with (home / LOG).open("ab") as log:
+    from swell.train.agent.regular import open_for_append
+
+    with open_for_append(home / LOG) as log:
         log.write(f"-- swell up at {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
         log.flush()
         begins_at = log.tell()
@@ -234,6 +310,7 @@ def start_in_background(words: list[str], home: Path) -> str:
             stderr=log,
             start_new_session=True,
             cwd="/",
+            env=os.environ if store is None else {**os.environ, "SWELL_STORE": store},
         )
     give_up_s = time.monotonic() + STARTED_S
     while time.monotonic() < give_up_s:
@@ -299,7 +376,7 @@ def stop_jobs(home: Path, say: Callable[[int], None]) -> list[str]:
     from swell.engines.supervisor import is_locked
 
     with only_one(home):
-        directories = _jobs_alive(home)
+        directories = jobs_alive(home)
         say(len(directories))
         if not directories:
             return []
@@ -328,7 +405,8 @@ def stop_ray(home: Path) -> bool:
     return head.stop(home)
 
 
-def _jobs_alive(home: Path) -> list[Path]:
+def jobs_alive(home: Path) -> list[Path]:
+    """The directories of jobs that have a living supervisor on this machine."""
     from swell.engines.supervisor import is_locked
 
     starts = list((home / "jobs").glob("*/start.json"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from swell.cli._common import active_jobs, bar, new_table
+from swell.cli._terminal import add_row
 from swell.cli._when import say_duration, say_moment
 
 if TYPE_CHECKING:
@@ -118,14 +119,15 @@ def draw(view: View) -> Group:
             cells.append("■ " if slot in holder else "· ", colours.get(holder.get(slot, ""), "dim"))
         first += node.gpus
         state = "draining" if node.draining else "up" if node.up else "down"
-        nodes.add_row(node.name, cells, f"{state}, {node.held} held by others" if node.held else state)
+        add_row(nodes, node.name, cells, f"{state}, {node.held} held by others" if node.held else state)
     jobs = new_table(
         ["job", "phase", "workers", "progress", "steps/s", "finish", "resizes", "pause each"],
         right=["steps/s", "resizes", "pause each"],
     )
     for job in view.jobs:
         rate = view.rates.get(job.job_id)
-        jobs.add_row(
+        add_row(
+            jobs,
             Text(job.job_id, colours[job.job_id]),
             job.phase.value,
             Text("█" * len(job.wanted) + f" {len(job.wanted)}", colours[job.job_id]),

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from swell.cli._common import admin_option, bar, connect, find_job, home_option, json_option, print_json
+from swell.cli._terminal import clean
 from swell.cli._when import say_duration, say_moment, say_until
 
 
@@ -31,7 +32,7 @@ def describe(job: str, admin: bool, as_json: bool, home: str | None) -> None:
         )
         return
     for name, value in _facts(found, explained):
-        click.echo(f"{name + ':':<11} {value}")
+        click.echo(f"{name + ':':<11} {clean(value)}")
     _curves(curves)
     _allocations(explained["allocations"], found.submitted_s)
     if not found.over:
@@ -93,7 +94,7 @@ def _curves(series: Any) -> None:
     if shown:
         click.echo("\nHow it trains:")
     for name, values in shown.items():
-        click.echo(f"  {name:<12} {sparkline(values)}  {values[0]:.4g} -> {values[-1]:.4g}")
+        click.echo(f"  {clean(name):<12} {sparkline(values)}  {values[0]:.4g} -> {values[-1]:.4g}")
 
 
 def _allocations(changes: list[dict[str, Any]], submitted_s: float) -> None:

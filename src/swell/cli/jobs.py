@@ -21,6 +21,7 @@ from swell.cli._common import (
     print_json,
     print_rich,
 )
+from swell.cli._terminal import add_row, output
 from swell.cli._when import say_duration, say_moment
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def queue(
             str(job.resizes),
             one_line(job.reason),
         ]
-        table.add_row(*([*row, job.owner] if admin else row))
+        add_row(table, *([*row, job.owner] if admin else row))
     print_rich(table)
 
 
@@ -98,7 +99,7 @@ def logs(job: str, follow: bool, admin: bool, home: str | None) -> None:
             follow_logs(client, found)
             return
         for text in client.logs(found):
-            click.echo(text, nl=False)
+            click.echo(output(text), nl=False)
 
 
 @click.command(epilog="\b\nExample:\n  swell pause train\n")

@@ -52,6 +52,39 @@ def list_(as_json: bool, home: str | None) -> None:
     print_rich(table)
 
 
+@token.command(epilog="\b\nExample:\n  swell token reset\n")
+@click.option(
+    "--everybody", is_flag=True, help="Replace all tokens of all users, not only the administrator's."
+)
+@click.option("--store", metavar="URL", envvar="SWELL_STORE", help="The store that `swell up` is given.")
+@json_option
+@home_option
+def reset(everybody: bool, store: str | None, as_json: bool, home: str | None) -> None:
+    """Make a new administrator's token without a control plane, for an operator who is locked out.
+
+    The old one is good no longer. Needs access to the home and its store, and no control plane that runs.
+    """
+    from swell.api.home import home_dir
+    from swell.cli._backup import reset_tokens
+    from swell.cli._platform import check_store, only_one
+    from swell.control.database import connect as open_database
+    from swell.control.store import Store
+
+    where = home_dir(home)
+    with only_one(where):
+        opened = Store(open_database(store or str(where / "store.db")))
+        try:
+            check_store(where, opened)
+            written = reset_tokens(opened, where, everybody=everybody)
+        finally:
+            opened.close()
+    if as_json:
+        print_json([str(path) for path in written])
+        return
+    for path in written:
+        click.echo(f"A new token was written to {path}; the old one is good no longer.")
+
+
 @token.command(epilog="\b\nExample:\n  swell token revoke ada\n")
 @click.argument("which")
 @json_option

@@ -59,7 +59,28 @@ Example:
 @click.option(
     "--round", "round_s", type=DURATION, help="Length of the policy's rounds [default: the policy's]."
 )
-@click.option("--store", metavar="URL", help="postgresql://... or a path [default: store.db in the home].")
+@click.option(
+    "--store",
+    metavar="URL",
+    envvar="SWELL_STORE",
+    help="postgresql://... or a path [default: $SWELL_STORE, else store.db in the home].",
+)
+@click.option(
+    "--pass-env", metavar="NAME", multiple=True, help="Give jobs this variable of swell's own environment."
+)
+@click.option(
+    "--run-as",
+    metavar="ACCOUNT",
+    help="Run jobs as this account, or 'submitter': as their owner's (root only).",
+)
+@click.option("--jobs-per-user", type=click.IntRange(1), help="Most jobs of a user that are not over.")
+@click.option(
+    "--submissions-per-minute", type=click.IntRange(1), help="Most submissions of a user in a minute."
+)
+@click.option("--time-limit", type=DURATION, help="Longest that any job may run, such as 7d.")
+@click.option("--keep", type=DURATION, default="30d", show_default=True, help="How long ended jobs are kept.")
+@click.option("--keep-size", type=BYTES, help="How much ended jobs' directories may use [default: no limit].")
+@click.option("--end-unknown", is_flag=True, help="End jobs that run here and are not in the store.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port to listen on [default: 7373, or a free one]."
@@ -82,6 +103,14 @@ def up(
     policy: str | None,
     round_s: float | None,
     store: str | None,
+    pass_env: tuple[str, ...],
+    run_as: str | None,
+    jobs_per_user: int | None,
+    submissions_per_minute: int | None,
+    time_limit: float | None,
+    keep: float,
+    keep_size: int | None,
+    end_unknown: bool,
     host: str,
     port: int | None,
     tls_cert: Path | None,
@@ -110,7 +139,7 @@ def up(
         "spare_memory": spare_memory,
         "workdir_limit": workdir_limit,
     }
-    _check_engine(engine, {"nodes": nodes, "slots": slots}, for_ray)
+    _check_engine(engine, {"nodes": nodes, "slots": slots, "run_as": run_as}, for_ray)
     if engine == "ray":
         need_ray()
     settings = Settings(
@@ -126,6 +155,14 @@ def up(
         key=None if tls_key is None else tls_key.absolute(),
         insecure=insecure,
         engine=engine,
+        pass_env=pass_env,
+        run_as=run_as,
+        jobs_per_user=jobs_per_user,
+        submissions_per_minute=submissions_per_minute,
+        time_limit_s=time_limit,
+        keep_s=keep,
+        keep_bytes=keep_size,
+        end_unknown=end_unknown,
         **{name: value for name, value in for_ray.items() if value is not None},  # type: ignore[arg-type]
     )
     if not detach:
@@ -140,7 +177,7 @@ def up(
         raise SwellError(
             f"a control plane is running for {where} already (process {pid}): 'swell down' stops it"
         )
-    url = start_in_background(_words(settings), where)
+    url = start_in_background(_words(settings), where, _absolute(settings.store))
     if as_json:
         print_json({"url": url, "pid": running_pid(where), "home": str(where)})
         return
@@ -158,7 +195,7 @@ def _check_engine(engine: str, for_local: Mapping[str, object], for_ray: Mapping
             continue
         flag = f"--{name.replace('_', '-')}"
         if engine == "ray":
-            raise InputError(f"{flag} is for the local engine: leave it out, Ray knows its nodes", field=name)
+            raise InputError(f"{flag} is for the local engine: leave it out with Ray", field=name)
         raise InputError(f"{flag} needs --engine ray", field=name)
     address = for_ray["address"]
     if engine == "ray" and isinstance(address, str) and address != "auto":
@@ -176,7 +213,12 @@ def _words(settings: Settings) -> list[str]:
         "--nodes": settings.nodes,
         "--policy": settings.policy,
         "--round": settings.round_s,
-        "--store": _absolute(settings.store),
+        "--run-as": settings.run_as,
+        "--jobs-per-user": settings.jobs_per_user,
+        "--submissions-per-minute": settings.submissions_per_minute,
+        "--time-limit": settings.time_limit_s,
+        "--keep": settings.keep_s,
+        "--keep-size": settings.keep_bytes,
         "--host": settings.host,
         "--port": settings.port,
         "--tls-cert": settings.cert,
@@ -193,6 +235,8 @@ def _words(settings: Settings) -> list[str]:
     words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     if settings.engine == "ray" and not settings.spares:
         words.append("--no-spares")
+    words += [word for name in settings.pass_env for word in ("--pass-env", name)]
+    words += ["--end-unknown"] if settings.end_unknown else []
     return [*words, "--insecure"] if settings.insecure else words
 
 

@@ -7,6 +7,7 @@ subscribers hear of it. What has to be done then comes back to the caller as ins
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +16,9 @@ from swell.control import lifecycle
 from swell.control.knowledge import Knowledge, fingerprint
 from swell.control.model import JobRecord, JobRequest, Phase
 from swell.control.store import Store
-from swell.domain import Event, EventKind
+from swell.domain import Event, EventKind, InputError
+
+log = logging.getLogger(__name__)
 
 _ENDS = (EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED, EventKind.REJECTED)
 
@@ -50,7 +53,7 @@ class Book:
     def recall(self, job_id: str) -> None:
         """Read the history again for a job that has not run: others of its kind may have ended meanwhile."""
         mark, record = self.known[job_id].fingerprint, self.records[job_id]
-        self.known[job_id] = Knowledge.from_history(mark, self.store.recall(mark))
+        self.known[job_id] = self._recalled(mark)
         self.known[job_id].of = record.of if record.of is not None else self.known[job_id].of
 
     def remove(self, job_id: str) -> None:
@@ -75,8 +78,15 @@ class Book:
             self.publish(self.store.save(records, events), events)
 
     def _from_history(self, request: JobRequest) -> Knowledge:
-        mark = fingerprint(request)
-        return Knowledge.from_history(mark, self.store.recall(mark))
+        return self._recalled(fingerprint(request))
+
+    def _recalled(self, mark: str) -> Knowledge:
+        """What earlier jobs of a kind taught; nothing if what is written of them makes no sense."""
+        try:
+            return Knowledge.from_history(mark, self.store.recall(mark))
+        except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+            log.error("the history of %s cannot be used: %r", mark, error)
+            return Knowledge(mark)
 
     def _with_figures(self, event: Event) -> Event:
         """Add what a job taught to the event of its end, so that the log alone is enough for a replay."""

@@ -10,14 +10,19 @@ it reads the store, asks the engine what runs, and goes on where it was. Jobs do
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swell.board import Move
 from swell.control import lifecycle, promises, views
 from swell.control.book import Book
+from swell.control.errors import StoreUnavailable
 from swell.control.knowledge import Knowledge
 from swell.control.model import JobRecord
 from swell.control.progress import ProgressLog
@@ -25,6 +30,8 @@ from swell.control.reconcile import AskAgain, EndStray, Feed, Reconciler
 from swell.control.scheduler import Scheduler
 from swell.domain import Cluster, Event, EventKind
 from swell.engines import Engine, Launch, Report
+
+log = logging.getLogger(__name__)
 
 _CURVES = ("epoch", "batch_size", "loss", "target_loss", "lr", "metrics")
 """Fields of a progress report that are written to the log, besides `done` and `of`."""
@@ -36,6 +43,8 @@ class Figures:
 
     decisions: int = 0
     decision_s: float = 0.0
+    spared: int = 0
+    """Errors about single jobs that were kept from disturbing the others."""
 
 
 class Conductor:
@@ -47,6 +56,14 @@ class Conductor:
         self.figures = Figures()
         self.drained: set[str] = set()
         """Names of the nodes that a person has drained: they get no jobs."""
+        self.end_unknown = False
+        """Whether jobs that run here and are not in the store are ended; else they are left alone."""
+        self.most_run_s: float | None = None
+        """The longest that any job may run."""
+        self.strays: set[str] = set()
+        """Jobs that run here and that the store does not know."""
+        self._spared: dict[str, str] = {}
+        """By job: the last error about it that was kept from disturbing the others."""
         self.scheduler: Scheduler
         self._home = home
         self.reconciler = Reconciler()
@@ -80,12 +97,14 @@ class Conductor:
         for difference in self.reconciler.differences(self.book.records, observed, now_s):
             match difference:
                 case EndStray(job_id):
-                    self.engine.end(job_id)
+                    self._end_stray(job_id)
                 case AskAgain(job_id):
                     record = self.book.records[job_id]
                     self.engine.apply(self.launch(record), record.wanted)
                 case Feed(job_id, given):
-                    self.feed(self.book.records[job_id], given, now_s)
+                    with self._sparing_others(job_id):
+                        self.feed(self.book.records[job_id], given, now_s)
+        self._end_overdue(now_s)
         self._profile(now_s)
         if self.scheduler.rhythm.due_s <= now_s:
             self._decide(now_s)
@@ -100,30 +119,72 @@ class Conductor:
             record, knowledge = self.book.records.get(report.job_id), self.book.known.get(report.job_id)
             if record is None or knowledge is None:
                 continue
-            match report.kind:
-                case "progress":
-                    event = self._progressed(record, knowledge, report, now_s)
-                    if self._progress.due(record.job_id, report.time_s):
-                        progress[record.job_id] = event
-                case "timing" | "noise":
-                    if knowledge.take(report.kind, report.time_s, report.data):
-                        self.scheduler.rhythm.ask(now_s)
-                case "started":
-                    gpus = tuple(int(slot) for slot in report.data["gpus"])
-                    pause_s = float(report.data.get("pause_s", knowledge.startup_s))
-                    self.feed(record, lifecycle.Started(gpus, pause_s), report.time_s)
-                case "resized":
-                    self._switched(record, knowledge, report, now_s)
-                case "worker_lost":
-                    worker, reason = str(report.data["worker"]), str(report.data["reason"])
-                    self.feed(record, lifecycle.WorkerLost(worker, reason), report.time_s)
-                case "checkpoint":
-                    self.feed(record, lifecycle.Saved(int(report.data["step"])), report.time_s)
+            with self._sparing_others(record.job_id):
+                event = self._hear(record, knowledge, report, now_s)
+                if event is not None and self._progress.due(record.job_id, report.time_s):
+                    progress[record.job_id] = event
         records = [self.book.records[job_id] for job_id in progress]
         self.book.write(records, list(progress.values()))
         for record in records:
             self._progress.written(record.job_id, progress[record.job_id].time_s)
             self.book.remember(record, now_s)
+
+    def _hear(self, record: JobRecord, knowledge: Knowledge, report: Report, now_s: float) -> Event | None:
+        """Take in one report; returns the event of a progress report."""
+        match report.kind:
+            case "progress":
+                return self._progressed(record, knowledge, report, now_s)
+            case "timing" | "noise":
+                if knowledge.take(report.kind, report.time_s, report.data):
+                    self.scheduler.rhythm.ask(now_s)
+            case "started":
+                gpus = tuple(int(slot) for slot in report.data["gpus"])
+                pause_s = float(report.data.get("pause_s", knowledge.startup_s))
+                self.feed(record, lifecycle.Started(gpus, pause_s), report.time_s)
+            case "resized":
+                self._switched(record, knowledge, report, now_s)
+            case "worker_lost":
+                worker, reason = str(report.data["worker"]), str(report.data["reason"])
+                self.feed(record, lifecycle.WorkerLost(worker, reason), report.time_s)
+            case "checkpoint":
+                self.feed(record, lifecycle.Saved(int(report.data["step"])), report.time_s)
+        return None
+
+    @contextlib.contextmanager
+    def _sparing_others(self, job_id: str) -> Iterator[None]:
+        """Have an error about one job disturb no other; an error of the store is everybody's and passes."""
+        try:
+            yield
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            self.figures.spared += 1
+            if self._spared.get(job_id) != repr(error):
+                self._spared[job_id] = repr(error)
+                log.exception("job %s: what it reported could not be used", job_id)
+
+    def _end_stray(self, job_id: str) -> None:
+        """End a job that runs although it is over. A job that the store does not know is left alone.
+
+        Such a job means that the store is not the one the job was accepted into: the wrong --store, or an old
+        backup. Ending it would destroy work that somebody else's store still promises.
+        """
+        if job_id in self.strays:
+            return
+        phase = self.book.store.phase(job_id)
+        if self.end_unknown or (phase is not None and phase.over):
+            self.engine.end(job_id)
+            return
+        self.strays.add(job_id)
+        why = "its record cannot be read" if phase is not None else "the store does not know it"
+        log.error("job %s runs here, but %s: it is left alone (see 'swell doctor')", job_id, why)
+
+    def _end_overdue(self, now_s: float) -> None:
+        """End jobs that have run for longer than they may."""
+        for record in list(self.book.records.values()):
+            limit_s = min(record.request.time_limit_s or math.inf, self.most_run_s or math.inf)
+            if record.started_s is not None and now_s - record.started_s > limit_s:
+                self.feed(record, lifecycle.CancelAsked(f"its time limit of {limit_s:g} s"), now_s)
 
     def _progressed(self, record: JobRecord, knowledge: Knowledge, report: Report, now_s: float) -> Event:
         data = report.data
@@ -247,6 +308,7 @@ class Conductor:
         self._progress.forget(job_id)
         self._starting.pop(job_id, None)
         self._owed.pop(job_id, None)
+        self._spared.pop(job_id, None)
 
     def job_dir(self, job_id: str) -> Path:
         """Where a job's files are."""
@@ -257,13 +319,17 @@ class Conductor:
         request = record.request
         most = request.max_workers or max(sum(n.gpus for n in self.scheduler.cluster.nodes), 1)
         job_dir = self.job_dir(record.job_id)
-        return Launch(job_id=record.job_id, request=request, job_dir=job_dir, max_workers=most)
+        return Launch(
+            job_id=record.job_id, request=request, job_dir=job_dir, max_workers=most, owner=record.owner
+        )
 
     def stats(self, trouble: str) -> dict[str, float]:
         """Figures for monitoring."""
         return views.stats(self.book, self.scheduler) | {
             "decisions": float(self.figures.decisions),
             "decision_seconds": self.figures.decision_s,
+            "strays": float(len(self.strays)),
+            "spared_errors": float(self.figures.spared),
             "trouble": float(bool(trouble)),
         }
 

@@ -5,6 +5,7 @@ SwellError
 +-- NotFound             there is no such job or node (404)
 +-- Conflict             the state of the job or node does not allow what is asked (409)
 +-- StoreUnavailable     the store cannot be written or read now; nothing was changed (503)
++-- TooMany              a limit on what one user may have is reached (429)
 """
 
 from __future__ import annotations
@@ -22,3 +23,7 @@ class Conflict(SwellError):
 
 class StoreUnavailable(SwellError):
     """The store cannot be written or read now; nothing was changed."""
+
+
+class TooMany(SwellError):
+    """A limit on what one user may have is reached."""

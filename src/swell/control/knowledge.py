@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ from swell.perf.efficiency import SETTLED_UPDATES, MeanNoiseShare, duration_erro
 from swell.perf.goodput import BatchLimits
 from swell.perf.length import TargetLength
 
+MAX_SCRIPT_BYTES = 4 << 20
+"""Largest training script. A script is read whenever a job is handed in, while others wait."""
 HISTORY_VERSION = 2
 """Version of what `Knowledge.to_json` writes. An entry without a version has version 1."""
 _ENOUGH_STEPS = 3
@@ -39,11 +42,17 @@ MOST_CLOSING_S = 60.0
 """Upper bound of `closing_s`: a script that goes on longer after its last step does other work."""
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file, but do not wait if it is a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def fingerprint(request: JobRequest) -> str:
     """Jobs with the same fingerprint are expected to run alike."""
     script = Path(request.workdir, request.script)
     try:
-        content = script.read_bytes()
+        with open(script, "rb", opener=_without_waiting) as file:
+            content = file.read(MAX_SCRIPT_BYTES)
     except OSError:
         content = request.script.encode()
     digest = hashlib.sha256(content)

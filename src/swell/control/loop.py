@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from swell.domain import SwellError
+from swell.engines.parts import Part
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ MOST_GATHER_S = 0.5
 """The longest such wait. With many jobs a turn is long; the loop then waits three times as long as the last
 turn took, because requests cannot be answered during a turn."""
 RETRY_S = 1.0
+BEAT_S = 1.0
+"""A waiting loop gives a sign of life this often."""
 
 
 class Loop:
@@ -30,38 +33,36 @@ class Loop:
         """`turn` does the work; `wait_s` says how long to wait for the next one if nothing happens."""
         self.trouble = ""
         """Why the last turn failed (the store is full, say); empty if it succeeded."""
+        self.part = Part("control", self._run)
         self._turn = turn
         self._wait_s = wait_s
         self._awake = threading.Event()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin, with a turn at once."""
-        self._thread = threading.Thread(target=self._run, name="swell-control", daemon=True)
-        self._thread.start()
+        self.part.start()
         self.wake()
 
     def stop(self) -> None:
         """End after the present turn."""
-        self._stopping.set()
+        self.part.stopping.set()
         self.wake()
-        if self._thread is not None:
-            self._thread.join(timeout=30.0)
+        self.part.stop(30.0)
 
     def wake(self) -> None:
         """Have a turn taken soon, because something happened."""
         self._awake.set()
 
     def _run(self) -> None:
-        turn_s = 0.0
-        while not self._stopping.is_set():
-            if self._awake.wait(timeout=self._wait_s()):
-                self._stopping.wait(min(max(GATHER_S, 3 * turn_s), MOST_GATHER_S))
+        stopping, turn_s = self.part.stopping, 0.0
+        while not stopping.is_set():
+            if self._wait():
+                stopping.wait(min(max(GATHER_S, 3 * turn_s), MOST_GATHER_S))
             self._awake.clear()
-            if self._stopping.is_set():
+            if stopping.is_set():
                 return
             began_s = time.perf_counter()
+            self.part.beat(busy=True)
             try:
                 self._turn()
                 self.trouble = ""
@@ -74,8 +75,22 @@ class Loop:
                 log.exception("a turn of the control plane failed")
                 self.trouble = f"internal error: {error!r}; see the server's log"
                 self._retry()
+            self.part.beat()
             turn_s = time.perf_counter() - began_s
 
+    def _wait(self) -> bool:
+        """Wait until a turn is due; True if it is because something happened."""
+        until_s = time.monotonic() + self._wait_s()
+        while not self.part.stopping.is_set():
+            self.part.beat()
+            left_s = until_s - time.monotonic()
+            if self._awake.wait(timeout=min(max(left_s, 0.0), BEAT_S)):
+                return True
+            if left_s <= BEAT_S:
+                return False
+        return False
+
     def _retry(self) -> None:
-        self._stopping.wait(RETRY_S)
+        self.part.beat()
+        self.part.stopping.wait(RETRY_S)
         self._awake.set()

@@ -6,6 +6,7 @@ and turns share one lock.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -19,20 +20,30 @@ from typing import Any
 from swell.control import lifecycle, promises, views
 from swell.control.book import Book, Recall, Subscriber
 from swell.control.conductor import Conductor
-from swell.control.errors import NotFound
+from swell.control.errors import NotFound, StoreUnavailable, TooMany
 from swell.control.intake import Intake, Ticket
+from swell.control.knowledge import MAX_SCRIPT_BYTES
+from swell.control.limits import Gate, Limits
 from swell.control.loop import Loop
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
+from swell.control.retention import Done, Keep, Retention
 from swell.control.scheduler import check_fits
 from swell.control.series import series
 from swell.control.store import Store
 from swell.control.views import NodeView
 from swell.domain import Event, InputError
 from swell.engines import Engine
+from swell.engines.clock import now_s
+from swell.engines.parts import Part
 from swell.policies import make_policy
 
 __all__ = ["ControlPlane", "NodeView"]
 
+NO_LIMITS = Limits()
+KEEP = Keep()
+FIRST_HOUSEKEEPING_S = 60.0
+HOUSEKEEPING_S = 3600.0
+"""Seconds between two looks for what need not be kept any more."""
 FEW_SUBMISSIONS = 4
 """Up to this many submissions at a time get an estimate by looking ahead; more get a rougher one."""
 
@@ -56,12 +67,16 @@ class ControlPlane:
         policy: str = "elasticflow",
         interval_s: float = 5.0,
         round_s: float | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = now_s,
         recall: Recall | None = None,
+        limits: Limits = NO_LIMITS,
+        keep: Keep = KEEP,
+        end_unknown: bool = False,
     ) -> None:
         """`interval_s`: seconds between two turns if nothing happens. `round_s`: the length of the policy's
         rounds, in place of its own. `recall`: returns what is known of a job before it runs, in place of the
-        store's history."""
+        store's history. `keep`: what is kept of jobs that are over. `end_unknown`: end jobs that run here and
+        that the store does not know."""
         self.store = store
         self.engine = engine
         self.home = home
@@ -72,7 +87,12 @@ class ControlPlane:
         self._lock = threading.RLock()
         self._book = Book(store, recall)
         self._conductor = Conductor(self._book, engine, home)
+        self._conductor.end_unknown, self._conductor.most_run_s = end_unknown, limits.run_s
+        self._gate = Gate(limits)
         self._loop = Loop(self.turn, self._wait_s)
+        self._watchdog = Part("watchdog", self._watch)
+        self._retention = Retention(store, home, keep)
+        self._housekeeper = Part("housekeeper", self._keep_house)
         self._intake: Intake[_Submission, JobRecord] = Intake(self._take_in)
 
     def come_up(self) -> None:
@@ -86,9 +106,13 @@ class ControlPlane:
         """Come up and begin to take turns."""
         self.come_up()
         self._loop.start()
+        self._watchdog.start()
+        self._housekeeper.start()
 
     def stop(self) -> None:
         """Stop listening and deciding. Jobs go on."""
+        self._watchdog.stop(5.0)
+        self._housekeeper.stop(30.0)
         self._loop.stop()
         self.engine.close()
 
@@ -103,8 +127,44 @@ class ControlPlane:
 
     @property
     def trouble(self) -> str:
-        """Why the last turn failed; empty if it succeeded."""
-        return self._loop.trouble
+        """Why the last turn failed, or which part of the platform does not work; empty if all is well."""
+        return self._loop.trouble or "; ".join(self.health().values())
+
+    def health(self) -> dict[str, str]:
+        """By name, the parts that do not do their work, and why. A thread that has ended is started again."""
+        found = {part.name: part.look() for part in self._parts()}
+        return {name: text for name, text in found.items() if text}
+
+    def _parts(self) -> list[Part]:
+        return [self._loop.part, self._watchdog, self._housekeeper, *self.engine.parts()]
+
+    def _watch(self) -> None:
+        """Look after the other threads, so that one that has ended works again although nobody asks."""
+        while not self._watchdog.stopping.wait(1.0):
+            self._watchdog.beat()
+            self.health()
+
+    def _keep_house(self) -> None:
+        """Delete from time to time what need not be kept any more."""
+        next_s = time.monotonic() + FIRST_HOUSEKEEPING_S
+        while not self._housekeeper.stopping.wait(1.0):
+            self._housekeeper.beat()
+            if time.monotonic() < next_s:
+                continue
+            self._housekeeper.beat(busy=True)
+            with contextlib.suppress(StoreUnavailable):
+                self._retention.run(self.clock(), beat=lambda: self._housekeeper.beat(busy=True))
+            next_s = time.monotonic() + HOUSEKEEPING_S
+
+    def collect(self, keep_s: float | None, keep_bytes: int | None, *, dry: bool) -> Done:
+        """Delete now what need not be kept, or say what (`dry`). None: as the platform was told to keep."""
+        keep = self._retention.keep
+        keep = replace(
+            keep,
+            for_s=keep.for_s if keep_s is None else keep_s,
+            most_bytes=keep.most_bytes if keep_bytes is None else keep_bytes,
+        )
+        return self._retention.run(self.clock(), keep, dry=dry)
 
     @property
     def due_s(self) -> float:
@@ -118,7 +178,7 @@ class ControlPlane:
 
     def submit(self, request: JobRequest, owner: str, idempotency_key: str | None = None) -> JobRecord:
         """Take a job in, or refuse its deadline. The returned record is on disk."""
-        self._check(request)
+        self._check(request, owner)
         return self._intake(_Submission(request, owner, idempotency_key))
 
     def _take_in(self, tickets: Sequence[Ticket[_Submission, JobRecord]]) -> None:
@@ -131,7 +191,7 @@ class ControlPlane:
                     for ticket in tickets:
                         try:
                             ticket.answer = self._accept(ticket.submission, accepted, quick)
-                        except InputError as error:
+                        except (InputError, TooMany) as error:
                             ticket.refusal = error
             except BaseException:
                 for record, _, _ in accepted:
@@ -155,6 +215,8 @@ class ControlPlane:
             if earlier is not None:
                 return self._book.records.get(earlier.job_id, earlier)
         scheduler = self._conductor.scheduler
+        active = sum(record.owner == submission.owner for record in self._book.records.values())
+        self._gate.submission(submission.owner, active, self.clock())
         record = self._new_record(submission.request, submission.owner)
         knowledge = self._book.knowledge_of(record)
         answer, asked = promises.promise(record, knowledge, scheduler, record.submitted_s, quick=quick)
@@ -173,7 +235,7 @@ class ControlPlane:
 
     def quote(self, request: JobRequest, owner: str) -> Promise:
         """The promise that submitting this request would give. Changes nothing."""
-        self._check(request)
+        self._check(request, owner)
         with self._lock:
             record = self._new_record(request, owner)
             knowledge = self._book.knowledge_of(record)
@@ -308,19 +370,25 @@ class ControlPlane:
         self.job(job_id)
         return series([event for _, event in self.store.events(job_id=job_id, limit=10_000)])
 
-    def stats(self) -> Mapping[str, float]:
+    def stats(self) -> Mapping[str, Any]:
         """Figures for monitoring."""
         with self._lock:
-            return self._conductor.stats(self.trouble)
+            parts = {part.name: float(not part.trouble) for part in self._parts()}
+            return self._conductor.stats(self.trouble) | {"part_up": parts}
 
-    def _check(self, request: JobRequest) -> None:
+    def _check(self, request: JobRequest, owner: str) -> None:
         script = Path(request.workdir, request.script)
         if not os.path.isfile(script):  # noqa: PTH113 - a name too long for the file system is not there
             raise InputError(f"script: there is no file '{script}'", field="script")
+        if script.stat().st_size > MAX_SCRIPT_BYTES:
+            raise InputError(
+                f"script: '{script}' has {script.stat().st_size} bytes, allowed are {MAX_SCRIPT_BYTES}",
+                field="script",
+            )
         if request.deadline_s is not None and request.deadline_s <= self.clock():
             raise InputError("deadline_s must be in the future", field="deadline_s")
         check_fits(self._conductor.scheduler.cluster, request.min_workers)
-        self.engine.check(self._conductor.launch(self._new_record(request, "")))
+        self.engine.check(self._conductor.launch(self._new_record(request, owner)))
 
     def _new_record(self, request: JobRequest, owner: str) -> JobRecord:
         return JobRecord(

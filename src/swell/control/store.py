@@ -9,13 +9,18 @@ Migrations are a list of steps that only ever grows; a store remembers how many 
 from __future__ import annotations
 
 import json
+import logging
+import math
+import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from swell.control.database import Database
 from swell.control.errors import StoreUnavailable
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
-from swell.domain import Event, EventKind
+from swell.domain import Event, EventKind, InputError
+
+log = logging.getLogger(__name__)
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -62,6 +67,8 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.unreadable: dict[str, str] = {}
+        """Jobs whose record cannot be read, and why."""
         self._migrate()
 
     def _migrate(self) -> None:
@@ -131,6 +138,11 @@ class Store:
         rows = self._database.query("SELECT record FROM jobs WHERE job_id = ?", (job_id,))
         return record_from_json(rows[0][0]) if rows else None
 
+    def phase(self, job_id: str) -> Phase | None:
+        """The phase of a job, also of one whose record cannot be read; None if the store does not know it."""
+        rows = self._database.query("SELECT phase FROM jobs WHERE job_id = ?", (job_id,))
+        return Phase(rows[0][0]) if rows else None
+
     def jobs(
         self,
         *,
@@ -158,23 +170,47 @@ class Store:
             parameters.extend(OVER)
         clause = f"WHERE {' AND '.join(where)}" if where else ""
         rows = self._database.query(
-            f"SELECT record FROM jobs {clause} ORDER BY submitted_s DESC, job_id DESC LIMIT ?",
+            f"SELECT job_id, record FROM jobs {clause} ORDER BY submitted_s DESC, job_id DESC LIMIT ?",
             (*parameters, limit),
         )
-        return [record_from_json(row[0]) for row in rows]
+        return [record for row in rows if (record := self._readable(row[0], row[1])) is not None]
+
+    def _readable(self, job_id: str, text: str) -> JobRecord | None:
+        """A record for a list; None, and a line in the log, if it cannot be read."""
+        try:
+            return record_from_json(text)
+        except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+            if job_id not in self.unreadable:
+                log.error("the record of job %s cannot be read (%r): the job is left as it is", job_id, error)
+            self.unreadable[job_id] = repr(error)
+            return None
+
+    @property
+    def identity(self) -> str:
+        """The id of this store, made when it was, by which a home recognises its own."""
+        found = self.setting("store_id")
+        if found is None:
+            found = secrets.token_hex(8)
+            self.set_setting("store_id", found)
+        return found
 
     def events(
         self, since_seq: int = 0, *, job_id: str | None = None, limit: int = 1000
     ) -> list[tuple[int, Event]]:
         """Events with a number above `since_seq`, oldest first."""
-        clause, parameters = "", list[Any]([since_seq])
-        if job_id is not None:
-            clause = "AND job_id = ?"
-            parameters.append(job_id)
-        rows = self._database.query(
-            f"SELECT seq, line FROM events WHERE seq > ? {clause} ORDER BY seq LIMIT ?", (*parameters, limit)
-        )
-        return [(int(seq), Event.from_json(line)) for seq, line in rows]
+        clause = "" if job_id is None else "AND job_id = ?"
+        sql = f"SELECT seq, line FROM events WHERE seq > ? {clause} ORDER BY seq LIMIT ?"
+        found: list[tuple[int, Event]] = []
+        while True:
+            missing = limit - len(found)
+            rows = self._database.query(sql, (since_seq, *([] if job_id is None else [job_id]), missing))
+            read = [(int(seq), _event(int(seq), line)) for seq, line in rows]
+            found += [(seq, event) for seq, event in read if event is not None]
+            if len(rows) < missing or len(found) >= limit:
+                return found
+            since_seq = read[-1][
+                0
+            ]  # some could not be read: a page that is not full says that there are no more
 
     def tally(self, job_id: str, kind: EventKind) -> tuple[int, float]:
         """How many events of a kind a job has in the log, and the seconds from the first to the last."""
@@ -194,6 +230,19 @@ class Store:
                 (job_id, kind.value),
             )
 
+    def forget(self, job_id: str) -> None:
+        """Delete a job that is over, and its events."""
+        marks = ", ".join("?" * len(OVER))
+        with self._database.transaction():
+            self._database.execute(
+                "DELETE FROM events WHERE job_id IN"
+                f" (SELECT job_id FROM jobs WHERE job_id = ? AND phase IN ({marks}))",
+                (job_id, *OVER),
+            )
+            self._database.execute(
+                f"DELETE FROM jobs WHERE job_id = ? AND phase IN ({marks})", (job_id, *OVER)
+            )
+
     def last_seq(self) -> int:
         """The number of the newest event; 0 if there is none."""
         return int(self._database.query("SELECT COALESCE(MAX(seq), 0) FROM events")[0][0])
@@ -209,7 +258,13 @@ class Store:
     def recall(self, fingerprint: str) -> dict[str, Any] | None:
         """What is known of a kind of job."""
         rows = self._database.query("SELECT content FROM history WHERE fingerprint = ?", (fingerprint,))
-        return dict(json.loads(rows[0][0])) if rows else None
+        try:
+            return dict(json.loads(rows[0][0])) if rows else None
+        except (ValueError, TypeError) as error:
+            log.error(
+                "the history of %s cannot be read (%r): its next job starts without it", fingerprint, error
+            )
+            return None
 
     def add_token(self, digest: str, user: str, role: str, expires_s: float | None) -> None:
         """Accept a token from now on. Only its digest is kept."""
@@ -254,6 +309,15 @@ class Store:
             )
 
 
+def _event(seq: int, line: str) -> Event | None:
+    """An event of the log; None, and a line in the server's log, if it cannot be read."""
+    try:
+        return Event.from_json(line)
+    except InputError as error:
+        log.error("event %d cannot be read and is left out: %s", seq, error)
+        return None
+
+
 def record_to_json(record: JobRecord) -> str:
     """A record as JSON text."""
     return json.dumps(record, separators=(",", ":"), default=_plain)
@@ -266,7 +330,12 @@ def _plain(part: Any) -> dict[str, Any]:
 
 def record_from_json(text: str) -> JobRecord:
     """A record from the text written by `record_to_json`; fields of newer versions are ignored."""
-    raw = json.loads(text)
+    raw = json.loads(text, parse_constant=lambda _: None)
+    if not isinstance(raw, dict):
+        raise ValueError("a record is not an object")
+    for name in ("done", "pause_s"):  # swell 0.1 took NaN from a job and stored it
+        if raw.get(name) is None or not math.isfinite(raw[name]):
+            raw[name] = 0.0
     promise = raw.pop("promise")
     request = raw.pop("request")
     return JobRecord(

@@ -60,7 +60,10 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
         return f"the control plane is in trouble: {trouble}"
     holders = [r for r in scheduler.book.records.values() if r.wanted]
     used, slots = sum(len(r.wanted) for r in holders), scheduler.cluster.capacity
-    names = ", ".join(sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders)[:6]) or "no job"
+    own = sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders if r.owner == record.owner)[:6]
+    others = sum(len(r.wanted) for r in holders if r.owner != record.owner)
+    # Names of other users' jobs are none of this job's business.
+    names = ", ".join([*own, *([f"jobs of other users ({others})"] if others else [])]) or "no job"
     more = f"; {record.reason}" if record.reason else ""
     policy, round_s, due_s = scheduler.policy_text, scheduler.rhythm.interval_s, scheduler.rhythm.due_s
     if round_s and due_s < math.inf:

@@ -175,6 +175,16 @@ class JobRequest:
             for_runtime=True,
         ),
     )
+    time_limit_s: float | None = field(
+        default=None,
+        metadata=_about(
+            Kind.DURATION,
+            "Longest that the job may take from its first start; then it is ended.",
+            "8h",
+            above=0,
+            most=1e9,
+        ),
+    )
     max_restarts: int = field(
         default=3,
         metadata=_about(
@@ -250,6 +260,7 @@ class JobOptions(TypedDict, total=False):
     workers: int
     memory_bytes: int | None
     checkpoint_s: float
+    time_limit_s: float | None
     max_restarts: int
     pip: Sequence[str]
 

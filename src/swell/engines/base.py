@@ -7,13 +7,14 @@ in the cluster. Jobs go on while no control plane runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 from swell.domain import Cluster, JobRequest, Placement
+from swell.engines.parts import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class Launch:
     """The job's own directory: logs, checkpoints, the coordinator's state. Survives all restarts."""
     max_workers: int = 1
     """Most workers that the job can ever get: what its request says, else all slots of the cluster."""
+    owner: str = ""
+    """The user who submitted the job."""
 
     @property
     def workdir(self) -> Path:
@@ -100,6 +103,9 @@ class Engine(Protocol):
 
     def observe(self) -> dict[str, Observed]:
         """Every job the engine knows of, as it is now."""
+
+    def parts(self) -> Sequence[Part]:
+        """The engine's threads, for whoever watches that none of them has ended."""
 
     def reports(self) -> Iterator[Report]:
         """What jobs reported since the last call. Never blocks."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swell.domain import Cluster, InputError, Placement
+from swell.engines.accounts import Account, of_job
 from swell.engines.base import Launch
 from swell.engines.nursery import Nursery
 from swell.engines.supervised import HANDOVER_S, SupervisedEngine
@@ -59,7 +60,9 @@ class LocalEngine(SupervisedEngine):
         return self._cluster
 
     def check(self, launch: Launch) -> None:
-        """Refuse jobs with requirements of their own, because all workers share this machine's Python."""
+        """Refuse jobs with requirements of their own, because all workers share this machine's Python; and
+        jobs of users without the account that their jobs would run as."""
+        of_job(self.run_as, launch.owner)
         if launch.request.pip:
             raise InputError(
                 "pip: the local engine runs jobs with the packages that are installed here; install "
@@ -67,9 +70,10 @@ class LocalEngine(SupervisedEngine):
                 field="pip",
             )
 
-    def _start_supervisor(self, directory: Path, env: dict[str, str]) -> Child:
-        forked = self._nursery.supervisor(directory, env) if self._nursery is not None else None
-        return forked or super()._start_supervisor(directory, env)
+    def _start_supervisor(self, directory: Path, env: dict[str, str], account: Account | None) -> Child:
+        name = None if account is None else account.name
+        forked = self._nursery.supervisor(directory, env, name) if self._nursery is not None else None
+        return forked or super()._start_supervisor(directory, env, account)
 
     def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
         """As many slots as are free: the wanted ones first, then any that no other job uses."""
@@ -110,4 +114,9 @@ class LocalEngine(SupervisedEngine):
         folder = self._home / "devices"
         if self._gpus:
             folder.mkdir(exist_ok=True, mode=0o700)
+        if self._gpus and self.run_as is not None:  # all jobs lock these files, whatever account they run as
+            folder.chmod(0o711)
+            for i in range(self._gpus):
+                (folder / str(i)).touch()
+                (folder / str(i)).chmod(0o666)
         return {"devices": [str(folder / str(i)) for i in range(self._gpus)]}

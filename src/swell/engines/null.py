@@ -19,6 +19,7 @@ from typing import Protocol
 
 from swell.domain import Cluster, InputError, Placement
 from swell.engines.base import Launch, Observed, Report, RunState
+from swell.engines.parts import Part
 
 
 class Truth(Protocol):
@@ -175,6 +176,10 @@ class NullEngine:
                 )
                 for job_id, run in self._runs.items()
             }
+
+    def parts(self) -> list[Part]:
+        """None: its thread only ends jobs that pretend to run."""
+        return []
 
     def reports(self) -> Iterator[Report]:
         """What jobs reported since the last call."""

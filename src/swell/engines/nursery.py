@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -21,15 +20,25 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
+from swell.engines import accounts
+from swell.engines.environment import for_jobs
 from swell.engines.processes import MARK, MARK_BYTES
 from swell.train.agent import children
+from swell.train.agent.polling import readable
+from swell.train.agent.regular import open_for_append
 from swell.train.start import zygote
 
 _READY_S = 20.0
 """How long jobs wait for a nursery that is being prepared, before they start without it."""
 _ANSWER_S = 5.0
 SHARED = "SWELL_NURSERY"
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log of the platform, for its own account only; tests give /dev/null."""
+    return path.open("ab") if path == Path(os.devnull) else open_for_append(path)
 
 
 class Nursery:
@@ -45,14 +54,15 @@ class Nursery:
             return
         self._folder = Path(tempfile.mkdtemp(prefix="swell-nursery-"))  # a home's path may be too long
         self.path = self._folder / "sock"
-        with log.open("ab") as out:
+        with open_log(log) as out:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "swell.engines.nursery", str(self.path)],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                env={**os.environ, MARK: "-" * MARK_BYTES},
+                # In /proc every fork shows this environment, so it must hold no more than a job may see.
+                env={**for_jobs(os.environ), MARK: "-" * MARK_BYTES},
             )
 
     @property
@@ -62,9 +72,14 @@ class Nursery:
         late = time.monotonic() - self._started_s > _READY_S
         return not (dead or late or self.path.exists())
 
-    def supervisor(self, directory: Path, env: Mapping[str, str]) -> children.Forked | None:
-        """Fork the supervisor of the job in this directory; None if the nursery does not answer."""
-        order = {"directory": str(directory), "env": dict(env)}
+    def supervisor(
+        self, directory: Path, env: Mapping[str, str], account: str | None = None
+    ) -> children.Forked | None:
+        """Fork the supervisor of the job in this directory; None if the nursery does not answer.
+
+        `account`: the account that the job runs as, if it is not this process's.
+        """
+        order = {"directory": str(directory), "env": dict(env), "account": account}
         try:
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(_ANSWER_S)
@@ -90,20 +105,22 @@ class Nursery:
 def serve(listener: socket.socket) -> None:
     """Fork a supervisor for each connection, until standard input ends."""
     while True:
-        readable, _, _ = select.select([0, listener.fileno()], [], [])
-        if 0 in readable and not os.read(0, 64):
+        ready = readable([0, listener.fileno()])
+        if 0 in ready and not os.read(0, 64):
             return
-        if listener.fileno() in readable:
+        if listener.fileno() in ready:
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError, ValueError, KeyError):
                 connection.settimeout(_ANSWER_S)
                 order = json.loads(connection.makefile("rb").readline())
-                connection.sendall(f"{_fork(Path(order['directory']), order['env']).pid}\n".encode())
+                forked = _fork(Path(order["directory"]), order["env"], order.get("account"))
+                connection.sendall(f"{forked.pid}\n".encode())
 
 
-def _fork(directory: Path, env: dict[str, str]) -> children.Forked:
+def _fork(directory: Path, env: dict[str, str], account: str | None) -> children.Forked:
     arguments, log = [str(directory)], directory / "supervisor.log"
-    return children.fork("swell.engines.supervisor", arguments, log, env=env, shown=[MARK])
+    become = None if account is None else accounts.find(account).become
+    return children.fork("swell.engines.supervisor", arguments, log, env=env, shown=[MARK], become=become)
 
 
 def main() -> None:

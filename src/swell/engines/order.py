@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from swell.domain import JobRequest, Placement
+from swell.engines.accounts import Account
 from swell.engines.base import Launch
 from swell.engines.files import write_json
+from swell.train.agent.regular import read_regular
 
 FILE = "start.json"
-_OWN = ("job_id", "request", "max_workers", "workers", "placement")
+_OWN = ("job_id", "request", "max_workers", "owner", "workers", "placement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +34,8 @@ class Order:
     extras: Mapping[str, Any] = field(default_factory=dict)
     """What one kind of engine adds: 'devices' (local), or 'ray' and the first 'slots' (Ray)."""
 
-    def write(self) -> None:
-        """Put the order into the job's directory."""
+    def write(self, account: Account | None = None) -> None:
+        """Put the order into the job's directory, for this account to read."""
         launch = self.launch
         # The supervisor may run in another directory than the engine.
         request = launch.request.to_json() | {"workdir": str(launch.workdir.resolve())}
@@ -41,16 +43,17 @@ class Order:
             "job_id": launch.job_id,
             "request": request,
             "max_workers": launch.max_workers,
+            "owner": launch.owner,
             "workers": self.workers,
             "placement": list(self.placement),
             **self.extras,
         }
-        write_json(launch.job_dir / FILE, content)
+        write_json(launch.job_dir / FILE, content, account)
 
     @classmethod
     def read(cls, job_dir: Path) -> Order:
         """The order in a job's directory; OSError, ValueError, KeyError or TypeError if it is unusable."""
-        content = json.loads((job_dir / FILE).read_text())
+        content = json.loads(read_regular(job_dir / FILE))
         if "request" not in content:
             content = _upgraded(content)
         launch = Launch(
@@ -58,6 +61,7 @@ class Order:
             request=JobRequest.from_json(content["request"]),
             job_dir=job_dir,
             max_workers=int(content["max_workers"]),
+            owner=str(content.get("owner", "")),
         )
         return cls(
             launch=launch,

@@ -102,6 +102,26 @@ def is_worker(pid: int) -> bool:
     return False
 
 
+def end_descendants(wait_s: float) -> bool:
+    """Kill everything that descends from this process; True if nothing is left within `wait_s`.
+
+    This process must adopt orphans (PR_SET_CHILD_SUBREAPER). Then it finds processes that shed their
+    environment and their session too, such as `env -i setsid sleep 1d`.
+    """
+    deadline = time.monotonic() + wait_s
+    while left := descendants(os.getpid()):
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 def sweep(directory: Path, wait_s: float = 0.0) -> bool:
     """Kill all processes that are left of a job; True if none is left within `wait_s`."""
     deadline = time.monotonic() + wait_s

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -26,12 +25,20 @@ from pathlib import Path
 from typing import Any
 
 from swell.domain import Cluster, Placement
+from swell.engines import clock
+from swell.engines.accounts import Account, of_job
 from swell.engines.base import Launch, Observed, Report, RunState
+from swell.engines.border import BadMessage, read_beat, read_event
+from swell.engines.environment import for_jobs
+from swell.engines.parts import Part
 from swell.engines.processes import MARK, mark, sweep
 from swell.engines.supervised_job import STOP, Outcome, SupervisedJob
 from swell.engines.supervisor import is_locked, signal_supervisor
+from swell.train.agent import outputs
 from swell.train.agent.children import Child
 from swell.train.agent.errors import TrainError
+from swell.train.agent.polling import readable
+from swell.train.agent.regular import open_for_append
 from swell.train.agent.wire import Connection, Message
 
 log = logging.getLogger(__name__)
@@ -45,8 +52,6 @@ HANDOVER_S = 3.0
 """How long a job waits for all of its wanted slots before it starts on those that are free."""
 RESTART_S = 0.5
 """Least time between two attempts to start a job's processes."""
-_PROGRESS = ("of", "at_most", "target_loss", "batch_size", "epoch", "loss", "lr", "metrics")
-"""Fields of a worker's report that are passed on as progress."""
 _PAUSES = ("switch", "recovery")
 """Events of a job that contain a pause in its training."""
 
@@ -58,13 +63,16 @@ class SupervisedEngine:
 
     def __init__(self, home: Path) -> None:
         self._home = home
+        self.run_as: str | None = None
+        """The account that jobs run as, 'submitter' for that of each job's owner, None for this process's."""
+        self.pass_env: tuple[str, ...] = ()
+        """Variables of the platform's environment that jobs get besides those on the list."""
         self._jobs: dict[str, SupervisedJob] = {}
         self._reports: deque[Report] = deque(maxlen=100_000)
         self._lock = threading.RLock()
         """Held for every change of `_jobs` and of a job's wanted slots; never held while waiting."""
         self._wake: Callable[[], None] = lambda: None
-        self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._part = Part("engine", self._loop)
         self._poke_r, self._poke_w = os.pipe()
         os.set_blocking(self._poke_w, False)
         os.set_blocking(self._poke_r, False)
@@ -79,15 +87,13 @@ class SupervisedEngine:
                 log.error("%s cannot be read (%s): the job is not taken over", path, error)
                 continue
             self._jobs[job.job_id] = job
-        self._thread = threading.Thread(target=self._loop, name="swell-engine", daemon=True)
-        self._thread.start()
+        self._part.start()
 
     def close(self) -> None:
         """Stop listening. Jobs go on."""
-        self._stopping = True
+        self._part.stopping.set()
         self._poke()
-        if self._thread is not None:
-            self._thread.join(timeout=10.0)
+        self._part.stop(10.0)
         for job in self._jobs.values():
             job.disconnect()
 
@@ -120,9 +126,9 @@ class SupervisedEngine:
     def _assign_slots(self, job: SupervisedJob) -> None:
         """Assign a slot to each worker of a job, in engines where the job itself does not say it."""
 
-    def _start_supervisor(self, directory: Path, env: dict[str, str]) -> Child:
-        """Start the supervisor of the job in this directory, with this environment."""
-        with (directory / "supervisor.log").open("ab") as errors:
+    def _start_supervisor(self, directory: Path, env: dict[str, str], account: Account | None) -> Child:
+        """Start the supervisor of the job in this directory, with this environment, as this account."""
+        with open_for_append(directory / "supervisor.log") as errors:
             return subprocess.Popen(
                 [sys.executable, "-m", "swell.engines.supervisor", str(directory)],
                 stdin=subprocess.DEVNULL,
@@ -130,6 +136,9 @@ class SupervisedEngine:
                 stderr=errors,
                 start_new_session=True,
                 env=env,
+                user=None if account is None else account.uid,
+                group=None if account is None else account.gid,
+                extra_groups=None if account is None else os.getgrouplist(account.name, account.gid),
             )
 
     def _tick(self, now_s: float) -> None:
@@ -137,7 +146,7 @@ class SupervisedEngine:
 
     def _environment(self) -> dict[str, str]:
         """Environment of supervisors."""
-        return dict(os.environ)
+        return for_jobs(os.environ, self.pass_env)
 
     # -- the interface -----------------------------------------------------------------------------------
 
@@ -171,6 +180,10 @@ class SupervisedEngine:
         with self._lock:
             return {n: job.observed() for n, job in self._jobs.items() if job.present and not job.ending}
 
+    def parts(self) -> list[Part]:
+        """The engine's thread."""
+        return [self._part]
+
     def reports(self) -> Iterator[Report]:
         """What jobs reported since the last call."""
         while self._reports:
@@ -179,12 +192,9 @@ class SupervisedEngine:
     def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
         """The job's output from an offset."""
         try:
-            with (job_dir / "output.log").open("rb") as file:
-                file.seek(offset)
-                data = file.read(limit)
-        except FileNotFoundError:
-            return b"", offset
-        return data, offset + len(data)
+            return outputs.read(job_dir / outputs.FILE, offset, limit)
+        except OSError:
+            return b"", offset  # nothing was printed yet, or the job put something else there
 
     # -- the thread --------------------------------------------------------------------------------------
 
@@ -193,25 +203,39 @@ class SupervisedEngine:
             os.write(self._poke_w, b"!")
 
     def _loop(self) -> None:
-        while not self._stopping:
-            listening = {j.connection: j for j in self._jobs.values() if j.connection is not None}
+        while not self._part.stopping.is_set():
+            self._part.beat()
+            with self._lock:
+                jobs = list(self._jobs.values())
+            listening = {j.connection: j for j in jobs if j.connection is not None}
             watched: list[Any] = [self._poke_r, *listening]
-            readable, _, _ = select.select(watched, [], [], TICK_S)
-            if self._poke_r in readable:
+            ready = readable(watched, TICK_S)
+            if self._poke_r in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._poke_r, 4096)
-            for connection in readable:
+            for connection in ready:
                 if isinstance(connection, Connection):
-                    self._read_messages(listening[connection], connection)
+                    with self._sparing_others(listening[connection]):
+                        self._read_messages(listening[connection], connection)
             self._tick(time.monotonic())
             with self._lock:
                 jobs = list(self._jobs.values())
             # Jobs that give slots back go first, so that other jobs can have the slots in the same turn.
             for job in sorted(jobs, key=lambda j: len(j.wanted) - len(j.told)):
-                try:
+                self._part.beat()
+                with self._sparing_others(job):
                     self._tend(job)
-                except OSError as error:  # a full disk, say: the other jobs must not suffer from it
-                    log.error("job %s: %s", job.job_id, error)
+
+    @contextlib.contextmanager
+    def _sparing_others(self, job: SupervisedJob) -> Iterator[None]:
+        """Have what fails for one job (a full disk, an error of ours) disturb no other job."""
+        try:
+            yield
+        except OSError as error:
+            job.complain(str(error))
+        except Exception as error:
+            if job.complain(f"internal error: {error!r}"):
+                log.exception("job %s", job.job_id)
 
     def _tend(self, job: SupervisedJob) -> None:
         """Take the next step towards what is wanted of one job."""
@@ -229,8 +253,10 @@ class SupervisedEngine:
             if not job.present:
                 job.outcome = Outcome.read(job.directory)  # the job may have run between two turns
             self._spawn(job, now_s)
+        elif not job.wanted and job.unborn(now_s):
+            self._stop_at_once(job, now_s)
         else:
-            if job.connect(now_s):
+            if job.connect(now_s, len(self.cluster().node_of_gpu)):
                 with self._lock:
                     self._assign_slots(job)
             if job.connection is not None:
@@ -248,9 +274,15 @@ class SupervisedEngine:
         if not granted:
             return
         job.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        job.account = of_job(self.run_as, job.launch.owner)
+        if job.account is not None:
+            job.account.own(job.directory)
         (job.directory / "exit.json").unlink(missing_ok=True)
         job.write_order(granted, self.cluster().capacity, self._order_extras(job, granted))
-        child = self._start_supervisor(job.directory, {**self._environment(), MARK: mark(job.directory)})
+        env = {**self._environment(), MARK: mark(job.directory)}
+        if job.account is not None:
+            env |= job.account.environment
+        child = self._start_supervisor(job.directory, env, job.account)
         with self._lock:
             job.started(child, granted, now_s)
         self._add_report(job, "started", {"gpus": granted})
@@ -286,6 +318,13 @@ class SupervisedEngine:
         if job.wanted != job.noted:
             job.note_placement()
 
+    def _stop_at_once(self, job: SupervisedJob, now_s: float) -> None:
+        """Stop a job that has not trained yet: it has no state to save, and others wait for its slots."""
+        if job.stop_by_s is None:
+            with self._lock:
+                job.stop_by_s, job.state = now_s + END_GRACE_S, RunState.STOPPING
+            self._signal(job, signal.SIGTERM)
+
     # -- listening ---------------------------------------------------------------------------------------
 
     def _read_messages(self, job: SupervisedJob, connection: Connection) -> None:
@@ -295,63 +334,62 @@ class SupervisedEngine:
             job.disconnect()
             return
         for message in messages:
-            kind = message.get("type")
-            if kind == "report":
-                self._take_report(job, message["report"])
-            elif kind == "event":
-                self._take_event(job, message)
+            try:
+                if message.get("type") == "report":
+                    self._take_report(job, message.get("report"))
+                elif message.get("type") == "event":
+                    self._take_event(job, message)
+            except BadMessage as error:
+                job.complain(f"sent something that is not a message of a job: {error}")
 
-    def _take_event(self, job: SupervisedJob, event: Message) -> None:
+    def _take_event(self, job: SupervisedJob, message: Message) -> None:
         """Take in an event of the job's own log: keep track of its workers, and report what people need."""
-        what, worker = event.get("event"), str(event.get("worker", ""))
+        event = read_event(message, len(self.cluster().node_of_gpu))
+        what, worker = event.kind, event.worker
         trained, first = worker in job.members, not job.former
         with self._lock:
             job.follow(event)
             self._assign_slots(job)
         if what == "generation" and first:  # the job may have begun with fewer workers than are wanted
             self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.occupied(job.members)})
-        elif what in _PAUSES and event.get("pause_s") is not None:
+        elif what in _PAUSES and event.pause_s is not None:
             gpus = job.occupied(job.members)
-            self._add_report(job, "resized", {"pause_s": float(event["pause_s"]), "gpus": gpus})
-        elif what == "exited" and trained and int(event.get("code", 0)) < 0:
-            self._add_report(job, "worker_lost", {"worker": worker, "reason": _signal_name(event["code"])})
+            self._add_report(job, "resized", {"pause_s": event.pause_s, "gpus": gpus})
+        elif what == "exited" and trained and event.code < 0:
+            self._add_report(job, "worker_lost", {"worker": worker, "reason": _signal_name(event.code)})
         elif what == "fenced" and trained:
             reason = "the worker did not answer and was given up"
             self._add_report(job, "worker_lost", {"worker": worker, "reason": reason})
         elif what == "checkpoint":
-            self._add_report(job, "checkpoint", {"step": int(event["step"])})
+            self._add_report(job, "checkpoint", {"step": event.step})
 
-    def _take_report(self, job: SupervisedJob, report: Message) -> None:
-        if report.get("rank", 0) != 0 or job.stop_by_s is not None:
+    def _take_report(self, job: SupervisedJob, raw: object) -> None:
+        beat = read_beat(raw)
+        if beat.rank != 0 or job.stop_by_s is not None:
             return
         if job.state is RunState.STARTING:
             job.state = RunState.RUNNING
-        progress = {k: report.get(k) for k in _PROGRESS}
-        progress["done"] = report.get("done", report.get("step", 0))
-        self._add_report(job, "progress", progress)
-        if report.get("local_batch") and report.get("step_s"):
-            timing = {k: report.get(k, 0) for k in ("local_batch", "step_s", "sync_s", "accumulation")}
-            timing |= {k: report[k] for k in ("mode", "limits") if report.get(k)}
+        self._add_report(job, "progress", beat.progress)
+        if beat.timing is not None:
             cluster = self.cluster()
             there = tuple(slot for slot in job.wanted if slot < len(cluster.node_of_gpu))
-            timing |= {
-                "workers": int(report.get("workers") or report.get("world") or 1),
-                "nodes": max(len(cluster.nodes_of(there)), 1),
-            }
-            self._add_report(job, "timing", timing)
-        if report.get("sqr") is not None and report.get("var") is not None:
-            noise = {"sqr": report["sqr"], "var": report["var"], "updates": report.get("noise_updates")}
-            self._add_report(job, "noise", noise)
+            nodes = max(len(cluster.nodes_of(there)), 1)
+            self._add_report(job, "timing", beat.timing | {"nodes": nodes})
+        if beat.noise is not None:
+            self._add_report(job, "noise", beat.noise)
 
     def _add_report(self, job: SupervisedJob, kind: str, data: dict[str, Any]) -> None:
-        self._reports.append(Report(job_id=job.job_id, time_s=time.time(), kind=kind, data=data))
+        if not job.allowance.take():
+            job.complain("reports more than the platform listens to; the rest is dropped")
+            return
+        self._reports.append(Report(job_id=job.job_id, time_s=clock.now_s(), kind=kind, data=data))
         self._wake()
 
     # -- ends --------------------------------------------------------------------------------------------
 
     def _supervisor_ended(self, job: SupervisedJob) -> None:
         """Clean up after a supervisor that has ended, whether it ended by itself or was killed."""
-        while job.connection is not None and select.select([job.connection], [], [], 0)[0]:
+        while job.connection is not None and readable([job.connection], 0.0):
             self._read_messages(job, job.connection)  # read the last messages, until the connection is closed
         sweep(job.directory)
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -11,19 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from swell.domain import Placement
+from swell.engines.accounts import Account
 from swell.engines.base import Launch, Observed, RunState
+from swell.engines.border import BadMessage, JobEvent, read_status
 from swell.engines.order import Order
 from swell.engines.supervisor import STOPPED, is_locked
 from swell.train.agent.children import Child
 from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.regular import read_regular
 from swell.train.agent.wire import Connection, Message
+
+log = logging.getLogger(__name__)
 
 CONNECT_EVERY_S = 0.2
 ANSWER_S = 1.0
 """Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
 NOTE_END_S = 5.0
 """How long the control plane is given to note that a job has ended before its slots go to another one."""
+UNBORN_S = 60.0
+"""For this long after its start a job that says nothing counts as one that has not trained yet."""
+MOST_REASON = 4000
+"""Longest reason of a job's end, in characters."""
+MOST_WORKERS = 200_000
+"""Most workers, present and former, that one run of a job may claim to have had."""
+COMPLAIN_EVERY_S = 60.0
+"""The server's log gets at most one line about a misbehaving job in this time."""
 STOP: Message = {"type": "stop", "save": True}
 """Tells a coordinator to have its job save its state and stop."""
 
@@ -40,13 +54,33 @@ class Outcome:
     def read(cls, directory: Path) -> Outcome | None:
         """The outcome that the supervisor wrote to exit.json; None if the supervisor was killed."""
         try:
-            content = json.loads((directory / "exit.json").read_text())
-            code, reason = int(content["code"]), str(content["reason"])
-        except (OSError, ValueError, KeyError):
+            content = json.loads(read_regular(directory / "exit.json"))
+            code, reason = int(content["code"]), str(content["reason"])[:MOST_REASON]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
             return None
         if reason == STOPPED:
             return cls(RunState.STOPPED, code, reason)
         return cls(RunState.FINISHED if code == 0 else RunState.FAILED, code, reason)
+
+
+@dataclass(slots=True)
+class Allowance:
+    """How many reports of one job are listened to: `rate` per second, and `most` in a burst."""
+
+    rate: float = 20.0
+    most: float = 400.0
+    _left: float = 400.0
+    _at_s: float = field(default_factory=time.monotonic)
+
+    def take(self) -> bool:
+        """Whether one more report is listened to."""
+        now_s = time.monotonic()
+        self._left = min(self._left + (now_s - self._at_s) * self.rate, self.most)
+        self._at_s = now_s
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
 
 
 @dataclass(slots=True)
@@ -56,6 +90,8 @@ class SupervisedJob:
     job_id: str
     directory: Path
     launch: Launch | None = None
+    account: Account | None = None
+    """The account that the job runs as; None for the platform's own."""
     order: Order | None = None
     """The content of the job's start.json: what its supervisor was last told to run."""
     wanted: Placement = ()
@@ -97,12 +133,16 @@ class SupervisedJob:
     """Whether the job is to be ended for good."""
     end_by_s: float | None = None
     """If the supervisor was asked to end: when it is killed."""
+    allowance: Allowance = field(default_factory=Allowance)
+    complaints: int = 0
+    """How often the job did or said something that the platform cannot use."""
+    complained_s: float = float("-inf")
 
     @classmethod
     def found(cls, directory: Path) -> SupervisedJob:
         """A job that an earlier engine started."""
         order = Order.read(directory)
-        job = cls(order.launch.job_id, directory, order.launch, order)
+        job = cls(order.launch.job_id, directory, launch=order.launch, order=order)
         if is_locked(directory):
             job.alive, job.wanted = True, order.placement
             job.noted = job.told = job.wanted
@@ -138,6 +178,14 @@ class SupervisedJob:
             return set()
         return set(self.told) | {slot for slot in self.live.values() if slot is not None}
 
+    def unborn(self, now_s: float) -> bool:
+        """Whether this engine started the job a moment ago and no worker of it has trained yet.
+
+        Of a job that another engine started this is not known, because its reports went there.
+        """
+        young = self.child is not None and now_s - self.started_s < UNBORN_S
+        return young and not self.former and self.state in (RunState.STARTING, RunState.STOPPING)
+
     @property
     def leaving(self) -> bool:
         """Whether workers that are no longer members still have a process."""
@@ -157,6 +205,16 @@ class SupervisedJob:
         slots = (self.live.get(name) for name in workers)
         return tuple(sorted(slot for slot in slots if slot is not None))
 
+    def complain(self, about: str) -> bool:
+        """Count something that is wrong with this job; True if the log got a line about it."""
+        self.complaints += 1
+        now_s = time.monotonic()
+        if now_s - self.complained_s < COMPLAIN_EVERY_S:
+            return False
+        self.complained_s = now_s
+        log.warning("job %s: %s (%d so far)", self.job_id, about, self.complaints)
+        return True
+
     # -- its life ----------------------------------------------------------------------------------------
 
     def write_order(self, granted: Placement, most: int, extras: dict[str, Any]) -> None:
@@ -164,14 +222,14 @@ class SupervisedJob:
         assert self.launch is not None
         launch = replace(self.launch, max_workers=max(self.launch.max_workers, most))
         self.order = Order(launch=launch, workers=len(granted), placement=self.wanted, extras=extras)
-        self.order.write()
+        self.order.write(self.account)
         self.noted = self.wanted
 
     def note_placement(self) -> None:
         """Bring the wanted slots in start.json up to date, for an engine that takes the job over."""
         if self.order is not None:
             self.order = replace(self.order, placement=self.wanted)
-            self.order.write()
+            self.order.write(self.account)
         self.noted = self.wanted
 
     def started(self, child: Child, granted: Placement, now_s: float) -> None:
@@ -185,10 +243,13 @@ class SupervisedJob:
     def gone(self) -> None:
         """Note that the supervisor has ended."""
         self.disconnect()
+        asked_to_stop = self.stop_by_s is not None
         self.alive, self.stop_by_s, self.child = False, None, None
         self.noted = ()
         self.ready, self.members, self.former = set(), set(), set()
         self.outcome = Outcome.read(self.directory)
+        if self.outcome is None and asked_to_stop:  # before it had trained, or it was killed as it stopped
+            self.outcome = Outcome(RunState.STOPPED, 0, STOPPED)
         if self.over:
             self.kept_until_s = time.monotonic() + NOTE_END_S
         else:
@@ -198,25 +259,28 @@ class SupervisedJob:
         else:
             self.wanted = ()  # if the job is to run again, `apply` will say so
 
-    def follow(self, event: Message) -> None:
+    def follow(self, event: JobEvent) -> None:
         """Keep track of the job's workers, from an event of its log."""
-        kind = event.get("event")
-        if kind == "spawn":
-            slot = event.get("slot")
-            self.live[str(event["worker"])] = None if slot is None else int(slot)
-        elif kind == "exited":
-            self.live.pop(str(event["worker"]), None)
-            self.ready.discard(str(event["worker"]))
-        elif kind == "ready":
-            self.ready.add(str(event["worker"]))
-        elif kind == "generation":
-            self.members = {str(name) for name in event["members"]}
+        if len(self.live) + len(self.former) + len(event.members) > MOST_WORKERS:
+            raise BadMessage(f"the job says it has had more than {MOST_WORKERS} workers")
+        if event.kind == "spawn":
+            self.live[event.worker] = event.slot
+        elif event.kind == "exited":
+            self.live.pop(event.worker, None)
+            self.ready.discard(event.worker)
+        elif event.kind == "ready":
+            self.ready.add(event.worker)
+        elif event.kind == "generation":
+            self.members = set(event.members)
             self.former |= self.members
 
     # -- its coordinator ---------------------------------------------------------------------------------
 
-    def connect(self, now_s: float) -> bool:
-        """Connect to the job's coordinator if it is up; True if a connection was made now."""
+    def connect(self, now_s: float, slots: int) -> bool:
+        """Connect to the job's coordinator if it is up; True if a connection was made now.
+
+        `slots`: how many slots the cluster has.
+        """
         if self.connection is not None or now_s - self.tried_s < CONNECT_EVERY_S:
             return False
         self.tried_s = now_s
@@ -224,20 +288,26 @@ class SupervisedJob:
         if not runs:
             return False
         run = JobDirectory(runs[-1])
-        with contextlib.suppress(OSError, TrainError, ValueError, KeyError):
-            connection = Connection.open(run.address(), run.config()["secret"], timeout_s=ANSWER_S)
-            status = connection.request({"type": "hello", "role": "tool"}, ANSWER_S)
+        connection = None
+        try:
+            connection = Connection.open(run.address(), str(run.config()["secret"]), timeout_s=ANSWER_S)
+            connection.limit_sending(ANSWER_S)
+            status = read_status(connection.request({"type": "hello", "role": "tool"}, ANSWER_S), slots)
             connection.request({"type": "watch"}, ANSWER_S)
-            slots = status.get("slots", {})
-            self.live = {name: slots.get(name) for name in status["workers"]}
-            self.ready = {name for name, state in status["workers"].items() if state != "starting"}
-            self.members = set(status["members"])
-            self.target = int(status["target"])
-            self.former |= self.members | {n for n, s in status["workers"].items() if s == "leaving"}
-            self.connection, self.fresh = connection, True
-            if self.stop_by_s is not None:  # the coordinator may be a new one that was not told to stop
-                self.send(STOP)
-        return self.connection is not None
+        except (OSError, TrainError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, BadMessage):
+                self.complain(str(error))
+            return False
+        self.live = dict(status.slots)
+        self.ready = {name for name, state in status.workers.items() if state != "starting"}
+        self.members, self.target = set(status.members), status.target
+        self.former |= self.members | {n for n, s in status.workers.items() if s == "leaving"}
+        self.connection, self.fresh = connection, True
+        if self.stop_by_s is not None:  # the coordinator may be a new one that was not told to stop
+            self.send(STOP)
+        return True
 
     def send(self, message: Message) -> bool:
         """Send the coordinator a message; False if the connection is lost."""

@@ -23,12 +23,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 from swell.engines.files import write_json
 from swell.engines.order import Order
-from swell.engines.processes import descendants, memory_bytes, sweep
+from swell.engines.processes import descendants, end_descendants, memory_bytes, sweep
 from swell.train.agent.launcher import Launcher, RunConfig
+from swell.train.agent.outputs import FILE, OutputFile
+from swell.train.agent.regular import open_regular, read_regular
 
 STOPPED = "stopped"
 """Reason of a job that was asked to stop and saved its state."""
@@ -37,6 +39,8 @@ OUT_OF_MEMORY = 137
 MEMORY_EVERY_S = 1.0
 _LOCK_S = 3.0
 """How long to try for the lock. `is_locked` holds it for microseconds; only a supervisor holds it longer."""
+_ROOM_S = 600.0
+"""How long to wait for room on the disk to write how the job ended."""
 _SWEEP_S = 20.0
 """Longest wait for the end of processes that were killed."""
 
@@ -44,21 +48,21 @@ _SWEEP_S = 20.0
 def is_locked(directory: Path) -> bool:
     """Whether a supervisor of the job is alive."""
     try:
-        with (directory / "lock").open("rb") as lock:
+        with open_regular(directory / "lock") as lock:
             # A shared lock, so that two processes that look at the same time do not see a supervisor.
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return True
             return False
-    except FileNotFoundError:
-        return False
+    except OSError:
+        return False  # absent, or not a lock any more
 
 
 def signal_supervisor(directory: Path, number: signal.Signals) -> bool:
     """Send a signal to the job's supervisor, never to a later process with the same id; True if sent."""
     try:
-        pid = int((directory / "lock").read_text())
+        pid = int(read_regular(directory / "lock", 64))
         descriptor = os.pidfd_open(pid)
     except (OSError, ValueError):
         return False
@@ -89,12 +93,27 @@ def supervise(directory: Path) -> int:
             return 0  # the job was ended before it began
         (directory / "exit.json").unlink(missing_ok=True)
         run_dir = directory / "runs" / f"{len(list((directory / 'runs').glob('*'))):04d}"
-        with (directory / "output.log").open("a") as output:
-            code, reason = _run(order, run_dir, output)
+        output = OutputFile(directory / FILE)
+        code, reason = _run(order, run_dir, output.say)
+        output.close()
+        end_descendants(_SWEEP_S)
         sweep(directory, _SWEEP_S)
         if reason is not None:
-            write_json(directory / "exit.json", {"code": code, "reason": reason, "time_s": time.time()})
+            _write_exit(directory, {"code": code, "reason": reason, "time_s": time.time()})
         return code
+
+
+def _write_exit(directory: Path, content: dict[str, Any]) -> None:
+    """Write how the job ended. On a full disk wait for room: without this file the job would run again."""
+    until_s = time.monotonic() + _ROOM_S
+    while True:
+        try:
+            write_json(directory / "exit.json", content)
+            return
+        except OSError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(1.0)
 
 
 def _take(lock: IO[bytes]) -> bool:
@@ -113,13 +132,8 @@ def _take(lock: IO[bytes]) -> bool:
     return True
 
 
-def _run(order: Order, run_dir: Path, output: TextIO) -> tuple[int, str | None]:
+def _run(order: Order, run_dir: Path, say: Callable[[str], None]) -> tuple[int, str | None]:
     """Run the job; its exit code and the reason of its end. No reason if it was ended from outside."""
-
-    def say(line: str) -> None:
-        output.write(line + "\n")
-        output.flush()
-
     launch, request = order.launch, order.launch.request
     try:
         os.chdir(launch.workdir)
@@ -221,8 +235,8 @@ class _MemoryWatch:
 def _last_error(run_dir: Path) -> str:
     """The last line of the traceback of the worker that failed first."""
     errors = sorted((run_dir / "logs").glob("*.error"), key=lambda path: path.stat().st_mtime)
-    for path in errors:
-        lines = path.read_text().strip().splitlines()
+    for path in errors:  # files of the job's own, so they may be anything
+        lines = read_regular(path).decode(errors="replace").strip().splitlines()
         if lines:
             return lines[-1][:300]
     return ""

@@ -8,7 +8,16 @@ from fastapi import APIRouter, Path
 
 from swell.api.context import Admin, Caller, Context, Ctx
 from swell.api.errors import DOCUMENTED, FORBIDDEN
-from swell.api.schemas import ID_PATTERN, NodeList, NodeView, PolicyChange, PolicyView, ReplayRequest
+from swell.api.schemas import (
+    ID_PATTERN,
+    Collected,
+    CollectRequest,
+    NodeList,
+    NodeView,
+    PolicyChange,
+    PolicyView,
+    ReplayRequest,
+)
 
 router = APIRouter(prefix="/v1", tags=["cluster"], responses=DOCUMENTED)
 replay_router = APIRouter(prefix="/v1", tags=["cluster"], responses=DOCUMENTED | FORBIDDEN)
@@ -51,6 +60,13 @@ async def set_policy(body: PolicyChange, ctx: Ctx, _: Admin) -> PolicyView:
     """Decide by another policy from now on. Administrators only."""
     await ctx.call(ctx.plane.set_policy, body.policy)
     return PolicyView(policy=await ctx.call(ctx.plane.policy))
+
+
+@router.post("/gc", responses=FORBIDDEN)
+async def collect(body: CollectRequest, ctx: Ctx, _: Admin) -> Collected:
+    """Delete what need not be kept of jobs that are over, or say what that would be. Administrators only."""
+    done = await ctx.call(ctx.plane.collect, body.keep_s, body.keep_bytes, dry=body.dry)
+    return Collected.model_validate(done)
 
 
 @replay_router.post("/replay")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response
 
 from swell.api.context import Caller, Ctx
@@ -42,6 +42,7 @@ async def events(
 async def follow(
     ctx: Ctx,
     who: Caller,
+    request: Request,
     since: Since = None,
     job: Job = None,
     last_event_id: Annotated[int | None, Header(ge=0, le=_MOST)] = None,
@@ -50,5 +51,6 @@ async def follow(
     if job is not None:
         await ctx.call(ctx.visible_job, who, job)
     start = last_event_id if last_event_id is not None else since
-    source = ctx.hub.stream(who.scope, job, ctx.hub.last if start is None else start)
+    since = ctx.hub.last if start is None else start
+    source = ctx.hub.stream(who.scope, job, since, ctx.still_allowed(request))
     return stream(ctx, source, "text/event-stream")

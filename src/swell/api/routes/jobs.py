@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import Response
 
 from swell.api.auth import Principal
@@ -36,9 +36,11 @@ _POLL_S = 0.5
 
 
 @router.post("/jobs", status_code=201, responses=CONFLICT)
-async def submit(body: JobSubmission, ctx: Ctx, who: Caller, key: Key = None) -> JobView:
+async def submit(body: JobSubmission, ctx: Ctx, who: Caller, request: Request, key: Key = None) -> JobView:
     """Hand a job in. The job in the answer is on disk; if its deadline cannot be kept, it is `refused`."""
-    return JobView.of_record(await ctx.call(_submit, ctx, who, body.to_request(), key))
+    record = await ctx.call(_submit, ctx, who, body.to_request(), key)
+    request.state.job_id = record.job_id  # for the audit log
+    return JobView.of_record(record)
 
 
 def _submit(ctx: Context, who: Principal, request: JobRequest, key: str | None) -> JobRecord:
@@ -164,6 +166,7 @@ async def logs(
     job_id: JobId,
     ctx: Ctx,
     who: Caller,
+    request: Request,
     offset: Annotated[int, Query(ge=0, le=1 << 62, description="Byte to start from.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1 << 20, description="Most bytes of one answer.")] = _CHUNK,
     follow: Annotated[bool, Query(description="Go on until the job is over.")] = False,
@@ -171,15 +174,18 @@ async def logs(
     """A job's output. The header X-Next-Offset is the `offset` to go on from."""
     await ctx.call(ctx.visible_job, who, job_id)
     if follow:
-        return stream(ctx, _follow(ctx, job_id, offset), "text/plain; charset=utf-8")
+        source = _follow(ctx, job_id, offset, ctx.still_allowed(request))
+        return stream(ctx, source, "text/plain; charset=utf-8")
     data, after = await ctx.call(ctx.plane.logs, job_id, offset, limit)
     headers = {"X-Next-Offset": str(after)}
     return Response(data, media_type="text/plain; charset=utf-8", headers=headers)
 
 
-async def _follow(ctx: Context, job_id: str, offset: int) -> AsyncIterator[bytes]:
+async def _follow(
+    ctx: Context, job_id: str, offset: int, allowed: Callable[[], bool]
+) -> AsyncIterator[bytes]:
     seen = ctx.hub.last
-    while not ctx.hub.closed:
+    while not ctx.hub.closed and allowed():
         # Check for the end before reading, so that the last read sees everything the job wrote.
         over = (await ctx.call(ctx.plane.job, job_id)).phase.over
         data, offset = await ctx.call(ctx.plane.logs, job_id, offset, _CHUNK)

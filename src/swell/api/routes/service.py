@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from swell import __version__
 from swell.api.context import Caller, Ctx
-from swell.api.errors import DOCUMENTED
+from swell.api.errors import DOCUMENTED, error_response
 from swell.api.metrics import CONTENT_TYPE, exposition
 from swell.api.schemas import Health
 
@@ -19,10 +19,14 @@ _DOCS_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect
 _ASSETS = {"docs.html": "text/html", "docs.js": "text/javascript", "docs.css": "text/css"}
 
 
-@router.get("/healthz", responses={503: DOCUMENTED[503]})
-async def healthz(ctx: Ctx) -> Health:
-    """Whether the server is up and its store answers. Needs no token."""
-    await ctx.call(ctx.plane.events, ctx.hub.last, None, 1)
+@router.get("/healthz", response_model=Health, responses={503: DOCUMENTED[503]})
+async def healthz(ctx: Ctx) -> Health | Response:
+    """Whether the server is up, all its parts work and its store answers. Needs no token."""
+    ill = await ctx.check(ctx.plane.health)
+    if ill:  # only the names: the reasons may contain what a caller without a token must not see
+        message = f"not working: {', '.join(sorted(ill))}"
+        return error_response(503, "part_down", message, hint="it is started again; see the server's log")
+    await ctx.check(ctx.plane.events, ctx.hub.last, None, 1)
     return Health(status="ok", version=__version__)
 
 

@@ -10,8 +10,10 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from swell.engines.environment import for_jobs
 
 CONNECT_S = 30.0
 """Longest attempt to connect. Ray itself would try for minutes."""
@@ -59,9 +61,16 @@ def own_address() -> str:
             return "127.0.0.1"
 
 
-def environment(address: str, extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process that is to connect to Ray at this address."""
-    env = {**os.environ, **extra, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+def environment(
+    address: str, extra: Mapping[str, str], passed: Sequence[str] | None = None
+) -> dict[str, str]:
+    """The environment for a process that is to connect to Ray at this address.
+
+    With `passed` it is a job's: what jobs may have, those names, and what Ray needs. Else the platform's.
+    """
+    rays = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    own = dict(os.environ) if passed is None else for_jobs(os.environ, passed) | rays
+    env = {**own, **extra, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     where = split(address)
     if where is not None and is_loopback(where[0]) and not answers(own_address(), where[1], 1.0):
         env[LOOPBACK] = "0"  # this Ray listens on the loopback only

@@ -170,7 +170,7 @@ class RayEngine(SupervisedEngine):
         }
 
     def _environment(self) -> dict[str, str]:
-        return connection.environment(self._address, self._access())
+        return connection.environment(self._address, self._access(), self.pass_env)
 
     def _access(self) -> dict[str, str]:
         if self.options.address is None:

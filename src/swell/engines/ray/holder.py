@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -22,8 +21,10 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+from swell.engines.environment import for_jobs
 from swell.engines.processes import descendants, memory_bytes
 from swell.engines.ray.warm import socket_path
+from swell.train.agent.polling import readable
 
 MEMORY_EVERY_S = 1.0
 _LOST = -int(signal.SIGKILL)
@@ -47,7 +48,7 @@ class ColdWorker:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "swell.train.start.bootstrap", order["script"], *order["arguments"]],
                 cwd=order["cwd"],
-                env={**os.environ, **order["env"], **order["visible"]},
+                env={**for_jobs(os.environ), **order["env"], **order["visible"]},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -82,7 +83,7 @@ class WarmWorker:
         with contextlib.suppress(OSError):
             if line := self._lines.readline():
                 return int(json.loads(line)["code"])
-        select.select([self._descriptor], [], [])
+        readable([self._descriptor])
         try:
             return int(self._exit.read_text())
         except (OSError, ValueError):

@@ -192,6 +192,7 @@ class _Lifeline:
         self._token = secrets.token_hex(16)
         self._listener = socket.create_server((host, 0), backlog=64)
         self._lines: list[socket.socket] = []
+        self._closed = False
         threading.Thread(target=self._accept, name="swell-lifeline", daemon=True).start()
 
     @property
@@ -201,21 +202,27 @@ class _Lifeline:
         return str(host), int(port), self._token
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 line, _ = self._listener.accept()
-                line.settimeout(2.0)
-                if line.recv(64).decode(errors="replace") == self._token:
-                    self._lines.append(line)
-                else:
-                    line.close()
-            except TimeoutError:
-                continue
             except OSError:
-                return
+                time.sleep(0.05)  # a connection was reset before it was taken, or no descriptor is free
+                continue
+            try:
+                line.settimeout(2.0)
+                known = secrets.compare_digest(line.recv(64), self._token.encode())
+            except OSError:  # late, or reset: this connection's own fault
+                known = False
+            if known:
+                self._lines.append(line)
+            else:
+                line.close()
 
     def close(self) -> None:
         """Close all connections, so that the holders end."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         for line in [self._listener, *self._lines]:
             with contextlib.suppress(OSError):
                 line.close()

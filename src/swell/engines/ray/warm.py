@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from swell.engines.environment import for_jobs
 from swell.engines.processes import MARK, MARK_BYTES, memory_bytes
 
 LEASE_S = 60.0
@@ -76,7 +77,7 @@ class Warm:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, MARK: "-" * MARK_BYTES},
+            env={**for_jobs(os.environ), MARK: "-" * MARK_BYTES},
         )
 
         threading.Thread(target=self._watch_lease, name="swell-lease", daemon=True).start()

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 _PR_SET_NAME = 15
@@ -111,8 +111,12 @@ def fork(
     keep: Collection[int] = (),
     env: Mapping[str, str] | None = None,
     shown: Collection[str] = (),
+    become: Callable[[], None] | None = None,
 ) -> Forked:
-    """As `start`, always by a fork. `env` replaces the environment; /proc shows the variables in `shown`."""
+    """As `start`, always by a fork. `env` replaces the environment; /proc shows the variables in `shown`.
+
+    `become` is called first in the new process: it may give up rights.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -121,6 +125,8 @@ def fork(
     code: object = 1
     try:
         os.setsid()
+        if become is not None:
+            become()
         _reset_signals()
         _redirect(log)
         _close_all_but(keep)

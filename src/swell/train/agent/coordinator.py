@@ -23,7 +23,7 @@ from swell.train.agent.generations import Announce, Fence, Finish, Instruction, 
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.membership import Membership
 from swell.train.agent.slots import place
-from swell.train.agent.wire import Channel, Message, WireError
+from swell.train.agent.wire import HANDSHAKE_S, MOST_STRANGERS, Channel, Message, WireError
 
 TICK_S = 0.1
 
@@ -70,6 +70,9 @@ class Coordinator:
         self.workers: dict[str, Client] = {}
         self.agent: Client | None = None
         self.watchers: set[Client] = set()
+        self.strangers: set[Client] = set()
+        """Connections that have not proved yet that they know the job's secret."""
+        self._grumbled = 0
         self.reports: dict[str, Message] = {}
         self.pids: dict[str, int] = {}
         self.over = asyncio.Event()
@@ -96,6 +99,7 @@ class Coordinator:
                     await asyncio.wait_for(self.over.wait(), TICK_S)
                 if self.agent is not None:
                     self._carry_out(self.membership.tick(time.monotonic()))
+                    self._save()
 
     def _watch_lifeline(self) -> None:
         """End the coordinator when the launcher is gone."""
@@ -113,22 +117,45 @@ class Coordinator:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(self.config["secret"], writer)
-        writer.write(client.channel.opening())
+        if len(self.strangers) >= MOST_STRANGERS:
+            self._grumble("too many connections that prove nothing: closed one")
+            writer.close()
+            return
+        self.strangers.add(client)
+        late = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._give_up, client)
         try:
+            writer.write(client.channel.opening())
             while data := await reader.read(1 << 16):
                 messages, reply = client.channel.feed(data)
+                if client.channel.established:
+                    self.strangers.discard(client)
                 if reply:
                     writer.write(reply)
                 for message in messages:
                     self._receive(client, message)
                     self._save()
         except WireError as error:
-            print(f"coordinator: refused a connection: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            self._grumble(f"refused a connection: {error}")
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
+            late.cancel()
+            self.strangers.discard(client)
             self._closed(client)
             writer.close()
+
+    def _give_up(self, client: Client) -> None:
+        """Hang up on a connection that has not proved in time that it knows the secret."""
+        if not client.channel.established:
+            client.writer.transport.abort()
+
+    def _grumble(self, text: str) -> None:
+        """Write a line to the log; only some of many, because a stranger may cause as many as it likes."""
+        self._grumbled += 1
+        if self._grumbled <= 20 or self._grumbled % 1000 == 0:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"coordinator ({self._grumbled}): {text!s:.300}\n")
+                sys.stderr.flush()
 
     def _closed(self, client: Client) -> None:
         self.watchers.discard(client)
@@ -152,7 +179,7 @@ class Coordinator:
             return
         try:
             instructions = handler(client, message, now)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, AttributeError) as error:
             client.send({"type": "error", "error": str(error)})
             return
         self._carry_out(instructions or [])
@@ -356,9 +383,15 @@ class Coordinator:
 
     def _save(self) -> None:
         text = json.dumps({"port": self.port, "membership": membership_json.to_json(self.membership)})
-        if text != self._last_saved:
+        if text == self._last_saved:
+            return
+        try:
             self.job.save_state(text)
             self._last_saved = text
+        except OSError as error:
+            # A full disk must not end the training: what is not saved is needed only if this process is
+            # killed before there is room again. Every later change and every tick tries again.
+            self._grumble(f"state.json cannot be written: {error}")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ checkpoints/      saved training states
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -18,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from swell.train.agent.errors import TrainError
+from swell.train.agent.regular import read_regular
+
+MOST_HISTORY_BYTES = 32 << 20
 
 
 def home() -> Path:
@@ -76,7 +80,7 @@ class JobDirectory:
 
     def config(self) -> dict[str, Any]:
         """The job's settings."""
-        data: dict[str, Any] = json.loads((self.path / "job.json").read_text())
+        data: dict[str, Any] = json.loads(read_regular(self.path / "job.json"))
         return data
 
     def write_address(self, host: str, port: int, pid: int) -> None:
@@ -88,9 +92,9 @@ class JobDirectory:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                data = json.loads((self.path / "coordinator.json").read_text())
+                data = json.loads(read_regular(self.path / "coordinator.json"))
                 return str(data["host"]), int(data["port"])
-            except (OSError, ValueError):
+            except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
                 if time.monotonic() >= deadline:
                     raise ConnectionError("the coordinator does not listen yet; try again") from None
                 time.sleep(0.01)
@@ -108,9 +112,10 @@ class JobDirectory:
         self._write("state.json", text)
 
     def append_event(self, record: dict[str, Any]) -> None:
-        """Add a line to the job's history."""
-        with self._events.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        """Add a line to the job's history; left out on a full disk, or if the history is too long."""
+        with contextlib.suppress(OSError), self._events.open("a") as file:
+            if file.tell() < MOST_HISTORY_BYTES:
+                file.write(json.dumps(record) + "\n")
 
     def events(self) -> list[dict[str, Any]]:
         """The job's history so far."""
@@ -118,7 +123,7 @@ class JobDirectory:
             lines = self._events.read_text().splitlines()
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in lines if line.endswith("}")]  # a full disk cuts a line
 
     def log(self, worker: str) -> Path:
         """The file with a worker's output."""

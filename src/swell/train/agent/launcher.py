@@ -13,7 +13,6 @@ import ctypes
 import json
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
@@ -26,10 +25,17 @@ from typing import Any
 
 from swell.train.agent import children
 from swell.train.agent.jobdir import JobDirectory, home
+from swell.train.agent.outputs import Tail
+from swell.train.agent.polling import readable
+from swell.train.agent.regular import read_regular
 from swell.train.agent.wire import Connection, Message, WireError, new_secret
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 5.0
+_LAST_PIECES = 64
+"""How many pieces of a worker's output are still shown when the job ends."""
+_PREPARATIONS = 3
+"""How often a zygote that was killed before it could prepare itself is started again."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -120,6 +126,14 @@ class ZygoteProcess:
             _end(self.process)
 
 
+def _beginning(path: Path) -> str:
+    """The beginning of a file that a worker wrote."""
+    try:
+        return read_regular(path).decode(errors="replace")
+    except OSError as error:
+        return str(error)
+
+
 def _end(process: children.Child) -> None:
     try:
         process.wait(1.0)
@@ -166,9 +180,11 @@ class Launcher:
         os.mkfifo(lifeline)
         # Workers open the reading end, which reaches its end of file when this process is gone.
         self._lifeline_w = os.open(lifeline, os.O_RDWR)
+        self._unprepared = 0
+        """How many zygotes in a row were killed before they had started a worker."""
         self._finish: tuple[int, str] | None = None
         self._unsent: list[Message] = []
-        self._tails: dict[str, Any] = {}
+        self._tails: dict[str, Tail] = {}
         self._errors: dict[str, str] = {}
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
@@ -215,12 +231,12 @@ class Launcher:
         if self._zygote is not None and self._zygote.alive:
             watch.append(self._zygote)
         with contextlib.suppress(InterruptedError):
-            readable, _, _ = select.select(watch, [], [], timeout_s)
-            if self._wake_r in readable:
+            ready = readable(watch, timeout_s)
+            if self._wake_r in ready:
                 os.read(self._wake_r, 4096)
-            if self._zygote in readable:
+            if self._zygote in ready:
                 self._hear_zygote()
-            if self._connection in readable:
+            if self._connection in ready:
                 self._hear_coordinator()
         self._reap()
         self._connect()
@@ -333,7 +349,7 @@ class Launcher:
         message: Message = {"type": "exited", "worker": worker, "code": code}
         error = self.path / "logs" / f"{worker}.error"
         if code > 0 and error.exists():
-            self._errors[worker] = error.read_text()
+            self._errors[worker] = _beginning(error)
             message["note"] = f"the script failed in worker {worker}"
         self._tell(message)
 
@@ -387,16 +403,22 @@ class Launcher:
         self._zygote.close()
         if self._finish is not None:
             return
-        if not prepared:
-            log = self._zygote.log.read_text().rstrip()
-            self._finish = (1, f"the process that prepares workers failed:\n{log}")
+        code = self._zygote.process.returncode or 0
+        self._unprepared = 0 if prepared else self._unprepared + 1
+        if not prepared and (code >= 0 or self._unprepared > _PREPARATIONS):
+            log = self._zygote.log.read_text(errors="replace").rstrip()[-4000:]
+            end = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            self._finish = (
+                1,
+                f"the process that prepares workers failed ({end}):\n{log or 'nothing was said'}",
+            )
             return
         self._zygote = ZygoteProcess(self._zygote.log)
         for worker in [name for name, pid in self._workers.items() if pid == 0]:
             self._exited(worker, -int(signal.SIGKILL))
 
     def _close(self, code: int, reason: str) -> int:
-        self._show_output()
+        self._show_output(all_of_it=True)
         if self._errors:
             worker, text = next(iter(self._errors.items()))
             self.say(f"worker {worker} failed; its traceback:\n{text.rstrip()}")
@@ -431,12 +453,14 @@ class Launcher:
 
     # ------------------------------------------------------------------ output
 
-    def _show_output(self) -> None:
+    def _show_output(self, *, all_of_it: bool = False) -> None:
+        """Show what the workers printed since the last turn, a bounded amount, or all of it at the end."""
         for path in sorted((self.path / "logs").glob("w*.log")):
             if path.name not in self._tails:
-                self._tails[path.name] = path.open("rb")
-            while line := self._tails[path.name].readline():
-                if not line.endswith(b"\n"):
-                    self._tails[path.name].seek(-len(line), os.SEEK_CUR)
+                self._tails[path.name] = Tail(path)
+            for _ in range(_LAST_PIECES if all_of_it else 1):
+                lines = self._tails[path.name].lines(all_of_it=all_of_it)
+                for line in lines:
+                    self.say(f"{path.stem}| {line}")
+                if not lines:
                     break
-                self.say(f"{path.stem}| {line.decode(errors='replace').rstrip()}")

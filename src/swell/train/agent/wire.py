@@ -18,12 +18,21 @@ import os
 import socket
 import struct
 import threading
+import time
 from typing import Any
 
 from swell.train.agent.errors import TrainError
 
 VERSION = 1
+MOST_AT_ONCE = 256
+"""Most messages that `Connection.pending` returns at a time."""
 MAX_FRAME_BYTES = 16 << 20
+MAX_HELLO_BYTES = 1024
+"""Largest frame of a side that has not proved yet that it knows the secret: it may be anybody."""
+HANDSHAKE_S = 5.0
+"""How long a side may take to prove that it knows the secret."""
+MOST_STRANGERS = 64
+"""Most connections at a time that have not proved anything yet; further ones are closed at once."""
 _LENGTH = struct.Struct("!I")
 _COUNTER = struct.Struct("!Q")
 _MAC_BYTES = 16
@@ -95,15 +104,19 @@ class Channel:
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
-        if length > MAX_FRAME_BYTES + _MAC_BYTES:
-            raise WireError(
-                f"the other side announced a frame of {length} bytes; this is not a swell connection"
-            )
+        self.check_length(length)
         if len(self._buffer) < _LENGTH.size + length:
             return None
         frame = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
         del self._buffer[: _LENGTH.size + length]
         return frame
+
+    def check_length(self, length: int) -> None:
+        """Raise WireError if a frame of this length may not come now."""
+        if length > (MAX_FRAME_BYTES + _MAC_BYTES if self.established else MAX_HELLO_BYTES):
+            raise WireError(
+                f"the other side announced a frame of {length} bytes; this is not a swell connection"
+            )
 
     def _open(self, frame: bytes) -> Message:
         mac, body = frame[:_MAC_BYTES], frame[_MAC_BYTES:]
@@ -119,16 +132,18 @@ class Channel:
 
     def _shake(self, message: Message) -> bytes:
         if "error" in message:
-            raise WireError(f"the other side refused the connection: {message['error']}")
+            raise WireError(f"the other side refused the connection: {message['error']!r:.200}")
         if message.get("swell") != VERSION:
             raise WireError(
-                f"the other side speaks version {message.get('swell')} of the protocol, this one {VERSION}; "
-                "use the same release of swell on both sides"
+                f"the other side speaks version {message.get('swell')!r:.20} of the protocol, "
+                f"this one {VERSION}; use the same release of swell on both sides"
             )
-        nonce = str(message.get("nonce", ""))
+        nonce = message.get("nonce")
+        if not isinstance(nonce, str) or not nonce.isascii() or not nonce.isalnum() or len(nonce) > 64:
+            raise WireError("the other side sent no nonce; this is not a swell connection")
         if self._server:
             expected = _proof(self._secret, b"client", self._nonce, nonce)
-            if not hmac.compare_digest(str(message.get("proof", "")), expected):
+            if not _same(message.get("proof"), expected):
                 raise WireError("the client does not know the job's secret")
             self._key = _proof(self._secret, b"session", self._nonce, nonce).encode()
             self.established = True
@@ -138,7 +153,7 @@ class Channel:
             proof = _proof(self._secret, b"client", nonce, self._nonce)
             return self._plain({"swell": VERSION, "nonce": self._nonce, "proof": proof})
         expected = _proof(self._secret, b"server", self._nonce, nonce)
-        if not hmac.compare_digest(str(message["proof"]), expected):
+        if not _same(message["proof"], expected):
             raise WireError("the server does not know the job's secret")
         self._key = _proof(self._secret, b"session", nonce, self._nonce).encode()
         self.established = True
@@ -150,11 +165,18 @@ class Channel:
         return _LENGTH.pack(len(body)) + body
 
 
+def _same(given: object, expected: str) -> bool:
+    """Compare a proof in constant time; what is no ASCII text is none."""
+    if not isinstance(given, str) or not given.isascii():
+        return False
+    return hmac.compare_digest(given, expected)
+
+
 def _parse(body: bytes) -> Message:
     try:
         message = json.loads(body)
-    except ValueError as error:
-        raise WireError(f"a frame is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"a frame is not JSON: {error!s:.100}") from None
     if not isinstance(message, dict):
         raise WireError("a frame is JSON but not an object")
     return message
@@ -169,13 +191,17 @@ class Connection:
         self.sock = sock
         self._channel = Channel(secret, server=server)
         self._inbox: list[Message] = []
+        self._frame = bytearray()
+        """The part of the next frame that has arrived, its length included."""
+        self._error: OSError | WireError | None = None
         self._lock = threading.Lock()
-        sock.settimeout(timeout_s)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        by_s = time.monotonic() + timeout_s
+        sock.settimeout(timeout_s)
         sock.sendall(self._channel.opening())
         while not self._channel.established:
-            self._read()
+            self._read(by_s)
         sock.settimeout(None)
 
     @classmethod
@@ -199,20 +225,41 @@ class Connection:
 
     def receive(self, timeout_s: float | None = None) -> Message:
         """The next message; ConnectionError when the other side is gone, TimeoutError when it is late."""
-        self.sock.settimeout(timeout_s)
+        by_s = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             while not self._inbox:
-                self._read()
+                self._read(by_s)
         finally:
             with contextlib.suppress(OSError):
                 self.sock.settimeout(None)
         return self._inbox.pop(0)
 
     def pending(self) -> list[Message]:
-        """Read once what has arrived (call when the socket is readable) and return complete messages."""
-        self._read()
+        """The messages that have arrived, `MOST_AT_ONCE` at most; call when the socket is readable.
+
+        Never waits for the rest of a message, whatever the other side does.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            for _ in range(MOST_AT_ONCE):
+                while not self._complete():
+                    self._receive_some(socket.MSG_DONTWAIT)
+                self._take_frame()
+        except BlockingIOError:
+            pass
+        except (OSError, WireError) as error:
+            if not self._inbox:
+                raise
+            self._error = error  # for the next call: what came before it counts
         messages, self._inbox = self._inbox, []
         return messages
+
+    def limit_sending(self, timeout_s: float) -> None:
+        """Have `send` fail if the other side takes nothing for so long; without this it waits for ever."""
+        whole = int(timeout_s)
+        limit = struct.pack("ll", whole, int((timeout_s - whole) * 1e6))
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def request(self, message: Message, timeout_s: float = 10.0) -> Message:
         """Send a message and wait for one answer; an answer with `error` is raised."""
@@ -228,22 +275,35 @@ class Connection:
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
-    def _read(self) -> None:
+    def _read(self, by_s: float | None) -> None:
         """Read exactly one frame: bytes after it may belong to another protocol on the same socket."""
-        head = self._exactly(_LENGTH.size)
-        (length,) = _LENGTH.unpack(head)
-        if length > MAX_FRAME_BYTES + _MAC_BYTES:
-            raise WireError(f"a frame of {length} bytes was announced; this is not a swell connection")
-        messages, reply = self._channel.feed(head + self._exactly(length))
+        while not self._complete():
+            if by_s is not None and time.monotonic() >= by_s:
+                raise TimeoutError("the other side is late")
+            self.sock.settimeout(None if by_s is None else max(by_s - time.monotonic(), 0.001))
+            self._receive_some(0)
+        self._take_frame()
+
+    def _missing(self) -> int:
+        """How many bytes of the next frame have not arrived yet, as far as that is known."""
+        if len(self._frame) < _LENGTH.size:
+            return _LENGTH.size - len(self._frame)
+        (length,) = _LENGTH.unpack_from(self._frame)
+        self._channel.check_length(length)
+        return int(_LENGTH.size + length - len(self._frame))
+
+    def _complete(self) -> bool:
+        return self._missing() == 0
+
+    def _receive_some(self, flags: int) -> None:
+        more = self.sock.recv(min(self._missing(), 1 << 20), flags)
+        if not more:
+            raise ConnectionError("the other side closed the connection")
+        self._frame += more
+
+    def _take_frame(self) -> None:
+        frame, self._frame = bytes(self._frame), bytearray()
+        messages, reply = self._channel.feed(frame)
         if reply:
             self.sock.sendall(reply)
         self._inbox += messages
-
-    def _exactly(self, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            more = self.sock.recv(count - len(data))
-            if not more:
-                raise ConnectionError("the other side closed the connection")
-            data += more
-        return data

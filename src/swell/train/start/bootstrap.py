@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
+import io
 import os
 import runpy
 import signal
@@ -18,6 +20,7 @@ import traceback
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.jobdir import JobDirectory
@@ -45,9 +48,35 @@ def watch_lifeline() -> None:
     threading.Thread(target=wait, name="swell-lifeline", daemon=True).start()
 
 
+class ForgivingFile(io.FileIO):
+    """A file whose full disk costs what is written to it, and not the process that writes."""
+
+    def write(self, data: Any) -> int:
+        """Write, or drop what there is no room for."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            return len(memoryview(data).cast("B"))
+
+
+def forgive_full_disks() -> None:
+    """Have `print` and tracebacks survive a full disk: the training must, and its output is worth less."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        with contextlib.suppress(OSError, ValueError):
+            getattr(sys, name).flush()
+        raw = ForgivingFile(descriptor, "w", closefd=False)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
+        setattr(sys, name, stream)
+
+
 def run(script: str, arguments: list[str]) -> int:
     """Run `script` as `__main__`; return its exit code. A traceback goes to stderr and SWELL_ERROR_FILE."""
     watch_lifeline()
+    forgive_full_disks()
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
@@ -68,7 +97,8 @@ def run(script: str, arguments: list[str]) -> int:
         sys.stderr.write(text)
         target = os.environ.get("SWELL_ERROR_FILE")
         if target:
-            Path(target).write_text(text)
+            with contextlib.suppress(OSError):
+                Path(target).write_text(text)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

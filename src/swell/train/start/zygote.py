@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import random
-import select
 import signal
 import socket
 import sys
@@ -22,6 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from swell.train.agent import children
+from swell.train.agent.polling import readable
 
 
 def prepare() -> None:
@@ -106,15 +106,15 @@ class Zygote:
             watch: list[Any] = [self._wake_r, *self._clients]
             if self._listener is not None:
                 watch += [self._listener, 0]
-            readable, _, _ = select.select(watch, [], [], 1.0)
-            if self._wake_r in readable:
+            ready = readable(watch, 1.0)
+            if self._wake_r in ready:
                 os.read(self._wake_r, 4096)
             self._reap()
-            if 0 in readable and not os.read(0, 64):
+            if 0 in ready and not os.read(0, 64):
                 return
-            if self._listener is not None and self._listener in readable:
+            if self._listener is not None and self._listener in ready:
                 self._clients[self._listener.accept()[0]] = b""
-            for sock in [s for s in self._clients if s in readable]:
+            for sock in [s for s in self._clients if s in ready]:
                 self._hear(sock)
 
     def _hear(self, sock: socket.socket) -> None:

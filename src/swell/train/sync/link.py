@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import threading
 import time
@@ -19,7 +18,8 @@ from typing import Any
 
 from swell.train.agent.errors import FENCED, RESPAWN, CoordinatorLost, PeerLost
 from swell.train.agent.jobdir import JobDirectory
-from swell.train.agent.wire import Connection, Message, WireError
+from swell.train.agent.polling import readable
+from swell.train.agent.wire import MOST_STRANGERS, Connection, Message, WireError
 from swell.train.sync.mesh import Mesh, Peer
 
 _RETRY_S = 0.05
@@ -86,6 +86,8 @@ class Link:
         self._outbox: list[Message] = []
         self._connection: Connection | None = None
         self._closed = False
+        self._strangers = threading.Semaphore(MOST_STRANGERS)
+        """Taken by every connection until it has proved that it knows the job's secret."""
         for target in (self._run, self._accept):
             threading.Thread(target=target, name=f"swell-{target.__name__}", daemon=True).start()
 
@@ -275,7 +277,7 @@ class Link:
                 self._connection = connection = Connection.open(self.directory.address(), self._secret)
                 self._hello(connection)
                 self._talk(connection)
-            except (OSError, WireError, TimeoutError):
+            except (OSError, WireError, KeyError, ValueError, TypeError):  # it is gone, or talks nonsense
                 self._connection = None
                 time.sleep(_RETRY_S)
 
@@ -316,10 +318,10 @@ class Link:
                     self._outbox = outbox + self._outbox
                 raise
             watch: list[Any] = [connection, self._wake_r]
-            readable, _, _ = select.select(watch, [], [], max(0.0, next_beat - time.monotonic()))
-            if self._wake_r in readable:
+            ready = readable(watch, next_beat - time.monotonic())
+            if self._wake_r in ready:
                 os.read(self._wake_r, 4096)
-            if connection in readable:
+            if connection in ready:
                 for message in connection.pending():
                     self._on(message)
 
@@ -413,10 +415,20 @@ class Link:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                return
+                time.sleep(_RETRY_S)  # no descriptor is free at the moment, say; `close` sets `_closed` first
+                continue
+            if not self._strangers.acquire(blocking=False):
+                _close(sock)
+                continue
             threading.Thread(
-                target=self._welcome_peer, args=(sock,), name="swell-accept", daemon=True
+                target=self._receive_peer, args=(sock,), name="swell-accept", daemon=True
             ).start()
+
+    def _receive_peer(self, sock: socket.socket) -> None:
+        try:
+            self._welcome_peer(sock)
+        finally:
+            self._strangers.release()
 
     def _welcome_peer(self, sock: socket.socket) -> None:
         try:
@@ -429,7 +441,7 @@ class Link:
             self.meet(message["about"])
             connection.receive(_PREPARE_S)
             connection.send({"met": True})
-        except (OSError, WireError, PeerLost, KeyError):
+        except (OSError, WireError, PeerLost, KeyError, ValueError, TypeError):
             _close(sock)
             return
         with self._changed:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from swell.train.agent.errors import OutOfStep, PeerLost
+from swell.train.agent.polling import readable
 
 _FRAME = struct.Struct("!QBIQ")  # operation, phase, header bytes, payload bytes
 
@@ -166,7 +167,7 @@ class Mesh:
     def _read(self, rank: int, count: int) -> bytes:
         inbox, sock = self._inbox[rank], self.peers[rank].sock
         while len(inbox) < count:
-            while self.processes and not select.select([sock], [], [], _GLANCE_S)[0]:
+            while self.processes and not readable([sock], _GLANCE_S):
                 self._glance()
             data = sock.recv(1 << 16)
             if not data:

@@ -1,0 +1,205 @@
+"""`swell doctor`: what is wrong with a home, its store, this machine."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sqlite3
+import stat
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from swell.cli._common import home_option, json_option, new_table, print_json, print_rich
+
+OK, ODD, BAD = "ok", "odd", "bad"
+LEAST_DESCRIPTORS = 4096
+LEAST_FREE_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    about: str
+    state: str
+    """'ok', 'odd' (it works, but look at it) or 'bad'."""
+    note: str
+
+
+@click.command(epilog="\b\nExample:\n  swell doctor\n")
+@click.option("--store", metavar="URL", envvar="SWELL_STORE", help="The store that `swell up` is given.")
+@json_option
+@home_option
+def doctor(store: str | None, as_json: bool, home: str | None) -> None:
+    """Check home, store, tokens, ports, disk, descriptors, GPUs and Ray. Changes nothing.
+
+    The exit code is 1 if something is bad.
+    """
+    from swell.api.home import home_dir
+    from swell.cli._terminal import add_row
+
+    found = list(examine(home_dir(home), store))
+    if as_json:
+        print_json([asdict(one) for one in found])
+    else:
+        table = new_table(["about", "state", "what was found"])
+        for one in found:
+            add_row(table, one.about, one.state, one.note)
+        print_rich(table)
+    if any(one.state == BAD for one in found):
+        click.get_current_context().exit(1)
+
+
+def examine(home: Path, store: str | None) -> Iterator[Finding]:
+    """All checks, one after the other."""
+    if not home.is_dir():
+        yield Finding("home", BAD, f"{home} does not exist: 'swell up' makes it")
+        return
+    yield _home(home)
+    yield from _server(home)
+    yield from _store(home, store)
+    yield from _tokens(home)
+    yield from _jobs(home)
+    yield _disk(home)
+    yield _descriptors()
+    yield _gpus()
+    yield _ray()
+
+
+def _home(home: Path) -> Finding:
+    facts = home.stat()
+    if facts.st_uid != os.getuid():
+        return Finding("home", BAD, f"{home} belongs to another account (uid {facts.st_uid})")
+    if stat.S_IMODE(facts.st_mode) & 0o077:
+        return Finding("home", ODD, f"{home} is open to others: chmod 700 {home}")
+    if not os.access(home, os.W_OK):
+        return Finding("home", BAD, f"{home} cannot be written")
+    return Finding("home", OK, f"{home}, for this account only")
+
+
+def _server(home: Path) -> Iterator[Finding]:
+    from swell.api.home import ServerFile
+    from swell.cli._platform import healthy, running_pid
+
+    pid = running_pid(home)
+    if pid is None:
+        yield Finding("server", ODD, "no control plane runs here: 'swell up -d' starts one")
+        return
+    found = ServerFile.read(home)
+    if found is None:
+        yield Finding("server", BAD, f"process {pid} runs, but does not serve yet; see server.log")
+    elif healthy(found.url, found.ca):
+        yield Finding("server", OK, f"process {pid} answers at {found.url}")
+    else:
+        yield Finding("server", BAD, f"process {pid} at {found.url} is not well: see /healthz and server.log")
+
+
+def _store(home: Path, url: str | None) -> Iterator[Finding]:
+    from swell.cli._platform import STORE_ID
+
+    if url is not None and "://" in url and not url.startswith("sqlite://"):
+        yield Finding("store", ODD, "Postgres is not checked here: only one process may use it at a time")
+        return
+    path = Path((url or str(home / "store.db")).removeprefix("sqlite://"))
+    if not path.exists():
+        yield Finding("store", BAD, f"{path} does not exist: another --store, or 'swell restore'?")
+        return
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10.0) as database:
+            (state,) = database.execute("PRAGMA quick_check").fetchone()
+            (jobs,) = database.execute("SELECT COUNT(*) FROM jobs").fetchone()
+            identity = database.execute("SELECT value FROM settings WHERE name = 'store_id'").fetchone()
+    except sqlite3.Error as error:
+        yield Finding("store", BAD, f"{path} cannot be read ({error}): 'swell restore' brings a backup back")
+        return
+    known = (home / STORE_ID).read_text().strip() if (home / STORE_ID).exists() else ""
+    if state != "ok":
+        yield Finding("store", BAD, f"{path} is damaged ({state}): 'swell restore' brings a backup back")
+    elif known and identity and identity[0] != known:
+        yield Finding("store", BAD, f"{path} is not this home's store (id {identity[0]} instead of {known})")
+    elif stat.S_IMODE(path.stat().st_mode) & 0o077:
+        yield Finding("store", ODD, f"{path} can be read by others: chmod 600 {path}")
+    else:
+        yield Finding("store", OK, f"{path}, {jobs} jobs")
+    yield from _records(path, home)
+
+
+def _records(path: Path, home: Path) -> Iterator[Finding]:
+    """Records that cannot be read, and jobs that run without a record."""
+    from swell.cli._platform import jobs_alive
+    from swell.control.store import OVER, record_from_json
+
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10.0) as database:
+        rows = database.execute("SELECT job_id, phase, record FROM jobs").fetchall()
+    damaged = []
+    for job_id, _, text in rows:
+        try:
+            record_from_json(text)
+        except Exception:
+            damaged.append(job_id)
+    if damaged:
+        yield Finding("records", BAD, f"cannot be read: {', '.join(damaged[:10])}")
+    active = {job_id for job_id, phase, _ in rows if phase not in OVER}
+    strays = [folder.name for folder in jobs_alive(home) if folder.name not in active]
+    if strays:
+        what = f"run here and are not active in the store: {', '.join(strays[:10])}"
+        yield Finding("jobs", BAD, f"{what}; the wrong --store? 'swell up --end-unknown' ends them")
+
+
+def _tokens(home: Path) -> Iterator[Finding]:
+    from swell.api.home import token_file
+
+    path = token_file(home, "admin")
+    if not path.exists():
+        yield Finding("tokens", ODD, f"{path} is not there: 'swell token reset' makes it, with swell down")
+    elif stat.S_IMODE(path.stat().st_mode) & 0o077:
+        yield Finding("tokens", BAD, f"{path} can be read by others: chmod 600 {path}")
+    else:
+        yield Finding("tokens", OK, f"{path}, for this account only")
+
+
+def _jobs(home: Path) -> Iterator[Finding]:
+    from swell.cli._platform import jobs_alive
+
+    yield Finding("running", OK, f"{len(jobs_alive(home))} jobs have processes on this machine")
+
+
+def _disk(home: Path) -> Finding:
+    usage = shutil.disk_usage(home)
+    text = f"{usage.free / 2**30:.1f} GiB of {usage.total / 2**30:.1f} GiB are free"
+    if usage.free < LEAST_FREE_BYTES:
+        return Finding("disk", BAD, f"{text}: 'swell gc --keep 1d' may help")
+    return Finding("disk", OK, text)
+
+
+def _descriptors() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < LEAST_DESCRIPTORS:
+        return Finding(
+            "descriptors", ODD, f"ulimit -n is {soft} (at most {hard}): 4096 or more serve more people"
+        )
+    return Finding("descriptors", OK, f"ulimit -n is {soft}")
+
+
+def _gpus() -> Finding:
+    from swell.engines.local import detect_gpus
+
+    count = detect_gpus()
+    if not count:
+        return Finding("GPUs", OK, "none: jobs run on CPU slots")
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return Finding("GPUs", BAD, f"{count}, but PyTorch is not installed: pip install 'swell[torch]'")
+    return Finding("GPUs", OK, f"{count}")
+
+
+def _ray() -> Finding:
+    from importlib.util import find_spec
+
+    there = find_spec("ray") is not None
+    return Finding("Ray", OK, "installed" if there else "not installed; needed only for --engine ray")

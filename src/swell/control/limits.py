@@ -1,0 +1,50 @@
+"""Limits for each user, so that one of them cannot use up the platform for all."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from swell.control.errors import TooMany
+
+MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one user may have at a time; None for no limit."""
+
+    jobs: int | None = None
+    """Jobs that are queued, running or paused."""
+    submissions_per_minute: int | None = None
+    run_s: float | None = None
+    """The longest that a job may run, whatever its request says."""
+
+
+class Gate:
+    """Refuses submissions beyond the limits."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._recent: dict[str, deque[float]] = {}
+        """By user: when the submissions of the last minute came."""
+
+    def submission(self, owner: str, active: int, now_s: float) -> None:
+        """Count a submission of a user who has `active` jobs; raises TooMany if it is one too many."""
+        if self.limits.jobs is not None and active >= self.limits.jobs:
+            raise TooMany(
+                f"{owner} has {active} jobs that are not over, and may have {self.limits.jobs}:"
+                " wait for one to end, or cancel one"
+            )
+        most = self.limits.submissions_per_minute
+        if most is None:
+            return
+        recent = self._recent.setdefault(owner, deque())
+        while recent and now_s - recent[0] >= MINUTE_S:
+            recent.popleft()
+        if len(recent) >= most:
+            wait_s = MINUTE_S - (now_s - recent[0])
+            raise TooMany(f"{owner} may submit {most} jobs a minute: try again in {wait_s:.0f} s")
+        recent.append(now_s)
+        if len(self._recent) > 10_000:
+            self._recent = {user: times for user, times in self._recent.items() if times}

@@ -1,0 +1,76 @@
+"""Jobs as another account: `swell up --run-as NAME`, or `--run-as submitter` for that of a job's owner.
+
+Only a platform that runs as root may do this. A job then cannot read the platform's tokens, its store or its
+memory, nor (with `submitter`) the files of other users. Where jobs run as the platform's own account, nothing
+on the machine keeps them from any of that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+
+from swell.domain import InputError
+
+SUBMITTER = "submitter"
+_PR_SET_DUMPABLE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """An account of this machine."""
+
+    name: str
+    uid: int
+    gid: int
+    home: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a program of this account expects to find."""
+        return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name}
+
+    def become(self) -> None:
+        """Make this process one of the account, for good. Its groups are the account's."""
+        os.initgroups(self.name, self.gid)
+        os.setresgid(self.gid, self.gid, self.gid)
+        os.setresuid(self.uid, self.uid, self.uid)
+        # A process that gave up rights is closed to its new account: it could not read its own /proc entries.
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+    def own(self, directory: Path) -> None:
+        """Give a job's directory, and all that is in it, to the account."""
+        if directory.stat().st_uid == self.uid:
+            return
+        for folder, _, names in os.walk(directory):
+            for path in (folder, *(os.path.join(folder, name) for name in names)):  # noqa: PTH118
+                os.chown(path, self.uid, self.gid, follow_symlinks=False)
+
+
+def find(name: str) -> Account:
+    """The account of this name; raises InputError if there is none, or if it is root."""
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        raise InputError(f"run_as: this machine has no account '{name}'", field="run_as") from None
+    if entry.pw_uid == 0:
+        raise InputError(f"run_as: jobs must not run as root, got '{name}'", field="run_as")
+    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir)
+
+
+def check(run_as: str) -> None:
+    """Refuse a setting that can never work."""
+    if os.geteuid() != 0:
+        raise InputError(f"run_as: only root can run jobs as '{run_as}'; start swell as root", field="run_as")
+    if run_as != SUBMITTER:
+        find(run_as)
+
+
+def of_job(run_as: str | None, owner: str) -> Account | None:
+    """The account that a job of this owner runs as; None for the platform's own."""
+    if run_as is None:
+        return None
+    return find(owner if run_as == SUBMITTER else run_as)

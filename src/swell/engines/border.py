@@ -1,0 +1,207 @@
+"""The border between a job and the platform: everything a job says is checked here, once.
+
+A job's processes run its owner's code, so whatever comes from them may be anything: a report that is a list,
+a step that took minus one second, a loss of NaN. Here it becomes values of known types within known bounds,
+or `BadMessage`, which costs the job that message and nobody else anything.
+
+A loss, a learning rate or a metric that is no finite number is left out and the rest of the report is kept,
+because honest jobs diverge. Everything else that is wrong refuses the whole message.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from swell.train.agent.errors import TrainError
+
+MOST_STEPS = 1e15
+"""Most steps that a job may report to have done or to consist of."""
+MOST_S = 1e7
+"""Longest step or pause that a job may report, in seconds."""
+LEAST_S = 1e-9
+MOST_SAMPLES = 10**12
+MOST_MEMBERS = 100_000
+MOST_METRICS = 100
+MOST_NAME = 100
+"""Longest name of a worker or a metric, in characters."""
+_GRADIENTS = 1e30
+_LIMITS = ("init_batch", "max_batch", "min_local", "max_local")
+
+
+class BadMessage(TrainError):
+    """A job sent something that is not a report, an event or a status; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a worker reported with a heartbeat."""
+
+    rank: int
+    progress: dict[str, Any]
+    timing: dict[str, Any] | None
+    """Step times and how the batch is split, if the report has them."""
+    noise: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """An event of a job's own log. Only the fields of its kind are set."""
+
+    kind: str
+    worker: str = ""
+    slot: int | None = None
+    code: int = 0
+    members: tuple[str, ...] = ()
+    pause_s: float | None = None
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What a coordinator answers when the engine connects."""
+
+    workers: dict[str, str]
+    """Status by name."""
+    slots: dict[str, int | None]
+    members: frozenset[str]
+    target: int
+
+
+def read_beat(raw: object) -> Beat:
+    """The report of a heartbeat; raises BadMessage."""
+    report = _mapping(raw, "report")
+    progress: dict[str, Any] = {
+        "done": _number(report.get("done", report.get("step", 0)), "done", 0.0, MOST_STEPS),
+        "of": _maybe(report, "of", 0.0, MOST_STEPS),
+        "at_most": _maybe(report, "at_most", 0.0, MOST_STEPS),
+        "batch_size": _maybe_whole(report, "batch_size", 1, MOST_SAMPLES),
+        "epoch": _maybe_whole(report, "epoch", 0, MOST_SAMPLES),
+        "target_loss": _finite(report.get("target_loss")),
+        "loss": _finite(report.get("loss")),
+        "lr": _finite(report.get("lr")),
+        "metrics": _metrics(report.get("metrics")),
+    }
+    noise = None
+    if report.get("sqr") is not None and report.get("var") is not None:
+        noise = {
+            "sqr": _number(report["sqr"], "sqr", -_GRADIENTS, _GRADIENTS),
+            "var": _number(report["var"], "var", 0.0, _GRADIENTS),
+            "updates": _maybe_whole(report, "noise_updates", 0, MOST_SAMPLES),
+        }
+    return Beat(_whole(report.get("rank", 0), "rank", 0, MOST_MEMBERS), progress, _timing(report), noise)
+
+
+def _timing(report: dict[str, Any]) -> dict[str, Any] | None:
+    if not report.get("local_batch") or not report.get("step_s"):
+        return None
+    step_s = _number(report["step_s"], "step_s", LEAST_S, MOST_S)
+    timing: dict[str, Any] = {
+        "local_batch": _whole(report["local_batch"], "local_batch", 1, MOST_SAMPLES),
+        "step_s": step_s,
+        # The two are means over different steps, so the exchange may seem to be longer than the step.
+        "sync_s": min(_number(report.get("sync_s", 0), "sync_s", 0.0, MOST_S), step_s),
+        "accumulation": _whole(report.get("accumulation", 0), "accumulation", 0, MOST_SAMPLES),
+        "workers": _whole(report.get("workers") or report.get("world") or 1, "workers", 1, MOST_MEMBERS),
+    }
+    if report.get("mode"):
+        timing["mode"] = _name(report["mode"], "mode")
+    if report.get("limits"):
+        limits = _mapping(report["limits"], "limits")
+        timing["limits"] = {name: _whole(limits.get(name), name, 1, MOST_SAMPLES) for name in _LIMITS}
+    return timing
+
+
+def read_event(raw: object, slots: int) -> JobEvent:
+    """An event of the job's log; raises BadMessage. A slot must be one of the cluster's `slots`."""
+    event = _mapping(raw, "event")
+    kind = _name(event.get("event"), "event")
+    if kind == "generation":
+        return JobEvent(kind, members=_names(event.get("members"), "members"))
+    if kind in ("switch", "recovery"):
+        return JobEvent(kind, pause_s=_maybe(event, "pause_s", 0.0, MOST_S))
+    if kind == "checkpoint":
+        return JobEvent(kind, step=_whole(event.get("step"), "step", 0, int(MOST_STEPS)))
+    if kind not in ("spawn", "exited", "ready", "fenced"):
+        return JobEvent(kind)  # nothing that the engine acts on
+    worker = _name(event.get("worker"), "worker")
+    if kind == "spawn":
+        return JobEvent(kind, worker, slot=_maybe_whole(event, "slot", 0, slots - 1))
+    if kind == "exited":
+        return JobEvent(kind, worker, code=_whole(event.get("code", 0), "code", -1000, 1000))
+    return JobEvent(kind, worker)
+
+
+def read_status(raw: object, slots: int) -> JobStatus:
+    """The answer of a coordinator to the engine's greeting; raises BadMessage."""
+    status = _mapping(raw, "status")
+    workers = _mapping(status.get("workers"), "workers")
+    where = _mapping(status.get("slots", {}), "slots")
+    names = _names(list(workers), "workers")
+    return JobStatus(
+        workers={name: _name(workers[name], "status") for name in names},
+        slots={name: _maybe_whole(where, name, 0, slots - 1) for name in names},
+        members=frozenset(_names(status.get("members"), "members")),
+        target=_whole(status.get("target"), "target", 0, MOST_MEMBERS),
+    )
+
+
+# -- types -----------------------------------------------------------------------------------------------
+
+
+def _mapping(raw: object, what: str) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise _refused(what, raw, "an object")
+    return raw
+
+
+def _number(raw: object, what: str, least: float, most: float) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not least <= raw <= most:
+        raise _refused(what, raw, f"a number from {least:g} to {most:g}")
+    return float(raw)
+
+
+def _whole(raw: object, what: str, least: int, most: int) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int) or not least <= raw <= most:
+        raise _refused(what, raw, f"a whole number from {least} to {most}")
+    return raw
+
+
+def _maybe(raw: dict[str, Any], what: str, least: float, most: float) -> float | None:
+    return None if raw.get(what) is None else _number(raw[what], what, least, most)
+
+
+def _maybe_whole(raw: dict[str, Any], what: str, least: int, most: int) -> int | None:
+    return None if raw.get(what) is None else _whole(raw[what], what, least, most)
+
+
+def _finite(raw: object) -> float | None:
+    """The number, or None if it is none: for figures that may be missing."""
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
+        return None
+    return float(raw) if abs(raw) < 1e300 and math.isfinite(raw) else None
+
+
+def _metrics(raw: object) -> dict[str, float] | None:
+    if not isinstance(raw, dict):
+        return None
+    named = [(name, _finite(value)) for name, value in list(raw.items())[:MOST_METRICS]]
+    return {name: value for name, value in named if value is not None and len(name) <= MOST_NAME} or None
+
+
+def _name(raw: object, what: str) -> str:
+    if not isinstance(raw, str) or not 1 <= len(raw) <= MOST_NAME or not raw.isprintable():
+        raise _refused(what, raw, f"a text of 1 to {MOST_NAME} printable characters")
+    return raw
+
+
+def _names(raw: object, what: str) -> tuple[str, ...]:
+    if not isinstance(raw, list) or len(raw) > MOST_MEMBERS:
+        raise _refused(what, raw, f"a list of at most {MOST_MEMBERS} names")
+    return tuple(_name(one, what) for one in raw)
+
+
+def _refused(what: str, raw: object, allowed: str) -> BadMessage:
+    text = repr(raw) if isinstance(raw, str | int | float | bool | None) else type(raw).__name__
+    return BadMessage(f"{what}: got {text[:80]!s}, must be {allowed}")

@@ -1,0 +1,163 @@
+"""Backup, restore, tokens for a locked-out operator, and the doctor, without processes."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.control.conftest import make_record
+
+from swell.api.auth import TokenBook, ensure_tokens
+from swell.api.refusals import NotAuthenticated
+from swell.cli import main
+from swell.cli._platform import check_store, only_one, prepare
+from swell.control.database import connect
+from swell.control.model import Phase
+from swell.control.store import Store
+
+
+def swell(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def answer(*words: object) -> Any:
+    done = swell(*words, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with a job that runs, one that is over, and the usual tokens."""
+    home = tmp_path / "home"
+    prepare(home)
+    store = Store(connect(str(home / "store.db")))
+    check_store(home, store)
+    ensure_tokens(TokenBook(store), home)
+    store.accept(
+        make_record("run-1", Phase.RUNNING, wanted=(0,), request={"env": {"KEY": "secret"}}), None, []
+    )
+    store.accept(make_record("over-1", Phase.FINISHED), None, [])
+    for job in ("run-1", "over-1"):
+        folder = home / "jobs" / job / "checkpoints" / "step-000000000001"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(job)
+    store.close()
+    return home
+
+
+def test_a_backup_brings_store_tokens_and_jobs_back_on_a_new_home(home: Path, tmp_path: Path) -> None:
+    file, new = tmp_path / "swell.tar", tmp_path / "new"
+    with only_one(home):  # as while a control plane runs
+        assert answer("backup", file, "--home", home)["jobs"] == ["run-1"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert answer("restore", file, "--home", new)["jobs"] == ["run-1"]
+    store = Store(connect(str(new / "store.db")))
+    check_store(new, store)
+    assert store.job("run-1") is not None and store.job("over-1") is not None
+    secret = (new / "tokens" / "admin").read_text().strip()
+    assert secret == (home / "tokens" / "admin").read_text().strip()
+    assert TokenBook(store).authenticate(f"Bearer {secret}").user == "admin"
+    assert (
+        new / "jobs" / "run-1" / "checkpoints" / "step-000000000001" / "state.json"
+    ).read_text() == "run-1"
+    assert not (new / "jobs" / "over-1").exists(), "what is over needs no checkpoint"
+    for path in (new / "store.db", new / "tokens" / "admin", new / "store.id"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    store.close()
+
+
+def test_a_restore_can_pause_jobs_and_replace_tokens(home: Path, tmp_path: Path) -> None:
+    file, new = tmp_path / "swell.tar", tmp_path / "new"
+    answer("backup", file, "--home", home)
+    before = (home / "tokens" / "admin").read_text().strip()
+    done = swell("restore", file, "--home", new, "--paused", "--new-tokens")
+    assert done.exit_code == 0 and "'swell resume'" in done.output
+    store = Store(connect(str(new / "store.db")))
+    record = store.job("run-1")
+    assert record is not None and record.phase is Phase.PAUSED and record.wanted == ()
+    book = TokenBook(store)
+    with pytest.raises(NotAuthenticated):
+        book.authenticate(f"Bearer {before}")
+    now = (new / "tokens" / "admin").read_text().strip()
+    assert book.authenticate(f"Bearer {now}").user == "admin"
+    store.close()
+
+
+def test_a_restore_replaces_nothing_unless_forced_and_refuses_what_is_no_backup(
+    home: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "swell.tar"
+    answer("backup", file, "--home", home)
+    refused = swell("restore", file, "--home", home)
+    assert refused.exit_code == 1 and "--force" in refused.output
+    with only_one(home):
+        assert "is running" in swell("restore", file, "--home", home, "--force").output
+    aside = answer("restore", file, "--home", home, "--force")["set_aside"]
+    assert (home / aside).exists()
+    (tmp_path / "bad.tar").write_text("no tar")
+    bad = swell("restore", tmp_path / "bad.tar", "--home", tmp_path / "other")
+    assert bad.exit_code == 2 and "not a backup" in bad.output
+    assert not (tmp_path / "other" / "store.db").exists()
+
+
+def test_a_locked_out_operator_gets_a_new_token(home: Path) -> None:
+    before = (home / "tokens" / "admin").read_text().strip()
+    (home / "tokens" / "admin").unlink()
+    with only_one(home):
+        assert swell("token", "reset", "--home", home).exit_code == 1, "not while a control plane runs"
+    assert answer("token", "reset", "--home", home) == [str(home / "tokens" / "admin")]
+    now = (home / "tokens" / "admin").read_text().strip()
+    store = Store(connect(str(home / "store.db")))
+    book = TokenBook(store)
+    assert book.authenticate(f"Bearer {now}").user == "admin"
+    with pytest.raises(NotAuthenticated):
+        book.authenticate(f"Bearer {before}")
+    assert [token.user for token in book.list()].count("admin") == 1
+    store.close()
+
+
+def states(home: Path) -> dict[str, str]:
+    return {
+        one["about"]: one["state"] for one in json.loads(swell("doctor", "--home", home, "--json").stdout)
+    }
+
+
+def test_the_doctor_finds_what_is_wrong(home: Path) -> None:
+    well = states(home)
+    assert (well["home"], well["store"], well["tokens"]) == ("ok", "ok", "ok")
+    assert "records" not in well
+    (home / "tokens" / "admin").chmod(0o644)
+    (home / "store.db").chmod(0o644)
+    with sqlite3.connect(home / "store.db") as database:
+        database.execute("UPDATE jobs SET record = 'x' WHERE job_id = 'run-1'")
+    ill = states(home)
+    assert (ill["tokens"], ill["store"], ill["records"]) == ("bad", "odd", "bad")
+    (home / "store.id").write_text("another\n")
+    assert states(home)["store"] == "bad"
+    (home / "store.db").write_bytes(b"no database at all" * 100)
+    done = swell("doctor", "--home", home)
+    assert done.exit_code == 1 and "swell restore" in done.output
+
+
+def test_the_stores_password_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, started = "postgresql://ann:secret@host/swell", list[tuple[list[str], str]]()
+
+    class Child:
+        pid, returncode = 1, 1
+
+        def __init__(self, words: list[str], env: dict[str, str], **_: object) -> None:
+            started.append((words, env["SWELL_STORE"]))
+
+        def poll(self) -> int:
+            return 1
+
+    monkeypatch.setattr("swell.cli._platform.subprocess.Popen", Child)
+    assert swell("up", "-d", "--store", url, "--home", tmp_path / "home").exit_code == 1
+    ((words, store),) = started
+    assert store == url and not any("secret" in word for word in words)

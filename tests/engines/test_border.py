@@ -1,0 +1,218 @@
+"""The border between jobs and the platform: whatever a job says, only that job is hurt."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swell.control.database import connect
+from swell.control.model import Phase
+from swell.control.plane import ControlPlane
+from swell.control.store import Store
+from swell.domain import Cluster, JobRequest
+from swell.engines import Report
+from swell.engines.border import BadMessage, read_beat, read_event, read_status
+from swell.engines.local import LocalEngine
+from swell.engines.null import NullEngine
+from swell.engines.supervised_job import SupervisedJob
+
+GOOD = {
+    "rank": 0,
+    "step": 3,
+    "done": 3,
+    "of": 10,
+    "loss": 0.5,
+    "local_batch": 8,
+    "step_s": 0.1,
+    "sync_s": 0.01,
+}
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        [1],
+        "text",
+        None,
+        GOOD | {"workers": "many"},
+        GOOD | {"step_s": -1.0},
+        GOOD | {"step_s": float("nan")},
+        GOOD | {"done": float("nan")},
+        GOOD | {"done": float("inf")},
+        GOOD | {"of": -1},
+        GOOD | {"local_batch": 10**40},
+        GOOD | {"limits": [1]},
+        GOOD | {"batch_size": True},
+        GOOD | {"sqr": "x", "var": 1.0},
+        GOOD | {"rank": "0"},
+    ],
+)
+def test_a_malformed_report_is_refused_as_a_whole(report: object) -> None:
+    with pytest.raises(BadMessage, match="must be"):
+        read_beat(report)
+
+
+def test_a_loss_that_diverged_costs_only_the_loss() -> None:
+    beat = read_beat(GOOD | {"loss": float("nan"), "metrics": {"a": float("inf"), "b": 2, "c": "x"}})
+    assert beat.progress["loss"] is None and beat.progress["metrics"] == {"b": 2.0}
+    assert beat.progress["done"] == 3.0 and beat.timing is not None and beat.timing["step_s"] == 0.1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "generation"},
+        {"event": "generation", "members": "w0"},
+        {"event": "switch", "pause_s": "abc"},
+        {"event": "exited", "worker": "w0", "code": "x"},
+        {"event": "checkpoint"},
+        {"event": "spawn", "worker": "w0", "slot": 4},
+        {"event": "spawn", "worker": "w\x1b[2J"},
+        {"event": 7},
+    ],
+)
+def test_a_malformed_event_is_refused(event: dict[str, Any]) -> None:
+    with pytest.raises(BadMessage, match="must be"):
+        read_event(event, slots=4)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ANYTHING,
+    st.dictionaries(st.sampled_from([*GOOD, "workers", "limits", "sqr", "var", "metrics"]), ANYTHING),
+)
+def test_nothing_else_ever_comes_out_of_the_border(raw: object, changes: dict[str, Any]) -> None:
+    for reader in (read_beat, lambda r: read_event(r, 4), lambda r: read_status(r, 4)):
+        for message in (raw, GOOD | changes, changes):
+            try:
+                reader(message)  # type: ignore[operator]
+            except BadMessage:
+                continue
+
+
+class Mouth:
+    """A connection on which a job says what a test wants it to say."""
+
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        self.messages = messages
+
+    def pending(self) -> list[dict[str, Any]]:
+        return self.messages
+
+
+def malformed(count: int) -> Iterator[dict[str, Any]]:
+    """Messages with the right names and any values at all."""
+    draw = random.Random(1)
+    values: list[Any] = [
+        None,
+        True,
+        -1,
+        0,
+        1e308,
+        float("nan"),
+        float("inf"),
+        "x",
+        [],
+        [1],
+        {},
+        {"a": 1},
+        10**30,
+    ]
+    names = [
+        *GOOD,
+        "workers",
+        "limits",
+        "sqr",
+        "var",
+        "metrics",
+        "mode",
+        "accumulation",
+        "at_most",
+        "target_loss",
+    ]
+    for _ in range(count):
+        report: Any = {name: draw.choice([*values, GOOD.get(name)]) for name in names}
+        kind = draw.choice(["report", "event", "report", "".join(draw.choices(string.ascii_letters, k=4))])
+        if kind == "event":
+            report = {"event": draw.choice(["spawn", "exited", "generation", "switch", "checkpoint", 3])}
+            yield {
+                "type": kind,
+                **{n: draw.choice(values) for n in ("worker", "slot", "members", "code")},
+                **report,
+            }
+        else:
+            yield {"type": kind, "report": draw.choice([report, draw.choice(values)])}
+
+
+def test_ten_thousand_malformed_messages_leave_the_engine_and_the_other_jobs_alone(tmp_path: Path) -> None:
+    engine = LocalEngine(tmp_path, slots=4)
+    bad, good = SupervisedJob("bad", tmp_path / "bad"), SupervisedJob("good", tmp_path / "good")
+    engine._jobs = {"bad": bad, "good": good}
+    for message in malformed(10_000):
+        engine._read_messages(bad, Mouth([message]))  # type: ignore[arg-type]
+    engine._read_messages(good, Mouth([{"type": "report", "report": GOOD}]))  # type: ignore[arg-type]
+    reports = list(engine.reports())
+    assert [r.kind for r in reports if r.job_id == "good"] == ["progress", "timing"]
+    assert len(reports) < 500, "one job's reports do not push out those of others"
+    assert bad.complaints > 5_000 and good.complaints == 0
+    for report in reports:
+        assert json.loads(json.dumps(dict(report.data), allow_nan=False)), "no NaN passes"
+
+
+def test_no_report_that_passes_the_border_makes_a_turn_fail(tmp_path: Path) -> None:
+    """The values within the bounds are extreme, and the plane goes on to decide and to accept."""
+    (tmp_path / "train.py").write_text("")
+    engine = NullEngine(Cluster.parse("1x4"), duration_s=1000.0)
+    store = Store(connect(str(tmp_path / "store.db")))
+    plane = ControlPlane(store, engine, home=tmp_path)
+    plane.come_up()
+    request = JobRequest(name="a", script="train.py", workdir=str(tmp_path))
+    jobs = [plane.submit(request, "ann").job_id for _ in range(2)]
+    plane.turn()
+    said: list[Report] = []
+    engine.reports = lambda: iter([said.pop() for _ in range(len(said))])  # type: ignore[method-assign]
+    draw = random.Random(2)
+    extremes = [1e-9, 1e-3, 1.0, 1e7]
+    for _ in range(15):
+        beat = read_beat(
+            GOOD
+            | {
+                "step_s": draw.choice(extremes),
+                "sync_s": draw.choice([0.0, *extremes]),
+                "done": draw.choice([0, 1e15]),
+            }
+            | {
+                "of": draw.choice([0, 1, 1e15]),
+                "local_batch": draw.choice([1, 10**12]),
+                "workers": draw.choice([1, 4]),
+            }
+            | {"sqr": draw.choice([-1e30, 0.0, 1e30]), "var": draw.choice([0.0, 1e30])}
+        )
+        assert beat.timing is not None and beat.noise is not None
+        for kind, data in (
+            ("progress", beat.progress),
+            ("timing", beat.timing | {"nodes": 1}),
+            ("noise", beat.noise),
+        ):
+            said.append(Report(job_id=jobs[0], time_s=plane.clock(), kind=kind, data=data))
+        plane.turn()
+    assert plane.submit(request, "ben").phase is Phase.QUEUED
+    plane.turn()
+    assert plane.job(jobs[1]).phase is Phase.RUNNING
+    plane.stop()
+    store.close()
