@@ -14,6 +14,7 @@ await build({
   outdir: out,
   legalComments: "eof",
   loader: { ".css": "css" },
-  banner: { js: "/* Built from web/ by npm run build: do not edit. */", css: "/* Built from web/ by npm run build: do not edit. */" },
+  banner: { js: "/* Built from web/ by npm run build: do not edit. Contains uPlot (MIT, see LICENSE.uPlot). */", css: "/* Built from web/ by npm run build: do not edit. */" },
 });
+copyFileSync("node_modules/uplot/LICENSE", `${out}/LICENSE.uPlot`);
 for (const name of ["index.html", "icon.svg"]) copyFileSync(`src/${name}`, `${out}/${name}`);

@@ -3,7 +3,7 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { css } from "./colours";
 import { h, setText } from "./dom";
-import { moment, number } from "./format";
+import { clock, moment, number } from "./format";
 
 export type Points = [number[], (number | null)[]];
 export interface Mark {
@@ -41,7 +41,7 @@ export function curve(title: string, unit: string, colour: string, marks: () => 
           const pad = (high - low || Math.abs(high) || 1) * 0.1;
           return [low - pad, high + pad];
         } } },
-        axes: [{ ...axisStyle(), size: 24 }, { ...axisStyle(), size: 52, values: (_, splits) => splits.map((one) => number(one)) }],
+        axes: [{ ...axisStyle(), size: 30, space: 44, values: (_, splits, __, ___, step) => splits.map((one) => clock(one, step)) }, { ...axisStyle(), size: 52, values: (_, splits) => splits.map((one) => number(one)) }],
         series: [
           {},
           {
@@ -126,7 +126,7 @@ export function speedFigure(): { element: HTMLElement; set(curve: number[] | nul
           legend: { show: false },
           cursor: { y: false, drag: { x: false, y: false } },
           scales: { x: { time: false, range: () => [0.5, (plot?.data[0].length ?? most) + 0.5] }, y: { range: (_, __, high) => [0, (high || 1) * 1.12] } },
-          axes: [{ ...axisStyle(), size: 24, incrs: [1, 2, 4, 8, 16, 32, 64, 128, 256] }, { ...axisStyle(), size: 52, values: (_, splits) => splits.map((one) => number(one)) }],
+          axes: [{ ...axisStyle(), size: 30, incrs: [1, 2, 4, 8, 16, 32, 64, 128, 256] }, { ...axisStyle(), size: 52, values: (_, splits) => splits.map((one) => number(one)) }],
           series: [{}, { stroke: css("--accent"), width: 2, points: { show: false } }, { stroke: css("--second"), width: 0, paths: () => null, points: { show: true, size: 9, fill: css("--second") } }],
         },
         data,

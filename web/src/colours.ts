@@ -9,6 +9,12 @@ export function colour(jobId: string): string {
   return PALETTE[index % PALETTE.length];
 }
 
+// Text on a job's colour: black or white, whichever is read better.
+export function onColour(jobId: string): string {
+  const [r, g, b] = [1, 3, 5].map((at) => parseInt(colour(jobId).slice(at, at + 2), 16));
+  return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#10161b" : "#fff";
+}
+
 export const line = (index: number): string => PALETTE[index % PALETTE.length];
 
 export function css(name: string): string {

@@ -21,6 +21,13 @@ export function moment(time_s: number): string {
   return today ? clock : `${date.toLocaleDateString([], { day: "numeric", month: "short" })} ${clock}`;
 }
 
+// A tick of a time axis: as fine as the axis.
+export function clock(time_s: number, step_s: number): string {
+  const date = new Date(time_s * 1000);
+  if (step_s >= 86400) return date.toLocaleDateString([], { day: "numeric", month: "short" });
+  return date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: step_s < 60 ? "2-digit" : undefined, hourCycle: "h23" });
+}
+
 export function number(value: number): string {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);

@@ -1,8 +1,8 @@
 // Two pictures of the same thing: who has how many GPUs over time. Above, all jobs on top of each other under
 // the line of what there is; below, a lane for each job, as thick as it has GPUs.
-import { colour, css } from "./colours";
+import { colour, css, onColour } from "./colours";
 import { h } from "./dom";
-import { duration, moment, plural } from "./format";
+import { clock, duration, moment, plural } from "./format";
 import { state } from "./state";
 import type { Lane } from "./types";
 
@@ -107,7 +107,8 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void } {
     g.font = "12px system-ui, sans-serif";
     axis(g, x, width, left, height, quiet, rule);
     river(g, x, width, left, quiet, faint, ink);
-    lanes.forEach((one, index) => laneRow(g, x, one, RIVER + AXIS + GAP + index * row, row, left, width, ink, faint));
+    const most = Math.max(4, ...lanes.map((one) => Math.max(...one.held.map(([, , gpus]) => gpus))));
+    lanes.forEach((one, index) => laneRow(g, x, one, RIVER + AXIS + GAP + index * row, row, left, width, most, ink, faint));
     marks(g, x, height, left);
     const peak = rows.length;
     summary.textContent = peak
@@ -127,8 +128,7 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void } {
       g.fillStyle = rule;
       g.fillRect(Math.round(x(t)), 0, 1, height);
       g.fillStyle = quiet;
-      const clock = new Date(t * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined, hourCycle: "h23" });
-      if (x(t) > left + 24 && x(t) < width - 24) g.fillText(clock, x(t), RIVER + 15);
+      if (x(t) > left + 24 && x(t) < width - 24) g.fillText(clock(t, step), x(t), RIVER + 15);
     }
   }
 
@@ -184,14 +184,15 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void } {
     g.fillText("0", left - 8, RIVER);
   }
 
-  function laneRow(g: CanvasRenderingContext2D, x: (t: number) => number, row: Row, top: number, size: number, left: number, width: number, ink: string, faint: string): void {
-    const most = Math.max(...row.held.map(([, , gpus]) => gpus), Math.min(state.slots, 4));
+  function laneRow(g: CanvasRenderingContext2D, x: (t: number) => number, row: Row, top: number, size: number, left: number, width: number, most: number, ink: string, faint: string): void {
+    // By the square root, so that one GPU is still seen beside a hundred.
+    const thickness = (gpus: number) => Math.max(2, Math.sqrt(gpus / most) * (size - 3));
     const middle = top + size / 2;
     g.fillStyle = faint;
     g.fillRect(left, middle - 0.5, width - left - 6, 1);
     g.fillStyle = colour(row.id);
     for (const [begin, end, gpus] of row.held) {
-      const thick = Math.max(2, (gpus / most) * (size - 4));
+      const thick = thickness(gpus);
       g.fillRect(x(begin), middle - thick / 2, Math.max(x(end) - x(begin), 1), thick);
     }
     if (size < 12) return;
@@ -205,9 +206,8 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void } {
     g.textAlign = "center";
     for (const [begin, end, gpus] of row.held) {
       const room = x(end) - x(begin);
-      if (room < 16 || (gpus / most) * (size - 4) < 11) continue;
-      g.fillStyle = "#000a";
-      g.fillStyle = "#fff";
+      if (room < 16 || thickness(gpus) < 9) continue;
+      g.fillStyle = onColour(row.id);
       g.fillText(String(gpus), (x(begin) + x(end)) / 2, middle + 4);
     }
     g.font = "12px system-ui, sans-serif";

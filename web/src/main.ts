@@ -98,7 +98,8 @@ setInterval(() => {
 }, 1000);
 window.addEventListener("hashchange", () => {
   show();
-  main.focus();
+  main.focus({ preventScroll: true });
+  window.scrollTo(0, 0);
 });
 window.addEventListener("resize", () => view?.tick?.());
 api.whenSignedOut(() => {

@@ -1,6 +1,7 @@
 // What the page knows: jobs, nodes and lanes. Read once, then kept up to date by the event stream. A job whose
 // event changes more than its progress is read again, all such jobs of one second together.
 import * as api from "./api";
+import { colour } from "./colours";
 import type { Job, Lane, LanesAnswer, LogEvent, Node } from "./types";
 import { over } from "./types";
 
@@ -90,6 +91,10 @@ class State {
     this.capacity = lanes.capacity;
     this.marks = lanes.marks;
     await this.readActive(signal);
+    // Colours by age, so that jobs that came one after the other are told apart.
+    const age = new Map([...this.lanes].map(([id, lane]) => [id, lane.changes[0]?.[0] ?? 0]));
+    for (const job of this.jobs.values()) age.set(job.job_id, job.submitted_s);
+    for (const [id] of [...age].sort(([, a], [, b]) => a - b)) colour(id);
     this.loaded = true;
     this.changed([]);
     void api.follow(lanes.last_seq, (events) => this.apply(events), (up) => this.setConnected(up), signal);

@@ -11,8 +11,8 @@ from swell.domain import Event, EventKind
 ENDS = (EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED, EventKind.REJECTED)
 CHANGES = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
 NODES = (EventKind.NODE_JOINED, EventKind.NODE_LOST)
-KINDS = (EventKind.SUBMITTED, EventKind.ADMITTED, *CHANGES, EventKind.WORKER_LOST, *ENDS, *NODES)
-"""The kinds of events that lanes are made of."""
+JOBS = (EventKind.SUBMITTED, *CHANGES, EventKind.WORKER_LOST, *ENDS)
+"""The kinds of events that lanes of jobs are made of."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Lane:
 
     def held(self, until_s: float) -> list[tuple[float, float, int]]:
         """Stretches with GPUs: from, to, how many. The last one goes on until `until_s` at most."""
-        ends = [moment for moment, _ in self.changes[1:]] + [max(until_s, self.changes[-1][0] if self.changes else 0)]
+        ends = [moment for moment, _ in self.changes[1:]] + [until_s]
         return [
             (begin_s, end_s, gpus)
             for (begin_s, gpus), end_s in zip(self.changes, ends)
@@ -70,16 +70,16 @@ class Lanes:
         }
 
 
-def lanes(events: Iterable[Event]) -> Lanes:
-    """Read the lanes from events in the order of the log."""
-    found, nodes, first = Lanes(), dict[str, int](), True
+def lanes(events: Iterable[Event], began_s: float | None = None) -> Lanes:
+    """Read the lanes from events in the order of the log. `began_s`: when the log begins, if not with the first."""
+    found, nodes = Lanes(), dict[str, int]()
     for event in events:
-        found.ended_s = max(found.ended_s, event.time_s)
-        if first:
-            found.began_s, first = event.time_s, False
+        if began_s is None:
+            began_s = event.time_s
+        found.began_s, found.ended_s = began_s, max(found.ended_s, event.time_s)
         if event.kind in NODES and event.node is not None:
             _node(found, nodes, event)
-        elif event.job_id is not None and event.kind in KINDS:
+        elif event.job_id is not None and event.kind in JOBS:
             _job(found, event)
     return found
 

@@ -11,10 +11,13 @@ export function clusterView(): View {
   const lanes = lanesFigure();
   const tiles = h("dl", { class: "tiles" });
   const figures = new Map<string, HTMLElement>();
+  const notes = new Map<string, HTMLElement>();
   for (const name of ["GPUs in use", "running", "waiting", "goodput", "promises", "policy"]) {
     const value = h("dd", {}, "–");
+    const note = h("dd", { class: "note" });
     figures.set(name, value);
-    tiles.append(h("div", {}, h("dt", {}, name), value));
+    notes.set(name, note);
+    tiles.append(h("div", {}, h("dt", {}, name), value, note));
   }
   const grid = h("ul", { class: "nodes" });
   const legend = h("ul", { class: "legend", "aria-label": "Jobs that hold GPUs" });
@@ -91,16 +94,26 @@ export function clusterView(): View {
     const jobs = [...state.jobs.values()];
     const running = jobs.filter((job) => job.phase === "running");
     const now = Date.now() / 1000;
-    setText(figures.get("GPUs in use")!, `${state.used} of ${state.slots}${state.slots ? ` · ${percent(state.used / state.slots)}` : ""}`);
-    setText(figures.get("running")!, plural(running.length, "job"));
-    setText(figures.get("waiting")!, plural(jobs.filter((job) => job.phase === "queued").length, "job"));
+    const tile = (name: string, value: string, note: string, look = "") => {
+      setText(figures.get(name)!, value);
+      setText(notes.get(name)!, note);
+      figures.get(name)!.className = look;
+    };
+    tile("GPUs in use", `${state.used} of ${state.slots}`, state.slots ? percent(state.used / state.slots) : "no node is up");
+    const resizing = running.filter((job) => job.resizes).length;
+    tile("running", plural(running.length, "job"), resizing ? `${resizing} have been resized` : "");
+    const waiting = jobs.filter((job) => job.phase === "queued");
+    const oldest = waiting.reduce((first, job) => Math.min(first, job.submitted_s), now);
+    tile("waiting", plural(waiting.length, "job"), waiting.length ? `the oldest for ${duration(now - oldest)}` : "");
     const rates = running.map((job) => state.rate(job)).filter((rate): rate is number => rate !== null);
-    setText(figures.get("goodput")!, rates.length ? `${number(rates.reduce((a, b) => a + b, 0))} it/s` : "–");
+    tile("goodput", rates.length ? `${number(rates.reduce((a, b) => a + b, 0))} it/s` : "–", "sum over the running jobs");
     const promised = jobs.filter((job) => !over(job) && job.promise.guaranteed_s !== null);
     const slacks = promised.map((job) => job.promise.guaranteed_s! - (state.predicted(job, now) ?? job.promise.guaranteed_s!));
     const late = slacks.filter((slack) => slack < 0).length;
-    setText(figures.get("promises")!, !promised.length ? "none open" : late ? `${late} of ${promised.length} at risk` : `${promised.length} on time, by ${duration(Math.min(...slacks))}`);
-    setText(figures.get("policy")!, state.policy);
+    const least = slacks.length ? Math.min(...slacks) : 0;
+    tile("promises", !promised.length ? "none open" : late ? `${late} of ${promised.length} at risk` : `${promised.length} on time`,
+      promised.length ? (late ? `the latest by ${duration(least)}` : `${duration(least)} to spare at least`) : "", late ? "bad" : "");
+    tile("policy", state.policy, "");
   }
 
   return {

@@ -71,10 +71,10 @@ export function queueView(): View {
     const share = h("span", { class: "share" });
     const rate = h("td", { class: "number" });
     const promise = h("td", {});
-    const why = h("td", { class: "why" });
+    const why = h("div", { class: "why" });
     const line = h("tr", {},
       h("th", { scope: "row" }, swatch, link, h("small", {}, ` ${job.owner}`)),
-      pill, gpus, h("td", {}, h("div", { class: "bar", "aria-hidden": "true" }, fill), share), rate, promise, why);
+      pill, gpus, h("td", {}, h("div", { class: "bar", "aria-hidden": "true" }, fill), share), rate, promise, h("td", {}, why));
     return { line, pill, gpus, fill, share, rate, promise, why, phase: "" };
   }
 

@@ -27,7 +27,7 @@ export function submitView(): View {
   const answer = h("div", { class: "quote", role: "status", "aria-live": "polite" });
   const go = h("button", { class: "primary" }, "Submit");
   const form = h("form", { submit: send, novalidate: true },
-    h("div", { class: "fields" }, script.box, workdir.box, args.box, name.box, deadline.box, least.box, most.box,
+    h("div", { class: "fields" }, script.box, workdir.box, args.box, name.box, deadline.box, h("div", { class: "pair" }, least.box, most.box),
       h("div", { class: "field check" }, auto, h("label", { for: "auto" }, "Plain PyTorch: the script does not import swell, make it elastic"))),
     answer, h("div", { class: "buttons" }, go));
   const element = h("section", { class: "card narrow" }, h("div", { class: "head" }, h("h2", {}, "Submit a job")),

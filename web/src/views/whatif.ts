@@ -36,7 +36,7 @@ export function whatIfView(): View {
   const go = h("button", { class: "primary" }, "Replay");
   const result = h("div", { "aria-live": "polite" });
   const form = h("form", { submit: replay }, choices,
-    h("div", { class: "field" }, h("label", { for: "cluster" }, "Cluster"), cluster, h("small", { id: "cluster-help" }, "Nodes x GPUs, such as 8x8. Empty: the cluster as it was, with its failures.")),
+    h("div", { class: "field short-field" }, h("label", { for: "cluster" }, "Cluster"), cluster, h("small", { id: "cluster-help" }, "Nodes x GPUs, such as 8x8. Empty: the cluster as it was, with its failures.")),
     h("div", { class: "buttons" }, go));
   const element = h("div", {}, h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "What if?")),
     h("p", { class: "quiet" }, "Replays this cluster's own recorded history, with the speeds that its jobs really had, under other policies."), form), result);

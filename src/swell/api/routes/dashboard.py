@@ -13,7 +13,7 @@ from swell.api.context import Caller, Context, Ctx
 from swell.api.errors import DOCUMENTED
 from swell.api.schemas import LanesView, PolicyList, WhoView
 from swell.policies import described
-from swell.report.lanes import KINDS, lanes
+from swell.report.lanes import JOBS, NODES, lanes
 
 pages = APIRouter(include_in_schema=False)
 router = APIRouter(prefix="/v1", tags=["dashboard"], responses=DOCUMENTED)
@@ -76,6 +76,7 @@ async def swim_lanes(
 def _lanes(ctx: Context, scope: str | None, since_s: float) -> dict[str, Any]:
     # Read the number first: an event that comes in between is then in both, and the reader drops it.
     last = ctx.hub.last
-    events = ctx.plane.changes(KINDS, since_s, _MOST_EVENTS)
-    seen = (event for event in events if scope is None or ctx.hub.owner_of(event) in (None, scope))
-    return {"last_seq": last} | lanes(seen).to_json()
+    nodes = ctx.plane.changes(NODES, 0.0, _MOST_EVENTS)  # all of them: the oldest may still be up
+    jobs = ctx.plane.changes(JOBS, since_s, _MOST_EVENTS)
+    seen = (event for event in jobs if scope is None or ctx.hub.owner_of(event) == scope)
+    return {"last_seq": last} | lanes([*nodes, *seen], began_s=since_s).to_json()
