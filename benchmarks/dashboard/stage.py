@@ -1,4 +1,4 @@
-"""A platform with a past, for pictures and measurements: real store, control plane and server, pretended jobs.
+"""A platform with a past, for pictures and measurements: all of it is real but the jobs.
 
 Jobs run at the speed of a curve and report loss, batch size and learning rate as real ones do. The first part
 of the play happens on a virtual clock, in a moment; from then on the clock is the real one.
@@ -154,7 +154,13 @@ def curves_at(kind: Kind, share: float, gpus: int, job_id: str) -> dict[str, obj
     lr = kind.lr * math.sqrt(batch / kind.batch) * 0.5 * (1 + math.cos(math.pi * share))
     loss = last + (first - last) * math.exp(-5.5 * share) + wobble * first
     accuracy = 1 - math.exp(-4 * share) * 0.9 - 0.08
-    return {"loss": loss, "batch_size": batch, "lr": lr, "epoch": share * 90, "metrics": {"accuracy": accuracy}}
+    return {
+        "loss": loss,
+        "batch_size": batch,
+        "lr": lr,
+        "epoch": share * 90,
+        "metrics": {"accuracy": accuracy},
+    }
 
 
 class Stage:
@@ -235,7 +241,7 @@ class Stage:
         self, parts: Sequence[Part], until_s: float, losses: Sequence[tuple[float, float, str]] = (),
         every_s: float = 2.0,
     ) -> None:  # fmt: skip
-        """Play up to a moment on the virtual clock. `losses`: when a node is lost, when it is back, its name."""
+        """Play up to a moment on the virtual clock. `losses`: when a node is lost and back, and its name."""
         coming = sorted(parts, key=lambda part: part.at_s)
         nodes = sorted([(a, False, n) for a, _, n in losses] + [(b, True, n) for _, b, n in losses])
         assert self._now_s is not None
@@ -304,7 +310,7 @@ PLAY = (
     Part(1600, "resnet-final", "resnet50.py", 9000, within_s=1500, owner="grace"),
     Part(1690, "bert-probe", "bert.py", 2500, owner="ada"),
 )
-"""Half an hour on 32 GPUs: jobs swell into what is free and ebb for deadlines, and a node is lost for a while."""
+"""Half an hour on 32 GPUs: jobs swell into what is free, ebb for deadlines, and a node is lost."""
 
 
 @contextlib.contextmanager

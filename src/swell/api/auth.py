@@ -6,8 +6,8 @@ slow hash.
 
 A *user* sees and changes only jobs of their own; the jobs of other users do not exist for them (404, never
 403, so that ids cannot be probed). An *admin* sees and changes everything, and is the only one who may drain
-nodes, switch the policy, replay and manage tokens. A *viewer* sees all jobs and changes nothing: for a screen on
-a wall.
+nodes, switch the policy, replay and manage tokens. A *viewer* sees all jobs and changes nothing: it is for a
+screen on a wall.
 """
 
 from __future__ import annotations

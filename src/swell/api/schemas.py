@@ -322,7 +322,9 @@ class LanesView(Outgoing):
 
     last_seq: int = Field(description="Give this as `since` to the event stream to go on from here.")
     jobs: dict[str, LaneView]
-    capacity: list[tuple[float, int]] = Field(description="Moments, and how many slots there were from then on.")
+    capacity: list[tuple[float, int]] = Field(
+        description="Moments, and how many slots there were from then on."
+    )
     marks: list[tuple[float, str, str]] = Field(
         description="Moment, kind and subject: lost workers, nodes that came and went."
     )

@@ -15,6 +15,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Platform": {
         "up": ("swell.cli.up:up", "Start the control plane on this machine."),
         "down": ("swell.cli.up:down", "Stop the control plane."),
+        "dashboard": ("swell.cli.dashboard:dashboard", "Open the live dashboard in a browser."),
         "nodes": ("swell.cli.cluster:nodes", "Show the nodes and their slots."),
         "drain": ("swell.cli.cluster:drain", "Move all jobs off a node."),
         "policy": ("swell.cli.cluster:policy", "Show the policy, or switch it while jobs run."),
@@ -40,6 +41,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Without a control plane": {
         "simulate": ("swell.cli.simulate:simulate", "Run traces under one or more policies and compare."),
+        "report": ("swell.cli.report:report", "Make a page to share from event logs."),
         "policies": ("swell.cli.policies:policies", "List the policies: paper, goal and options."),
         "generate": ("swell.cli.generate:generate", "Write a synthetic workload."),
         "run": ("swell.cli.run:run", "Run a training script elastically on this machine."),

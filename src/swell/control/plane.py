@@ -285,7 +285,7 @@ class ControlPlane:
         return self.store.events(since_seq, job_id=job_id, limit=limit)
 
     def changes(self, kinds: Sequence[EventKind], since_s: float, limit: int) -> list[Event]:
-        """Events of some kinds after a moment, oldest first; the newest ones if there are more than `limit`."""
+        """Events of some kinds from a moment on, oldest first; only the newest if there are over `limit`."""
         return self.store.changes(kinds, since_s, limit)
 
     def subscribe(self, callback: Subscriber) -> Callable[[], None]:

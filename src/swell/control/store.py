@@ -177,7 +177,7 @@ class Store:
         return [(int(seq), Event.from_json(line)) for seq, line in rows]
 
     def changes(self, kinds: Sequence[EventKind], since_s: float, limit: int) -> list[Event]:
-        """Events of some kinds after a moment, oldest first; the newest ones if there are more than `limit`."""
+        """Events of some kinds from a moment on, oldest first; only the newest if there are over `limit`."""
         marks = ", ".join("?" * len(kinds))
         rows = self._database.query(
             f"SELECT line FROM events WHERE kind IN ({marks}) AND time_s >= ? ORDER BY seq DESC LIMIT ?",

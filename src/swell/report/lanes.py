@@ -71,31 +71,45 @@ class Lanes:
 
 
 def lanes(events: Iterable[Event], began_s: float | None = None) -> Lanes:
-    """Read the lanes from events in the order of the log. `began_s`: when the log begins, if not with the first."""
-    found, nodes = Lanes(), dict[str, int]()
+    """The lanes of a log, oldest event first. `began_s`: when the log begins, if not with its first event."""
+    found, nodes, highest = Lanes(), list[Event](), -1
     for event in events:
         if began_s is None:
             began_s = event.time_s
         found.began_s, found.ended_s = began_s, max(found.ended_s, event.time_s)
-        if event.kind in NODES and event.node is not None:
-            _node(found, nodes, event)
-        elif event.job_id is not None and event.kind in JOBS:
+        if event.kind in NODES:
+            nodes.append(event)
+            found.marks.append((event.time_s, event.kind.value, str(event.node)))
+        elif event.kind in JOBS:
             _job(found, event)
+            highest = max([highest, *(event.data.get("gpus") or ())]) if event.kind in CHANGES else highest
+    found.capacity = _capacity(nodes, found.began_s, highest + 1)
     return found
 
 
-def _node(found: Lanes, nodes: dict[str, int], event: Event) -> None:
-    assert event.node is not None
-    if event.kind is EventKind.NODE_JOINED:
-        nodes[event.node] = int(event.data.get("gpus") or 0)
-    else:
-        nodes.pop(event.node, None)
-    capacity = (event.time_s, sum(nodes.values()))
-    if found.capacity and found.capacity[-1][0] == event.time_s:
-        found.capacity[-1] = capacity
-    else:
-        found.capacity.append(capacity)
-    found.marks.append((event.time_s, event.kind.value, event.node))
+def _capacity(events: Iterable[Event], began_s: float, seen: int) -> list[tuple[float, int]]:
+    """GPUs in service over time. Nodes that never joined in this log were there before; the log of a
+    simulation names only nodes that are lost, so there are at least as many GPUs as were ever given out."""
+    up, steps, before = dict[str, int](), list[tuple[float, int]](), 0
+    for event in events:
+        node, gpus = str(event.node), int(event.data.get("gpus") or 0)
+        if event.kind is EventKind.NODE_LOST and node not in up:
+            before += gpus
+            up[node] = gpus
+        change = gpus - up.get(node, 0) if event.kind is EventKind.NODE_JOINED else -up.get(node, 0)
+        up[node] = up.get(node, 0) + change
+        if change:
+            steps.append((event.time_s, change))
+    joined_first = bool(steps) and steps[0][1] > 0
+    now = before if joined_first else max(before, seen)
+    out = [(began_s, now)] if now else []
+    for moment, change in steps:
+        now += change
+        if out and out[-1][0] == moment:
+            out[-1] = (moment, now)
+        else:
+            out.append((moment, now))
+    return out
 
 
 def _job(found: Lanes, event: Event) -> None:

@@ -23,7 +23,12 @@ PAGE_POLICY = (
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """What the page may do: run our own script, and talk to the server that it came from."""
-_TYPES = {"index.html": "text/html", "app.js": "text/javascript", "app.css": "text/css", "icon.svg": "image/svg+xml"}
+_TYPES = {
+    "index.html": "text/html",
+    "app.js": "text/javascript",
+    "app.css": "text/css",
+    "icon.svg": "image/svg+xml",
+}
 _MOST_EVENTS = 200_000
 
 
@@ -67,7 +72,9 @@ async def policies(ctx: Ctx, _: Caller) -> PolicyList:
 async def swim_lanes(
     ctx: Ctx,
     who: Caller,
-    since_s: Annotated[float, Query(ge=0, le=1e11, description="Only what happened after this moment.")] = 0.0,
+    since_s: Annotated[
+        float, Query(ge=0, le=1e11, description="Only what happened after this moment.")
+    ] = 0.0,
 ) -> LanesView:
     """How many slots each of the caller's jobs had and when, and how many there were."""
     return LanesView.model_validate(await ctx.call(_lanes, ctx, who.scope, since_s))
