@@ -79,6 +79,7 @@ class Part:
     within_s: float | None = None
     owner: str = "ada"
     most: int | None = None
+    least: int = 1
 
 
 @dataclass(slots=True)
@@ -113,6 +114,8 @@ class Actors(NullEngine):
         self._stage = stage
         self._reported: dict[str, float] = {}
         self.quiet = False
+        self.every_s = 2.0
+        """Seconds between two reports of one job."""
 
     def play(self) -> None:
         """Have every running job report its progress."""
@@ -120,7 +123,7 @@ class Actors(NullEngine):
         with self._lock:
             running = [(job_id, run) for job_id, run in self._runs.items() if run.placement]
         for job_id, run in running:
-            if self.quiet or now_s - self._reported.get(job_id, -math.inf) < 2.0:
+            if self.quiet or now_s - self._reported.get(job_id, -math.inf) < self.every_s:
                 continue
             self._reported[job_id] = now_s
             kind, of = self._stage.kind(job_id), self._stage.work(job_id)
@@ -234,6 +237,7 @@ class Stage:
             workdir=str(self.home),
             deadline_s=deadline_s,
             max_workers=part.most,
+            min_workers=part.least,
         )
         return self.plane.submit(request, part.owner).job_id
 
@@ -309,6 +313,7 @@ PLAY = (
     Part(1480, "gpt-medium", "gpt.py", 24000, owner="alan"),
     Part(1600, "resnet-final", "resnet50.py", 9000, within_s=1500, owner="grace"),
     Part(1690, "bert-probe", "bert.py", 2500, owner="ada"),
+    Part(1750, "vit-large", "resnet50.py", 40000, owner="alan", least=24),
 )
 """Half an hour on 32 GPUs: jobs swell into what is free, ebb for deadlines, and a node is lost."""
 

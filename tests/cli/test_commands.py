@@ -50,7 +50,7 @@ def test_help_imports_nothing_heavy(command: str, heavy: tuple[str, ...]) -> Non
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("command", ["simulate", "generate", "policies"])
+@pytest.mark.parametrize("command", ["simulate", "report", "generate", "policies"])
 def test_help_ends_with_an_example_that_runs(swell: Swell, command: str) -> None:
     text = swell(command, "--help").stdout
     _, _, example = text.partition("Example:\n")

@@ -18,6 +18,7 @@ export interface Curve {
   close(): void;
 }
 
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
 const axisStyle = () => ({ stroke: css("--quiet"), grid: { stroke: css("--rule"), width: 1 }, ticks: { stroke: css("--rule"), width: 1 }, font: "11px system-ui, sans-serif" });
 
 export function curve(title: string, unit: string, colour: string, marks: () => Mark[], options: { stepped?: boolean; zero?: boolean; log?: boolean } = {}): Curve {
@@ -41,7 +42,7 @@ export function curve(title: string, unit: string, colour: string, marks: () => 
           const pad = (high - low || Math.abs(high) || 1) * 0.1;
           return [low - pad, high + pad];
         } } },
-        axes: [{ ...axisStyle(), size: 30, space: 44, values: (_, splits, __, ___, step) => splits.map((one) => clock(one, step)) }, { ...axisStyle(), size: 52, values: (_, splits) => splits.map((one) => number(one)) }],
+        axes: [{ ...axisStyle(), size: 30, space: 44, incrs: STEPS, values: (_, splits, __, ___, step) => splits.map((one) => clock(one, step)) }, { ...axisStyle(), size: 52, values: (_, splits) => splits.map((one) => number(one)) }],
         series: [
           {},
           {

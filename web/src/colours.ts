@@ -9,10 +9,22 @@ export function colour(jobId: string): string {
   return PALETTE[index % PALETTE.length];
 }
 
+// Colours for jobs in this order, whatever they were given before.
+export function inOrder(jobIds: string[]): void {
+  given.clear();
+  for (const id of jobIds) colour(id);
+}
+
 // Text on a job's colour: black or white, whichever is read better.
 export function onColour(jobId: string): string {
   const [r, g, b] = [1, 3, 5].map((at) => parseInt(colour(jobId).slice(at, at + 2), 16));
   return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#10161b" : "#fff";
+}
+
+// A job's colour as a pixel of an image.
+export function packed(jobId: string): number {
+  const [r, g, b] = [1, 3, 5].map((at) => parseInt(colour(jobId).slice(at, at + 2), 16));
+  return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 }
 
 export const line = (index: number): string => PALETTE[index % PALETTE.length];

@@ -1,6 +1,6 @@
 // Two pictures of the same thing: who has how many GPUs over time. Above, all jobs on top of each other under
 // the line of what there is; below, a lane for each job, as thick as it has GPUs.
-import { colour, css, onColour } from "./colours";
+import { colour, css, onColour, packed } from "./colours";
 import { h } from "./dom";
 import { clock, duration, moment, plural } from "./format";
 import { state } from "./state";
@@ -21,7 +21,7 @@ interface Row {
   ran: number;
 }
 
-export function lanesFigure(): { element: HTMLElement; draw: () => void } {
+export function lanesFigure(): { element: HTMLElement; draw: () => void; drawSoon: () => void } {
   const canvas = h("canvas", { "aria-hidden": "true" });
   const tip = h("div", { class: "tip", hidden: true });
   const summary = h("p", { class: "quiet", id: "lanes-summary" });
@@ -30,6 +30,8 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void } {
   let span: number | null = null; // null: what fits the log
   let all = false;
   let rows: Row[] = [];
+  let drawnAt = 0;
+  const sheet = document.createElement("canvas");
   let from = 0;
   let to = 1;
   const choices = h("div", { class: "choices", role: "group", "aria-label": "Span of time" });
@@ -61,6 +63,7 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void } {
     }
     rows = [];
     for (const [id, lane] of state.lanes) {
+      if (lane.ended_s !== null && lane.ended_s < from) continue;
       const held: Row["held"] = [];
       let ran = 0;
       for (let i = 0; i < lane.changes.length; i++) {
@@ -86,6 +89,7 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void } {
 
   function draw(): void {
     if (!element.isConnected) return;
+    drawnAt = performance.now();
     collect();
     const lanes = shown();
     const width = Math.max(canvas.parentElement!.clientWidth, 280);
@@ -143,26 +147,7 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void } {
     const y = (gpus: number) => RIVER - (gpus / most) * (RIVER - 16);
     g.fillStyle = faint;
     g.fillRect(left, y(most), width - left - 6, RIVER - y(most));
-    // Each pixel column is one stack, so a thousand jobs cost no more than the pixels they are drawn on.
-    const columns = Math.max(1, Math.floor((width - left - 6) / 2));
-    const stack = new Float64Array(columns);
-    const cell = (to - from) / columns;
-    for (const row of rows) {
-      g.fillStyle = colour(row.id);
-      for (const [begin, end, gpus] of row.held) {
-        const a = Math.max(0, Math.floor((begin - from) / cell));
-        const b = Math.min(columns, Math.max(a + 1, Math.round((end - from) / cell)));
-        let c = a;
-        while (c < b) {
-          let d = c + 1;
-          while (d < b && stack[d] === stack[c]) d++;
-          const base = stack[c];
-          const top = Math.min(base + gpus, most);
-          if (top > base) g.fillRect(left + c * 2, y(top), (d - c) * 2, Math.max(y(base) - y(top) - (most <= 64 ? 0.75 : 0), 0.5));
-          for (; c < d; c++) stack[c] = base + gpus;
-        }
-      }
-    }
+    paintStack(g, left, width - left - 6, y(most), most);
     g.strokeStyle = ink;
     g.lineWidth = 1.25;
     g.setLineDash([4, 3]);
@@ -182,6 +167,35 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void } {
     g.textAlign = "right";
     g.fillText(`${most} GPUs`, left - 8, y(most) + 5);
     g.fillText("0", left - 8, RIVER);
+  }
+
+  // Painted pixel by pixel: a thousand jobs cost no more than the pixels that they cover.
+  function paintStack(g: CanvasRenderingContext2D, left: number, width: number, top: number, most: number): void {
+    const columns = Math.max(1, Math.floor(width));
+    const height = (RIVER - 16) * (most <= 256 ? 2 : 1);
+    if (sheet.width !== columns || sheet.height !== height) (sheet.width = columns), (sheet.height = height);
+    const to2d = sheet.getContext("2d")!;
+    const image = to2d.createImageData(columns, height);
+    const pixels = new Uint32Array(image.data.buffer);
+    const stack = new Float64Array(columns);
+    const cell = (to - from) / columns;
+    const gap = most <= 64 ? 1 : 0;
+    for (const row of rows) {
+      const paint = packed(row.id);
+      for (const [begin, end, gpus] of row.held) {
+        const first = Math.max(0, Math.floor((begin - from) / cell));
+        const last = Math.min(columns, Math.max(first + 1, Math.round((end - from) / cell)));
+        for (let c = first; c < last; c++) {
+          const low = Math.round((stack[c] / most) * height);
+          stack[c] += gpus;
+          const high = Math.min(Math.round((stack[c] / most) * height), height) - gap;
+          for (let r = low; r < high; r++) pixels[(height - 1 - r) * columns + c] = paint;
+        }
+      }
+    }
+    to2d.putImageData(image, 0, 0);
+    g.imageSmoothingEnabled = false;
+    g.drawImage(sheet, left, top, width, RIVER - top);
   }
 
   function laneRow(g: CanvasRenderingContext2D, x: (t: number) => number, row: Row, top: number, size: number, left: number, width: number, most: number, ink: string, faint: string): void {
@@ -258,5 +272,7 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void } {
     const row = lanes[Math.floor((event.clientY - canvas.getBoundingClientRect().top - RIVER - AXIS - GAP) / size)];
     if (row) location.hash = `#/job/${encodeURIComponent(row.id)}`;
   });
-  return { element, draw };
+  // With many jobs once a second is enough; with few every change is shown at once.
+  const drawSoon = () => (performance.now() - drawnAt > (rows.length > 50 ? 950 : 150) ? draw() : undefined);
+  return { element, draw, drawSoon };
 }

@@ -1,7 +1,7 @@
 // What the page knows: jobs, nodes and lanes. Read once, then kept up to date by the event stream. A job whose
 // event changes more than its progress is read again, all such jobs of one second together.
 import * as api from "./api";
-import { colour } from "./colours";
+import { inOrder } from "./colours";
 import type { Job, Lane, LanesAnswer, LogEvent, Node } from "./types";
 import { over } from "./types";
 
@@ -11,6 +11,7 @@ const FEW = 8;
 const DRAW_MS = 200;
 const REFRESH_MS = 1000;
 const SLOW_MS = 15_000;
+const MANY_MS = 3000; // between two readings of all active jobs
 
 export interface Who {
   user: string;
@@ -78,24 +79,26 @@ class State {
     const stopper = (this.stopper = new AbortController());
     const signal = stopper.signal;
     const since = Math.floor(Date.now() / 1000 - HISTORY_S);
-    const [who, nodes, policy, lanes] = await Promise.all([
+    const history = api.get<LanesAnswer>(`/v1/lanes?since_s=${since}`, signal);
+    const [who, nodes, policy] = await Promise.all([
       api.get<Who>("/v1/me", signal),
       api.get<{ nodes: Node[] }>("/v1/nodes", signal),
       api.get<{ policy: string }>("/v1/policy", signal),
-      api.get<LanesAnswer>(`/v1/lanes?since_s=${since}`, signal),
+      this.readActive(signal),
     ]);
     this.who = who;
     this.nodes = nodes.nodes;
     this.policy = policy.policy;
+    this.loaded = true;
+    this.changed([]); // the first view does not wait for the past
+    const lanes = await history;
     this.lanes = new Map(Object.entries(lanes.jobs));
     this.capacity = lanes.capacity;
     this.marks = lanes.marks;
-    await this.readActive(signal);
     // Colours by age, so that jobs that came one after the other are told apart.
     const age = new Map([...this.lanes].map(([id, lane]) => [id, lane.changes[0]?.[0] ?? 0]));
     for (const job of this.jobs.values()) age.set(job.job_id, job.submitted_s);
-    for (const [id] of [...age].sort(([, a], [, b]) => a - b)) colour(id);
-    this.loaded = true;
+    inOrder([...age].sort(([, a], [, b]) => a - b).map(([id]) => id));
     this.changed([]);
     void api.follow(lanes.last_seq, (events) => this.apply(events), (up) => this.setConnected(up), signal);
     void this.keepFresh(signal);
@@ -116,7 +119,7 @@ class State {
 
   // -- reading again -------------------------------------------------------------------------------------
 
-  private async readActive(signal: AbortSignal): Promise<void> {
+  private async readActive(signal: AbortSignal): Promise<Set<string>> {
     const found = new Set<string>();
     const read = async (phase: string) => {
       let after = "";
@@ -133,6 +136,7 @@ class State {
     await Promise.all(["running", "queued", "paused"].map(read));
     // A job that was active and is in none of the answers has ended meanwhile.
     for (const job of this.jobs.values()) if (!over(job) && !found.has(job.job_id)) this.stale.add(job.job_id);
+    return found;
   }
 
   private async readOne(jobId: string, signal: AbortSignal): Promise<void> {
@@ -146,6 +150,7 @@ class State {
 
   private async keepFresh(signal: AbortSignal): Promise<void> {
     let slowAt = Date.now() + SLOW_MS;
+    let manyAt = 0;
     while (!signal.aborted) {
       await api.pause(REFRESH_MS, signal);
       if (signal.aborted || !this.connected) continue;
@@ -161,15 +166,17 @@ class State {
           this.policy = (await api.get<{ policy: string }>("/v1/policy", signal)).policy;
           this.changed([]);
         }
-        if (!this.stale.size) continue;
+        if (!this.stale.size || (this.stale.size > FEW && Date.now() < manyAt)) continue;
         const ids = [...this.stale];
         this.stale.clear();
         if (ids.length > FEW) {
-          await this.readActive(signal);
-          for (const id of ids.filter((one) => !this.jobs.has(one) || !over(this.jobs.get(one)!)).slice(FEW)) this.stale.delete(id);
-          for (const id of ids) if (!this.jobs.has(id)) this.stale.add(id);
-          for (const id of [...this.stale].slice(0, FEW)) (this.stale.delete(id), await this.readOne(id, signal));
-        } else await Promise.all(ids.map((id) => this.readOne(id, signal)));
+          manyAt = Date.now() + MANY_MS;
+          const active = await this.readActive(signal);
+          for (const id of ids) if (!active.has(id)) this.stale.add(id);
+          ids.splice(0, ids.length, ...[...this.stale].slice(0, 4 * FEW));
+          for (const id of ids) this.stale.delete(id);
+        }
+        await Promise.all(ids.map((id) => this.readOne(id, signal)));
         this.changed([]);
       } catch {
         // The server is away or was slow; the stream's state says so, and the next turn tries again.

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Example:
-  swell simulate jobs.csv --cluster 8x4 --policy afs-l --events afs.jsonl
+  swell generate --jobs 50 --seed 1 -o jobs.csv
+  swell simulate jobs.csv --cluster 4x4 --policy afs-l --events afs.jsonl
   swell report afs.jsonl -o report.html
 """
 

@@ -27,14 +27,17 @@ export function clusterView(): View {
 
   let layout = "";
   let cells: HTMLElement[] = [];
+  let looks: string[] = [];
   let cards: { card: HTMLElement; note: HTMLElement }[] = [];
-  let drawnTiles = 0;
+  let drawnVersion = -1;
+  let paintedAt = -Infinity;
 
   function build(): void {
     const wanted = state.nodes.map((node) => `${node.name}:${node.gpus}`).join();
     if (wanted === layout) return;
     layout = wanted;
     cells = [];
+    looks = [];
     cards = [];
     grid.replaceChildren();
     const dense = state.slots > 128;
@@ -63,10 +66,13 @@ export function clusterView(): View {
         const job = holder[slot];
         const cell = cells[slot];
         const look = job ? colour(job.job_id) : "";
-        if (cell.style.backgroundColor !== look) cell.style.backgroundColor = look;
-        const title = job ? `GPU ${slot}: ${job.request.name}` : `GPU ${slot}: free`;
-        if (cell.title !== title) cell.title = title;
-        cell.classList.toggle("used", !!job);
+        const shown = job ? look + job.job_id : "";
+        if (looks[slot] !== shown) {
+          looks[slot] = shown;
+          cell.style.backgroundColor = look;
+          cell.title = job ? `GPU ${slot}: ${job.request.name}` : `GPU ${slot}: free`;
+          cell.classList.toggle("used", !!job);
+        }
         if (job) counts.set(job.request.name, (counts.get(job.request.name) ?? 0) + 1);
       }
       first += node.gpus;
@@ -78,7 +84,8 @@ export function clusterView(): View {
       card.classList.toggle("lost", !node.up);
       card.classList.toggle("draining", node.draining);
       const jobs = [...counts].map(([name, count]) => `${name} ${count}`).join(", ");
-      card.setAttribute("aria-label", `${node.name}, ${node.gpu_type}: ${stateText}${jobs ? `, held by ${jobs}` : ""}`);
+      const label = `${node.name}, ${node.gpu_type}: ${stateText}${jobs ? `, held by ${jobs}` : ""}`;
+      if (card.getAttribute("aria-label") !== label) card.setAttribute("aria-label", label);
     });
     const running = [...state.jobs.values()].filter((job) => job.wanted.length && !over(job)).sort((a, b) => a.submitted_s - b.submitted_s);
     const few = running.slice(0, 24);
@@ -116,17 +123,24 @@ export function clusterView(): View {
     tile("policy", state.policy, "");
   }
 
+  function draw(): void {
+    // With many jobs once a second is enough.
+    if (performance.now() - paintedAt > (state.jobs.size > 500 ? 950 : 150) && state.version !== drawnVersion) {
+      paintedAt = performance.now();
+      drawnVersion = state.version;
+      build();
+      paint();
+      tell();
+    }
+    lanes.drawSoon();
+  }
+
   return {
     title: "Cluster",
     element,
     update() {
-      build();
-      if (state.version === drawnTiles) return;
-      drawnTiles = state.version;
-      paint();
-      tell();
-      lanes.draw();
+      draw();
     },
-    tick: () => lanes.draw(),
+    tick: draw,
   };
 }

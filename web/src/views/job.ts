@@ -167,7 +167,8 @@ export function jobView(jobId: string): View {
     setText(title, now.request.name);
     if (pill.textContent?.slice(2) !== now.phase) pill.replaceChildren(phasePill(now.phase));
     setText(about, `${now.owner} · ${now.job_id} · ${[now.request.script, ...now.request.args].join(" ")}`);
-    setText(why, over(now) ? now.reason : explained?.why ?? now.reason);
+    const reason = over(now) ? now.reason : explained?.why ?? now.reason;
+    setText(why, reason === now.phase ? "" : reason);
     const rate = state.rate(now);
     const [promise, look] = outlook(now, clock);
     const share = now.of ? `${percent(Math.min(now.done / now.of, 1))} · ${number(now.done)} of ${number(now.of)}` : now.done ? number(now.done) : "–";

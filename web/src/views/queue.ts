@@ -59,11 +59,11 @@ export function queueView(): View {
     h("div", { class: "head" }, h("h2", {}, "Jobs"), h("div", { class: "choices" }, search, phases, count)),
     h("div", { class: "scroll" }, table), pager);
   let shown: string[] = [];
+  let drawnAt = 0;
   const rows = new Map<string, ReturnType<typeof makeRow>>();
 
   function makeRow(job: Job) {
     const swatch = h("span", { class: "swatch" });
-    swatch.style.backgroundColor = colour(job.job_id);
     const link = h("a", { href: `#/job/${encodeURIComponent(job.job_id)}` }, job.request.name);
     const pill = h("td", {});
     const gpus = h("td", { class: "number" });
@@ -75,10 +75,12 @@ export function queueView(): View {
     const line = h("tr", {},
       h("th", { scope: "row" }, swatch, link, h("small", {}, ` ${job.owner}`)),
       pill, gpus, h("td", {}, h("div", { class: "bar", "aria-hidden": "true" }, fill), share), rate, promise, h("td", {}, why));
-    return { line, pill, gpus, fill, share, rate, promise, why, phase: "" };
+    return { line, swatch, look: "", pill, gpus, fill, share, rate, promise, why, phase: "" };
   }
 
   function fillRow(row: ReturnType<typeof makeRow>, job: Job, now: number): void {
+    const own = colour(job.job_id);
+    if (row.look !== own) row.swatch.style.backgroundColor = row.look = own;
     if (row.phase !== job.phase) {
       row.phase = job.phase;
       row.pill.replaceChildren(phasePill(job.phase));
@@ -95,7 +97,13 @@ export function queueView(): View {
     setText(row.why, whyWaits(job));
   }
 
+  // With many jobs once a second is enough.
+  const drawSoon = () => {
+    if (performance.now() - drawnAt > (state.jobs.size > 500 ? 950 : 150)) draw();
+  };
+
   function draw(): void {
+    drawnAt = performance.now();
     const now = Date.now() / 1000;
     let found = [...state.jobs.values()];
     if (which === "active") found = found.filter((job) => !over(job));
@@ -114,7 +122,12 @@ export function queueView(): View {
     }
     if (ids.join() !== shown.join()) {
       shown = ids;
-      body.replaceChildren(...ids.map((id) => rows.get(id)!.line));
+      // Only rows that are elsewhere are moved: laying a table out is what takes time.
+      ids.forEach((id, index) => {
+        const line = rows.get(id)!.line;
+        if (body.children[index] !== line) body.insertBefore(line, body.children[index] ?? null);
+      });
+      while (body.children.length > ids.length) body.lastElementChild!.remove();
       for (const id of rows.keys()) if (!ids.includes(id)) rows.delete(id);
     }
     if (!part.length) {
@@ -128,5 +141,5 @@ export function queueView(): View {
     setText(place, `page ${page + 1} of ${pages}`);
   }
 
-  return { title: "Queue", element, update: draw, tick: draw };
+  return { title: "Queue", element, update: drawSoon, tick: drawSoon };
 }
