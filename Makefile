@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP)  ## Make .venv with everything in it
 
 demo: $(STAMP)  ## The platform on 4 CPU slots: jobs that swell and ebb, promises made and kept
-	$(BIN)/python scripts/demo.py
+	$(BIN)/swell demo
 
 demo-sim: $(STAMP)  ## Every kind of scheduler side by side on a generated workload
 	$(BIN)/python scripts/demo_sim.py
@@ -54,8 +54,9 @@ docs: $(STAMP)  ## The documentation as a site in build/site, with search; dead 
 web:  ## Check and build the dashboard from web/ into src/swell/web (needs Node.js)
 	cd web && npm ci --no-audit --no-fund && npm run check && npm run build
 
-pictures: $(STAMP)  ## Pictures of the dashboard for docs/ (needs Chromium; 1 minute)
+pictures: $(STAMP)  ## Pictures of the dashboard for docs/ (needs Chromium; 4 minutes)
 	$(BIN)/python -m benchmarks.dashboard.screenshots docs/pictures
+	$(BIN)/python scripts/demo_picture.py
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -439,5 +439,16 @@ def test_the_examples_of_up_and_down_work(tmp_path: Path, commands: Commands) ->
 
 
 def test_no_command_of_the_platform_is_left_untried() -> None:
-    elsewhere = {"simulate", "report", "policies", "generate", "run", "resize", "up", "down"}
+    elsewhere = {
+        "demo",
+        "completion",
+        "simulate",
+        "report",
+        "policies",
+        "generate",
+        "run",
+        "resize",
+        "up",
+        "down",
+    }
     assert set(COMMANDS) - elsewhere == {command.split()[0] for command in TRIED}

@@ -40,12 +40,14 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "replay": ("swell.cli.replay:replay", "Show what would have happened under other policies."),
     },
     "Without a control plane": {
+        "demo": ("swell.cli.demo:demo", "Watch real jobs swell and ebb on this machine, in two minutes."),
         "simulate": ("swell.cli.simulate:simulate", "Run traces under one or more policies and compare."),
         "report": ("swell.cli.report:report", "Make a page to share from event logs."),
         "policies": ("swell.cli.policies:policies", "List the policies: paper, goal and options."),
         "generate": ("swell.cli.generate:generate", "Write a synthetic workload."),
         "run": ("swell.cli.run:run", "Run a training script elastically on this machine."),
         "resize": ("swell.cli.run:resize", "Change the number of workers of a running job."),
+        "completion": ("swell.cli.completion:completion", "Complete commands and options in a shell."),
     },
 }
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}

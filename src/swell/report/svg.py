@@ -17,7 +17,7 @@ STYLE = (
     "text{font:11px system-ui,'DejaVu Sans',sans-serif;fill:var(--ink,#17222c)}"
     ".q{fill:var(--quiet,#56646f)}.r{stroke:var(--rule,#e3e8ec);stroke-width:1}"
     ".c{stroke:var(--ink,#17222c);stroke-width:1.2;stroke-dasharray:4 3;fill:none}.m{fill:#b3261e}"
-    ".f{fill:var(--faint,#eef1f4)}.l{fill:none;stroke-width:1.8;stroke-linejoin:round}"
+    ".n{fill:#fff;font-weight:600;text-anchor:middle}.f{fill:var(--faint,#eef1f4)}.l{fill:none;stroke-width:1.8;stroke-linejoin:round}"
 )
 WIDTH, HEIGHT = 520, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 34
@@ -160,35 +160,42 @@ def swim_lanes(run: Run) -> str:
     jobs = [job for job in run.jobs if job.changes]
     step = max(1, math.ceil(len(jobs) / LANES_MOST))
     shown = jobs[::step]
-    row = min(14.0, LANES_HEIGHT / max(len(shown), 1))
+    row = min(26.0, LANES_HEIGHT / max(len(shown), 1))
     river, gap, width = 90.0, 10.0, 1080.0
     height = river + gap + row * len(shown) + 24
+    left = LEFT if row < 10 else 104  # with room for names
 
     def x_at(moment: float) -> float:
-        return LEFT + (moment - began_s) / span_s * (width - LEFT - RIGHT)
+        return left + (moment - began_s) / span_s * (width - left - RIGHT)
 
-    parts = [_river(run, ended_s, x_at, river, width)]
+    parts = [_river(run, ended_s, x_at, river, width, left)]
     most = max((gpus for job in shown for _, gpus in job.changes), default=1)
     paths: dict[int, list[str]] = {}
+    numbers: list[str] = []
     for index, job in enumerate(shown):
         middle = river + gap + (index + 0.5) * row
         for begin_s, end_s, gpus in job.held(ended_s):
             if begin_s >= ended_s:
                 continue
             end_s = min(end_s, ended_s)
-            thick = (0.3 + 0.7 * math.sqrt(gpus / most)) * (row - 0.5)
+            # Of many jobs even the smallest must be seen; of few it is the difference that matters.
+            thick = (0.3 + 0.7 * math.sqrt(gpus / most) if row < 10 else gpus / most) * (row - 0.5)
             x, wide = x_at(begin_s), max(x_at(end_s) - x_at(begin_s), 0.4)
             paths.setdefault(index % 8, []).append(
                 f"M{x:.1f} {middle - thick / 2:.1f}h{wide:.1f}v{thick:.1f}h-{wide:.1f}z"
             )
+            if row >= 14 and wide > 16 and thick > 11:
+                at = x + wide / 2
+                numbers.append(f'<text class="n" x="{at:.1f}" y="{middle + 4:.1f}">{gpus}</text>')
         if row >= 10:
-            name = escape(_short(job.name, 9))
+            name = escape(_short(job.name, 14))
             parts.append(
-                f'<text class="q" x="{LEFT - 6}" y="{middle + 4:.1f}" text-anchor="end">{name}</text>'
+                f'<text class="q" x="{left - 6}" y="{middle + 4:.1f}" text-anchor="end">{name}</text>'
             )
     parts += [
         f'<path fill="{COLOURS[colour]}" d="{"".join(path)}"/>' for colour, path in sorted(paths.items())
     ]
+    parts += numbers
     for moment, kind, subject in run.lanes.marks:
         if kind != "node_joined" and began_s <= moment <= ended_s:
             at = x_at(moment)
@@ -203,7 +210,9 @@ def swim_lanes(run: Run) -> str:
     return _svg(f"{run.label}: GPUs of {len(jobs)} jobs over time{thinned}", width, height, parts)
 
 
-def _river(run: Run, until_s: float, x_at: Callable[[float], float], height: float, width: float) -> str:
+def _river(
+    run: Run, until_s: float, x_at: Callable[[float], float], height: float, width: float, left: float
+) -> str:
     times, used = run.used(until_s)
     there = run.capacity_at(times)
     known = [value for value in there.tolist() if math.isfinite(value)]
@@ -212,10 +221,10 @@ def _river(run: Run, until_s: float, x_at: Callable[[float], float], height: flo
     area = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     first, last = points[0][0], points[-1][0]
     parts = [
-        f'<rect class="f" x="{LEFT}" y="14" width="{width - LEFT - RIGHT}" height="{height - 14}"/>',
+        f'<rect class="f" x="{left}" y="14" width="{width - left - RIGHT}" height="{height - 14}"/>',
         f'<polygon fill="#56b4e9" points="{first:.1f},{height} {area} {last:.1f},{height}"/>',
-        f'<text class="q" x="{LEFT - 6}" y="18" text-anchor="end">{most:g}</text>',
-        f'<text class="q" x="{LEFT - 6}" y="{height}" text-anchor="end">0</text>',
+        f'<text class="q" x="{left - 6}" y="18" text-anchor="end">{most:g}</text>',
+        f'<text class="q" x="{left - 6}" y="{height}" text-anchor="end">0</text>',
     ]
     if known:
         tops = [(x, height - c / most * (height - 14)) for (x, _), c in zip(points, there.tolist())]
@@ -227,3 +236,17 @@ def _river(run: Run, until_s: float, x_at: Callable[[float], float], height: flo
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def moving(drawn: str, lasts_s: float = 12.0) -> str:
+    """A chart that is drawn again and again from left to right, without a script."""
+    head, style, body = drawn.partition("</style>")
+    width, height = (float(size) for size in head.split('viewBox="0 0 ')[1].split('"')[0].split())
+    clip = (
+        f'<clipPath id="now"><rect y="0" height="{height:g}" width="{width:g}"><animate attributeName="width"'
+        f' values="{LEFT};{width:g};{width:g}" keyTimes="0;0.8;1" dur="{lasts_s:g}s"'
+        ' repeatCount="indefinite"/></rect></clipPath>'
+    )
+    inner = body.removesuffix("</svg>")
+    sheet = f'<rect width="{width:g}" height="{height:g}" rx="8" fill="#fff"/>'  # also where pages are dark
+    return f'{head}{style}{sheet}{clip}<g clip-path="url(#now)">{inner}</g></svg>'
