@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo demo-sim test lint bench bench-runtime bench-platform bench-ray clean
+.PHONY: help setup docs web pictures demo demo-sim test lint bench bench-runtime bench-platform bench-ray clean
 .DEFAULT_GOAL := help
 
 help:  ## What can be made
@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP)  ## Make .venv with everything in it
 
 demo: $(STAMP)  ## The platform on 4 CPU slots: jobs that swell and ebb, promises made and kept
-	$(BIN)/python scripts/demo.py
+	$(BIN)/swell demo
 
 demo-sim: $(STAMP)  ## Every kind of scheduler side by side on a generated workload
 	$(BIN)/python scripts/demo_sim.py
@@ -47,6 +47,16 @@ bench-platform: $(STAMP)  ## Crashes of the control plane and promises kept, wit
 bench-ray: $(STAMP)  ## Growth on a Ray cluster of four nodes on this machine, with and without spares (5 minutes)
 	$(BIN)/python -m benchmarks.ray.growth
 	$(BIN)/python -m benchmarks.ray.failures
+
+docs: $(STAMP)  ## The documentation as a site in build/site, with search; dead links are errors
+	$(BIN)/python scripts/docs.py
+
+web:  ## Check and build the dashboard from web/ into src/swell/web (needs Node.js)
+	cd web && npm ci --no-audit --no-fund && npm run check && npm run build
+
+pictures: $(STAMP)  ## Pictures of the dashboard for docs/ (needs Chromium; 4 minutes)
+	$(BIN)/python -m benchmarks.dashboard.screenshots docs/pictures
+	$(BIN)/python scripts/demo_picture.py
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

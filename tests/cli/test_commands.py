@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shlex
 import subprocess
@@ -50,7 +51,7 @@ def test_help_imports_nothing_heavy(command: str, heavy: tuple[str, ...]) -> Non
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("command", ["simulate", "generate", "policies"])
+@pytest.mark.parametrize("command", ["simulate", "report", "generate", "policies", "completion"])
 def test_help_ends_with_an_example_that_runs(swell: Swell, command: str) -> None:
     text = swell(command, "--help").stdout
     _, _, example = text.partition("Example:\n")
@@ -116,3 +117,17 @@ def test_generate_refuses_nonsense_in_one_line(swell: Swell, words: tuple[str, .
     assert done.returncode == 2, done.stderr
     assert expected in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    def complete(words: str) -> list[str]:
+        env = os.environ | {"_SWELL_COMPLETE": "bash_complete", "COMP_WORDS": words}
+        env["COMP_CWORD"] = str(len(words.split()) - 1)
+        code = "from swell.cli import main; main(prog_name='swell')"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60, check=True
+        )
+        return done.stdout.split()
+
+    assert complete("swell sub") == ["plain,submit"]
+    assert "plain,--deadline" in complete("swell submit --dead")

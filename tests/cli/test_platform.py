@@ -228,6 +228,13 @@ def test_top_shows_nodes_slots_and_jobs(place: Place, long: str) -> None:
     assert view["slots"] == 4 and view["used"] == len(row["wanted"])
 
 
+def test_the_dashboard_is_found_without_a_token_in_its_address(place: Place) -> None:
+    found = place.json("dashboard")
+    assert found["url"].startswith("http://127.0.0.1:") and "swell_" not in found["url"]
+    assert [Path(path).name for path in found["token_files"]] == ["admin", "user"]
+    assert f"The dashboard: {found['url']}\n" in place.swell("dashboard", "--no-browser").stdout
+
+
 def test_a_job_is_paused_resumed_bounded_and_cancelled(place: Place, long: str) -> None:
     job_id = long
     job = place.wait_for(job_id, lambda job: job["done"] > 20)
@@ -406,9 +413,9 @@ def examples(text: str) -> list[list[str]]:
 
 # In the order in which they make sense; 'train' is a job that runs.
 TRIED = [
-    "init", "quote", "submit", "queue", "describe", "logs", "events", "top", "nodes", "drain", "policy",
-    "scale", "pause", "resume", "cancel", "replay", "token", "token create", "token list", "token revoke",
-    "doctor", "backup", "gc",
+    "init", "quote", "submit", "queue", "describe", "logs", "events", "top", "nodes", "dashboard", "drain",
+    "policy", "scale", "pause", "resume", "cancel", "replay", "token", "token create", "token list",
+    "token revoke", "doctor", "backup", "gc",
 ]  # fmt: skip
 
 
@@ -432,5 +439,17 @@ def test_the_examples_of_up_and_down_work(tmp_path: Path, commands: Commands) ->
 
 
 def test_no_command_of_the_platform_is_left_untried() -> None:
-    elsewhere = {"simulate", "policies", "generate", "run", "resize", "up", "down", "restore"}
+    elsewhere = {
+        "demo",
+        "completion",
+        "simulate",
+        "report",
+        "policies",
+        "generate",
+        "run",
+        "resize",
+        "up",
+        "down",
+        "restore",
+    }
     assert set(COMMANDS) - elsewhere == {command.split()[0] for command in TRIED}

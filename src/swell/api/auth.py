@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens, two roles, and owners of jobs.
+"""Who may do what: bearer tokens, three roles, and owners of jobs.
 
 A token is `swell_` and 32 random bytes. The store keeps only its SHA-256 digest, so a stolen database lets
 nobody in; a token is shown once, when it is made. A random token cannot be guessed, so its digest needs no
@@ -6,7 +6,8 @@ slow hash.
 
 A *user* sees and changes only jobs of their own; the jobs of other users do not exist for them (404, never
 403, so that ids cannot be probed). An *admin* sees and changes everything, and is the only one who may drain
-nodes, switch the policy, replay and manage tokens.
+nodes, switch the policy, replay and manage tokens. A *viewer* sees all jobs and changes nothing: it is for a
+screen on a wall.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Role(StrEnum):
 
     USER = "user"
     """May submit jobs, and see and change their own."""
+    VIEWER = "viewer"
+    """May see all jobs, and change nothing."""
     ADMIN = "admin"
     """May do everything."""
 
@@ -54,11 +57,11 @@ class Principal:
     @property
     def scope(self) -> str | None:
         """The owner whose jobs the principal may see; None for all owners."""
-        return None if self.role is Role.ADMIN else self.user
+        return self.user if self.role is Role.USER else None
 
     def sees(self, owner: str) -> bool:
         """Whether the principal may see jobs of this owner."""
-        return self.role is Role.ADMIN or owner == self.user
+        return self.role is not Role.USER or owner == self.user
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ class TokenBook:
                 field="user",
             )
         if role not in list(Role):
-            raise InputError(f"role must be 'user' or 'admin', got {role!r}", field="role")
+            raise InputError(f"role must be 'user', 'viewer' or 'admin', got {role!r}", field="role")
         if ttl_s is not None and not (ttl_s > 0 and math.isfinite(ttl_s)):
             raise InputError(f"ttl_s must be a positive number of seconds, got {ttl_s!r}", field="ttl_s")
         secret = secret or new_secret()

@@ -12,10 +12,10 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
-from swell.api.auth import Principal, TokenBook, require_admin
+from swell.api.auth import Principal, Role, TokenBook, require_admin
 from swell.api.contract import Plane
 from swell.api.hub import EventHub
-from swell.api.refusals import NotAuthenticated
+from swell.api.refusals import Forbidden, NotAuthenticated
 from swell.api.schemas import ReplayRequest
 from swell.control.errors import NotFound
 from swell.control.model import JobRecord
@@ -91,6 +91,8 @@ async def _context(request: Request) -> Context:
 async def _principal(request: Request) -> Principal:
     principal = context(request).book.authenticate(request.headers.get("authorization"))
     request.state.principal = principal  # for the audit log
+    if principal.role is Role.VIEWER and request.method != "GET" and request.url.path != "/v1/quote":
+        raise Forbidden("this token is for looking only; ask an administrator for one of the role 'user'")
     return principal
 
 

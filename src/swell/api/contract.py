@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from swell.control.model import JobRecord, JobRequest, Phase, Promise
 from swell.control.retention import Done
-from swell.domain import Event
+from swell.domain import Event, EventKind
 
 
 class NodeState(Protocol):
@@ -65,6 +65,8 @@ class Plane(Protocol):
     def events(
         self, since_seq: int = 0, job_id: str | None = None, limit: int = 1000
     ) -> Sequence[tuple[int, Event]]: ...
+
+    def changes(self, kinds: Sequence[EventKind], since_s: float, limit: int) -> Sequence[Event]: ...
 
     def subscribe(self, callback: Callable[..., None]) -> Callable[[], None]: ...
 

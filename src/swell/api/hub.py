@@ -139,6 +139,10 @@ class EventHub:
             self._owners[event.job_id] = owner
         return owner
 
+    def owner_of(self, event: Event) -> str | None:
+        """The owner of an event's job; None for events of nodes, which all users may see. May block."""
+        return self._owner(event)
+
     def _find_owner(self, event: Event) -> str:
         if event.kind is EventKind.SUBMITTED and "owner" in event.data:
             return str(event.data["owner"])

@@ -313,6 +313,43 @@ class Collected(Outgoing):
     freed_bytes: int
 
 
+class PolicyInfo(Outgoing):
+    """A policy that can be chosen."""
+
+    name: str
+    paper: str = ""
+    goal: str = ""
+    knows: str = ""
+    error: str | None = Field(default=None, description="Why the policy cannot be loaded.")
+
+
+class PolicyList(Outgoing):
+    """All policies."""
+
+    policies: list[PolicyInfo]
+
+
+class LaneView(Outgoing):
+    """One job's slots over time."""
+
+    name: str
+    changes: list[tuple[float, int]] = Field(description="Moments, and how many slots it had from then on.")
+    ended_s: float | None = None
+
+
+class LanesView(Outgoing):
+    """All jobs' slots over time."""
+
+    last_seq: int = Field(description="Give this as `since` to the event stream to go on from here.")
+    jobs: dict[str, LaneView]
+    capacity: list[tuple[float, int]] = Field(
+        description="Moments, and how many slots there were from then on."
+    )
+    marks: list[tuple[float, str, str]] = Field(
+        description="Moment, kind and subject: lost workers, nodes that came and went."
+    )
+
+
 # -- tokens ----------------------------------------------------------------------------------------------
 
 
@@ -320,10 +357,17 @@ class TokenRequest(Incoming):
     """A token to be made."""
 
     user: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-    role: Annotated[str, StringConstraints(pattern="^(user|admin)$")] = "user"
+    role: Annotated[str, StringConstraints(pattern="^(user|viewer|admin)$")] = "user"
     ttl_s: Annotated[float, Field(gt=0, le=1e10, allow_inf_nan=False)] | None = Field(
         default=None, description="Seconds until the token expires; null for never."
     )
+
+
+class WhoView(Outgoing):
+    """The holder of a token."""
+
+    user: str
+    role: str = Field(description="user, viewer or admin.")
 
 
 class TokenView(Outgoing):

@@ -42,7 +42,7 @@ from swell.api.hub import EventHub
 from swell.api.metrics import RequestMetrics
 from swell.api.middleware import MAX_BODY_BYTES, BodyLimit, Guard
 from swell.api.protocol import PatientProtocol
-from swell.api.routes import cluster, events, jobs, service, tokens
+from swell.api.routes import cluster, dashboard, events, jobs, service, tokens
 from swell.control.store import Store
 from swell.domain import InputError, SwellError
 
@@ -100,6 +100,7 @@ def create_app(
     app.state.context = context
     errors.install(app)
     routers = [jobs.router, events.router, cluster.router, tokens.router, service.router]
+    routers += [dashboard.router, dashboard.pages]
     for router in routers + ([cluster.replay_router] if replay is not None else []):
         app.include_router(router)
     _describe_tokens(app)

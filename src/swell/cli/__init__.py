@@ -15,6 +15,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Platform": {
         "up": ("swell.cli.up:up", "Start the control plane on this machine."),
         "down": ("swell.cli.up:down", "Stop the control plane."),
+        "dashboard": ("swell.cli.dashboard:dashboard", "Open the live dashboard in a browser."),
         "nodes": ("swell.cli.cluster:nodes", "Show the nodes and their slots."),
         "drain": ("swell.cli.cluster:drain", "Move all jobs off a node."),
         "policy": ("swell.cli.cluster:policy", "Show the policy, or switch it while jobs run."),
@@ -43,11 +44,14 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "replay": ("swell.cli.replay:replay", "Show what would have happened under other policies."),
     },
     "Without a control plane": {
+        "demo": ("swell.cli.demo:demo", "Watch real jobs swell and ebb on this machine, in two minutes."),
         "simulate": ("swell.cli.simulate:simulate", "Run traces under one or more policies and compare."),
+        "report": ("swell.cli.report:report", "Make a page to share from event logs."),
         "policies": ("swell.cli.policies:policies", "List the policies: paper, goal and options."),
         "generate": ("swell.cli.generate:generate", "Write a synthetic workload."),
         "run": ("swell.cli.run:run", "Run a training script elastically on this machine."),
         "resize": ("swell.cli.run:resize", "Change the number of workers of a running job."),
+        "completion": ("swell.cli.completion:completion", "Complete commands and options in a shell."),
     },
 }
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
@@ -20,9 +19,9 @@ def policies(as_json: bool) -> None:
 
     An option is given behind the name: --policy pollux:p=-1
     """
-    from swell.policies import policy_names
+    from swell.policies import described
 
-    rows = [_describe(name) for name in policy_names()]
+    rows = described()
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
@@ -43,24 +42,3 @@ def policies(as_json: bool) -> None:
         options = ", ".join(f"{o['name']}={o['default']}" for o in row["options"])
         table.add_row(*map(escape, (row["name"], row["goal"], row["paper"], row["knows"], options)))
     print_table(table, Console(highlight=False))
-
-
-def _describe(name: str) -> dict[str, Any]:
-    from swell.policies import options_of, policy_class
-
-    try:
-        cls = policy_class(name)
-    except Exception as error:  # a broken plug-in must not break the whole list
-        return {"name": name, "error": f"cannot be loaded: {error}"}
-    return {
-        "name": name,
-        "paper": cls.paper,
-        "goal": cls.goal,
-        "knows": cls.knows,
-        "adaptive_batch": cls.adaptive_batch,
-        "interval_s": cls.interval_s,
-        "options": [
-            {"name": option, "type": kind.__name__, "default": default}
-            for option, (kind, default) in options_of(cls).items()
-        ],
-    }

@@ -89,6 +89,13 @@ Example:
     type=click.Path(path_type=Path),
     help="Also write all events, one per line. Of several runs each gets its own FILE.TRACE.POLICY.",
 )
+@click.option(
+    "--html",
+    "html_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Also write a report as one page to share, with the GPUs of each job over time.",
+)
 def simulate(
     traces: tuple[Path, ...],
     cluster: str,
@@ -105,6 +112,7 @@ def simulate(
     processes: int | None,
     json_path: str | None,
     events_path: Path | None,
+    html_path: Path | None,
 ) -> None:
     """Run traces under one or more policies and compare.
 
@@ -126,7 +134,7 @@ def simulate(
     policies = tuple(dict.fromkeys(policies))
     for policy in policies:
         make_policy(policy)
-    for path in (None if json_path == "-" else json_path, events_path):
+    for path in (None if json_path == "-" else json_path, events_path, html_path):
         if path is not None:
             _check_writable(Path(path))
 
@@ -140,6 +148,7 @@ def simulate(
             for source, path in zip(sources, dict.fromkeys(traces))
         ]
     pairs = [(source, policy) for source in sources for policy in policies]
+    logs = _logs(pairs, events_path, html_path)
     runs = [
         Run(
             source=source,
@@ -149,9 +158,9 @@ def simulate(
             resize_cost=cost,
             seed=seed,
             belief=belief,
-            events=_events_path(events_path, source, policy, several=len(pairs) > 1),
+            events=log,
         )
-        for source, policy in pairs
+        for (source, policy), log in zip(pairs, logs)
     ]
 
     err = Console(stderr=True, highlight=False)
@@ -161,8 +170,13 @@ def simulate(
         records = run_all(
             runs, processes=processes or processors(), on_start=display.start, on_progress=display.update
         )
+        if html_path is not None:
+            _write_html(runs, html_path, cluster)
     finally:
         display.stop()
+        if events_path is None:
+            for log in filter(None, logs):
+                log.unlink(missing_ok=True)
 
     out = err if json_path == "-" else Console(highlight=False)
     print_table(results_table(records, out), out)
@@ -250,6 +264,33 @@ def _warn(runs: list[Run], records: list[dict[str, Any]], err: Any) -> None:
                 markup=False,
                 soft_wrap=True,
             )
+
+
+def _logs(
+    pairs: list[tuple[Source, str]], events_path: Path | None, html_path: Path | None
+) -> list[Path | None]:
+    """The event log of each run; if only a page is wanted, a file beside the page until that is made."""
+    wanted = events_path
+    if wanted is None and html_path is not None:
+        wanted = html_path.with_name(f".{html_path.name}.jsonl")
+    return [_events_path(wanted, source, policy, several=len(pairs) > 1) for source, policy in pairs]
+
+
+def _write_html(runs: list[Run], path: Path, cluster: str) -> None:
+    """The report on all runs, those of one trace side by side."""
+    from swell.cli.report import write_report
+    from swell.domain import read_events
+    from swell.report.runs import Run as Reported
+
+    groups: dict[str, list[Reported]] = {}
+    for run in runs:
+        assert run.events is not None
+        with run.events.open(encoding="utf-8") as lines:
+            reported = Reported.read(run.policy, read_events(lines))
+        groups.setdefault(f"{run.source.trace.name}: {len(run.source.trace.jobs):,} jobs", []).append(
+            reported
+        )
+    write_report([], path, f"Simulated on {cluster}", groups=list(groups.items()))
 
 
 def _events_path(path: Path | None, source: Source, policy: str, *, several: bool) -> Path | None:

@@ -15,7 +15,7 @@ def token() -> None:
 
 @token.command(epilog="\b\nExample:\n  swell token create ada --expires 30d\n")
 @click.argument("user")
-@click.option("--role", type=click.Choice(["user", "admin"]), default="user", show_default=True)
+@click.option("--role", type=click.Choice(["user", "viewer", "admin"]), default="user", show_default=True)
 @click.option("--expires", type=DURATION, help="Lifetime of the token, such as 30d [default: no end].")
 @json_option
 @home_option

@@ -182,7 +182,7 @@ def up(
         print_json({"url": url, "pid": running_pid(where), "home": str(where)})
         return
     click.echo(f"swell is up at {url} (its log: {where / 'server.log'})")
-    _next_steps()
+    _next_steps(url)
 
 
 def _check_engine(engine: str, for_local: Mapping[str, object], for_ray: Mapping[str, object]) -> None:
@@ -253,7 +253,7 @@ def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
     click.echo(f"swell is up at {url}: {slots} slots, policy {plane.policy()}. Ctrl-C stops it; jobs go on.")
     for path in new_tokens:
         click.echo(f"  a token for the role '{path.name}' was written to {path}")
-    _next_steps()
+    _next_steps(url)
 
     def tell(_: int, event: Event) -> None:
         if event.kind is EventKind.PROGRESS:
@@ -263,8 +263,11 @@ def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
     plane.subscribe(tell)
 
 
-def _next_steps() -> None:
-    click.echo("\nNext:\n  swell submit train.py     hand in a script\n  swell top                 watch\n")
+def _next_steps(url: str) -> None:
+    click.echo(
+        "\nNext:\n  swell submit train.py     hand in a script\n  swell top                 watch\n"
+        f"  swell dashboard           watch in a browser: {url}/\n"
+    )
 
 
 def _wait_for(count: int) -> None:

@@ -31,7 +31,7 @@ from swell.control.scheduler import check_fits
 from swell.control.series import series
 from swell.control.store import Store
 from swell.control.views import NodeView
-from swell.domain import Event, InputError
+from swell.domain import Event, EventKind, InputError
 from swell.engines import Engine
 from swell.engines.clock import now_s
 from swell.engines.parts import Part
@@ -345,6 +345,10 @@ class ControlPlane:
     ) -> list[tuple[int, Event]]:
         """Events with a number above `since_seq`, oldest first."""
         return self.store.events(since_seq, job_id=job_id, limit=limit)
+
+    def changes(self, kinds: Sequence[EventKind], since_s: float, limit: int) -> list[Event]:
+        """Events of some kinds from a moment on, oldest first; only the newest if there are over `limit`."""
+        return self.store.changes(kinds, since_s, limit)
 
     def subscribe(self, callback: Subscriber) -> Callable[[], None]:
         """Call `callback`, which must not block, with every event on disk; call the result to stop that."""

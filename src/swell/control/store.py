@@ -212,6 +212,15 @@ class Store:
                 0
             ]  # some could not be read: a page that is not full says that there are no more
 
+    def changes(self, kinds: Sequence[EventKind], since_s: float, limit: int) -> list[Event]:
+        """Events of some kinds from a moment on, oldest first; only the newest if there are over `limit`."""
+        marks = ", ".join("?" * len(kinds))
+        rows = self._database.query(
+            f"SELECT line FROM events WHERE kind IN ({marks}) AND time_s >= ? ORDER BY seq DESC LIMIT ?",
+            (*(kind.value for kind in kinds), since_s, limit),
+        )
+        return [Event.from_json(row[0]) for row in reversed(rows)]
+
     def tally(self, job_id: str, kind: EventKind) -> tuple[int, float]:
         """How many events of a kind a job has in the log, and the seconds from the first to the last."""
         what = "COUNT(*), COALESCE(MAX(time_s) - MIN(time_s), 0)"

@@ -1,7 +1,7 @@
 """How many GPUs each job gets: one file per paper, one registry."""
 
 from swell.policies.base import ADMITTED, Admission, Decision, Policy
-from swell.policies.registry import make_policy, options_of, policy_class, policy_names
+from swell.policies.registry import described, make_policy, options_of, policy_class, policy_names
 from swell.policies.snapshot import JobTable, Snapshot
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "JobTable",
     "Policy",
     "Snapshot",
+    "described",
     "make_policy",
     "options_of",
     "policy_class",

@@ -69,6 +69,30 @@ def options_of(cls: type[Policy]) -> dict[str, tuple[type, Any]]:
     return {f.name: (hints[f.name], f.default) for f in fields(cls) if f.init and f.default is not MISSING}
 
 
+def described() -> list[dict[str, Any]]:
+    """All policies for people to choose from: paper, goal, what they know about jobs, and their options."""
+    return [_describe(name) for name in policy_names()]
+
+
+def _describe(name: str) -> dict[str, Any]:
+    try:
+        cls = policy_class(name)
+    except Exception as error:  # a broken plug-in must not break the whole list
+        return {"name": name, "error": f"cannot be loaded: {error}"}
+    return {
+        "name": name,
+        "paper": cls.paper,
+        "goal": cls.goal,
+        "knows": cls.knows,
+        "adaptive_batch": cls.adaptive_batch,
+        "interval_s": cls.interval_s,
+        "options": [
+            {"name": option, "type": kind.__name__, "default": default}
+            for option, (kind, default) in options_of(cls).items()
+        ],
+    }
+
+
 def make_policy(text: str) -> Policy:
     """A policy from text: a name, or a name with options such as `pollux:p=-1`."""
     name, _, rest = text.partition(":")

@@ -1,8 +1,8 @@
 """The platform in three minutes: real training jobs swell and ebb on four CPU slots of this machine.
 
-`make demo` runs it. It starts a control plane in a temporary directory, hands in PyTorch jobs from examples/
-(one with a deadline, one with a deadline that cannot be kept), shows who has how many workers as they run,
-and ends with what was promised and what happened. Nothing of it is left behind.
+`swell demo` and `make demo` run it. It starts a control plane in a temporary directory, hands in PyTorch jobs
+from examples/ (one with a deadline, one with a deadline that cannot be kept), shows who has how many workers
+as they run, and ends with what was promised and what happened. Nothing of it is left behind.
 
 The jobs wait a few milliseconds for each sample, as if it came from slow storage: so more workers help even
 on a machine with two cores.
@@ -28,8 +28,8 @@ from rich.text import Text
 from swell.api.client import Client
 from swell.api.schemas import EventView, JobView
 from swell.cli._when import parse_duration, say_duration
+from swell.domain import SwellError
 
-ROOT = Path(__file__).resolve().parent.parent
 DIGITS = ("examples/digits_cnn.py", "--epochs", "16", "--fetch-ms", "2")
 GPT = (
     *("examples/tiny_gpt.py", "--epochs", "2", "--windows", "3600", "--fetch-ms", "4"),
@@ -42,21 +42,32 @@ BARS = " ▂▄▆█"
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue")
 
 
-def main() -> int:
-    """Run the demo; returns an exit code."""
+def run(open_dashboard: bool, kind: type[Demo] | None = None) -> int:
+    """Run the demo, or a kind of it; returns an exit code."""
+    kind = kind or Demo
     began_s = time.monotonic()
     home = Path(tempfile.mkdtemp(prefix="swell-demo-"))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 130
-    demo = Demo(home, console, began_s)
+    shutil.copytree(examples(), home / "work" / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    demo = kind(home, console, began_s, open_dashboard)
     try:
         return demo.run()
     except KeyboardInterrupt:
-        print("\nStopped.")
+        console.print("\nStopped.")
         return 130
     finally:
         demo.clean_up()
+
+
+def examples() -> Path:
+    """The example scripts: in the package if it was installed, beside it in a clone."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "examples", package.parent.parent / "examples"):
+        if (folder / "digits_cnn.py").exists():
+            return folder
+    raise SwellError("the example scripts are not installed; install swell again, or run the demo in a clone")
 
 
 @dataclass
@@ -66,6 +77,7 @@ class Demo:
     home: Path
     console: Console
     began_s: float
+    open_dashboard: bool = False
     workers: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     """By job: moments since the start, and how many workers it had from then on."""
     shown: str = ""
@@ -75,6 +87,7 @@ class Demo:
         say = self.console.print
         say("[bold]swell[/bold] on this machine: 4 CPU slots, jobs that share them, nobody says how many.\n")
         self.swell("up", "-d", "--slots", str(SLOTS), "--policy", "elasticflow")
+        self.show_dashboard()
         with Client(home=self.home) as client:
             say("A convolutional network on handwritten digits. Nobody has seen this script run yet:")
             self.swell("submit", "-d", "--name", "digits", *DIGITS)
@@ -99,13 +112,19 @@ class Demo:
         kept = all(_in_time(job) for job in jobs if job.promise.guaranteed_s is not None)
         return 0 if good and kept and time.monotonic() - self.began_s < LIMIT_S + 60 else 1
 
+    def show_dashboard(self) -> None:
+        """Say where the live page is, and open it if that was asked for."""
+        words = ("dashboard",) if self.open_dashboard else ("dashboard", "--no-browser")
+        self.swell(*words)
+        self.console.print()
+
     def swell(self, *words: str, expect: int = 0) -> str:
         """Say a command, run it, show what it answers."""
         shown = " ".join(word if word and " " not in word else f"'{word}'" for word in words)
         self.console.print(f"[bold green]$[/bold green] swell {shown}", soft_wrap=True)
         done = subprocess.run(
             [sys.executable, "-m", "swell", *words],
-            cwd=ROOT,
+            cwd=self.home / "work",
             env=self.environment(),
             capture_output=True,
             text=True,
@@ -242,7 +261,7 @@ class Demo:
         subprocess.run(
             [sys.executable, "-m", "swell", "down"],
             env=self.environment(),
-            cwd=ROOT,
+            cwd=self.home / "work",
             capture_output=True,
             timeout=120,
             check=False,
@@ -279,13 +298,9 @@ def _expected(job: JobView, estimate_s: float | None, took_s: float) -> str:
 
 NEXT = """
 [bold]What to type next[/bold]
-  .venv/bin/swell up -d                        your own control plane, with all of this machine
-  .venv/bin/swell init train.py                a commented job file for a script of yours
-  .venv/bin/swell submit --deadline 2h train.py
-  .venv/bin/swell top                          watch
-  make demo-sim                                the same policies on a simulated cluster
-docs/quickstart.md takes it from there."""
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+  swell up -d                        your own control plane, with all of this machine
+  swell init train.py                a commented job file for a script of yours
+  swell submit --deadline 2h train.py
+  swell dashboard                    watch
+  make demo-sim                      in a clone: the same policies on a simulated cluster
+In a clone, `. .venv/bin/activate` makes these work; docs/quickstart.md takes it from there."""

@@ -1,0 +1,78 @@
+"""Pictures of every page of the dashboard, for the documentation.
+
+python -m benchmarks.dashboard.screenshots [DIRECTORY]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.dashboard.browser import admin_token, browser, open_page
+from benchmarks.dashboard.stage import Stage, play
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+DESK = {"viewport": {"width": 1280, "height": 860}, "device_scale_factor": 1.5}
+PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "is_mobile": True}
+
+
+def main() -> None:
+    """Take them."""
+    where = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures")
+    where.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, play(Path(folder) / "home") as stage, browser() as opened:
+        desk(stage, opened, where)
+        for name, options in (("cluster-dark", DESK | {"color_scheme": "dark"}), ("cluster-phone", PHONE)):
+            shoot(enter(stage, opened, "/#/cluster", options), where / f"{name}.png")
+
+
+def enter(stage: Stage, opened: Browser, path: str, options: dict[str, object]) -> Page:
+    """A page, signed in as the administrator."""
+    assert stage.server is not None
+    page = open_page(opened, stage.server.url, admin_token(stage.home), path, **options)
+    page.locator("main .card").first.wait_for()
+    return page
+
+
+def desk(stage: Stage, opened: Browser, where: Path) -> None:
+    """Every page, one after the other, in one window."""
+    page = enter(stage, opened, "/#/cluster", DESK)
+    page.wait_for_timeout(4500)  # a few progress reports, for the speeds
+    shoot(page, where / "cluster.png", whole=True)
+    page.get_by_role("link", name="Queue").click()
+    page.locator("table.jobs tbody tr").nth(5).wait_for()
+    shoot(page, where / "queue.png")
+    page.get_by_role("link", name="bert-long").click()
+    page.locator(".curve canvas").nth(6).wait_for()
+    page.get_by_text("epoch").first.wait_for()
+    page.wait_for_timeout(2500)
+    shoot(page, where / "job.png", whole=True)
+    page.get_by_role("link", name="Submit").click()
+    for label, text in (
+        ("Script", "gpt.py"),
+        ("Arguments", "--seconds 9000"),
+        ("Name", "gpt-urgent"),
+        ("Done within", "5m"),
+    ):
+        page.get_by_label(label, exact=True).fill(text)
+    page.get_by_text("Take it").wait_for()
+    page.evaluate("document.getElementById('workdir').value = '/home/grace/language'")  # not a temporary path
+    shoot(page, where / "submit.png")
+    page.get_by_role("link", name="What if").click()
+    page.get_by_role("button", name="Replay").click()
+    page.get_by_role("heading", name="Side by side").wait_for(timeout=120_000)
+    shoot(page, where / "whatif.png", whole=True)
+
+
+def shoot(page: Page, path: Path, *, whole: bool = False) -> None:
+    """One picture."""
+    page.screenshot(path=path, full_page=whole)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""The dashboard in a real Chromium: a life of real jobs on a real platform, and every page checked by axe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from benchmarks.dashboard.browser import admin_token, browser, missing, open_page
+from benchmarks.dashboard.stage import Part, Stage
+
+from swell.api.server import Server
+from swell.control.database import connect
+from swell.control.plane import ControlPlane
+from swell.control.store import Store
+from swell.engines.local import LocalEngine
+from swell.engines.nursery import Nursery
+from swell.engines.processes import processes_of
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [
+    pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser"),
+    pytest.mark.slow,
+]
+
+TOY = Path(__file__).parents[1] / "engines" / "toy.py"
+HOSTILE = "<img src=x onerror=window.harmed=1>.py"
+HOSTILE_SCRIPT = f"""
+import runpy
+print("<script>window.harmed = 1</script><b>bold?</b>", flush=True)
+runpy.run_path({str(TOY)!r}, run_name="__main__")
+"""
+LONG_MS = 90_000
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def platform(tmp_path: Path, nursery: Nursery) -> Iterator[_Platform]:
+    made = _Platform(tmp_path)
+    yield made
+    made.close()
+
+
+class _Platform:
+    """A control plane with local processes and a server that can be restarted."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.plane = self._plane()
+        self.server = Server(self.plane, self.plane.store, home=home, port=0)
+        self.server.start()
+        self.port = int(self.server.url.rsplit(":", 1)[1])
+
+    def _plane(self) -> ControlPlane:
+        store = Store(connect(str(self.home / "store.db")))
+        engine = LocalEngine(self.home, nodes="1x4")
+        plane = ControlPlane(store, engine, home=self.home, policy="elasticflow", interval_s=1.0)
+        plane.start()
+        return plane
+
+    def go_away(self) -> None:
+        self.server.stop()
+        self.plane.stop()
+        self.plane.store.close()
+
+    def come_back(self) -> None:
+        self.plane = self._plane()
+        self.server = Server(self.plane, self.plane.store, home=self.home, port=self.port)
+        self.server.start()
+
+    def close(self) -> None:
+        for record in self.plane.jobs():
+            if not record.phase.over:
+                with contextlib.suppress(Exception):
+                    self.plane.cancel(record.job_id)
+        self.go_away()
+        for folder in (self.home / "jobs").glob("*"):
+            for pid in processes_of(folder):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def fill(page: Page, **fields: str) -> None:
+    """Type into the form."""
+    for label, text in fields.items():
+        page.get_by_label(label.replace("_", " "), exact=True).fill(text)
+
+
+def gpus_of(page: Page, name: str, count: str) -> None:
+    """Wait until the queue shows this many GPUs for a job."""
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
+    row.locator("td:nth-child(3)").filter(has_text=re.compile(f"^({count})$")).wait_for(timeout=LONG_MS)
+
+
+def state_of(page: Page, name: str, phase: str) -> None:
+    """Wait until the queue shows this phase for a job."""
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
+    row.locator(f".pill.{phase}").wait_for(timeout=LONG_MS)
+
+
+def test_a_life_seen_in_the_browser(platform: _Platform, chromium: Browser, tmp_path: Path) -> None:
+    hurry = tmp_path / "hurry"
+    (tmp_path / HOSTILE).write_text(HOSTILE_SCRIPT)
+    toy = f"--epochs 40 --sample-ms 6 --hurry {hurry}"
+
+    page = chromium.new_context().new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(platform.server.url)
+    page.get_by_label("Token").fill("swell_wrong")
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_text("this token is not known here").wait_for()
+    page.get_by_label("Token").fill(admin_token(tmp_path))
+    page.get_by_role("button", name="Sign in").click()
+    page.locator(".connection.up").wait_for()
+    assert "swell_" not in page.url
+
+    # Submitted by the form, with a quote as one types. Its script is named like markup and prints some.
+    page.get_by_role("link", name="Submit").click()
+    fill(page, Script=HOSTILE, Directory=str(tmp_path), Arguments=toy, Name="first")
+    page.get_by_text("Best effort.").wait_for()
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_role("heading", name="first", exact=True).wait_for()
+    page.get_by_text("<b>bold?</b>").wait_for(timeout=LONG_MS)
+    page.get_by_text(HOSTILE).wait_for()
+    assert page.evaluate("window.harmed") is None
+
+    # It grows to all four slots; its loss moves, without a reload.
+    loss = (
+        page.locator("figure.curve")
+        .filter(has=page.get_by_role("heading", name="Loss"))
+        .locator("figcaption")
+    )
+    loss.wait_for(timeout=LONG_MS)
+    before = loss.text_content()
+    page.wait_for_function(
+        "([e, t]) => e.textContent !== t", arg=[loss.element_handle(), before], timeout=LONG_MS
+    )
+    page.get_by_role("link", name="Queue").click()
+    gpus_of(page, "first", "4")
+
+    # Another one comes, and the first makes room.
+    page.get_by_role("link", name="Submit").click()
+    fill(page, Script=str(TOY), Directory=str(tmp_path), Arguments=toy + " --seed 1", Name="second")
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_role("heading", name="second", exact=True).wait_for()
+    page.get_by_role("link", name="Queue").click()
+    gpus_of(page, "first", "[123]")
+    gpus_of(page, "second", "[123]")
+
+    # Cancelled, but only once it was confirmed.
+    page.get_by_role("link", name="second", exact=True).click()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Back").click()
+    assert page.locator(".pill.running").count() == 1
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel the job").click()
+    page.locator(".pill.cancelled").wait_for()
+
+    # The control plane goes away and comes back; the page follows, and sees the end.
+    page.get_by_role("link", name="Queue").click()
+    platform.go_away()
+    page.get_by_text("reconnecting").wait_for()
+    platform.come_back()
+    page.locator(".connection.up").wait_for(timeout=LONG_MS)
+    gpus_of(page, "first", "4")
+    hurry.touch()
+    state_of(page, "first", "finished")
+
+    # Its kind is known now: too short a deadline is refused, with an offer that is then promised.
+    page.get_by_role("link", name="Submit").click()
+    hurry.unlink()
+    fill(page, Script=HOSTILE, Directory=str(tmp_path), Arguments=toy, Name="third", Done_within="1s")
+    page.get_by_text("cannot be promised").wait_for()
+    page.get_by_role("button", name=re.compile("Take it")).click()
+    page.get_by_text("Promised by").wait_for()
+    assert problems == []
+    assert page.evaluate("window.harmed") is None
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Pretended jobs, a minute old."""
+    made = Stage(tmp_path_factory.mktemp("stage"), "2x4", began_s=time.time() - 60)
+    made.rehearse(
+        [
+            Part(0, "steady", "gpt.py", 90_000),
+            Part(20, "promised", "bert.py", 900, within_s=600),
+            Part(30, "short", "resnet50.py", 20),
+        ],
+        time.time(),
+    )
+    made.go_live()
+    yield made
+    made.close()
+
+
+def test_no_page_has_serious_barriers(stage: Stage, chromium: Browser) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    assert stage.server is not None
+    page = open_page(chromium, stage.server.url, admin_token(stage.home), bypass_csp=True)
+    jobs = {job.request.name: job.job_id for job in stage.plane.jobs()}
+    found = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        for path in ("cluster", "queue", f"job/{jobs['steady']}", "submit", "whatif"):
+            page.evaluate(f"location.hash = '#/{path}'")
+            page.locator("main .card").first.wait_for()
+            found += [
+                (scheme, path, one["id"], [node["html"][:120] for node in one["nodes"]][:3])
+                for one in axe.run(page).response["violations"]
+                if one["impact"] in ("serious", "critical")
+            ]
+    assert found == []
+
+
+def test_a_viewer_looks_and_changes_nothing(stage: Stage, chromium: Browser) -> None:
+    assert stage.server is not None
+    secret, _ = stage.server.book.create("wall", "viewer")
+    page = open_page(chromium, stage.server.url, secret, "/#/queue")
+    page.get_by_role("link", name="steady", exact=True).click()
+    page.get_by_role("heading", name="steady", exact=True).wait_for()
+    assert page.get_by_role("button", name="Cancel").count() == 0
+    job_id = page.url.rsplit("/", 1)[1]
+    status = page.evaluate(
+        "([id, token]) => fetch(`/v1/jobs/${id}/cancel`, {method: 'POST',"
+        " headers: {Authorization: `Bearer ${token}`}}).then((answer) => answer.status)",
+        [job_id, secret],
+    )
+    assert status == 403
+
+
+def test_keys_alone_reach_a_job_and_its_actions(stage: Stage, chromium: Browser) -> None:
+    assert stage.server is not None
+    page = open_page(chromium, stage.server.url, admin_token(stage.home), "/#/queue")
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent") == "steady":
+            break
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Pause").wait_for()
+    page.get_by_role("button", name="Pause").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Pause steady?").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("heading", name="Pause steady?").wait_for(state="detached")
+    assert page.locator(".pill.running").count() == 1

@@ -1,0 +1,42 @@
+"""Every link and picture in the documentation leads to a file, and every page is linked to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def links(page: Path) -> list[str]:
+    """Targets of the page's links that are not addresses; code is left out."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    return [
+        target for target in LINK.findall(text) if "://" not in target and not target.startswith("mailto:")
+    ]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as they are linked to."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), target
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found), target
+
+
+def test_no_page_is_out_of_reach() -> None:
+    named = {(page.parent / target.partition("#")[0]).resolve() for page in PAGES for target in links(page)}
+    unreachable = {page for page in (ROOT / "docs").glob("*.md") if page.resolve() not in named}
+    assert unreachable == set()
