@@ -121,6 +121,62 @@ def _best_step(value: FloatArray, sizes: IntArray, at: int, free: int) -> tuple[
 
 
 @compiled
+def lend(jobs: Jobs, plan: Plan, order: IntArray) -> Plan:
+    """Postpone reservations, in this order, as far as promises allow: what they leave now can be lent.
+
+    A job keeps its level, so it needs no more GPU-time later than now, and it stays as covered as it was.
+    """
+    size, used = len(plan.times), len(plan.step_s)
+    times, free = roomy(plan.times, len(order) + 1), roomy(plan.free, len(order) + 1)
+    step_s, step_gpus = plan.step_s, plan.step_gpus
+    first, last = plan.first.copy(), plan.last.copy()
+    ends, gpu_s = plan.end_s.copy(), plan.gpu_s.copy()
+    room = len(times)
+    later, out_s, out_gpus = np.empty(room, np.int64), np.empty(room), np.empty(room, np.int64)
+    none = Steps(out_s[:0], out_gpus[:0], plan.times[0])
+    for i in order:
+        if last[i] <= first[i] or step_gpus[first[i]] == 0:
+            continue
+        own = Steps(step_s[first[i] : last[i]], step_gpus[first[i] : last[i]], ends[i])
+        cover_s = jobs.cover_s[i] if plan.covered[i] else 0.0
+        size = take(times, free, size, own, -1)
+        low, high = 0, np.searchsorted(times[:size], jobs.last_s[i])
+        best, best_spent, best_steps = np.inf, 0.0, 0
+        while high - low > 1:  # the reservation may begin at breakpoint `low`; not at `high`
+            middle = (low + high) // 2
+            later[:middle] = 0
+            later[middle:size] = free[middle:size]
+            end, spent, steps = _fill(
+                times[:size], later[:size], none, jobs, i, plan.level[i], jobs.last_s[i], cover_s, out_s, out_gpus
+            )
+            if end < np.inf:
+                low, best, best_spent, best_steps = middle, end, spent, steps
+                kept_s, kept_gpus = out_s[:steps].copy(), out_gpus[:steps].copy()
+            else:
+                high = middle
+        if best_steps == 0:
+            size = take(times, free, size, own, 1)
+            continue
+        size = take(times, free, size, Steps(kept_s, kept_gpus, best), 1)
+        step_s, step_gpus = append(step_s, used, kept_s), append(step_gpus, used, kept_gpus)
+        first[i], last[i] = used, used + best_steps
+        ends[i], gpu_s[i] = best, best_spent
+        used += best_steps
+    return Plan(
+        times[:size],
+        free[:size],
+        step_s[:used],
+        step_gpus[:used],
+        first,
+        last,
+        ends,
+        gpu_s,
+        plan.level,
+        plan.covered,
+    )
+
+
+@compiled
 def share_out(
     jobs: Jobs, plan: Plan, promised: BoolArray, value: FloatArray, sizes: IntArray
 ) -> tuple[Plan, IntArray]:

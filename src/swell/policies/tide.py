@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
 from swell.policies._plan_in_force import PlanInForce, keep_promises, plan_the_late
-from swell.policies._reservations import Plan, next_step_s, nothing_reserved
-from swell.policies._tide import FIRST_GPUS, legal_sizes, one_gpu_rates, share_out, values, weights
-from swell.policies.base import ADMITTED, Admission, Decision, Knowledge, PlacerName
+from swell.policies._reservations import BoolArray, Jobs, nothing_reserved, spend_spare
+from swell.policies._tide import FIRST_GPUS, legal_sizes, lend, one_gpu_rates, share_out, values, weights
+from swell.policies.base import Admission, Decision, Knowledge, PlacerName
 from swell.policies.elasticflow import ElasticFlow
 from swell.policies.snapshot import Snapshot
 
@@ -50,6 +50,10 @@ LEARN_S = 60.0
 """While speeds are being learned, the policy decides at least this often."""
 SERVICE_QUEUE_GPU_S = 3600.0
 """With unknown lengths, jobs wait in queues by attained service; each is twice as long as the one before."""
+RECENT = 32
+"""How many admitted jobs are remembered to tell how many were refused."""
+MANY_REFUSED = 0.15
+"""If more jobs than that are refused, GPU-time is short, and spare GPUs go where they cost the least of it."""
 
 
 @dataclass(kw_only=True)
@@ -68,25 +72,44 @@ class Tide(ElasticFlow):
     """'known' if jobs say how long they train, 'unknown' to use nothing but what they have received so far.
     Deadlines need the length all the same."""
 
+    _came_in: list[int] = field(default_factory=list, init=False, repr=False)
+    """The numbers of the last jobs that were admitted."""
+
     def __post_init__(self) -> None:
         if self.length not in ("known", "unknown"):
             raise InputError(f"length must be 'known' or 'unknown', got '{self.length}'", field="length")
+
+    def accepted(self, snapshot: Snapshot, index: int, admission: Admission) -> None:
+        """Remember the newcomer's plan, and which of the last jobs came in."""
+        super().accepted(snapshot, index, admission)
+        self._came_in = [*self._came_in[1 - RECENT :], int(snapshot.numbers[index])]
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """What promises need now, then the rest by price."""
         now = self._moment(snapshot)
         promised = np.isfinite(snapshot.deadline_s)
-        if promised.any():
+        if not promised.any():
+            plan = nothing_reserved(snapshot.now_s, snapshot.capacity, now.jobs)
+        else:
             plan, now = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
             plan = plan_the_late(now, plan, self.rounds)
-        else:
-            plan = nothing_reserved(snapshot.now_s, snapshot.capacity, now.jobs)
+            if self._refused() > MANY_REFUSED:
+                plan, gpus = spend_spare(now.jobs, plan)
+                self._in_force = PlanInForce(plan, snapshot.numbers)
+                return Decision(gpus)
+            promised &= np.isfinite(plan.end_s)
+            plan = lend(now.jobs, plan, _longest_first(now.jobs, promised))
         still = now.jobs.still_s > snapshot.now_s
         sizes = legal_sizes(snapshot.cluster.gpus_per_node, min(snapshot.capacity, snapshot.curves.max_gpus))
-        placed = promised & np.isfinite(plan.end_s)
-        plan, gpus = share_out(now.jobs, plan, placed, self._values(snapshot, sizes, still), sizes)
+        plan, gpus = share_out(now.jobs, plan, promised, self._values(snapshot, sizes, still), sizes)
         self._in_force = PlanInForce(plan, snapshot.numbers)
         return Decision(gpus)
+
+    def _refused(self) -> float:
+        """The part of the last jobs that did not come in: each job has a number, and some are missing."""
+        if len(self._came_in) < 2:
+            return 0.0
+        return 1 - len(self._came_in) / (self._came_in[-1] - self._came_in[0] + 1)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         """The next planned change of a promised share; soon, while the speed of a job is being learned."""
@@ -94,7 +117,7 @@ class Tide(ElasticFlow):
         soon_s = snapshot.now_s + LEARN_S if learning else math.inf
         return min(soon_s, super().next_wakeup_s(snapshot, decision))
 
-    def _values(self, snapshot: Snapshot, sizes: IntArray, still: np.ndarray) -> FloatArray:
+    def _values(self, snapshot: Snapshot, sizes: IntArray, still: BoolArray) -> FloatArray:
         """What each share is worth to each job."""
         rates, curve, most = self._believed(snapshot)
         held, least = snapshot.gpus, np.maximum(snapshot.min_gpus, 1)
@@ -151,3 +174,11 @@ class TideFixed(Tide):
     knows: ClassVar[Knowledge] = "profiles"
     adaptive_batch: ClassVar[bool] = False
     changes_with_time: ClassVar[bool] = False
+
+
+def _longest_first(jobs: Jobs, promised: BoolArray) -> IntArray:
+    """The promised jobs, the one that would take the longest at its best first."""
+    at = np.flatnonzero(promised)
+    best = jobs.rates[at].max(axis=1)
+    left_s = np.divide(jobs.work[at], best, out=np.zeros(len(at)), where=best > 0)
+    return at[np.argsort(-left_s, kind="stable")]
