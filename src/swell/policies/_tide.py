@@ -16,6 +16,10 @@ from swell.domain import FloatArray, IntArray
 from swell.perf._compiled import compiled
 from swell.policies._reservations import BoolArray, Jobs, Plan, Steps, _fill, append, level_of, roomy, take
 
+EFFORT = 5_000_000
+"""About how many steps of reservations a decision looks at beyond what promises need. With thousands of
+promised jobs only the longest then lend, and only those with the most to gain grow beyond their reservation."""
+
 FIRST_GPUS = 100.0
 """With unknown lengths, a job's first share is worth this much more than any step after it."""
 
@@ -30,16 +34,16 @@ def legal_sizes(gpus_per_node: int, most: int) -> IntArray:
 
 
 @compiled
-def weights(left_s: FloatArray, scaling: float) -> FloatArray:
+def weights(longest_first: IntArray, scaling: float) -> FloatArray:
     """The worth of a unit of each job's work, by rank (heSRPT): the longest job delays itself alone.
 
     With n jobs, the one that is i-th from the longest delays all that are longer. If all jobs speed up like
     k ** scaling, these are the exact prices of work in the schedule of least total completion time.
     """
-    out = np.empty(len(left_s))
+    out = np.empty(len(longest_first))
     power = 1.0 / (1.0 - scaling)
     rank = 0
-    for i in np.argsort(-left_s, kind="mergesort"):
+    for i in longest_first:
         rank += 1
         # i ** power - (i - 1) ** power, without powers that overflow for many jobs
         part = -np.expm1(power * np.log1p(-1.0 / rank)) if rank > 1 else 1.0
@@ -134,7 +138,10 @@ def lend(jobs: Jobs, plan: Plan, order: IntArray) -> Plan:
     room = len(times)
     later, out_s, out_gpus = np.empty(room, np.int64), np.empty(room), np.empty(room, np.int64)
     none = Steps(out_s[:0], out_gpus[:0], plan.times[0])
+    effort = 0
     for i in order:
+        if effort > EFFORT:
+            break
         if last[i] <= first[i] or step_gpus[first[i]] == 0:
             continue
         own = Steps(step_s[first[i] : last[i]], step_gpus[first[i] : last[i]], ends[i])
@@ -144,6 +151,7 @@ def lend(jobs: Jobs, plan: Plan, order: IntArray) -> Plan:
         best, best_spent, best_steps = np.inf, 0.0, 0
         while high - low > 1:  # the reservation may begin at breakpoint `low`; not at `high`
             middle = (low + high) // 2
+            effort += size
             later[:middle] = 0
             later[middle:size] = free[middle:size]
             end, spent, steps = _fill(
@@ -209,6 +217,7 @@ def share_out(
         if worth > 0.0:
             heap.append((-worth, i, to))
     heapify(heap)
+    effort = 0
     while len(heap) > 0 and spare > 0:
         _, i, to = heappop(heap)
         at = number[given[i]]
@@ -216,6 +225,8 @@ def share_out(
             worth, to = _best_step(value[i], sizes, at, spare)
             if worth > 0.0:
                 heappush(heap, (-worth, i, to))
+            continue
+        if promised[i] and effort > EFFORT:
             continue
         if not promised[i]:
             spare -= sizes[to] - given[i]
@@ -226,6 +237,7 @@ def share_out(
             j = min(level_of(sizes[to]), levels - 1)
             own = Steps(step_s[first[i] : last[i]], step_gpus[first[i] : last[i]], ends[i])
             cover_s = jobs.cover_s[i] if plan.covered[i] else 0.0
+            effort += size
             free[0] -= lent
             end, spent, steps = _fill(
                 times[:size], free[:size], own, jobs, i, j, np.inf, cover_s, out_s, out_gpus

@@ -23,10 +23,11 @@ from typing import ClassVar
 import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
-from swell.policies._plan_in_force import PlanInForce, keep_promises, plan_the_late
-from swell.policies._reservations import BoolArray, Jobs, nothing_reserved, spend_spare
+from swell.policies._plan_in_force import Moment, PlanInForce, keep_promises, plan_the_late
+from swell.policies._reservations import BoolArray, Jobs, Plan, nothing_reserved, spend_spare
 from swell.policies._tide import FIRST_GPUS, legal_sizes, lend, one_gpu_rates, share_out, values, weights
-from swell.policies.base import Admission, Decision, Knowledge, PlacerName
+from swell.policies._speed_errors import SpeedErrors
+from swell.policies.base import Decision, Knowledge, PlacerName
 from swell.policies.elasticflow import ElasticFlow
 from swell.policies.snapshot import Snapshot
 
@@ -50,10 +51,9 @@ LEARN_S = 60.0
 """While speeds are being learned, the policy decides at least this often."""
 SERVICE_QUEUE_GPU_S = 3600.0
 """With unknown lengths, jobs wait in queues by attained service; each is twice as long as the one before."""
-RECENT = 32
-"""How many admitted jobs are remembered to tell how many were refused."""
-MANY_REFUSED = 0.15
-"""If more jobs than that are refused, GPU-time is short, and spare GPUs go where they cost the least of it."""
+CROWDED = 0.9
+"""If promises need more than this part of the cluster until half of them are kept, GPU-time is short, and
+spare GPUs go where they cost the least of it."""
 
 
 @dataclass(kw_only=True)
@@ -72,20 +72,15 @@ class Tide(ElasticFlow):
     """'known' if jobs say how long they train, 'unknown' to use nothing but what they have received so far.
     Deadlines need the length all the same."""
 
-    _came_in: list[int] = field(default_factory=list, init=False, repr=False)
-    """The numbers of the last jobs that were admitted."""
+    _errors: SpeedErrors = field(default_factory=SpeedErrors, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.length not in ("known", "unknown"):
             raise InputError(f"length must be 'known' or 'unknown', got '{self.length}'", field="length")
 
-    def accepted(self, snapshot: Snapshot, index: int, admission: Admission) -> None:
-        """Remember the newcomer's plan, and which of the last jobs came in."""
-        super().accepted(snapshot, index, admission)
-        self._came_in = [*self._came_in[1 - RECENT :], int(snapshot.numbers[index])]
-
     def allocate(self, snapshot: Snapshot) -> Decision:
         """What promises need now, then the rest by price."""
+        self._errors.observe(snapshot)
         now = self._moment(snapshot)
         promised = np.isfinite(snapshot.deadline_s)
         if not promised.any():
@@ -93,7 +88,7 @@ class Tide(ElasticFlow):
         else:
             plan, now = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
             plan = plan_the_late(now, plan, self.rounds)
-            if self._refused() > MANY_REFUSED:
+            if _load(plan, snapshot.capacity) > CROWDED:
                 plan, gpus = spend_spare(now.jobs, plan)
                 self._in_force = PlanInForce(plan, snapshot.numbers)
                 return Decision(gpus)
@@ -105,11 +100,11 @@ class Tide(ElasticFlow):
         self._in_force = PlanInForce(plan, snapshot.numbers)
         return Decision(gpus)
 
-    def _refused(self) -> float:
-        """The part of the last jobs that did not come in: each job has a number, and some are missing."""
-        if len(self._came_in) < 2:
-            return 0.0
-        return 1 - len(self._came_in) / (self._came_in[-1] - self._came_in[0] + 1)
+    def _moment(self, snapshot: Snapshot, newcomer: int | None = None) -> Moment:
+        """The snapshot in the planner's terms, with every job at the speed it has shown."""
+        now = super()._moment(snapshot, newcomer)
+        work = now.jobs.work * self._errors.factors(snapshot)
+        return Moment.of(snapshot, now.jobs._replace(work=work, cover_s=now.full_cover_s))
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         """The next planned change of a promised share; soon, while the speed of a job is being learned."""
@@ -130,7 +125,7 @@ class Tide(ElasticFlow):
         if known:
             speed = np.divide(rates[curve, held], one, out=np.ones(len(one)), where=(held > 0) & (one > 0))
             ahead_s = np.minimum(left_s / np.maximum(speed, 1e-9), LASTS_S)
-            weight, first = weights(left_s, SCALING), np.zeros(len(one))
+            weight, first = weights(np.argsort(-left_s, kind="stable"), SCALING), np.zeros(len(one))
             fair = np.clip(snapshot.capacity // max(len(snapshot), 1), least, np.maximum(most, least))
             fair = np.minimum(fair, rates.shape[1] - 1)
             fair_s = left_s * np.divide(one, rates[curve, fair], out=np.ones(len(one)), where=rates[curve, fair] > 0)
@@ -182,3 +177,14 @@ def _longest_first(jobs: Jobs, promised: BoolArray) -> IntArray:
     best = jobs.rates[at].max(axis=1)
     left_s = np.divide(jobs.work[at], best, out=np.zeros(len(at)), where=best > 0)
     return at[np.argsort(-left_s, kind="stable")]
+
+
+def _load(plan: Plan, capacity: int) -> float:
+    """The part of the cluster that is reserved, on average, until half of the promised jobs have ended."""
+    ends_s = plan.end_s[np.isfinite(plan.end_s)]
+    if not len(ends_s) or not capacity:
+        return 0.0
+    until_s = float(np.median(ends_s))
+    spans_s = np.diff(np.append(np.minimum(plan.times, until_s), until_s))
+    ahead_s = float(spans_s.sum())
+    return 1 - float(plan.free @ spans_s) / (capacity * ahead_s) if ahead_s > 0 else 0.0
