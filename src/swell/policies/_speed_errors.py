@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from swell.domain import FloatArray, IntArray
+from swell.policies._reservations import BoolArray
 from swell.policies.snapshot import Snapshot
 
-DEVIATIONS = 2.0
+DEVIATIONS = 1.0
 """The margin of a job that has not run yet, in standard deviations of the errors seen."""
 EXACT = 1e-6
 """Differences up to this are rounding."""
@@ -38,7 +39,9 @@ class SpeedErrors:
         """Compare what is believed of the running jobs with what they do; forget jobs that are gone."""
         ratios, seen = self._known(snapshot)
         real, believed = snapshot.table.rate[snapshot.rows], snapshot.rate_at(snapshot.gpus)
-        runs = (snapshot.gpus > 0) & (real > 0) & (believed > 0)
+        # A job whose row changed in this very moment may have lost GPUs: its rate is that of before.
+        settled = snapshot.table.since_s[snapshot.rows] < snapshot.now_s
+        runs = (snapshot.gpus > 0) & (real > 0) & (believed > 0) & settled
         now = np.divide(believed, real, out=np.ones(len(real)), where=runs)
         now[np.abs(now - 1) < EXACT] = 1.0
         first = runs & ~seen
@@ -53,7 +56,7 @@ class SpeedErrors:
         deviation = math.sqrt(self.squares / self.jobs) if self.jobs else 0.0
         return np.where(seen, ratios, math.exp(DEVIATIONS * deviation))
 
-    def _known(self, snapshot: Snapshot) -> tuple[FloatArray, np.ndarray]:
+    def _known(self, snapshot: Snapshot) -> tuple[FloatArray, BoolArray]:
         if not len(self.numbers):
             return np.ones(len(snapshot)), np.zeros(len(snapshot), dtype=np.bool_)
         at = np.minimum(np.searchsorted(self.numbers, snapshot.numbers), len(self.numbers) - 1)
