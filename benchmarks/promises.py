@@ -1,4 +1,4 @@
-"""How many admitted jobs miss their deadline under ElasticFlow or tide, with exact beliefs: there must be none.
+"""How many jobs that ElasticFlow or tide admits are late, with exact beliefs: there must be none.
 
     python -m benchmarks.promises            # 60 runs
     python -m benchmarks.promises --quick    # the tightest cluster of each trace only
@@ -62,7 +62,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a fifth of the runs: clusters of 4x4 only")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--policy", default="elasticflow", help="a policy that promises; elasticflow if not given")
+    parser.add_argument("--policy", default="elasticflow", help="a policy that gives promises")
     options = parser.parse_args()
     todo = list(sweep(options.quick))
     records = []

@@ -128,6 +128,7 @@ def test_a_job_beyond_the_cluster_stands_in_nobodys_way(name: str, make_snapshot
         "afs-l:shares=some",
         "afs-p:lease_s=-5",
         "elastic-tiresias:least=0",
+        "tide:length=maybe",
     ],
 )
 def test_a_bad_option_is_refused_by_name(text: str) -> None:

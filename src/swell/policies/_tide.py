@@ -14,11 +14,21 @@ import numpy as np
 
 from swell.domain import FloatArray, IntArray
 from swell.perf._compiled import compiled
-from swell.policies._reservations import BoolArray, Jobs, Plan, Steps, _fill, append, level_of, roomy, take
+from swell.policies._reservations import (
+    BoolArray,
+    Jobs,
+    Plan,
+    Steps,
+    append,
+    fill_level,
+    level_of,
+    roomy,
+    take,
+)
 
 EFFORT = 5_000_000
-"""About how many steps of reservations a decision looks at beyond what promises need. With thousands of
-promised jobs only the longest then lend, and only those with the most to gain grow beyond their reservation."""
+"""About how many steps of reservations a decision looks at beyond what promises need. So with thousands of
+promised jobs only the longest lend, and only those with the most to gain grow beyond their reservation."""
 
 FIRST_GPUS = 100.0
 """With unknown lengths, a job's first share is worth this much more than any step after it."""
@@ -26,11 +36,31 @@ FIRST_GPUS = 100.0
 
 @lru_cache
 def legal_sizes(gpus_per_node: int, most: int) -> IntArray:
-    """The shares that pack well on nodes, ascending from 0: powers of two, factors and multiples of a node."""
+    """Shares that pack well on nodes, ascending from 0: powers of two, factors and multiples of a node."""
     k = np.arange(most + 1)
     power = (k & (k - 1)) == 0
     inside = (k <= gpus_per_node) & (gpus_per_node % np.maximum(k, 1) == 0)
     return np.flatnonzero(power | inside | (k % gpus_per_node == 0))
+
+
+@compiled
+def odd_shares(
+    rates: FloatArray, curve: IntArray, least: IntArray, most: IntArray, sizes: IntArray
+) -> IntArray:
+    """For a job that can run, but on none of `sizes`, the least share that it can run on; else 0."""
+    out = np.zeros(len(curve), np.int64)
+    for i in range(len(curve)):
+        row, s = rates[curve[i]], 0
+        for k in range(max(least[i], 1), min(most[i], len(row) - 1) + 1):
+            while s < len(sizes) and sizes[s] < k:
+                s += 1
+            if row[k] > 0.0:
+                if s < len(sizes) and sizes[s] == k:
+                    out[i] = 0
+                    break
+                if out[i] == 0:
+                    out[i] = k
+    return out
 
 
 @compiled
@@ -42,10 +72,9 @@ def weights(longest_first: IntArray, scaling: float) -> FloatArray:
     """
     out = np.empty(len(longest_first))
     power = 1.0 / (1.0 - scaling)
-    rank = 0
-    for i in longest_first:
-        rank += 1
-        # i ** power - (i - 1) ** power, without powers that overflow for many jobs
+    for place, i in enumerate(longest_first):
+        rank = place + 1
+        # rank ** power - (rank - 1) ** power, without powers that overflow for many jobs
         part = -np.expm1(power * np.log1p(-1.0 / rank)) if rank > 1 else 1.0
         out[i] = rank * part ** (1.0 - scaling)
     return out
@@ -62,9 +91,13 @@ def values(
     most: IntArray,
     kept: FloatArray,
     sizes: IntArray,
+    odd: IntArray,
+    is_odd: BoolArray,
     flatness: float,
 ) -> FloatArray:
     """Jobs x sizes: the worth of each share, 0 for none and below 0 for one that is not legal.
+
+    Sizes that are odd (`is_odd`) are legal only for the jobs whose `odd` share they are.
 
     Worth is weight times the speed-up over one GPU to the power `flatness`, or its logarithm above `first`
     if that is positive. A share other than the present one counts only `kept[i]` of its speed.
@@ -83,7 +116,7 @@ def values(
                 continue
             if k > most[i] or k >= len(row):
                 break
-            if row[k] > 0.0:
+            if row[k] > 0.0 and (not is_odd[s] or odd[i] == k):
                 speed = row[k] / one * (1.0 if k == held[i] else kept[i])
                 if first[i] > 0.0:
                     out[i, s] = first[i] + weight[i] * np.log(speed)
@@ -154,8 +187,17 @@ def lend(jobs: Jobs, plan: Plan, order: IntArray) -> Plan:
             effort += size
             later[:middle] = 0
             later[middle:size] = free[middle:size]
-            end, spent, steps = _fill(
-                times[:size], later[:size], none, jobs, i, plan.level[i], jobs.last_s[i], cover_s, out_s, out_gpus
+            end, spent, steps = fill_level(
+                times[:size],
+                later[:size],
+                none,
+                jobs,
+                i,
+                plan.level[i],
+                jobs.last_s[i],
+                cover_s,
+                out_s,
+                out_gpus,
             )
             if end < np.inf:
                 low, best, best_spent, best_steps = middle, end, spent, steps
@@ -239,7 +281,7 @@ def share_out(
             cover_s = jobs.cover_s[i] if plan.covered[i] else 0.0
             effort += size
             free[0] -= lent
-            end, spent, steps = _fill(
+            end, spent, steps = fill_level(
                 times[:size], free[:size], own, jobs, i, j, np.inf, cover_s, out_s, out_gpus
             )
             free[0] += lent
@@ -264,7 +306,16 @@ def share_out(
             heappush(heap, (-worth, i, to))
     return (
         Plan(
-            times[:size], free[:size], step_s[:used], step_gpus[:used], first, last, ends, gpu_s, level, plan.covered
+            times[:size],
+            free[:size],
+            step_s[:used],
+            step_gpus[:used],
+            first,
+            last,
+            ends,
+            gpu_s,
+            level,
+            plan.covered,
         ),
         given,
     )

@@ -25,8 +25,17 @@ import numpy as np
 from swell.domain import FloatArray, InputError, IntArray
 from swell.policies._plan_in_force import Moment, PlanInForce, keep_promises, plan_the_late
 from swell.policies._reservations import BoolArray, Jobs, Plan, nothing_reserved, spend_spare
-from swell.policies._tide import FIRST_GPUS, legal_sizes, lend, one_gpu_rates, share_out, values, weights
 from swell.policies._speed_errors import SpeedErrors
+from swell.policies._tide import (
+    FIRST_GPUS,
+    legal_sizes,
+    lend,
+    odd_shares,
+    one_gpu_rates,
+    share_out,
+    values,
+    weights,
+)
 from swell.policies.base import Decision, Knowledge, PlacerName
 from swell.policies.elasticflow import ElasticFlow
 from swell.policies.snapshot import Snapshot
@@ -46,7 +55,7 @@ UNSEEN_SCALING = 0.8
 UNSEEN_S = 60.0
 """The length that a job is taken to have before its speed is known: short, so that it becomes known."""
 PATIENCE = 5.0
-"""A job that waits so long that it will take this many times as long as on a fair share becomes urgent."""
+"""A job that will take this many times as long as on one GPU of its own, because it waits, becomes urgent."""
 LEARN_S = 60.0
 """While speeds are being learned, the policy decides at least this often."""
 SERVICE_QUEUE_GPU_S = 3600.0
@@ -95,8 +104,8 @@ class Tide(ElasticFlow):
             promised &= np.isfinite(plan.end_s)
             plan = lend(now.jobs, plan, _longest_first(now.jobs, promised))
         still = now.jobs.still_s > snapshot.now_s
-        sizes = legal_sizes(snapshot.cluster.gpus_per_node, min(snapshot.capacity, snapshot.curves.max_gpus))
-        plan, gpus = share_out(now.jobs, plan, promised, self._values(snapshot, sizes, still), sizes)
+        value, sizes = self._values(snapshot, still)
+        plan, gpus = share_out(now.jobs, plan, promised, value, sizes)
         self._in_force = PlanInForce(plan, snapshot.numbers)
         return Decision(gpus)
 
@@ -112,35 +121,36 @@ class Tide(ElasticFlow):
         soon_s = snapshot.now_s + LEARN_S if learning else math.inf
         return min(soon_s, super().next_wakeup_s(snapshot, decision))
 
-    def _values(self, snapshot: Snapshot, sizes: IntArray, still: BoolArray) -> FloatArray:
-        """What each share is worth to each job."""
+    def _values(self, snapshot: Snapshot, still: BoolArray) -> tuple[FloatArray, IntArray]:
+        """What each share is worth to each job, and the shares: jobs x shares, and GPUs of each share.
+
+        A job that must keep still gets no more than it holds.
+        """
         rates, curve, most = self._believed(snapshot)
         held, least = snapshot.gpus, np.maximum(snapshot.min_gpus, 1)
         most = np.where(still, np.minimum(most, held), most)
         one = one_gpu_rates(rates, curve)
-        left_s = np.divide(snapshot.remaining, one, out=np.full(len(one), UNSEEN_S), where=one > 0)
-        unseen = curve == len(rates) - 1
-        left_s[unseen] = UNSEEN_S
-        known = self.length == "known"
-        if known:
+        if self.length == "known":
+            left_s = np.divide(snapshot.remaining, one, out=np.full(len(one), UNSEEN_S), where=one > 0)
+            left_s[curve == len(rates) - 1] = UNSEEN_S
             speed = np.divide(rates[curve, held], one, out=np.ones(len(one)), where=(held > 0) & (one > 0))
-            ahead_s = np.minimum(left_s / np.maximum(speed, 1e-9), LASTS_S)
-            weight, first = weights(np.argsort(-left_s, kind="stable"), SCALING), np.zeros(len(one))
-            fair = np.clip(snapshot.capacity // max(len(snapshot), 1), least, np.maximum(most, least))
-            fair = np.minimum(fair, rates.shape[1] - 1)
-            fair_s = left_s * np.divide(one, rates[curve, fair], out=np.ones(len(one)), where=rates[curve, fair] > 0)
-            run_s = snapshot.run_s
-            late = 1 + (snapshot.age_s - run_s) / np.maximum(run_s + fair_s, UNSEEN_S)
-            weight *= np.maximum(late / PATIENCE, 1.0)
+            lasts_s = np.clip(left_s / np.maximum(speed, 1e-9), 1.0, LASTS_S)
+            weight = weights(np.argsort(-left_s, kind="stable"), SCALING)
+            weight *= _impatience(snapshot, left_s)
+            first = np.zeros(len(one))
         else:
-            ahead_s = np.full(len(one), LASTS_S)
-            weight = np.ones(len(one))
+            lasts_s, weight = np.full(len(one), LASTS_S), np.ones(len(one))
             queue = np.floor(np.log2(1 + snapshot.attained_gpu_s / SERVICE_QUEUE_GPU_S))
             first = FIRST_GPUS * (1 + 1 / (1 + queue))
-        kept = np.where(held > 0, ahead_s / (ahead_s + snapshot.resize_cost_s), 1.0)
-        return values(
-            rates, curve, weight, first, held, least, most, np.maximum(kept, 0.05), sizes, FLATNESS
-        )
+        kept = np.where(held > 0, lasts_s / (lasts_s + snapshot.resize_cost_s), 1.0)
+        legal = legal_sizes(snapshot.cluster.gpus_per_node, min(snapshot.capacity, snapshot.curves.max_gpus))
+        odd = odd_shares(rates, curve, least, most, legal)
+        sizes = np.union1d(legal, odd)
+        is_odd = ~np.isin(sizes, legal)
+        worth = values(
+            rates, curve, weight, first, held, least, most, kept, sizes, odd, is_odd, FLATNESS
+        )  # fmt: skip
+        return worth, sizes
 
     def _believed(self, snapshot: Snapshot) -> tuple[FloatArray, IntArray, IntArray]:
         """Curves with one more row for jobs that nothing is known of, each job's row, and its most GPUs."""
@@ -169,6 +179,16 @@ class TideFixed(Tide):
     knows: ClassVar[Knowledge] = "profiles"
     adaptive_batch: ClassVar[bool] = False
     changes_with_time: ClassVar[bool] = False
+
+
+def _impatience(snapshot: Snapshot, left_s: FloatArray) -> FloatArray:
+    """At least 1, and more for a job that has waited for long next to the time it has run and needs.
+
+    The factor grows for as long as the job waits, so in the end it gets GPUs, whatever comes in.
+    """
+    run_s = snapshot.run_s
+    slowed = 1 + (snapshot.age_s - run_s) / np.maximum(run_s + left_s, UNSEEN_S)
+    return np.maximum(slowed / PATIENCE, 1.0)
 
 
 def _longest_first(jobs: Jobs, promised: BoolArray) -> IntArray:
