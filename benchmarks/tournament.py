@@ -52,7 +52,7 @@ FAMILIES = (
     Family(name="half with deadlines, load 2", deadlines=0.5, load=2.0),
     Family(name="all with deadlines", deadlines=1.0),
     Family(name="failures", deadlines=0.5, failures=6),
-    Family(name="mixed nodes", deadlines=0.5, cluster="4x4+2x8"),
+    Family(name="mixed nodes", deadlines=0.5, cluster="4x4,2x8"),
     Family(name="beliefs wrong by 10%", deadlines=0.5, error=0.1),
     Family(name="beliefs wrong by 30%", deadlines=0.5, error=0.3),
 )
