@@ -1,8 +1,9 @@
-"""How many admitted jobs miss their deadline under ElasticFlow, with exact beliefs: there must be none.
+"""How many jobs that ElasticFlow or tide admits are late, with exact beliefs: there must be none.
 
     python -m benchmarks.promises            # 60 runs
     python -m benchmarks.promises --quick    # the tightest cluster of each trace only
     python -m benchmarks.promises --json     # one JSON object instead of a table
+    python -m benchmarks.promises --policy tide-fixed
 
 The four ElasticFlow traces, each on its full cluster, on a half, a quarter and an eighth of it and on 4 nodes
 of 4 GPUs, at 5, 30 and 60 s per resize. Exits with 1 if any admitted job was late.
@@ -35,12 +36,12 @@ def sweep(quick: bool) -> Iterator[tuple[str, str, str, float]]:
                 yield name, kind, cluster, resize_cost_s
 
 
-def measure(name: str, kind: str, cluster: str, resize_cost_s: float) -> dict[str, Any]:
+def measure(policy: str, name: str, kind: str, cluster: str, resize_cost_s: float) -> dict[str, Any]:
     """Simulate one of them; how many jobs were admitted, and how many of those were late."""
     data = data_dir() / "elasticflow"
     record = run(
         data / f"{name}.csv",
-        "elasticflow",
+        policy,
         cluster,
         profiles=data / f"throughputs_{kind}",
         resize_cost=resize_cost_s,
@@ -61,11 +62,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a fifth of the runs: clusters of 4x4 only")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--policy", default="elasticflow", help="a policy that gives promises")
     options = parser.parse_args()
     todo = list(sweep(options.quick))
     records = []
     for done, item in enumerate(todo, 1):
-        records.append(measure(*item))
+        records.append(measure(options.policy, *item))
         name, _, cluster, resize_cost_s = item
         late = sum(record["late"] for record in records)
         print(
@@ -76,12 +78,13 @@ def main() -> int:
     admitted = sum(record["admitted"] for record in records)
     late = sum(record["late"] for record in records)
     figures = {"admitted": admitted, "late": late, "runs": records}
-    write_json("promises-quick" if options.quick else "promises", figures)
+    name = "promises" if options.policy == "elasticflow" else f"promises-{options.policy.replace(':', '-')}"
+    write_json(f"{name}-quick" if options.quick else name, figures)
     if options.json:
         print(json.dumps(figures, indent=2))
     else:
         rows = [[record[field] for field in SHOWN] for record in records]
-        table("Promises of ElasticFlow, exact beliefs", SHOWN, rows)
+        table(f"Promises of {options.policy}, exact beliefs", SHOWN, rows)
         print(f"\n{late} late of {admitted:,} admitted")
     return 1 if late else 0
 

@@ -17,7 +17,7 @@ from swell.policies.afs import legal_shares
 RIGID = ["fifo", "fifo:backfill=true", "srtf", "tiresias", "tiresias-gittins:learn=0"]
 RIGID += ["tiresias:thresholds=3250/7200,fifo=start,promote=2"]
 ELASTIC = ["max-min", "gandiva", "themis", "optimus", "elastic-tiresias"]
-ELASTIC += ["afs-l", "afs-l:shares=any", "afs-p"]
+ELASTIC += ["afs-l", "afs-l:shares=any", "afs-p", "tide-fixed", "tide-fixed:length=unknown"]
 WORK_CONSERVING = [name for name in ELASTIC if name not in ("gandiva", "elastic-tiresias")]
 
 
@@ -128,6 +128,7 @@ def test_a_job_beyond_the_cluster_stands_in_nobodys_way(name: str, make_snapshot
         "afs-l:shares=some",
         "afs-p:lease_s=-5",
         "elastic-tiresias:least=0",
+        "tide:length=maybe",
     ],
 )
 def test_a_bad_option_is_refused_by_name(text: str) -> None:

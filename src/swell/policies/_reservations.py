@@ -149,7 +149,7 @@ def level_of(gpus: int) -> int:
 
 
 @compiled
-def _fill(
+def fill_level(
     times: FloatArray,
     free: IntArray,
     own: Steps,
@@ -280,12 +280,14 @@ def least_share(
 ) -> tuple[float, float, int, int]:
     """The minimum satisfactory share of job i: the lowest level that ends it in time.
 
-    Returns what `_fill` returns (an infinite end if no level is enough), and the level.
+    Returns what `fill_level` returns (an infinite end if no level is enough), and the level.
     """
     for j in range(1, jobs.rates.shape[1]):
         most = jobs.rates[i, j] * (jobs.last_s[i] - times[0] - cover_s)
         if jobs.gpus[i, j] > jobs.gpus[i, j - 1] and most >= jobs.work[i]:
-            end, spent, steps = _fill(times, free, own, jobs, i, j, jobs.last_s[i], cover_s, out_s, out_gpus)
+            end, spent, steps = fill_level(
+                times, free, own, jobs, i, j, jobs.last_s[i], cover_s, out_s, out_gpus
+            )
             if end < np.inf:
                 return end, spent, steps, j
     return np.inf, 0.0, 0, 0
@@ -336,7 +338,7 @@ def earliest_end(plan: Plan, jobs: Jobs, i: int) -> float:
     best = np.inf
     for j in range(1, jobs.rates.shape[1]):
         if jobs.gpus[i, j] > jobs.gpus[i, j - 1]:
-            end, _, _ = _fill(
+            end, _, _ = fill_level(
                 plan.times, plan.free, nothing, jobs, i, j, np.inf, jobs.cover_s[i], out_s, out_gpus
             )
             best = min(best, end)
@@ -376,7 +378,7 @@ def spend_spare(jobs: Jobs, plan: Plan) -> tuple[Plan, IntArray]:
             continue
         own = Steps(step_s[first[i] : last[i]], step_gpus[first[i] : last[i]], ends[i])
         cover_s = jobs.cover_s[i] if plan.covered[i] else 0.0
-        end, spent, steps = _fill(
+        end, spent, steps = fill_level(
             times[:size], free[:size], own, jobs, i, j, np.inf, cover_s, out_s, out_gpus
         )
         more = out_gpus[0] - given[i]

@@ -37,6 +37,8 @@ BUILT_IN: dict[str, str] = {
     "afs-p": "swell.policies.afs:AfsP",
     "elasticflow": "swell.policies.elasticflow:ElasticFlow",
     "pollux": "swell.policies.pollux:Pollux",
+    "tide": "swell.policies.tide:Tide",
+    "tide-fixed": "swell.policies.tide:TideFixed",
 }
 
 

@@ -60,6 +60,7 @@ def simulate(
     failures: Sequence[NodeFailure] = (),
     explore: Exploration | None = None,
     planned_cost: ResizeCost | None = None,
+    belief_error: float = 0.0,
     on_event: EventSink | None = None,
     on_progress: ProgressSink | None = None,
 ) -> Result:
@@ -70,6 +71,8 @@ def simulate(
         belief: 'profiles' or 'fitted' to override what the policy is told of the jobs' speed.
         explore: if given, jobs grow only as their speed becomes known, as on a live cluster.
         planned_cost: the cost of changes that policies plan with, if it is not the true cost.
+        belief_error: the relative standard deviation of each job's believed speed from the true one, for
+            policies that are told curves; 0.1 for beliefs that are wrong by 10%.
     """
     if not jobs:
         raise InputError("nothing to simulate: the trace has no jobs", field="trace")
@@ -84,6 +87,8 @@ def simulate(
 
     board = Board(cluster, chosen.placer, pause_of, ordered)
     world = World(ordered, profiles, cluster, chosen, belief, board.table)
+    if belief_error:
+        world.mistake(belief_error, seed)
     engine = _Engine(board, world, chosen, interval_s, cost, failures, explore, on_event, on_progress)
     if planned_cost is not None:
         engine.plan_with(planned_cost)

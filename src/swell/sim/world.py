@@ -44,6 +44,8 @@ class World:
         self._total = np.zeros(len(jobs))
         """Each job's total of iterations at the tuned batch size, for finish-time fairness."""
         self._exact = self._exact_curves(jobs)
+        self._told = self._exact
+        """What a policy that is told curves is told: the truth, unless `mistake` was called."""
         self._togo = np.zeros(len(jobs))
         self._speed = np.zeros(len(jobs))
         self._rates: dict[tuple[int, Shape, tuple[str, ...]], float] = {}
@@ -113,10 +115,18 @@ class World:
 
     # -- belief ------------------------------------------------------------------------------------------
 
+    def mistake(self, error: float, seed: int) -> None:
+        """From now on tell curves that are wrong, each job's by a factor of its own; the truth stays."""
+        if not 0 <= error < np.inf:
+            raise InputError(f"belief_error must be at least 0, got {error}", field="belief_error")
+        factors = np.exp(np.random.default_rng([seed, 77]).normal(0.0, error, len(self._exact_row)))
+        self._told = Curves(self._exact.rates[self._exact_row] * factors[:, None])
+        self.table.curve = np.arange(len(factors))
+
     def curves(self) -> Curves:
         """What the policy is told of the jobs' speed right now."""
         if not self.learns:
-            return self._exact
+            return self._told
         for row, belief in enumerate(self.table.belief):
             if belief is not None and belief.version != self._curve_version[row]:
                 self._curve_version[row] = belief.version

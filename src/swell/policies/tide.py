@@ -1,0 +1,210 @@
+"""tide: swell's own policy. Promises are kept, and everybody ends sooner. Ours; not in a paper.
+
+Three ideas, explained with figures in docs/tide.md:
+
+- *Prices.* A unit of a job's work is worth more the more jobs wait behind it. heSRPT (Berg et al., 2020)
+  gives the exact prices if all jobs speed up alike, and they depend on the *rank* of a job by remaining work
+  alone. A GPU goes where price times gain in speed is largest. If lengths are unknown, all prices are equal
+  and speed counts by its logarithm.
+- *Promises* are ElasticFlow's reservations with the plan in force (`_plan_in_force`). Spare GPUs go by price,
+  to jobs with and without deadlines alike; a promised job takes them only if its reservation ends sooner.
+- *Changes cost.* A share other than the present one counts less by the part of the time ahead that the change
+  would stop the job for, so a job stays where it is unless a change pays.
+
+Shares are those that pack on nodes, in aligned blocks, so no job runs slower than its curve says.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from swell.domain import FloatArray, InputError, IntArray
+from swell.policies._plan_in_force import Moment, PlanInForce, keep_promises, plan_the_late
+from swell.policies._reservations import BoolArray, Jobs, Plan, nothing_reserved, spend_spare
+from swell.policies._speed_errors import SpeedErrors
+from swell.policies._tide import (
+    FIRST_GPUS,
+    legal_sizes,
+    lend,
+    odd_shares,
+    one_gpu_rates,
+    share_out,
+    values,
+    weights,
+)
+from swell.policies.base import Decision, Knowledge, PlacerName
+from swell.policies.elasticflow import ElasticFlow
+from swell.policies.snapshot import Snapshot
+
+SCALING = 0.8
+"""How well jobs are taken to scale when their work is priced, as in k ** SCALING."""
+FLATNESS = 0.8
+"""The power of the speed-up that counts. Below 1, equal jobs share instead of taking turns."""
+LASTS_S = 900.0
+"""How long a share is taken to last, at most, when a change is weighed against its cost."""
+FIRST_SHARE = 2
+"""The most GPUs that a job is given before anything is known of its speed."""
+EXPLORE = 4
+"""A job may have this many times the most GPUs it has been seen on."""
+UNSEEN_SCALING = 0.8
+"""How a job is taken to scale before it has been seen."""
+UNSEEN_S = 60.0
+"""The length that a job is taken to have before its speed is known: short, so that it becomes known."""
+PATIENCE = 5.0
+"""A job that will take this many times as long as on one GPU of its own, because it waits, becomes urgent."""
+LEARN_S = 60.0
+"""While speeds are being learned, the policy decides at least this often."""
+SERVICE_QUEUE_GPU_S = 3600.0
+"""With unknown lengths, jobs wait in queues by attained service; each is twice as long as the one before."""
+CROWDED = 0.9
+"""If promises need more than this part of the cluster until half of them are kept, GPU-time is short, and
+spare GPUs go where they cost the least of it."""
+
+
+@dataclass(kw_only=True)
+class Tide(ElasticFlow):
+    """Keep every promise, then give each GPU to the job where it saves the most waiting, all jobs counted."""
+
+    name: ClassVar[str] = "tide"
+    paper: ClassVar[str] = "swell's own"
+    goal: ClassVar[str] = "guaranteed deadlines and low average JCT together, at the true cost of a resize"
+    knows: ClassVar[Knowledge] = "fitted"
+    adaptive_batch: ClassVar[bool] = True
+    placer: ClassVar[PlacerName] = "buddy"
+    changes_with_time: ClassVar[bool] = True
+
+    length: str = "known"
+    """'known' if jobs say how long they train, 'unknown' to use nothing but what they have received so far.
+    Deadlines need the length all the same."""
+
+    _errors: SpeedErrors = field(default_factory=SpeedErrors, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.length not in ("known", "unknown"):
+            raise InputError(f"length must be 'known' or 'unknown', got '{self.length}'", field="length")
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        """What promises need now, then the rest by price."""
+        self._errors.observe(snapshot)
+        now = self._moment(snapshot)
+        promised = np.isfinite(snapshot.deadline_s)
+        if not promised.any():
+            plan = nothing_reserved(snapshot.now_s, snapshot.capacity, now.jobs)
+        else:
+            plan, now = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
+            plan = plan_the_late(now, plan, self.rounds)
+            if _load(plan, snapshot.capacity) > CROWDED:
+                plan, gpus = spend_spare(now.jobs, plan)
+                self._in_force = PlanInForce(plan, snapshot.numbers)
+                return Decision(gpus)
+            promised &= np.isfinite(plan.end_s)
+            plan = lend(now.jobs, plan, _longest_first(now.jobs, promised))
+        still = now.jobs.still_s > snapshot.now_s
+        value, sizes = self._values(snapshot, still)
+        plan, gpus = share_out(now.jobs, plan, promised, value, sizes)
+        self._in_force = PlanInForce(plan, snapshot.numbers)
+        return Decision(gpus)
+
+    def _moment(self, snapshot: Snapshot, newcomer: int | None = None) -> Moment:
+        """The snapshot in the planner's terms, with every job at the speed it has shown."""
+        now = super()._moment(snapshot, newcomer)
+        work = now.jobs.work * self._errors.factors(snapshot)
+        return Moment.of(snapshot, now.jobs._replace(work=work, cover_s=now.full_cover_s))
+
+    def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
+        """The next planned change of a promised share; soon, while the speed of a job is being learned."""
+        learning = any(belief is not None for belief in snapshot.beliefs)
+        soon_s = snapshot.now_s + LEARN_S if learning else math.inf
+        return min(soon_s, super().next_wakeup_s(snapshot, decision))
+
+    def _values(self, snapshot: Snapshot, still: BoolArray) -> tuple[FloatArray, IntArray]:
+        """What each share is worth to each job, and the shares: jobs x shares, and GPUs of each share.
+
+        A job that must keep still gets no more than it holds.
+        """
+        rates, curve, most = self._believed(snapshot)
+        held, least = snapshot.gpus, np.maximum(snapshot.min_gpus, 1)
+        most = np.where(still, np.minimum(most, held), most)
+        one = one_gpu_rates(rates, curve)
+        if self.length == "known":
+            left_s = np.divide(snapshot.remaining, one, out=np.full(len(one), UNSEEN_S), where=one > 0)
+            left_s[curve == len(rates) - 1] = UNSEEN_S
+            speed = np.divide(rates[curve, held], one, out=np.ones(len(one)), where=(held > 0) & (one > 0))
+            lasts_s = np.clip(left_s / np.maximum(speed, 1e-9), 1.0, LASTS_S)
+            weight = weights(np.argsort(-left_s, kind="stable"), SCALING)
+            weight *= _impatience(snapshot, left_s)
+            first = np.zeros(len(one))
+        else:
+            lasts_s, weight = np.full(len(one), LASTS_S), np.ones(len(one))
+            queue = np.floor(np.log2(1 + snapshot.attained_gpu_s / SERVICE_QUEUE_GPU_S))
+            first = FIRST_GPUS * (1 + 1 / (1 + queue))
+        kept = np.where(held > 0, lasts_s / (lasts_s + snapshot.resize_cost_s), 1.0)
+        legal = legal_sizes(snapshot.cluster.gpus_per_node, min(snapshot.capacity, snapshot.curves.max_gpus))
+        odd = odd_shares(rates, curve, least, most, legal)
+        sizes = np.union1d(legal, odd)
+        is_odd = ~np.isin(sizes, legal)
+        worth = values(
+            rates, curve, weight, first, held, least, most, kept, sizes, odd, is_odd, FLATNESS
+        )  # fmt: skip
+        return worth, sizes
+
+    def _believed(self, snapshot: Snapshot) -> tuple[FloatArray, IntArray, IntArray]:
+        """Curves with one more row for jobs that nothing is known of, each job's row, and its most GPUs."""
+        rates = snapshot.curves.rates
+        guess = np.arange(rates.shape[1]) ** UNSEEN_SCALING
+        rates = np.concatenate([rates, guess[None]])
+        curve, most = snapshot.curve.copy(), snapshot.max_gpus.copy()
+        for i, belief in enumerate(snapshot.beliefs):
+            if belief is None:
+                continue
+            bound = min(int(most[i]), belief.limits.max_gpus)
+            if not belief.known:
+                curve[i], bound = len(rates) - 1, min(bound, FIRST_SHARE)
+            elif belief.prior is None:
+                bound = min(bound, max(EXPLORE * belief.most_gpus, FIRST_SHARE))
+            most[i] = max(bound, min(int(snapshot.min_gpus[i]), int(most[i])))
+        return rates, curve, most
+
+
+@dataclass(kw_only=True)
+class TideFixed(Tide):
+    """tide for jobs that keep their batch size and whose true profiles are known, as most policies assume."""
+
+    name: ClassVar[str] = "tide-fixed"
+    goal: ClassVar[str] = "tide with the knowledge of elasticflow and afs-l: true profiles, fixed batch sizes"
+    knows: ClassVar[Knowledge] = "profiles"
+    adaptive_batch: ClassVar[bool] = False
+    changes_with_time: ClassVar[bool] = False
+
+
+def _impatience(snapshot: Snapshot, left_s: FloatArray) -> FloatArray:
+    """At least 1, and more for a job that has waited for long next to the time it has run and needs.
+
+    The factor grows for as long as the job waits, so in the end it gets GPUs, whatever comes in.
+    """
+    run_s = snapshot.run_s
+    slowed = 1 + (snapshot.age_s - run_s) / np.maximum(run_s + left_s, UNSEEN_S)
+    return np.maximum(slowed / PATIENCE, 1.0)
+
+
+def _longest_first(jobs: Jobs, promised: BoolArray) -> IntArray:
+    """The promised jobs, the one that would take the longest at its best first."""
+    at = np.flatnonzero(promised)
+    best = jobs.rates[at].max(axis=1)
+    left_s = np.divide(jobs.work[at], best, out=np.zeros(len(at)), where=best > 0)
+    return at[np.argsort(-left_s, kind="stable")]
+
+
+def _load(plan: Plan, capacity: int) -> float:
+    """The part of the cluster that is reserved, on average, until half of the promised jobs have ended."""
+    ends_s = plan.end_s[np.isfinite(plan.end_s)]
+    if not len(ends_s) or not capacity:
+        return 0.0
+    until_s = float(np.median(ends_s))
+    spans_s = np.diff(np.append(np.minimum(plan.times, until_s), until_s))
+    ahead_s = float(spans_s.sum())
+    return 1 - float(plan.free @ spans_s) / (capacity * ahead_s) if ahead_s > 0 else 0.0

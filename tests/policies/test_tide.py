@@ -1,0 +1,160 @@
+"""tide: prices, lending, the cost of a change, and what it does about wrong beliefs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swell.domain import Cluster, InputError
+from swell.perf.profiles import ProfileSet
+from swell.policies import Snapshot, make_policy
+from swell.policies._speed_errors import SpeedErrors
+from swell.policies._tide import legal_sizes, weights
+from swell.policies.tide import PATIENCE
+from swell.sim import simulate
+from swell.sim.generate import generate_jobs
+
+
+def shares(policy: str, snapshot: Snapshot) -> list[int]:
+    return make_policy(policy).allocate(snapshot).gpus.tolist()
+
+
+def costing(snapshot: Snapshot, resize_cost_s: float) -> Snapshot:
+    """The same moment where a change costs this much."""
+    return Snapshot(
+        snapshot.now_s, snapshot.cluster, snapshot.table, snapshot.rows, snapshot.curves, resize_cost_s
+    )
+
+
+@pytest.mark.parametrize("scaling", [0.3, 0.5, 0.8])
+def test_prices_give_the_optimal_split_if_all_jobs_scale_alike(scaling: float) -> None:
+    # With speed k ** p and price w, the best split has w * p * k ** (p - 1) equal for all jobs.
+    n = 6
+    split = weights(np.arange(n), scaling) ** (1 / (1 - scaling))
+    ends = (np.arange(n + 1) / n) ** (1 / (1 - scaling))
+    assert split / split.sum() == pytest.approx(np.diff(ends))
+
+
+def test_prices_stay_finite_for_a_hundred_thousand_jobs() -> None:
+    price = weights(np.arange(100_000), 0.8)
+    assert np.isfinite(price).all()
+    assert (np.diff(price) > 0).all()
+
+
+def test_shares_pack_on_nodes() -> None:
+    assert legal_sizes(4, 16).tolist() == [0, 1, 2, 4, 8, 12, 16]
+    assert legal_sizes(6, 16).tolist() == [0, 1, 2, 3, 4, 6, 8, 12, 16]
+
+
+def test_the_shorter_of_two_equal_jobs_gets_more(make_snapshot: Any) -> None:
+    rates = [[k**0.5 for k in range(17)]]
+    snapshot = make_snapshot(2, cluster="4x4", rates=rates, left=[100_000, 100])
+    long, short = shares("tide-fixed", snapshot)
+    assert short > long > 0
+
+
+def test_without_length_the_work_left_changes_nothing(make_snapshot: Any) -> None:
+    rates = [[k**0.5 for k in range(17)]]
+    one, other = (
+        make_snapshot(3, cluster="4x4", rates=rates, left=left, now_s=100.0, attained_gpu_s=[0, 50, 90])
+        for left in ([10.0, 1e6, 500.0], [1e6, 10.0, 500.0])
+    )
+    assert shares("tide-fixed:length=unknown", one) == shares("tide-fixed:length=unknown", other)
+    assert shares("tide-fixed", one) != shares("tide-fixed", other)
+
+
+def test_a_job_stays_where_it_is_unless_a_change_pays(make_snapshot: Any) -> None:
+    rates = [[0, 1, 1.9, 2.8, 3.7, 3.75, 3.8, 3.85, 3.9]]
+    snapshot = make_snapshot(1, cluster="2x4", rates=rates, left=1000.0, gpus=[4])
+    assert shares("tide-fixed", snapshot) == [8]
+    assert shares("tide-fixed", costing(snapshot, 30.0)) == [4]
+
+
+def test_a_promised_job_with_slack_lends_its_gpu_and_takes_it_back_in_time(make_snapshot: Any) -> None:
+    policy = make_policy("tide-fixed")
+    first = make_snapshot(2, cluster="1x2", left=[1000.0, 100.0], deadline_s=[5000.0, np.inf])
+    alone = first.with_rows(np.array([0]))
+    admission = policy.admit(alone, 0)
+    assert admission.admitted
+    policy.accepted(alone, 0, admission)
+    assert policy.allocate(first).gpus.tolist() == [0, 2]
+    # The other job does not end as it should: the last moment to begin on one GPU is 4000 s.
+    later = make_snapshot(
+        2, cluster="1x2", now_s=3900.0, left=[1000.0, 100.0], deadline_s=[5000.0, np.inf], gpus=[0, 2]
+    )
+    decision = policy.allocate(later)
+    assert decision.gpus[0] >= 1 or policy.next_wakeup_s(later, decision) <= 4500.0
+    last = make_snapshot(
+        2, cluster="1x2", now_s=4495.0, left=[1000.0, 100.0], deadline_s=[5000.0, np.inf], gpus=[0, 2]
+    )
+    assert policy.allocate(last).gpus.tolist() == [2, 0]
+
+
+def test_a_job_that_runs_on_no_common_share_still_runs(make_snapshot: Any) -> None:
+    snapshot = make_snapshot(2, cluster="2x4", rates=[[0, 0, 0, 3, 0], [0, 1, 2, 3, 4]], curve=[0, 1])
+    odd, common = shares("tide-fixed", snapshot)
+    assert odd == 3
+    assert common == 4
+
+
+def test_a_job_that_waits_on_and_on_is_served_in_the_end(make_snapshot: Any) -> None:
+    fresh = make_snapshot(9, cluster="1x8", left=[10_000.0] + [100.0] * 8, now_s=1.0, submit_s=0.0)
+    assert shares("tide-fixed", fresh)[0] == 0
+    long_ago = [0.0] + [1e6 - 1] * 8
+    waited_s = 1e6
+    assert waited_s / 10_000.0 > 9 * PATIENCE, "so long that its price is above all others"
+    starved = make_snapshot(
+        9, cluster="1x8", left=[10_000.0] + [100.0] * 8, now_s=waited_s, submit_s=long_ago
+    )
+    assert shares("tide-fixed", starved)[0] > 0
+
+
+def test_the_error_of_a_running_job_is_known_and_a_new_one_gets_a_margin(make_snapshot: Any) -> None:
+    snapshot = make_snapshot(3, cluster="2x4", now_s=10.0, gpus=[1, 2, 0], rate=[0.5, 2.0, 0.0], since_s=0.0)
+    errors = SpeedErrors()
+    assert errors.factors(snapshot).tolist() == [1.0, 1.0, 1.0]
+    errors.observe(snapshot)
+    slow, exact, waiting = errors.factors(snapshot)
+    assert (slow, exact) == (2.0, 1.0)
+    assert waiting == pytest.approx(np.exp(np.sqrt(np.log(2.0) ** 2 / 2)))
+    errors.observe(snapshot)
+    assert errors.jobs == 2, "each job is counted once"
+
+
+def test_exact_beliefs_need_no_margin(make_snapshot: Any) -> None:
+    snapshot = make_snapshot(3, cluster="2x4", now_s=10.0, gpus=[1, 2, 0], since_s=0.0)
+    errors = SpeedErrors()
+    errors.observe(snapshot)
+    assert errors.factors(snapshot).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_half_with_deadlines_no_promise_is_broken_and_nobody_is_left(seed: int) -> None:
+    profiles = ProfileSet.load(None)
+    jobs = generate_jobs(profiles, jobs=60, hours=2.0, seed=seed, deadlines=0.5, max_gpu_hours=20)
+    result = simulate(jobs, profiles, Cluster.parse("4x4"), "tide-fixed", resize_cost=5.0)
+    assert result.promises_broken == 0
+    assert result.deadline_met > 5
+    assert not result.stalled
+    assert np.isnan(result.finish_s).sum() == result.rejected.sum()
+
+
+def test_wrong_beliefs_break_fewer_promises_than_under_elasticflow() -> None:
+    profiles = ProfileSet.load(None)
+    jobs = generate_jobs(profiles, jobs=150, hours=3.0, seed=3, deadlines=1.0, max_gpu_hours=20)
+    late = {
+        policy: simulate(
+            jobs, profiles, Cluster.parse("4x4"), policy, resize_cost=5.0, belief_error=0.3
+        ).promises_broken
+        for policy in ("elasticflow", "tide-fixed")
+    }
+    assert late["tide-fixed"] < late["elasticflow"]
+
+
+def test_a_negative_error_of_beliefs_is_refused() -> None:
+    profiles = ProfileSet.load(None)
+    jobs = generate_jobs(profiles, jobs=2, hours=1.0)
+    with pytest.raises(InputError, match=r"belief_error must be at least 0, got -0\.1"):
+        simulate(jobs, profiles, Cluster.parse("1x4"), "fifo", belief_error=-0.1)
