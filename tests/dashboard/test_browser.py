@@ -114,9 +114,11 @@ def state_of(page: Page, name: str, phase: str) -> None:
 def test_a_life_seen_in_the_browser(platform: _Platform, chromium: Browser, tmp_path: Path) -> None:
     hurry = tmp_path / "hurry"
     (tmp_path / HOSTILE).write_text(HOSTILE_SCRIPT)
-    toy = f"--epochs 40 --sample-ms 6 --hurry {hurry}"
+    # Minutes of work on all slots, until it may hurry: it does not end while a busy machine gets this far.
+    toy = f"--epochs 100 --sample-ms 12 --hurry {hurry}"
 
     page = chromium.new_context().new_page()
+    page.set_default_timeout(LONG_MS)
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(platform.server.url)

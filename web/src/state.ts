@@ -7,6 +7,7 @@ import { over } from "./types";
 
 const HISTORY_S = 24 * 3600;
 const ENDED_KEPT = 300;
+const ENDED_MOST = 3000;
 const FEW = 8;
 const DRAW_MS = 200;
 const REFRESH_MS = 1000;
@@ -163,6 +164,7 @@ class State {
         }
         if (slow) {
           slowAt = Date.now() + SLOW_MS;
+          this.forgetOld();
           this.policy = (await api.get<{ policy: string }>("/v1/policy", signal)).policy;
           this.changed([]);
         }
@@ -184,8 +186,13 @@ class State {
     }
   }
 
-  refresh(jobId: string): void {
-    this.stale.add(jobId);
+  // A page may be open for weeks: what is older than the history that it began with is dropped.
+  private forgetOld(): void {
+    const since = Date.now() / 1000 - HISTORY_S;
+    for (const [id, lane] of this.lanes) if (lane.ended_s !== null && lane.ended_s < since) this.lanes.delete(id);
+    for (const [id, job] of this.jobs) if (job.ended_s !== null && job.ended_s < since && this.jobs.size > ENDED_MOST) this.jobs.delete(id);
+    this.marks = this.marks.filter(([time]) => time >= since);
+    while (this.capacity.length > 1 && this.capacity[1][0] < since) this.capacity.shift();
   }
 
   // -- events --------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ _TYPES = {
     "app.css": "text/css",
     "icon.svg": "image/svg+xml",
 }
-_MOST_EVENTS = 200_000
+_MOST_EVENTS = 50_000
 
 
 @pages.get("/")
