@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,12 @@ from swell.control.model import Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.domain import Cluster, JobRequest
-from swell.engines import Report
+from swell.engines import Report, supervised_job
 from swell.engines.border import BadMessage, read_beat, read_event, read_status
 from swell.engines.local import LocalEngine
 from swell.engines.null import NullEngine
 from swell.engines.supervised_job import SupervisedJob
+from swell.train.agent.jobdir import JobDirectory
 
 GOOD = {
     "rank": 0,
@@ -216,3 +218,17 @@ def test_no_report_that_passes_the_border_makes_a_turn_fail(tmp_path: Path) -> N
     assert plane.job(jobs[1]).phase is Phase.RUNNING
     plane.stop()
     store.close()
+
+
+def test_a_coordinator_that_never_answers_is_tried_ever_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised_job, "ANSWER_S", 0.02)
+    run = JobDirectory.create(tmp_path / "runs" / "0000", {"name": "a", "secret": "s"})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        run.write_address("127.0.0.1", silent.getsockname()[1], 1)
+        job, tried = SupervisedJob("a", tmp_path), set[float]()
+        for turn in range(300):  # a minute of turns
+            assert not job.connect(turn * 0.2, slots=4)
+            tried.add(job.tried_s)
+    assert len(tried) < 12, "the other jobs do not wait for it at every turn"

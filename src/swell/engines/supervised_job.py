@@ -26,6 +26,7 @@ from swell.train.agent.wire import Connection, Message
 log = logging.getLogger(__name__)
 
 CONNECT_EVERY_S = 0.2
+SLOWEST_CONNECT_S = 30.0
 ANSWER_S = 1.0
 """Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
 NOTE_END_S = 5.0
@@ -125,6 +126,8 @@ class SupervisedJob:
     outcome: Outcome | None = None
     started_s: float = float("-inf")
     tried_s: float = float("-inf")
+    slow: int = 0
+    """How many attempts in a row to connect to the coordinator ended by its silence."""
     stop_by_s: float | None = None
     """If the job was asked to save its state and stop: when it is killed."""
     kept_until_s: float = float("-inf")
@@ -281,9 +284,9 @@ class SupervisedJob:
 
         `slots`: how many slots the cluster has.
         """
-        if self.connection is not None or now_s - self.tried_s < CONNECT_EVERY_S:
+        if self.connection is not None or now_s - self.tried_s < self._patience_s():
             return False
-        self.tried_s = now_s
+        self.tried_s, began_s = now_s, time.monotonic()
         runs = sorted((self.directory / "runs").glob("*"))
         if not runs:
             return False
@@ -299,7 +302,9 @@ class SupervisedJob:
                 connection.close()
             if isinstance(error, BadMessage):
                 self.complain(str(error))
+            self.slow += time.monotonic() - began_s > ANSWER_S / 2
             return False
+        self.slow = 0
         self.live = dict(status.slots)
         self.ready = {name for name, state in status.workers.items() if state != "starting"}
         self.members, self.target = set(status.members), status.target
@@ -308,6 +313,13 @@ class SupervisedJob:
         if self.stop_by_s is not None:  # the coordinator may be a new one that was not told to stop
             self.send(STOP)
         return True
+
+    def _patience_s(self) -> float:
+        """How long to wait between two attempts to connect.
+
+        Other jobs wait meanwhile, so a coordinator that is there but does not answer is tried less and less.
+        """
+        return min(CONNECT_EVERY_S * 2**self.slow, SLOWEST_CONNECT_S)
 
     def send(self, message: Message) -> bool:
         """Send the coordinator a message; False if the connection is lost."""
