@@ -15,6 +15,8 @@ SCRIPTS = (
     "speed",
     "decision_time",
     "pollux_fitness",
+    "tide",
+    "tournament",
 )
 
 

@@ -123,6 +123,11 @@ def test_the_error_of_a_running_job_is_known_and_a_new_one_gets_a_margin(make_sn
     assert errors.jobs == 2, "each job is counted once"
 
 
+def test_a_job_that_holds_more_than_its_curve_covers_is_no_trouble(make_snapshot: Any) -> None:
+    snapshot = make_snapshot(2, cluster="2x4", rates=[[0, 1, 2]], gpus=[4, 0], rate=2.0, now_s=10.0)
+    assert shares("tide-fixed", snapshot) == [2, 2]
+
+
 def test_exact_beliefs_need_no_margin(make_snapshot: Any) -> None:
     snapshot = make_snapshot(3, cluster="2x4", now_s=10.0, gpus=[1, 2, 0], since_s=0.0)
     errors = SpeedErrors()

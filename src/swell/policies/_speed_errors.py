@@ -38,7 +38,8 @@ class SpeedErrors:
     def observe(self, snapshot: Snapshot) -> None:
         """Compare what is believed of the running jobs with what they do; forget jobs that are gone."""
         ratios, seen = self._known(snapshot)
-        real, believed = snapshot.table.rate[snapshot.rows], snapshot.rate_at(snapshot.gpus)
+        held = np.minimum(snapshot.gpus, snapshot.curves.max_gpus)
+        real, believed = snapshot.table.rate[snapshot.rows], snapshot.rate_at(held)
         # A job whose row changed in this very moment may have lost GPUs: its rate is that of before.
         settled = snapshot.table.since_s[snapshot.rows] < snapshot.now_s
         runs = (snapshot.gpus > 0) & (real > 0) & (believed > 0) & settled

@@ -275,7 +275,7 @@ def share_out(
             lent += sizes[to] - given[i]
             given[i] = sizes[to]
         else:
-            # Others may have taken what would be free now only in the books: hide it while planning.
+            # The plan does not know of GPUs that best-effort jobs were given just now: hide those from it.
             j = min(level_of(sizes[to]), levels - 1)
             own = Steps(step_s[first[i] : last[i]], step_gpus[first[i] : last[i]], ends[i])
             cover_s = jobs.cover_s[i] if plan.covered[i] else 0.0

@@ -133,7 +133,8 @@ class Tide(ElasticFlow):
         if self.length == "known":
             left_s = np.divide(snapshot.remaining, one, out=np.full(len(one), UNSEEN_S), where=one > 0)
             left_s[curve == len(rates) - 1] = UNSEEN_S
-            speed = np.divide(rates[curve, held], one, out=np.ones(len(one)), where=(held > 0) & (one > 0))
+            now = rates[curve, np.minimum(held, rates.shape[1] - 1)]
+            speed = np.divide(now, one, out=np.ones(len(one)), where=(held > 0) & (one > 0))
             lasts_s = np.clip(left_s / np.maximum(speed, 1e-9), 1.0, LASTS_S)
             weight = weights(np.argsort(-left_s, kind="stable"), SCALING)
             weight *= _impatience(snapshot, left_s)
