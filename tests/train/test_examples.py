@@ -62,9 +62,7 @@ def test_every_example_is_tested_and_named_in_the_guide() -> None:
     ("name", "arguments", "promised", "better"),
     [
         ("digits_cnn", [], 0.975, 1),
-        ("tiny_gpt", ["--epochs", "1", "--windows", "1000"], 3.2, -1),  # a part of its length
         ("recommender", ["--epochs", "4"], 0.5, -1),
-        ("plain_mnist_style", [], 0.975, 1),
     ],
 )
 def test_an_example_runs_alone_and_learns_what_it_promises(
