@@ -43,6 +43,7 @@ bench-runtime: $(STAMP)  ## The elastic runtime: pauses, deaths, overhead, bit-i
 bench-platform: $(STAMP)  ## Crashes of the control plane and promises kept, with real jobs (10 minutes)
 	$(BIN)/python -m benchmarks.platform.crash
 	$(BIN)/python -m benchmarks.platform.quotes
+	$(BIN)/python -m benchmarks.platform.start
 
 bench-ray: $(STAMP)  ## Growth on a Ray cluster of four nodes on this machine, with and without spares (5 minutes)
 	$(BIN)/python -m benchmarks.ray.growth

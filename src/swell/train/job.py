@@ -31,6 +31,7 @@ from swell.train.data.loader import ElasticLoader, MapDataset
 from swell.train.data.room import Room
 from swell.train.modes.ranks import LogicalRanks, PartialSums
 from swell.train.shares import Shares
+from swell.train.state import statetree
 from swell.train.state.keeper import Keeper
 from swell.train.stepping import Stepper
 from swell.train.sync import transfer as states
@@ -101,7 +102,6 @@ class Job(Stepper):
         self._logical = logical_ranks
         self._ranks = LogicalRanks(model, logical_ranks, seed) if mode == "consistent" else None
         self._flat = FlatModel(model, self._ranks.named() if self._ranks else None)
-        self._buffer_names = {buffer_name for buffer_name, _ in model.named_buffers()}
         self._sums = PartialSums(
             list(self._flat.parameters.values()), self._flat.grad_in if self._ranks else []
         )
@@ -398,10 +398,10 @@ class Job(Stepper):
             self._ranks.restore(state["rank_buffers"])
         self._flat.clear()
 
-    def steady(self, name: str) -> bool:
-        """Whether a tensor of the captured state changes only in the optimizer's step: not so for buffers."""
-        room, _, rest = name.partition(".")
-        return room == "optimizer" or (room == "model" and rest not in self._buffer_names)
+    def steady(self) -> dict[str, Tensor]:
+        """The tensors of the captured state that change only in the optimizer's step; buffers do not."""
+        parameters = dict(self.model.named_parameters())
+        return statetree.split({"model": parameters, "optimizer": self.optimizer.state_dict()})[1]
 
     def found(self) -> None:
         """Begin without live state: from the newest checkpoint, or from what the script built."""

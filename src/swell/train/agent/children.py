@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -73,9 +72,9 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def _has_ended(self, timeout_s: float) -> bool:
-        poll, until = select.poll(), time.monotonic() + timeout_s
+        poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
-        return bool(poll.poll(max(until - time.monotonic(), 0.0) * 1000))
+        return bool(poll.poll(timeout_s * 1000))
 
     def __del__(self) -> None:
         if self._descriptor >= 0:

@@ -57,9 +57,9 @@ class ScriptJob(Job):
             return self.later
         return super().capture() | {"script": self._script.capture()}
 
-    def steady(self, name: str) -> bool:
+    def steady(self) -> dict[str, Tensor]:
         """As for any job, except for a state that is kept until the script arrives: that is freed then."""
-        return self.later is None and super().steady(name)
+        return super().steady() if self.later is None else {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Load a state now, or keep it until the script has come to its position."""

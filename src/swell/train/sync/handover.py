@@ -35,8 +35,11 @@ class Carrier(Protocol):
     def found(self) -> None:
         """Begin without live state: from the newest checkpoint, or from what the script built."""
 
-    def steady(self, name: str) -> bool:
-        """Whether this tensor of the captured state changes only when a step is committed."""
+    def steady(self) -> dict[str, Tensor]:
+        """The tensors of the captured state, by name, that change only when a step is committed.
+
+        A thread may ask while the main thread trains.
+        """
 
 
 class HandOver:
@@ -59,10 +62,10 @@ class HandOver:
         if self._device.type != "cuda":
             return None
         try:
-            named = statetree.split(self._carrier.capture())[1]
+            direct = self._direct()
         except RuntimeError:  # the main thread was just building the optimizer's state
             return None
-        found = {d[0]: d[1] for d in self._direct(named).values()}
+        found = {d[0]: d[1] for d in direct.values()}
         return [[handle, size] for handle, size in found.items()]
 
     def map(self, offered: list[list[Any]] | None) -> None:
@@ -80,7 +83,7 @@ class HandOver:
 
     def staged(self, named: dict[str, Tensor]) -> list[Tensor]:
         """Those of the state's tensors that need shared memory if newcomers are on this worker's GPU."""
-        direct = self._direct(named)
+        direct = self._direct()
         return [tensor.detach() for name, tensor in named.items() if name not in direct]
 
     @property
@@ -102,7 +105,7 @@ class HandOver:
         """Hand this worker's state to the ranks in `to`; memory is not shared with those in `far`."""
         self._gave = True
         document, named = statetree.split(self._carrier.capture())
-        direct = {} if any(not self.same_device(mesh, r) for r in to) else self._direct(named)
+        direct = {} if any(not self.same_device(mesh, r) for r in to) else self._direct()
         tensors = {name: tensor.detach() for name, tensor in named.items() if name not in direct}
         description = transfer.describe(tensors.values())
         self.prepare(list(tensors.values()))
@@ -162,12 +165,12 @@ class HandOver:
 
     # ------------------------------------------------------------------ device memory
 
-    def _direct(self, named: dict[str, Tensor]) -> dict[str, list[Any]]:
+    def _direct(self) -> dict[str, list[Any]]:
         """Tensors that a newcomer may copy from this worker's GPU: handle, size and place of each."""
         out: dict[str, list[Any]] = {}
         known: dict[int, dict[str, Any] | None] = {}
-        for name, tensor in named.items():
-            if tensor.device.type != "cuda" or not tensor.is_contiguous() or not self._carrier.steady(name):
+        for name, tensor in self._carrier.steady().items():
+            if tensor.device.type != "cuda" or not tensor.is_contiguous():
                 continue
             kept = self._known.get(name)
             if kept is not None and kept[0].data_ptr() == tensor.data_ptr():
