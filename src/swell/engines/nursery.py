@@ -1,4 +1,4 @@
-"""The nursery: a prepared process that forks the supervisors of jobs, so that a job starts in 0.6 s, not in 3.7.
+"""The nursery: a prepared process that forks the supervisors of jobs, so that jobs start in 0.6 s, not 3.7.
 
     python -m swell.engines.nursery SOCKET
 
