@@ -105,7 +105,9 @@ def test_ending_lets_streams_and_waits_go_at_once(tmp_path: Path) -> None:
     threads = [threading.Thread(target=stream, args=(path,), daemon=True) for path in paths]
     for thread in threads:
         thread.start()
+    underway = platform.server._uvicorn.server_state.tasks
     wait_until(lambda: platform.server.app.state.context.streams == 2, 30, "both streams")
+    wait_until(lambda: len(underway) == 3, 30, "the wait too")
     began_s = time.monotonic()
     platform.stop()
     for thread in threads:
@@ -213,6 +215,8 @@ def test_a_listener_far_behind_the_window_gets_everything(tmp_path: Path) -> Non
         jobs = [client.submit("train.py", workdir=tmp_path) for _ in range(20)]
         for job in jobs:
             client.wait(job, timeout_s=30)
+        last = platform.store.last_seq()
+        wait_until(lambda: hub.last >= last, 30, "the hub, which reads events a little later")
         assert hub._floor > 0, "the window was never cut, so this shows nothing"
         numbers = []
         for event in client.events(since=0):
