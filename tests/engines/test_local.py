@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ from swell.domain import InputError
 from swell.engines import RunState
 from swell.engines.local import LocalEngine
 from swell.engines.processes import workers_of
+from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import is_locked
+from swell.train.agent.wire import Connection
 
 from .conftest import Bench
 
@@ -239,3 +244,19 @@ def test_nodes_and_slots_are_checked(tmp_path: Path) -> None:
         LocalEngine(tmp_path, slots=0)
     cluster = LocalEngine(tmp_path, nodes="2x2").cluster()
     assert [(n.gpus, n.up) for n in cluster.nodes] == [(2, True), (2, True)]
+
+
+def test_the_log_never_shows_a_slot_in_two_hands_before_a_job_has_workers(tmp_path: Path) -> None:
+    """A job that is told to use other slots while it starts says so, because others may take the old ones."""
+    engine = LocalEngine(tmp_path, slots=4)
+    here, there = socket.socketpair()
+    with here, there, ThreadPoolExecutor(1) as pool:
+        other_end = pool.submit(Connection, there, "secret", server=True)
+        job = SupervisedJob("a", tmp_path, connection=Connection(here, "secret"), alive=True)
+        other_end.result()
+        job.told = job.noted = (0, 3)
+        for wanted in ((0, 1), (1,), (1, 2)):  # moved, shrunk, grown
+            job.wanted = job.noted = wanted
+            engine._send_target(job, time.monotonic())
+            (report,) = engine.reports()
+            assert (report.kind, report.data["gpus"]) == ("resized", wanted)

@@ -143,11 +143,14 @@ def _records(path: Path, home: Path) -> Iterator[Finding]:
             damaged.append(job_id)
     if damaged:
         yield Finding("records", BAD, f"cannot be read: {', '.join(damaged[:10])}")
-    active = {job_id for job_id, phase, _ in rows if phase not in OVER}
-    strays = [folder.name for folder in jobs_alive(home) if folder.name not in active]
-    if strays:
-        what = f"run here and are not active in the store: {', '.join(strays[:10])}"
+    phases = {job_id: phase for job_id, phase, _ in rows}
+    alive = [folder.name for folder in jobs_alive(home)]
+    if strays := [name for name in alive if name not in phases]:
+        what = f"run here and are not in the store: {', '.join(strays[:10])}"
         yield Finding("jobs", BAD, f"{what}; the wrong --store? 'swell up --end-unknown' ends them")
+    if ending := [name for name in alive if phases.get(name) in OVER]:
+        what = f"are over and have processes still: {', '.join(ending[:10])}"
+        yield Finding("jobs", ODD, f"{what}; the control plane ends them within seconds")
 
 
 def _tokens(home: Path) -> Iterator[Finding]:

@@ -303,18 +303,15 @@ class SupervisedEngine:
         message = self._resize(granted)
         if len(granted) > len(job.told) and job.leaving:
             return  # workers that are leaving still use their slots
-        if granted and message != self._resize(job.told) and job.send(message):
+        # If the message says no more than the last one, the slots change on paper only.
+        unsaid = message != self._resize(job.told)
+        if granted and granted != job.told and (not unsaid or job.send(message)):
+            before = job.shown
             with self._lock:
-                job.told, job.told_s = granted, now_s
+                job.told, job.told_s = granted, now_s if unsaid else job.told_s
                 self._assign_slots(job)
-        elif granted and granted != job.told and message == self._resize(job.told):
-            before = job.occupied(job.members)
-            # The number is the same and the message says no more: the slots change on paper only.
-            with self._lock:
-                job.told = granted
-                self._assign_slots(job)
-            if job.occupied(job.members) != before:
-                self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.occupied(job.members)})
+            if job.shown != before:
+                self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.shown})
         if job.wanted != job.noted:
             job.note_placement()
 

@@ -181,6 +181,12 @@ class SupervisedJob:
             return set()
         return set(self.told) | {slot for slot in self.live.values() if slot is not None}
 
+    @property
+    def shown(self) -> Placement:
+        """The slots that the event log is to show: those of the members or, before there are any, those that
+        the job was told to use."""
+        return self.occupied(self.members) if self.members else self.told
+
     def unborn(self, now_s: float) -> bool:
         """Whether this engine started the job a moment ago and no worker of it has trained yet.
 
