@@ -14,6 +14,7 @@ _PARTS = {
     "torch": "PyTorch",
     "ray": "Ray",
     "postgres": "the Postgres driver",
+    "sweep": "Optuna",
 }
 _EXTRA_OF_MODULE = {
     "fastapi": "server",
@@ -25,6 +26,7 @@ _EXTRA_OF_MODULE = {
     "torch": "torch",
     "ray": "ray",
     "psycopg": "postgres",
+    "optuna": "sweep",
 }
 
 

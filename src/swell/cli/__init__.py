@@ -29,6 +29,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "init": ("swell.cli.init:init", "Write a commented job file to start from."),
         "submit": ("swell.cli.submit:submit", "Hand in a job; get a promise, then its logs."),
         "quote": ("swell.cli.submit:quote", "Show what would be promised, without submitting."),
+        "sweep": ("swell.cli.sweep:sweep", "Search for good hyper-parameters with many trials."),
         "queue": ("swell.cli.jobs:queue", "List jobs."),
         "describe": (
             "swell.cli.describe:describe",

@@ -88,9 +88,14 @@ _READERS: dict[Kind, Callable[[Any], Any]] = {
 
 def read_job(path: Path) -> tuple[str, JobOptions]:
     """Script and options from a job file; paths in the file are relative to it."""
+    return job_of(load(path), path)
+
+
+def job_of(table: dict[str, Any], path: Path) -> tuple[str, JobOptions]:
+    """Script and options from a table of the file `path`."""
     fields = {field.spoken: field for field in FIELDS.values()}
     options: dict[str, Any] = {}
-    for spoken, value in _load(path).items():
+    for spoken, value in table.items():
         if spoken not in fields:
             hint = nearest(spoken, list(fields))
             raise InputError(
@@ -134,7 +139,8 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
+    """The tables of a TOML or YAML file."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:

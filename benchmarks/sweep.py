@@ -1,0 +1,84 @@
+"""A sweep of elastic trials against trials of one slot each, on four CPU slots of this machine.
+
+    python -m benchmarks.sweep [--trials 24] [--json]
+
+Both make the same search (examples/sweep.toml) on a platform of their own, one after the other. Reading a
+sample takes a fixed time, as from slow storage, so that trials scale on a machine with fewer cores than slots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+SWEEP = Path(__file__).parents[1] / "examples" / "sweep.toml"
+
+
+def swell(home: Path, *words: object) -> str:
+    """Run a command to its end and return what it printed."""
+    command = [sys.executable, "-m", "swell", *map(str, words)]
+    env = os.environ | {"SWELL_HOME": str(home)}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
+
+
+def search(trials: int, most_workers: int | None, folder: Path) -> dict[str, Any]:
+    """The whole sweep: its makespan in seconds, and what came of it."""
+    home, file = folder / "home", folder / "sweep.toml"
+    text = SWEEP.read_text()
+    script = SWEEP.parent / tomllib.loads(text)["job"]["script"]
+    text = text.replace(f'"{script.name}"', f'"{script}"')
+    if most_workers is not None:
+        text = text.replace("[job]", f"[job]\nmax_workers = {most_workers}", 1)
+    file.write_text(text)
+    swell(home, "up", "--slots", 4, "--port", 0, "-d")
+    try:
+        began_s = time.monotonic()
+        found = json.loads(swell(home, "sweep", file, "--trials", trials, "--json"))
+        took_s = time.monotonic() - began_s
+        states = [trial["state"] for trial in found["trials"]]
+    finally:
+        swell(home, "down")
+    return {
+        "makespan_s": round(took_s, 1),
+        "best": found["best"],
+        "trials": {state: states.count(state) for state in sorted(set(states))},
+        "epochs": sum(trial["epochs"] for trial in found["trials"]),
+    }
+
+
+def main() -> None:
+    """Run both and compare."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--trials", type=int, default=24)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    results: dict[str, Any] = {}
+    for name, most in (("one slot each", 1), ("elastic", None)):
+        with tempfile.TemporaryDirectory(prefix="swell-sweep-") as folder:
+            results[name] = search(args.trials, most, Path(folder))
+        if not args.json:
+            found = results[name]
+            score = found["best"]["value"] if found["best"] else float("nan")
+            print(
+                f"{name:>14}: {found['makespan_s']:6.1f} s, {found['epochs']} epochs, best {score:.4f}, "
+                + ", ".join(f"{count} {state}" for state, count in found["trials"].items()),
+                flush=True,
+            )
+    ratio = results["elastic"]["makespan_s"] / results["one slot each"]["makespan_s"]
+    if args.json:
+        print(json.dumps(results | {"ratio": round(ratio, 3)}))
+    else:
+        print(f"elastic trials take {ratio:.2f}x of the time")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Runs the trials of a sweep on the platform.
+
+Each trial is a best-effort job, so that it grows as others are given up or end. The driver only asks, reports
+and tells: the study is on disk and the jobs are the platform's. A driver that is killed and started again
+finds every trial where it is; the key of a submission keeps a trial from becoming two jobs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from swell.api.schemas import EventView, JobView
+from swell.sweep.spec import Sweep, Value
+from swell.sweep.study import Study, Trial
+
+_WAIT_S = 0.5
+
+
+class Platform(Protocol):
+    """What a driver needs of a client."""
+
+    def submit(self, script: str, *, idempotency_key: str | None = None, **options: Any) -> JobView: ...
+    def job(self, job: str) -> JobView: ...
+    def cancel(self, job: str) -> JobView: ...
+    def events(self, *, job: str | None = None, since: int | None = None, follow: bool = True) -> Any: ...
+
+
+Told = Callable[[str, Trial], None]
+"""Called with what happened (started, pruned, complete, fail) and the trial."""
+
+
+def arguments(parameters: Mapping[str, Value]) -> list[str]:
+    """Hyper-parameters as a script's arguments: `--name value`, and for a switch `--name` or nothing."""
+    words: list[str] = []
+    for name, value in parameters.items():
+        if isinstance(value, bool):
+            words += [f"--{name}"] if value else []
+        else:
+            words += [f"--{name}", repr(value) if isinstance(value, float) else str(value)]
+    return words
+
+
+class Driver:
+    """Keeps so many trials going until all have ended."""
+
+    def __init__(
+        self,
+        client: Platform,
+        study: Study,
+        sweep: Sweep,
+        script: str,
+        options: Mapping[str, Any],
+        *,
+        parallel: int,
+        told: Told = lambda what, trial: None,
+    ) -> None:
+        self._client = client
+        self._study = study
+        self._sweep = sweep
+        self._script = script
+        self._options = dict(options)
+        self._parallel = parallel
+        self._told = told
+        self._running: dict[str, int] = {}
+        """Trial by job."""
+        self._since = 0
+
+    def run(self) -> None:
+        """Make all trials; returns when the last one has ended."""
+        for trial in self._study.trials():
+            if trial.state == "running":
+                self._start(trial)
+        while True:
+            self._fill()
+            if not self._running:
+                return
+            if not self._catch_up():
+                time.sleep(_WAIT_S)
+
+    def _fill(self) -> None:
+        """Start trials until enough are running or all have been started."""
+        while len(self._running) < self._parallel and len(self._study.trials()) < self._sweep.trials:
+            trial = self._study.ask()
+            self._start(trial)
+            self._told("started", trial)
+
+    def _start(self, trial: Trial) -> None:
+        """Submit a trial's job, or find the one that a killed driver submitted."""
+        name = f"{self._options.get('name', 'sweep')}-{trial.number}"
+        options = self._options | {
+            "name": name,
+            "args": [*self._options.get("args", ()), *arguments(trial.parameters)],
+        }
+        job = self._client.submit(
+            self._script, idempotency_key=f"sweep-{self._study.key}-{trial.number}", **options
+        )
+        self._study.started(trial.number, job.job_id)
+        self._running[job.job_id] = trial.number
+        if job.over:
+            self._end(job.job_id, job.phase.value)
+
+    def _catch_up(self) -> int:
+        """Take in what has happened since; returns the number of events of our trials."""
+        ours = 0
+        for event in self._client.events(since=self._since, follow=False):
+            self._since = event.seq
+            if event.job_id in self._running:
+                ours += 1
+                self._take(event, event.job_id)
+        return ours
+
+    def _take(self, event: EventView, job_id: str) -> None:
+        if event.kind == "progress":
+            value, epoch = measured(event.data, self._sweep.metric), event.data.get("epoch")
+            if value is None or not isinstance(epoch, int) or epoch < 1:
+                return
+            if self._study.report(self._running[job_id], epoch, value):
+                self._client.cancel(job_id)
+                self._end(job_id, "pruned")
+        elif event.kind in ("finished", "failed", "cancelled", "rejected"):
+            self._end(job_id, event.kind)
+
+    def _end(self, job_id: str, how: str) -> None:
+        number = self._running.pop(job_id)
+        state = {"finished": "complete", "pruned": "pruned"}.get(how, "fail")
+        self._study.tell(number, state)
+        trial = next(t for t in self._study.trials() if t.number == number)
+        self._told(trial.state, trial)
+
+
+def measured(data: Mapping[str, Any], metric: str) -> float | None:
+    """The metric in the data of a progress event; None if it is not there."""
+    metrics = data.get("metrics")
+    value = metrics.get(metric) if isinstance(metrics, Mapping) else None
+    if value is None and metric == "loss":
+        value = data.get("loss")
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

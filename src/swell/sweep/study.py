@@ -1,0 +1,168 @@
+"""The trials of a sweep, kept by Optuna in a database beside the sweep's file.
+
+Optuna chooses the hyper-parameters and says which trials to give up. All it knows is on disk: a sweep that is
+killed goes on where it was, and Optuna's own tools can read the study.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from swell.domain import SwellError
+from swell.sweep.spec import Choice, Parameter, Sweep, Value, grid
+
+JOB, KEY, SPACE = "swell:job", "swell:key", "swell:space"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One trial: its hyper-parameters and what came of it."""
+
+    number: int
+    parameters: dict[str, Value]
+    state: str
+    """running, complete, pruned or fail."""
+    job_id: str | None
+    value: float | None
+    """The metric at the end; the last one reported, for a trial that was given up."""
+    epochs: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+class Study:
+    """Asks for trials, takes their reports, and remembers everything on disk."""
+
+    def __init__(self, path: Path, sweep: Sweep, *, fresh: bool = False) -> None:
+        """Open or make the study in the database `path`; with `fresh`, one that is there is an error."""
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        if fresh and path.exists():
+            raise SwellError(f"{path} holds a sweep already: --resume goes on with it, or delete the file")
+        self._optuna = optuna
+        self._sweep = sweep
+        self._distributions = {
+            name: _distribution(optuna, parameter) for name, parameter in sweep.parameters.items()
+        }
+        self._study = optuna.create_study(
+            storage=f"sqlite:///{path.absolute()}",
+            study_name=path.stem,
+            direction=sweep.direction,
+            sampler=_sampler(optuna, sweep),
+            pruner=_pruner(optuna, sweep),
+            load_if_exists=True,
+        )
+        attributes = self._study.user_attrs
+        if not attributes:
+            self._study.set_user_attr(KEY, secrets.token_hex(8))
+            self._study.set_user_attr(SPACE, _fingerprint(sweep))
+            if sweep.sampler == "grid":
+                for point in grid(sweep.parameters):
+                    self._study.enqueue_trial(point)
+        elif attributes.get(SPACE) != _fingerprint(sweep):
+            raise SwellError(
+                f"{path} holds a sweep with other parameters or another metric: "
+                "choose another file with --study, or put the old values back"
+            )
+        self.key: str = self._study.user_attrs[KEY]
+        """A text that no other study has."""
+
+    def trials(self) -> list[Trial]:
+        """All trials so far."""
+        return [_view(t) for t in self._stored() if t.state.name != "WAITING"]
+
+    def best(self) -> Trial | None:
+        """The best of the complete trials."""
+        done = [t for t in self.trials() if t.state == "complete" and t.value is not None]
+        sign = 1.0 if self._sweep.direction == "minimize" else -1.0
+        return min(done, key=lambda t: sign * float(t.value or 0.0), default=None)
+
+    def curves(self) -> dict[int, dict[int, float]]:
+        """By trial: the metric by epoch."""
+        return {t.number: dict(sorted(t.intermediate_values.items())) for t in self._stored()}
+
+    def ask(self) -> Trial:
+        """A new trial; it is on disk before this returns."""
+        trial = self._study.ask(self._distributions)
+        return _view(self._stored()[trial.number])
+
+    def started(self, number: int, job_id: str) -> None:
+        """Remember a trial's job."""
+        self._live(number).set_user_attr(JOB, job_id)
+
+    def report(self, number: int, epoch: int, value: float) -> bool:
+        """Record a trial's metric after an epoch; True if the trial is to be given up."""
+        if not math.isfinite(value):
+            return False
+        trial = self._live(number)
+        seen = self._stored()[number].intermediate_values
+        if epoch not in seen:
+            trial.report(value, epoch)
+        return bool(trial.should_prune())
+
+    def tell(self, number: int, state: str) -> None:
+        """End a trial: complete (with the last metric it reported), pruned or fail."""
+        frozen = self._stored()[number]
+        if frozen.state.is_finished():
+            return
+        last = frozen.intermediate_values.get(frozen.last_step) if frozen.intermediate_values else None
+        if state == "complete" and last is None:
+            state = "fail"  # it never said what it is judged by
+        value = last if state == "complete" else None
+        self._study.tell(number, value, state=self._optuna.trial.TrialState[state.upper()])
+
+    def _stored(self) -> list[Any]:
+        return list(self._study.get_trials(deepcopy=False))
+
+    def _live(self, number: int) -> Any:
+        return self._optuna.trial.Trial(self._study, self._stored()[number]._trial_id)
+
+
+def _view(trial: Any) -> Trial:
+    steps = trial.intermediate_values
+    value = trial.value if trial.value is not None else (steps[max(steps)] if steps else None)
+    state = trial.state.name.lower()
+    return Trial(
+        trial.number, dict(trial.params), state, trial.user_attrs.get(JOB), value, max(steps, default=0)
+    )
+
+
+def _distribution(optuna: Any, parameter: Parameter) -> Any:
+    kinds = optuna.distributions
+    if isinstance(parameter, Choice):
+        return kinds.CategoricalDistribution(parameter.values)
+    if parameter.whole:
+        step = int(parameter.step or 1)
+        return kinds.IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log, step=step)
+    return kinds.FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+
+
+def _sampler(optuna: Any, sweep: Sweep) -> Any:
+    if sweep.sampler == "tpe":
+        # Trials that run count as if they had done badly: so several at a time do not try the same place.
+        return optuna.samplers.TPESampler(seed=sweep.seed, constant_liar=True)
+    return optuna.samplers.RandomSampler(seed=sweep.seed)
+
+
+def _pruner(optuna: Any, sweep: Sweep) -> Any:
+    if sweep.pruner == "halving":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=sweep.warmup, reduction_factor=3)
+    if sweep.pruner == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=sweep.warmup)
+    return optuna.pruners.NopPruner()
+
+
+def _fingerprint(sweep: Sweep) -> str:
+    space = {
+        name: [*p.values] if isinstance(p, Choice) else [p.low, p.high, p.step, p.log]
+        for name, p in sweep.parameters.items()
+    }
+    return json.dumps([space, sweep.metric, sweep.direction], sort_keys=True)

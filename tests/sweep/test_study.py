@@ -1,0 +1,76 @@
+"""The trials of a sweep on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swell.domain import SwellError
+from swell.sweep.spec import Sweep
+from swell.sweep.study import Study
+
+pytest.importorskip("optuna")
+
+SPACE = {"lr": {"low": 0.0, "high": 1.0}}
+
+
+def sweep(space: dict[str, Any] = SPACE, **fields: Any) -> Sweep:
+    return Sweep.of_tables({"direction": "maximize", **fields}, space)
+
+
+def test_everything_survives_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.db"
+    study = Study(path, sweep(), fresh=True)
+    done, running = study.ask(), study.ask()
+    study.started(done.number, "job-a")
+    study.started(running.number, "job-b")
+    assert not study.report(done.number, 1, 0.4)
+    study.report(done.number, 2, 0.6)
+    study.tell(done.number, "complete")
+    again = Study(path, sweep())
+    assert again.key == study.key
+    first, second = again.trials()
+    assert (first.state, first.job_id, first.value, first.epochs) == ("complete", "job-a", 0.6, 2)
+    assert (second.state, second.job_id, second.parameters) == ("running", "job-b", running.parameters)
+    assert again.best() == first
+    again.tell(done.number, "fail")  # an ended trial stays as it is
+    assert again.trials()[0].state == "complete"
+    assert again.curves() == {0: {1: 0.4, 2: 0.6}, 1: {}}
+
+
+def test_a_study_is_not_mixed_with_another(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.db"
+    Study(path, sweep(), fresh=True)
+    with pytest.raises(SwellError, match="--resume"):
+        Study(path, sweep(), fresh=True)
+    with pytest.raises(SwellError, match="other parameters"):
+        Study(path, sweep({"lr": [1, 2]}))
+
+
+def test_halving_gives_up_the_worst_and_never_the_best(tmp_path: Path) -> None:
+    study = Study(tmp_path / "sweep.db", sweep(), fresh=True)
+    trials = [study.ask().number for _ in range(6)]
+    given_up = [number for number in reversed(trials) if study.report(number, 1, number / 10)]
+    assert given_up and trials[-1] not in given_up
+    for number in given_up:
+        study.tell(number, "pruned")
+    assert {t.state for t in study.trials() if t.number in given_up} == {"pruned"}
+    assert not study.report(trials[-1], 2, float("nan"))  # no number to judge by
+
+
+def test_a_trial_without_a_value_has_failed(tmp_path: Path) -> None:
+    study = Study(tmp_path / "sweep.db", sweep(), fresh=True)
+    study.tell(study.ask().number, "complete")
+    assert study.trials()[0].state == "fail"
+    assert study.best() is None
+
+
+def test_a_grid_is_gone_through_once(tmp_path: Path) -> None:
+    space = {"width": {"low": 1, "high": 3}, "act": ["relu", "tanh"]}
+    study = Study(tmp_path / "sweep.db", sweep(space, sampler="grid"), fresh=True)
+    assert sweep(space, sampler="grid").trials == 6
+    assert sweep(space, sampler="grid", trials=4).trials == 4
+    seen = {tuple(study.ask().parameters.values()) for _ in range(6)}
+    assert seen == {(w, a) for w in (1, 2, 3) for a in ("relu", "tanh")}
