@@ -453,3 +453,47 @@ def test_no_command_of_the_platform_is_left_untried() -> None:
         "restore",
     }
     assert set(COMMANDS) - elsewhere == {command.split()[0] for command in TRIED}
+
+
+_TRIAL = """
+import argparse, time, torch, swell
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+lr = parser.parse_args().lr
+model = torch.nn.Linear(4, 1)
+job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=lr))
+loader = job.loader(torch.utils.data.TensorDataset(torch.randn(64, 4)), batch_size=32)
+for epoch in job.epochs(3):
+    for (x,) in loader:
+        time.sleep(0.02 * len(x))
+        job.step(model(x).square().mean())
+    job.log(score=lr * (epoch + 1))
+"""
+
+
+def test_a_sweep_goes_on_after_its_command_was_killed(place: Place) -> None:
+    (place.path / "trial.py").write_text(_TRIAL)
+    (place.path / "sweep.toml").write_text(
+        '[job]\nscript = "trial.py"\n[sweep]\nmetric = "score"\ndirection = "maximize"\nparallel = 3\n'
+        "trials = 5\n[parameters]\nlr = { low = 0.001, high = 0.1 }\n"
+    )
+    command = [sys.executable, "-m", "swell", "sweep", "sweep.toml"]
+    with subprocess.Popen(
+        command, cwd=place.path, env=place.environment(), stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None
+        ended = next(line for line in first.stdout if "complete" in line or "given up" in line)
+        first.kill()
+    number = int(re.findall(r"trial (\d+)", ended)[0])
+    found = place.json("sweep", "sweep.toml", "--resume", "--plot", "sweep.svg")
+    trials = found["trials"]
+    assert [trial["number"] for trial in trials] == [0, 1, 2, 3, 4]
+    assert {trial["state"] for trial in trials} <= {"complete", "pruned"}
+    assert trials[number]["state"] == ("complete" if "complete" in ended else "pruned")
+    assert found["best"]["value"] == pytest.approx(3 * found["best"]["parameters"]["lr"])
+    ours = [job["job_id"] for job in place.json("queue", "--all") if job["name"].startswith("sweep-")]
+    assert sorted(ours) == sorted(trial["job_id"] for trial in trials), "a trial became two jobs, or none"
+    assert (place.path / "sweep.svg").read_text().startswith("<svg")
+    again = place.swell("sweep", "sweep.toml")
+    assert again.returncode != 0 and "--resume" in again.stderr

@@ -176,7 +176,7 @@ def _show(study: Study, sweep: Sweep) -> None:
     best = study.best()
     if best is None:
         click.echo(
-            f"No trial was completed with a '{sweep.metric}': the script says it by job.log({sweep.metric}=...)."
+            f"No trial told its {sweep.metric}: the script does so with job.log({sweep.metric}=...)."
         )
     else:
         click.echo(f"Best: trial {best.number} with {_spoken(best)}")
