@@ -492,7 +492,7 @@ def test_a_sweep_goes_on_after_its_command_was_killed(place: Place) -> None:
     assert {trial["state"] for trial in trials} <= {"complete", "pruned"}
     assert trials[number]["state"] == ("complete" if "complete" in ended else "pruned")
     assert found["best"]["value"] == pytest.approx(3 * found["best"]["parameters"]["lr"])
-    ours = [job["job_id"] for job in place.json("queue", "--all") if job["name"].startswith("sweep-")]
+    ours = [job["job_id"] for job in place.json("queue", "--all") if job["job_id"].startswith("sweep-")]
     assert sorted(ours) == sorted(trial["job_id"] for trial in trials), "a trial became two jobs, or none"
     assert (place.path / "sweep.svg").read_text().startswith("<svg")
     again = place.swell("sweep", "sweep.toml")

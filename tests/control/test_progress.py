@@ -30,13 +30,26 @@ def test_a_long_job_has_a_bounded_number_of_points_spread_over_its_life(
         now_s = tick * 0.5
         if tick == 1000:
             log = ProgressLog(store)  # the control plane was restarted
-        if log.due("a", now_s):
-            store.save([], [_report(now_s, done=tick)])
+        log.heard(_report(now_s, done=tick))
+        if due := log.due(()):
+            store.save([], list(due.values()))
             log.written("a", now_s)
         assert store.tally("a", EventKind.PROGRESS)[0] <= 40
     times = [event.time_s for _, event in store.events(job_id="a")]
     assert len(times) >= 20 and times[0] == 0.0 and times[-1] > 900
     assert np.diff(times).max() < 100, "no part of its life is missing"
+
+
+def test_the_last_report_of_a_job_that_ended_goes_into_the_log(open_store: Callable[[], Store]) -> None:
+    log = ProgressLog(open_store())
+    for time_s in (1.0, 1.5):
+        log.heard(_report(time_s))
+        if log.due(()):
+            log.written("a", time_s)
+    assert log.due(()) == {}
+    assert log.due({"a"}) == {"a": _report(1.5)}
+    log.written("a", 1.5)
+    assert log.due({"a"}) == {}
 
 
 def test_other_jobs_and_other_events_are_not_thinned(open_store: Callable[[], Store]) -> None:

@@ -61,7 +61,7 @@ def sweep(
     script, options, wanted = read_sweep(file, trials)
     path = path or file.with_suffix(".db")
     with connect(home) as client:
-        slots = sum(len(node.slots) for node in client.nodes()) or 1
+        slots = sum(node.gpus for node in client.nodes()) or 1
         study = Study(path, wanted, fresh=not resume)
         told = _Teller(wanted, quiet=as_json)
         driver = Driver(

@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,10 +29,11 @@ from swell.control.progress import ProgressLog
 from swell.control.reconcile import AskAgain, EndStray, Feed, Reconciler
 from swell.control.scheduler import Scheduler
 from swell.domain import Cluster, Event, EventKind
-from swell.engines import Engine, Launch, Report
+from swell.engines import Engine, Launch, Report, RunState
 
 log = logging.getLogger(__name__)
 
+_OVER = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
 _CURVES = ("epoch", "batch_size", "loss", "target_loss", "lr", "metrics")
 """Fields of a progress report that are written to the log, besides `done` and `of`."""
 
@@ -92,7 +93,7 @@ class Conductor:
         """Listen, follow the nodes, reconcile, and decide if a decision is due."""
         # Look at the jobs before reading their reports, so that all reports of a job seen as over are read.
         observed = self.engine.observe()
-        self._listen(now_s)
+        self._listen(now_s, {job_id for job_id, job in observed.items() if job.state in _OVER})
         self._follow_nodes(now_s)
         for difference in self.reconciler.differences(self.book.records, observed, now_s):
             match difference:
@@ -112,17 +113,17 @@ class Conductor:
 
     # -- listening ---------------------------------------------------------------------------------------
 
-    def _listen(self, now_s: float) -> None:
+    def _listen(self, now_s: float, ended: Collection[str]) -> None:
         """Take in what jobs reported; the progress of all jobs is written in one transaction."""
-        progress: dict[str, Event] = {}
         for report in self.engine.reports():
             record, knowledge = self.book.records.get(report.job_id), self.book.known.get(report.job_id)
             if record is None or knowledge is None:
                 continue
             with self._sparing_others(record.job_id):
                 event = self._hear(record, knowledge, report, now_s)
-                if event is not None and self._progress.due(record.job_id, report.time_s):
-                    progress[record.job_id] = event
+                if event is not None:
+                    self._progress.heard(event)
+        progress = self._progress.due(ended)
         records = [self.book.records[job_id] for job_id in progress]
         self.book.write(records, list(progress.values()))
         for record in records:

@@ -2,15 +2,16 @@
 
 Jobs report twice a second. The log takes one report every `FIRST_S` seconds; once a job has `MOST` of them
 every second one is deleted and the spacing doubles. So a curve is fine for a job of a minute, and a job of a
-month has no more than `MOST` points.
+month has no more than `MOST` points. The last report before a job's end goes into the log in any case.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from swell.control.store import Store
-from swell.domain import EventKind
+from swell.domain import Event, EventKind
 
 FIRST_S = 2.0
 """Seconds between two reports in the log at first."""
@@ -31,19 +32,34 @@ class ProgressLog:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._jobs: dict[str, _Kept] = {}
+        self._newest: dict[str, Event] = {}
+        """By job: the newest report that is not in the log."""
 
-    def due(self, job_id: str, now_s: float) -> bool:
-        """Whether a report of this moment belongs in the log."""
+    def heard(self, event: Event) -> None:
+        """Take a job's newest report."""
+        assert event.job_id is not None
+        self._newest[event.job_id] = event
+
+    def due(self, ended: Collection[str]) -> dict[str, Event]:
+        """The reports that belong in the log, by job: one now and then, and the last of jobs that ended."""
+        return {
+            job_id: event
+            for job_id, event in self._newest.items()
+            if job_id in ended or event.time_s - self._of(job_id).last_s >= self._of(job_id).spacing_s
+        }
+
+    def _of(self, job_id: str) -> _Kept:
         kept = self._jobs.get(job_id)
         if kept is None:
             # The log may hold reports from before a restart of the control plane.
             count, span_s = self._store.tally(job_id, EventKind.PROGRESS)
             kept = self._jobs[job_id] = _Kept(count, max(FIRST_S, span_s / max(count, 1)))
-        return now_s - kept.last_s >= kept.spacing_s
+        return kept
 
     def written(self, job_id: str, now_s: float) -> None:
         """Count a report that was written to the log, and thin the log if it is full."""
-        kept = self._jobs[job_id]
+        kept = self._of(job_id)
+        self._newest.pop(job_id, None)
         kept.count, kept.last_s = kept.count + 1, now_s
         if kept.count >= MOST:
             self._store.thin(job_id, EventKind.PROGRESS)
@@ -53,3 +69,4 @@ class ProgressLog:
     def forget(self, job_id: str) -> None:
         """Forget a job that is over."""
         self._jobs.pop(job_id, None)
+        self._newest.pop(job_id, None)

@@ -72,6 +72,11 @@ class Driver:
         for trial in self._study.trials():
             if trial.state == "running":
                 self._start(trial)
+        if self._running:  # of a driver that was killed
+            self._catch_up()
+            for job in [self._client.job(job_id) for job_id in self._running]:
+                if job.over:  # its last events may have been deleted meanwhile
+                    self._end(job.job_id, job.phase.value)
         while True:
             self._fill()
             if not self._running:
@@ -98,8 +103,6 @@ class Driver:
         )
         self._study.started(trial.number, job.job_id)
         self._running[job.job_id] = trial.number
-        if job.over:
-            self._end(job.job_id, job.phase.value)
 
     def _catch_up(self) -> int:
         """Take in what has happened since; returns the number of events of our trials."""
