@@ -26,7 +26,7 @@ demo-sim: $(STAMP)  ## Every kind of scheduler side by side on a generated workl
 	$(BIN)/python scripts/demo_sim.py
 
 test: $(STAMP)  ## The whole test suite
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 4
 
 lint: $(STAMP)  ## Style, types and the import contract
 	$(BIN)/ruff check .

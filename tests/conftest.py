@@ -15,6 +15,11 @@ from swell.engines.nursery import SHARED, Nursery
 
 pytest_plugins = ["tests.completeness"]
 
+COMPILED = tuple(
+    f"tests/{name}" for name in ("policies/", "sim/", "control/test_same", "control/test_quotes")
+)
+"""Tests of compiled policies: in one process each function is compiled once, not once for each worker."""
+
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[RayCluster]:
@@ -45,12 +50,12 @@ def commands() -> Iterator[Commands]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first: at the end of a parallel run no worker waits for another one's last test."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda i: i.get_closest_marker("slow") is None and not i.nodeid.startswith(COMPILED))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests that share a cluster or a platform run on one worker; all others wherever there is room.
+    """Tests that share a cluster, a platform or compiled code run on one worker; others where there is room.
 
     By their names, because the workers' marks do not reach the scheduler with the versions we pin.
     """
@@ -60,6 +65,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             if "[ray" in nodeid or "test_ray" in nodeid:
                 return "ray"
+            if nodeid.startswith(COMPILED):
+                return "compiled"
             return "platform" if "test_platform" in nodeid else nodeid
 
     return Grouped(config, log)
