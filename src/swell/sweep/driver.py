@@ -9,22 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from swell.api.schemas import EventView, JobView
+from swell.api.client import Client
+from swell.api.schemas import EventView
 from swell.sweep.spec import Sweep, Value
 from swell.sweep.study import Study, Trial
 
 _WAIT_S = 0.5
-
-
-class Platform(Protocol):
-    """What a driver needs of a client."""
-
-    def submit(self, script: str, *, idempotency_key: str | None = None, **options: Any) -> JobView: ...
-    def job(self, job: str) -> JobView: ...
-    def cancel(self, job: str) -> JobView: ...
-    def events(self, *, job: str | None = None, since: int | None = None, follow: bool = True) -> Any: ...
 
 
 Told = Callable[[str, Trial], None]
@@ -47,7 +39,7 @@ class Driver:
 
     def __init__(
         self,
-        client: Platform,
+        client: Client,
         study: Study,
         sweep: Sweep,
         script: str,

@@ -55,7 +55,7 @@ class Study:
         self._study = optuna.create_study(
             storage=f"sqlite:///{path.absolute()}",
             study_name=path.stem,
-            direction=sweep.direction,
+            direction=optuna.study.StudyDirection[sweep.direction.upper()],
             sampler=_sampler(optuna, sweep),
             pruner=_pruner(optuna, sweep),
             load_if_exists=True,
