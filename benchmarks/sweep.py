@@ -2,8 +2,8 @@
 
     python -m benchmarks.sweep [--trials 24] [--json]
 
-Both make the same search (examples/sweep.toml) on a platform of their own, one after the other. Reading a
-sample takes a fixed time, as from slow storage, so that trials scale on a machine with fewer cores than slots.
+Both make the same search (examples/sweep.toml) on a platform of their own, one after the other. To read a
+sample takes a fixed time, as from slow storage, so that trials scale whatever the number of cores.
 """
 
 from __future__ import annotations

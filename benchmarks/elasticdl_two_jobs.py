@@ -1,0 +1,96 @@
+"""ElasticDL's first experiment: two jobs that each want 55% of the slots, elastic against gang scheduling.
+
+    python -m benchmarks.elasticdl_two_jobs [--epochs 60] [--json]
+
+Real processes on nine CPU slots of this machine; a sample takes a fixed time, so that jobs scale whatever the
+number of cores. Each job wants five slots. Under gang scheduling (`fifo`, five or nothing) the second waits
+for the first. Elastic, it starts at once on the four that are left and grows when the first has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from swell.control.database import connect
+from swell.control.model import JobRequest, Phase
+from swell.control.plane import ControlPlane
+from swell.control.store import Store
+from swell.engines.local import LocalEngine
+from swell.report.runs import Run
+
+SCRIPT = Path(__file__).parents[1] / "tests" / "engines" / "toy.py"
+SLOTS, WANTED = 9, 5
+LIMIT_S = 300.0
+
+
+def both(home: Path, policy: str, least: int, epochs: int) -> dict[str, Any]:
+    """Submit one job, and another when the first trains; returns times and utilisation."""
+    store = Store(connect(str(home / "store.db")))
+    plane = ControlPlane(store, LocalEngine(home, slots=SLOTS), home=home, policy=policy, interval_s=0.5)
+    plane.start()
+    try:
+        jobs = []
+        for name in ("first", "second"):
+            request = JobRequest(
+                name=name,
+                script=str(SCRIPT),
+                args=("--epochs", str(epochs), "--sample-ms", "4"),
+                workdir=str(home),
+                workers=WANTED,
+                min_workers=least,
+                max_workers=WANTED,
+            )
+            jobs.append(plane.submit(request, "bench"))
+            _wait(plane, jobs[0].job_id, lambda job: job.done > 0)
+        for job in jobs:
+            _wait(plane, job.job_id, lambda job: job.phase.over)
+        ended = [plane.job(job.job_id) for job in jobs]
+        if any(job.phase is not Phase.FINISHED for job in ended):
+            raise RuntimeError(str([(job.phase, job.reason) for job in ended]))
+        run = Run.read(policy, (event for _, event in plane.events(limit=100_000)))
+    finally:
+        plane.stop()
+        store.close()
+    began_s = ended[0].started_s or ended[0].submitted_s
+    return {
+        "total_s": round(max(job.ended_s or 0.0 for job in ended) - began_s, 1),
+        "second_waits_s": round((ended[1].started_s or 0.0) - ended[1].submitted_s, 1),
+        "utilisation": None if run.utilisation is None else round(run.utilisation, 3),
+    }
+
+
+def _wait(plane: ControlPlane, job_id: str, condition: Any) -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while not condition(plane.job(job_id)):
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"job {job_id} after {LIMIT_S:g} s: {plane.job(job_id)}")
+        time.sleep(0.05)
+
+
+def main() -> None:
+    """Run both ways and compare."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    results = {}
+    for name, policy, least in (("gang", "fifo", WANTED), ("elastic", "tide", 1)):
+        with tempfile.TemporaryDirectory(prefix="swell-two-") as folder:
+            results[name] = found = both(Path(folder), policy, least, args.epochs)
+        if not args.json:
+            print(
+                f"{name:>8}: {found['total_s']:6.1f} s in all, the second waits "
+                f"{found['second_waits_s']:.1f} s, slots in use {found['utilisation']:.0%}",
+                flush=True,
+            )
+    if args.json:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
