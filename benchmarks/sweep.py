@@ -1,6 +1,6 @@
 """A sweep of elastic trials against trials of one slot each, on four CPU slots of this machine.
 
-    python -m benchmarks.sweep [--trials 24] [--json]
+    python -m benchmarks.sweep [--trials 24] [--seeds 3] [--json]
 
 Both make the same search (examples/sweep.toml) on a platform of their own, one after the other. To read a
 sample takes a fixed time, as from slow storage, so that trials scale whatever the number of cores.
@@ -30,7 +30,7 @@ def swell(home: Path, *words: object) -> str:
     return done.stdout
 
 
-def search(trials: int, most_workers: int | None, folder: Path) -> dict[str, Any]:
+def search(trials: int, most_workers: int | None, seed: int, folder: Path) -> dict[str, Any]:
     """The whole sweep: its makespan in seconds, and what came of it."""
     home, file = folder / "home", folder / "sweep.toml"
     text = SWEEP.read_text()
@@ -38,7 +38,7 @@ def search(trials: int, most_workers: int | None, folder: Path) -> dict[str, Any
     text = text.replace(f'"{script.name}"', f'"{script}"')
     if most_workers is not None:
         text = text.replace("[job]", f"[job]\nmax_workers = {most_workers}", 1)
-    file.write_text(text)
+    file.write_text(text.replace("[sweep]", f"[sweep]\nseed = {seed}", 1))
     swell(home, "up", "--slots", 4, "--port", 0, "-d")
     try:
         began_s = time.monotonic()
@@ -59,21 +59,25 @@ def main() -> None:
     """Run both and compare."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trials", type=int, default=24)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    results: dict[str, Any] = {}
-    for name, most in (("one slot each", 1), ("elastic", None)):
-        with tempfile.TemporaryDirectory(prefix="swell-sweep-") as folder:
-            results[name] = search(args.trials, most, Path(folder))
-        if not args.json:
-            found = results[name]
-            score = found["best"]["value"] if found["best"] else float("nan")
-            print(
-                f"{name:>14}: {found['makespan_s']:6.1f} s, {found['epochs']} epochs, best {score:.4f}, "
-                + ", ".join(f"{count} {state}" for state, count in found["trials"].items()),
-                flush=True,
-            )
-    ratio = results["elastic"]["makespan_s"] / results["one slot each"]["makespan_s"]
+    results: dict[str, list[dict[str, Any]]] = {"one slot each": [], "elastic": []}
+    for seed in range(args.seeds):
+        for name, most in (("one slot each", 1), ("elastic", None)):
+            with tempfile.TemporaryDirectory(prefix="swell-sweep-") as folder:
+                found = search(args.trials, most, seed, Path(folder))
+            results[name].append(found)
+            if not args.json:
+                score = found["best"]["value"] if found["best"] else float("nan")
+                print(
+                    f"seed {seed}, {name:>13}: {found['makespan_s']:6.1f} s, {found['epochs']} epochs, "
+                    f"best {score:.4f}, "
+                    + ", ".join(f"{count} {state}" for state, count in found["trials"].items()),
+                    flush=True,
+                )
+    total = {name: sum(one["makespan_s"] for one in found) for name, found in results.items()}
+    ratio = total["elastic"] / total["one slot each"]
     if args.json:
         print(json.dumps(results | {"ratio": round(ratio, 3)}))
     else:

@@ -468,7 +468,7 @@ for epoch in job.epochs(3):
     for (x,) in loader:
         time.sleep(0.02 * len(x))
         job.step(model(x).square().mean())
-    job.log(score=lr * (epoch + 1))
+    job.log(score=lr)
 """
 
 
@@ -483,15 +483,14 @@ def test_a_sweep_goes_on_after_its_command_was_killed(place: Place) -> None:
         command, cwd=place.path, env=place.environment(), stdout=subprocess.PIPE, text=True
     ) as first:
         assert first.stdout is not None
-        ended = next(line for line in first.stdout if "complete" in line or "given up" in line)
+        assert any("trial 3: started" in line for line in first.stdout), "one waits for the others by now"
         first.kill()
-    number = int(re.findall(r"trial (\d+)", ended)[0])
     found = place.json("sweep", "sweep.toml", "--resume", "--plot", "sweep.svg")
     trials = found["trials"]
     assert [trial["number"] for trial in trials] == [0, 1, 2, 3, 4]
-    assert {trial["state"] for trial in trials} <= {"complete", "pruned"}
-    assert trials[number]["state"] == ("complete" if "complete" in ended else "pruned")
-    assert found["best"]["value"] == pytest.approx(3 * found["best"]["parameters"]["lr"])
+    assert {trial["state"] for trial in trials} == {"complete", "pruned"}
+    best = max(trials, key=lambda trial: trial["parameters"]["lr"])
+    assert found["best"] == best and best["value"] == best["parameters"]["lr"]
     ours = [job["job_id"] for job in place.json("queue", "--all") if job["job_id"].startswith("sweep-")]
     assert sorted(ours) == sorted(trial["job_id"] for trial in trials), "a trial became two jobs, or none"
     assert (place.path / "sweep.svg").read_text().startswith("<svg")

@@ -26,7 +26,7 @@ def test_everything_survives_the_process(tmp_path: Path) -> None:
     done, running = study.ask(), study.ask()
     study.started(done.number, "job-a")
     study.started(running.number, "job-b")
-    assert not study.report(done.number, 1, 0.4)
+    study.report(done.number, 1, 0.4)
     study.report(done.number, 2, 0.6)
     study.tell(done.number, "complete")
     again = Study(path, sweep())
@@ -49,15 +49,35 @@ def test_a_study_is_not_mixed_with_another(tmp_path: Path) -> None:
         Study(path, sweep({"lr": [1, 2]}))
 
 
-def test_halving_gives_up_the_worst_and_never_the_best(tmp_path: Path) -> None:
-    study = Study(tmp_path / "sweep.db", sweep(), fresh=True)
-    trials = [study.ask().number for _ in range(6)]
-    given_up = [number for number in reversed(trials) if study.report(number, 1, number / 10)]
-    assert given_up and trials[-1] not in given_up
-    for number in given_up:
-        study.tell(number, "pruned")
-    assert {t.state for t in study.trials() if t.number in given_up} == {"pruned"}
-    assert not study.report(trials[-1], 2, float("nan"))  # no number to judge by
+def test_verdicts_follow_what_was_reported(tmp_path: Path) -> None:
+    study = Study(tmp_path / "sweep.db", sweep(trials=4), fresh=True)
+    trials = [study.ask().number for _ in range(4)]
+    for number in trials[:3]:
+        study.report(number, 1, number / 10)
+    assert [study.verdicts()[number].value for number in trials] == ["wait", "wait", "wait", "go"]
+    study.report(trials[3], 1, float("nan"))  # no number to judge by
+    study.report(trials[3], 2, 0.9)
+    assert [study.verdicts()[number].value for number in trials] == ["give up", "give up", "go", "go"]
+    study.tell(trials[0], "pruned")
+    assert trials[0] not in study.verdicts()
+    assert study.trials()[0].state == "pruned"
+
+
+def test_other_pruners_are_optunas(tmp_path: Path) -> None:
+    study = Study(tmp_path / "sweep.db", sweep(trials=9, pruner="median"), fresh=True)
+    for _ in range(5):
+        trial = study.ask().number
+        for epoch in (1, 2, 3):
+            study.report(trial, epoch, 0.5)
+        study.tell(trial, "complete")
+    bad, good = study.ask().number, study.ask().number
+    for epoch in (1, 2, 3):
+        study.report(bad, epoch, 0.1)
+        study.report(good, epoch, 0.8)
+    assert {number: verdict.value for number, verdict in study.verdicts().items()} == {
+        bad: "give up",
+        good: "go",
+    }
 
 
 def test_a_trial_without_a_value_has_failed(tmp_path: Path) -> None:

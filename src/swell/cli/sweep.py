@@ -175,9 +175,7 @@ def _show(study: Study, sweep: Sweep) -> None:
     print_rich(table)
     best = study.best()
     if best is None:
-        click.echo(
-            f"No trial told its {sweep.metric}: the script does so with job.log({sweep.metric}=...)."
-        )
+        click.echo(f"No trial told its {sweep.metric}: the script does so with job.log({sweep.metric}=...).")
     else:
         click.echo(f"Best: trial {best.number} with {_spoken(best)}")
 

@@ -1,8 +1,8 @@
 """Runs the trials of a sweep on the platform.
 
-Each trial is a best-effort job, so that it grows as others are given up or end. The driver only asks, reports
-and tells: the study is on disk and the jobs are the platform's. A driver that is killed and started again
-finds every trial where it is; the key of a submission keeps a trial from becoming two jobs.
+Each trial is a best-effort job, so that it grows as others wait, are given up or end. The driver only asks,
+reports and tells: the study is on disk and the jobs are the platform's. A driver that is killed and started
+again finds every trial where it is; the key of a submission keeps a trial from becoming two jobs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 from swell.api.client import Client
 from swell.api.schemas import EventView
+from swell.control.model import Phase
+from swell.sweep.halving import Verdict
 from swell.sweep.spec import Sweep, Value
 from swell.sweep.study import Study, Trial
 
@@ -57,6 +59,8 @@ class Driver:
         self._told = told
         self._running: dict[str, int] = {}
         """Trial by job."""
+        self._waiting: set[str] = set()
+        """Jobs that were paused because their trials wait for others."""
         self._since = 0
 
     def run(self) -> None:
@@ -69,7 +73,10 @@ class Driver:
             for job in [self._client.job(job_id) for job_id in self._running]:
                 if job.over:  # its last events may have been deleted meanwhile
                     self._end(job.job_id, job.phase.value)
+                elif job.phase is Phase.PAUSED:
+                    self._waiting.add(job.job_id)
         while True:
+            self._follow_verdicts()
             self._fill()
             if not self._running:
                 return
@@ -78,10 +85,28 @@ class Driver:
 
     def _fill(self) -> None:
         """Start trials until enough are running or all have been started."""
-        while len(self._running) < self._parallel and len(self._study.trials()) < self._sweep.trials:
+        while (
+            len(self._running) - len(self._waiting) < self._parallel
+            and len(self._study.trials()) < self._sweep.trials
+        ):
             trial = self._study.ask()
             self._start(trial)
             self._told("started", trial)
+
+    def _follow_verdicts(self) -> None:
+        """Have trials wait, go on, or end."""
+        verdicts = self._study.verdicts()
+        for job_id, number in list(self._running.items()):
+            verdict = verdicts.get(number, Verdict.GO)
+            if verdict is Verdict.GIVE_UP:
+                self._client.cancel(job_id)
+                self._end(job_id, "pruned")
+            elif verdict is Verdict.WAIT and job_id not in self._waiting:
+                self._client.pause(job_id)
+                self._waiting.add(job_id)
+            elif verdict is Verdict.GO and job_id in self._waiting:
+                self._client.resume(job_id)
+                self._waiting.discard(job_id)
 
     def _start(self, trial: Trial) -> None:
         """Submit a trial's job, or find the one that a killed driver submitted."""
@@ -111,14 +136,13 @@ class Driver:
             value, epoch = measured(event.data, self._sweep.metric), event.data.get("epoch")
             if value is None or not isinstance(epoch, int) or epoch < 1:
                 return
-            if self._study.report(self._running[job_id], epoch, value):
-                self._client.cancel(job_id)
-                self._end(job_id, "pruned")
+            self._study.report(self._running[job_id], epoch, value)
         elif event.kind in ("finished", "failed", "cancelled", "rejected"):
             self._end(job_id, event.kind)
 
     def _end(self, job_id: str, how: str) -> None:
         number = self._running.pop(job_id)
+        self._waiting.discard(job_id)
         state = {"finished": "complete", "pruned": "pruned"}.get(how, "fail")
         self._study.tell(number, state)
         trial = next(t for t in self._study.trials() if t.number == number)

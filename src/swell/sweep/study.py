@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swell.domain import SwellError
+from swell.sweep.halving import Standing, Verdict, verdicts
 from swell.sweep.spec import Choice, Parameter, Sweep, Value, grid
 
 JOB, KEY, SPACE = "swell:job", "swell:key", "swell:space"
@@ -98,15 +99,27 @@ class Study:
         """Remember a trial's job."""
         self._live(number).set_user_attr(JOB, job_id)
 
-    def report(self, number: int, epoch: int, value: float) -> bool:
-        """Record a trial's metric after an epoch; True if the trial is to be given up."""
-        if not math.isfinite(value):
-            return False
-        trial = self._live(number)
-        seen = self._stored()[number].intermediate_values
-        if epoch not in seen:
-            trial.report(value, epoch)
-        return bool(trial.should_prune())
+    def report(self, number: int, epoch: int, value: float) -> None:
+        """Record a trial's metric after an epoch."""
+        if math.isfinite(value) and epoch not in self._stored()[number].intermediate_values:
+            self._live(number).report(value, epoch)
+
+    def verdicts(self) -> dict[int, Verdict]:
+        """What becomes of each trial that has not ended."""
+        running = [t.number for t in self._stored() if t.state.name == "RUNNING"]
+        if self._sweep.pruner == "halving":
+            standing = [
+                Standing(
+                    t.number, t.intermediate_values, t.state.is_finished(), failed=t.state.name == "FAIL"
+                )
+                for t in self._stored()
+                if t.state.name != "WAITING"
+            ]
+            maximize = self._sweep.direction == "maximize"
+            return verdicts(standing, self._sweep.trials, self._sweep.warmup, maximize=maximize)
+        return {
+            number: Verdict.GIVE_UP if self._live(number).should_prune() else Verdict.GO for number in running
+        }
 
     def tell(self, number: int, state: str) -> None:
         """End a trial: complete (with the last metric it reported), pruned or fail."""
@@ -153,11 +166,9 @@ def _sampler(optuna: Any, sweep: Sweep) -> Any:
 
 
 def _pruner(optuna: Any, sweep: Sweep) -> Any:
-    if sweep.pruner == "halving":
-        return optuna.pruners.SuccessiveHalvingPruner(min_resource=sweep.warmup, reduction_factor=3)
     if sweep.pruner == "median":
         return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=sweep.warmup)
-    return optuna.pruners.NopPruner()
+    return optuna.pruners.NopPruner()  # halving is ours: see `halving`
 
 
 def _fingerprint(sweep: Sweep) -> str:
