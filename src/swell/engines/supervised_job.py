@@ -41,6 +41,8 @@ COMPLAIN_EVERY_S = 60.0
 """The server's log gets at most one line about a misbehaving job in this time."""
 STOP: Message = {"type": "stop", "save": True}
 """Tells a coordinator to have its job save its state and stop."""
+END: Message = {"type": "stop", "code": 143}
+"""Tells a coordinator to end its job at once."""
 
 
 @dataclass(frozen=True, slots=True)
