@@ -19,7 +19,7 @@ class NoPostgres(Exception):
 
 
 class PostgresServer:
-    """Runs from `with` to the end of it. Reached over a socket in its folder, with `tcp` over the loopback too."""
+    """Runs inside `with`. Reached over a socket in its folder, with `tcp` over the loopback too."""
 
     def __init__(self, *, tcp: bool = False) -> None:
         if not BIN or shutil.which("setpriv") is None:
