@@ -38,9 +38,12 @@ from swell.cli._platform import (
 from swell.domain import InputError, SwellError
 
 if TYPE_CHECKING:
+    from swell.api.front import Front
+    from swell.api.listener import Listener
     from swell.control.lease import Tenure
     from swell.control.plane import ControlPlane
     from swell.control.store import Store
+    from swell.engines.supervised import SupervisedEngine
 
 log = logging.getLogger(__name__)
 
@@ -117,13 +120,23 @@ def serve(settings: Settings, ready: Ready, standby: Callable[[str, str], None])
     front = Front(candidate, lambda: _tokens(url), tls=settings.cert is not None, ca=ca)
     listener = listen(partial(Listener, front), settings, home=folder, closing=front.closing)
     candidate.holder = Holder(folder.name, listener.url, host)
-    first = leader is None
+    # A policy that is given counts if no other control plane led at the start; else the one in force goes on.
+    policy = settings.policy if leader is None else None
+    prepared = [_prepared(settings)]
 
     def lead(tenure: Tenure) -> Callable[[], None]:
-        nonlocal first
-        policy, first = settings.policy if first else None, False
+        nonlocal policy
         front.ready.wait(30.0)
-        return _lead(settings, url, policy, tenure, front, listener, ready)
+        engine = prepared.pop() if prepared else make_engine(settings)
+        step_down = _lead(settings, url, policy, tenure, engine, front, listener, ready)
+        policy = None
+
+        def prepare_again() -> None:
+            step_down()
+            if not succession.part.stopping.is_set():
+                prepared.append(_prepared(settings))
+
+        return prepare_again
 
     succession = Succession(candidate, lead, front.turned)
     standby(listener.url, folder.name)
@@ -132,11 +145,30 @@ def serve(settings: Settings, ready: Ready, standby: Callable[[str, str], None])
         listener.run()
     finally:
         succession.stop()
+        for engine in prepared:
+            engine.close()
         listener.file.remove(settings.home, os.getpid())
 
 
+def _prepared(settings: Settings) -> SupervisedEngine:
+    """An engine for the time when this control plane leads; what takes long has begun."""
+    engine = make_engine(settings)
+    try:
+        engine.prepare()
+    except SwellError as error:
+        log.warning("the engine is not ready to lead: %s", error)  # tried again when it is needed
+    return engine
+
+
 def _lead(
-    settings: Settings, url: str, policy: str | None, tenure: Tenure, front: Any, listener: Any, ready: Ready
+    settings: Settings,
+    url: str,
+    policy: str | None,
+    tenure: Tenure,
+    engine: SupervisedEngine,
+    front: Front,
+    listener: Listener,
+    ready: Ready,
 ) -> Callable[[], None]:
     """Bring a control plane up under a tenure; returns how to bring it down. `policy`: decide by this one."""
     from swell.api.audit import FILE, AuditLog
@@ -151,7 +183,7 @@ def _lead(
         check_store(settings.home, store)
         if policy is not None:
             store.set_setting("policy", policy)
-        plane = make_plane(settings, store)
+        plane = make_plane(settings, store, engine)
         book = TokenBook(store)
         new_tokens = ensure_tokens(book, settings.home)
         audit, tls = AuditLog(settings.home / FILE), settings.cert is not None

@@ -168,7 +168,7 @@ def serve(
         if settings.policy is not None:
             make_policy(settings.policy)
             store.set_setting("policy", settings.policy)
-        plane = make_plane(settings, store)
+        plane = make_plane(settings, store, make_engine(settings))
         server = listen(partial(Server, plane, store), settings, home=settings.home, replay=replayer(plane))
         warm_up(store.setting("policy") or "elasticflow")
         plane.start()
@@ -177,14 +177,13 @@ def serve(
         server.run()
 
 
-def make_plane(settings: Settings, store: Store) -> ControlPlane:
-    """The control plane that the settings ask for, on a store."""
+def make_plane(settings: Settings, store: Store, engine: SupervisedEngine) -> ControlPlane:
+    """The control plane that the settings ask for, on a store and an engine."""
     from swell.control.limits import Limits
     from swell.control.plane import ControlPlane
     from swell.control.retention import Keep
     from swell.engines.fencing import Fence
 
-    engine = make_engine(settings)
     engine.may_act = lambda: store.leads
     if store.fence:
         engine.fence = Fence(store.identity, store.fence)

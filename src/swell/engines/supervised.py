@@ -82,6 +82,9 @@ class SupervisedEngine:
         os.set_blocking(self._poke_w, False)
         os.set_blocking(self._poke_r, False)
 
+    def prepare(self) -> None:
+        """Begin with what takes long and touches no job, for a control plane that may have to lead soon."""
+
     def start(self, wake: Callable[[], None]) -> None:
         """Find the jobs that already run, and begin to listen to them."""
         self._wake = wake
@@ -269,7 +272,8 @@ class SupervisedEngine:
         elif not job.wanted and job.unborn(now_s):
             self._stop_at_once(job, now_s)
         else:
-            if job.connect(now_s, len(self.cluster().node_of_gpu)):
+            fencing = None if self.fence is None else self.fence.number
+            if job.connect(now_s, len(self.cluster().node_of_gpu), fencing):
                 with self._lock:
                     self._assign_slots(job)
             if job.connection is not None:

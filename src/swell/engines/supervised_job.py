@@ -281,10 +281,10 @@ class SupervisedJob:
 
     # -- its coordinator ---------------------------------------------------------------------------------
 
-    def connect(self, now_s: float, slots: int) -> bool:
+    def connect(self, now_s: float, slots: int, fencing: int | None = None) -> bool:
         """Connect to the job's coordinator if it is up; True if a connection was made now.
 
-        `slots`: how many slots the cluster has.
+        `slots`: how many slots the cluster has. `fencing`: the fencing number of this control plane.
         """
         if self.connection is not None or now_s - self.tried_s < self._patience_s():
             return False
@@ -297,7 +297,8 @@ class SupervisedJob:
         try:
             connection = Connection.open(run.address(), str(run.config()["secret"]), timeout_s=ANSWER_S)
             connection.limit_sending(ANSWER_S)
-            status = read_status(connection.request({"type": "hello", "role": "tool"}, ANSWER_S), slots)
+            hello = {"type": "hello", "role": "tool", "fencing": fencing}
+            status = read_status(connection.request(hello, ANSWER_S), slots)
             connection.request({"type": "watch"}, ANSWER_S)
         except (OSError, TrainError, ValueError, KeyError, TypeError, AttributeError) as error:
             if connection is not None:
