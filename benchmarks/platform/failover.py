@@ -47,9 +47,15 @@ UP_S = 180.0
 LEAD_S = 120.0
 SLOTS = 2
 SHORT = """
-import os, sys
+import os, sys, torch, swell
 with open(sys.argv[1], "a") as file:
     file.write(f"{os.getpid()}\\n")
+model = torch.nn.Linear(2, 1)
+job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1))
+loader = job.loader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch_size=4)
+for _ in job.epochs(1):
+    for (x,) in loader:
+        job.step(model(x).sum())
 """
 WITNESS = """
 CREATE TABLE witness (seq BIGINT, number BIGINT, writer TEXT);
@@ -407,7 +413,7 @@ def _lines(account: Account) -> Iterator[str]:
     yield f"fail-overs                  {len(every)}"
     yield f"until the other leads       median {median(every):.1f} s, most {max(every):.1f} s"
     for kind, took in account.took_s.items():
-        yield f"  {kind:<25} {len(took)} times: median {median(took):.1f} s, most {max(took):.1f} s"
+        yield f"  {kind:<25} {', '.join(f'{s:.1f}' for s in sorted(took))} s"
     answered = f"answered {len(account.keys)}; {account.ran} jobs ran"
     yield f"submissions                 {len(account.asked)}, {answered}"
     yield f"slowest answer              {account.slowest_s:.1f} s"

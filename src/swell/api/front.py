@@ -94,7 +94,7 @@ class Front:
 
     def leave(self) -> None:
         """Stop answering by the app of the control plane that led."""
-        with contextlib.suppress(RuntimeError):  # the event loop may be closed: the server has ended
+        with contextlib.suppress(SwellError):  # the event loop is closed: the server has ended
             self._in_loop(self._exit())
 
     def turned(self) -> None:
@@ -106,13 +106,14 @@ class Front:
     def _in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._loop is None or self._loop.is_closed():
             coroutine.close()
-            raise RuntimeError("the server does not run")
+            raise SwellError("the server does not run")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30.0)
 
     # -- in the event loop -------------------------------------------------------------------------------
 
     def closing(self) -> None:
-        """End all streams, because the server ends."""
+        """End all streams and do not take the lead any more, because the server ends."""
+        self._candidate.withdrawn = True
         if self._led is not None:
             self._led.app.state.context.hub.close()
         self._turn()

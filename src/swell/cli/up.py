@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,7 +177,7 @@ def up(
 
         _ha.check(settings)
     if not detach:
-        serve(settings, _show, _stand_by)
+        serve(settings, _announcer(), _stand_by)
         click.echo(
             "The control plane has stopped. Jobs go on: 'swell up' finds them, 'swell down' stops them."
         )
@@ -256,6 +256,20 @@ def _absolute(store: str | None) -> str | None:
     return store if store is None or "://" in store else str(Path(store).absolute())
 
 
+def _announcer() -> Callable[[str, ControlPlane, list[Path]], None]:
+    """Prints that the control plane is up, and from then on its events; what to do next only once."""
+    announced = False
+
+    def announce(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
+        nonlocal announced
+        _show(url, plane, new_tokens)
+        if not announced:
+            _next_steps(url)
+        announced = True
+
+    return announce
+
+
 def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
     """Print that the control plane is up, and from then on its events."""
     from swell.cli._events import line
@@ -265,7 +279,6 @@ def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
     click.echo(f"swell is up at {url}: {slots} slots, policy {plane.policy()}. Ctrl-C stops it; jobs go on.")
     for path in new_tokens:
         click.echo(f"  a token for the role '{path.name}' was written to {path}")
-    _next_steps(url)
 
     def tell(_: int, event: Event) -> None:
         if event.kind is EventKind.PROGRESS:

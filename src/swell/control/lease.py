@@ -115,6 +115,8 @@ class Candidate:
         self.trouble = ""
         """Why the lease cannot be looked at, or why this control plane could not lead; empty if all is
         well."""
+        self.withdrawn = False
+        """Set once this control plane is about to end: it does not take the lease any more."""
         self.part = Part("lease", self._run)
         self.changed = threading.Event()
         """Set whenever `tenure` or `leader` has changed."""
@@ -130,7 +132,7 @@ class Candidate:
             try:
                 if self.tenure is not None:
                     self._renew(self.tenure)
-                elif self._clock() >= self._rest_until_s:
+                elif self._clock() >= self._rest_until_s and not self.withdrawn:
                     self._stand()
                 else:
                     self._see(self._table.leader())

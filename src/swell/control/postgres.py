@@ -129,12 +129,13 @@ class _Connection:
 class PostgresLease:
     """The lease in a Postgres database, over a connection of its own. One thread at a time."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, make: bool = True) -> None:
+        """`make`: make the tables if they are not there."""
         limit = f"{int(_ASK_S * 1000)}ms"
         settings = {"lock_timeout": limit, "statement_timeout": limit}
         settings["idle_in_transaction_session_timeout"] = limit
         self._connection = _Connection(url, settings)
-        self._prepared = False
+        self._prepared = not make
 
     def take(self, holder: Holder) -> int | None:
         """Take the lease if it is free or has run out; returns the new fencing number, or None."""
