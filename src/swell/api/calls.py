@@ -40,7 +40,7 @@ from swell.api.schemas import (
     TokenView,
 )
 from swell.api.transport import Call, ConnectionLost, Reply, Silent, Target, Transport
-from swell.control.errors import NotLeading
+from swell.control.errors import NotLeading, StoreLost
 from swell.control.model import Phase
 from swell.domain import InputError, JobOptions, SwellError
 from swell.domain.request import name_from
@@ -294,7 +294,7 @@ class Calls:
                 return reply
             except NotLeading as error:
                 await self._pause(error, attempt, began_s)  # nothing was changed, so any call may be repeated
-            except ConnectionLost as error:
+            except (ConnectionLost, StoreLost) as error:
                 if not retry:
                     raise
                 await self._pause(error, attempt, began_s)
@@ -327,13 +327,13 @@ class Calls:
                 await self._transport.sleep(0.2)
             except Silent:
                 began_s = time.monotonic()
-            except (ConnectionLost, NotLeading) as error:
+            except (ConnectionLost, NotLeading, StoreLost) as error:
                 await self._pause(error, attempt, began_s)
                 attempt += 1
             if again is not None:
                 again()
 
-    async def _pause(self, error: ConnectionLost | NotLeading, attempt: int, began_s: float) -> None:
+    async def _pause(self, error: SwellError, attempt: int, began_s: float) -> None:
         """Wait before the next attempt, which goes to the next server if there are several; or give up."""
         self._turns += 1
         patience_s = self._retry_s if self._answered else min(_FIRST_RETRY_S, self._retry_s)

@@ -6,6 +6,7 @@ SwellError
 +-- Conflict             the state of the job or node does not allow what is asked (409)
 +-- StoreUnavailable     the server's store cannot be written or read now; nothing was changed (503)
 |   +-- NotLeading       no control plane leads at the moment; nothing was changed (503, code not_leading)
+|   +-- StoreLost        the server lost its store while it worked; what was asked may have been done (503)
 +-- TooMany              a limit on what one user may have is reached (429)
 +-- NotAuthenticated     no token, or one that is wrong, revoked or expired (401)
 +-- Forbidden            the token's role does not allow this (403)
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swell.control.errors import Conflict, NotFound, NotLeading, StoreUnavailable, TooMany
+from swell.control.errors import Conflict, NotFound, NotLeading, StoreLost, StoreUnavailable, TooMany
 from swell.domain import InputError, SwellError
 
 
@@ -47,6 +48,7 @@ STATUSES: tuple[tuple[type[SwellError], int, str], ...] = (
     (NotFound, 404, "not_found"),
     (Conflict, 409, "conflict"),
     (NotLeading, 503, NOT_LEADING),
+    (StoreLost, 503, "store_lost"),
     (StoreUnavailable, 503, "store_unavailable"),
     (TooMany, 429, "too_many"),
     (NotAuthenticated, 401, "unauthenticated"),

@@ -12,7 +12,6 @@ them runs, and the other way round. `server.json` of the home names the one that
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import logging
 import os
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from swell.cli._platform import (
-    LOCK,
     Settings,
     check_store,
     listen,
@@ -52,22 +50,18 @@ Ready = Callable[[str, "ControlPlane", list[Path]], None]
 
 def enter(home: Path) -> tuple[Path, tuple[TextIO, TextIO]]:
     """The folder of a new control plane of this home, and the locks to hold as long as it lives."""
-    shared = (home / LOCK).open("a+")
-    try:
-        fcntl.flock(shared, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        shared.close()
-        raise SwellError(
-            f"a control plane without --ha is running for {home} (process {running_pid(home)}):"
-            " stop it with 'swell down --keep-jobs' first, then start both with --ha"
-        ) from None
-    host = socket.gethostname()
+    shared = only_one(home, shared=True)
     for number in itertools.count(1):
-        folder = home / "planes" / (host if number == 1 else f"{host}-{number}")
+        folder = home / "planes" / _name(number)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(SwellError):
             return folder, (shared, only_one(folder))
     raise AssertionError
+
+
+def _name(number: int) -> str:
+    """The name of a control plane of this machine. Names of machines have no underscore."""
+    return socket.gethostname() + ("" if number == 1 else f"_{number}")
 
 
 def check(settings: Settings) -> str:
@@ -78,7 +72,7 @@ def check(settings: Settings) -> str:
     if settings.store is None or not is_postgres(settings.store):
         raise InputError(
             "store: --ha needs a store that several control planes can reach, postgresql://..., got"
-            f" {'none' if settings.store is None else repr(settings.store)} (SQLite has one writer for ever);"
+            f" {'none' if settings.store is None else repr(settings.store)} (SQLite has one writer);"
             " set SWELL_STORE, or leave --ha out",
             field="store",
         )
@@ -228,9 +222,10 @@ def folders(home: Path) -> list[Path]:
     """The folders of the control planes with --ha that run on this machine, that of the leader first."""
     from swell.api.home import ServerFile
 
-    host, leader = socket.gethostname(), ServerFile.read(home)
-    names = [path.parent for path in sorted((home / "planes").glob(f"{host}*/{LOCK}"))]
-    alive = [folder for folder in names if running_pid(folder) is not None]
+    leader, found = ServerFile.read(home), sorted((home / "planes").glob("*"))
+    # The lock of one on another machine may be seen here too, with a process id that means nothing here.
+    mine = [folder for folder in found if folder.name.split("_")[0] == _name(1)]
+    alive = [folder for folder in mine if running_pid(folder) is not None]
     return sorted(alive, key=lambda folder: leader is None or running_pid(folder) != leader.pid)
 
 

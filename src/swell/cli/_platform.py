@@ -101,12 +101,15 @@ def prepare(home: Path, *, pass_through: bool = False) -> None:
         ) from error
 
 
-def only_one(home: Path) -> TextIO:
-    """Take the lock of this home's one control plane, until the result is closed; refuse if it is held."""
+def only_one(home: Path, *, shared: bool = False) -> TextIO:
+    """Take the lock of this home's one control plane, until the result is closed; refuse if it is held.
+
+    `shared`: together with others that share it.
+    """
     lock = (home / LOCK).open("a+")
     for attempt in range(10):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             break
         except BlockingIOError:
             if attempt < 9:
@@ -115,8 +118,10 @@ def only_one(home: Path) -> TextIO:
         lock.close()
         raise SwellError(
             f"a control plane is running for {home} already (process {running_pid(home)}):"
-            " 'swell top' shows it, 'swell down' stops it, --home names another home"
+            " 'swell top' shows it, 'swell down' stops it, --home names another home; several need --ha each"
         )
+    if shared:
+        return lock
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from swell.control.errors import Conflict, NotLeading, StoreUnavailable
+from swell.control.errors import Conflict, NotLeading, StoreLost, StoreUnavailable
 from swell.control.lease import LEASE_S, Candidate, Holder, Leader, Tenure
 from swell.domain import InputError
 
@@ -99,7 +99,7 @@ class _Connection:
                 for name, value in self._settings.items():
                     connection.execute("SELECT set_config(%s, %s, FALSE)", (name, value))
             except self._psycopg.Error as error:
-                raise StoreUnavailable(f"cannot reach the Postgres store: {error}") from error
+                raise StoreLost(f"cannot reach the Postgres store: {error}") from error
             self._connection = connection
         return self._connection
 
@@ -117,7 +117,10 @@ class _Connection:
         except self._psycopg.errors.UniqueViolation as error:
             raise Conflict(f"the store has this entry already ({error})") from error
         except lost as error:
-            raise StoreUnavailable(FAILED.format(str(error).strip())) from error
+            text = str(error).strip()
+            if self._connection is None or self._connection.closed:
+                raise StoreLost(f"the connection to the store was lost ({text}); try again") from error
+            raise StoreUnavailable(FAILED.format(text)) from error
 
     def close(self) -> None:
         """Close it."""
