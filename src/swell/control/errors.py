@@ -37,7 +37,7 @@ class NotLeading(StoreUnavailable):
 
 
 class StoreLost(StoreUnavailable):
-    """The connection to the store broke: what was asked may or may not have been done, and can be repeated."""
+    """The connection to the store broke: what was asked may have been done, and can be repeated."""
 
 
 class TooMany(SwellError):

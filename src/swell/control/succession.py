@@ -47,9 +47,11 @@ class Succession:
         self.part.start()
 
     def stop(self) -> None:
-        """Step down, and hand the lead over at once."""
+        """Hand the lead over at once, and step down."""
         self.part.stopping.set()
-        self._candidate.changed.set()
+        # Nothing can be written, decided or said to a job from here on, so the rest need not be waited for.
+        self._candidate.withdrawn = True
+        self._candidate.give_up()
         self.part.stop(60.0)
         with self._lock:
             self._leave()
