@@ -166,3 +166,11 @@ def test_a_client_with_several_addresses_finds_the_one_that_answers(pair: Pair) 
     with swell.Client(f"http://127.0.0.1:9, {pair.standby.url}", token, retry_s=60.0) as client:
         assert client.jobs(limit=1) is not None
         assert client.health().role == "standby"
+
+
+@pytest.mark.parametrize("target", ["@127.0.0.2:9/v1/jobs", ".example.org/", "*"])
+def test_a_strange_target_is_never_part_of_the_leaders_name(pair: Pair, target: str) -> None:
+    host, port = pair.standby.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as sock:
+        sock.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        assert sock.makefile("rb").readline().split()[1] in (b"400", b"404")

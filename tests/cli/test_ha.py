@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from swell.api.home import ServerFile
-from swell.cli import _ha
-from swell.cli._platform import Settings, only_one, running_pid
+from swell.cli import _ha, doctor
+from swell.cli._platform import Settings, check_store, only_one, running_pid
+from swell.control.database import connect
+from swell.control.store import Store
 from swell.domain import InputError, SwellError
 
 
@@ -49,3 +51,18 @@ def test_sqlite_has_no_standby(tmp_path: Path, store: str | None) -> None:
     with pytest.raises(InputError, match="SQLite has one writer") as refused:
         _ha.check(Settings(home=tmp_path, store=store, ha=True, slots=1))
     assert refused.value.field == "store"
+
+
+def test_the_doctor_looks_at_postgres_and_names_the_leader(tmp_path: Path, postgres_url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    assert doctor._postgres(tmp_path, postgres_url).state == "bad", "there is no store yet"
+    store = Store(connect(postgres_url))
+    check_store(tmp_path, store)
+    found = doctor._postgres(tmp_path, postgres_url)
+    assert found.state == "ok" and found.note == "Postgres, 0 jobs; a control plane leads"
+    (tmp_path / "store.id").write_text("another")
+    assert "not this home's store" in doctor._postgres(tmp_path, postgres_url).note
+    store.close()

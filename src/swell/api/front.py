@@ -177,15 +177,16 @@ class Front:
         if leader is None or not leader.holder.url or FORWARDED in request.headers:
             message = "no control plane leads at this moment; nothing was changed: try again"
             return error_response(503, NOT_LEADING, message, hint="another one takes over within seconds")
+        target = _target(request.scope)
+        if not target.startswith("/"):  # it would become part of the leader's name
+            return error_response(404, "not_found", "there is nothing of this name")
         if self._forwarded >= _MOST_FORWARDED:
             return error_response(429, "too_many_streams", "too many requests are being forwarded; try again")
         body = await request.body()
         headers = [(n, v) for n, v in request.headers.items() if n.lower() not in _HOP] + [(FORWARDED, "1")]
-        url = leader.holder.url.rstrip("/") + request.url.path
         client = self._client_for(leader.holder.url)
-        asked = client.build_request(
-            request.method, url, params=request.url.query or None, headers=headers, content=body
-        )
+        url = leader.holder.url.rstrip("/") + target
+        asked = client.build_request(request.method, url, headers=headers, content=body)
         self._forwarded += 1
         sending = asyncio.ensure_future(client.send(asked, stream=True))
         if not await _before(turned, sending):
@@ -237,6 +238,13 @@ async def _before(event: asyncio.Event, task: asyncio.Future[Any]) -> bool:
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await task
     return False
+
+
+def _target(scope: Scope) -> str:
+    """The path and the query of a request, as they were sent."""
+    path = bytes(scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+    query = bytes(scope.get("query_string", b"")).decode("latin-1")
+    return f"{path}?{query}" if query else path
 
 
 def _lost(message: str) -> Response:

@@ -105,10 +105,7 @@ def serve(settings: Settings, ready: Ready, standby: Callable[[str, str], None])
             f" leads is on {leader.holder.host}; start this one there, or use --engine ray",
             field="engine",
         )
-    if leader is None or leader.holder.name == "alone":
-        warm_up(settings.policy or "elasticflow")
-    else:
-        warm_up(_policy_in_force(url))
+    warm_up((settings.policy if leader is None else _policy_in_force(url)) or "elasticflow")
     candidate = Candidate(table, Holder(folder.name, "", host))
     ca = None if settings.cert is None else str(settings.cert)
     front = Front(candidate, lambda: _tokens(url), tls=settings.cert is not None, ca=ca)
@@ -172,6 +169,7 @@ def _lead(
     from swell.control.store import Store
 
     with contextlib.ExitStack() as stack:
+        stack.callback(engine.close)
         store = Store(PostgresDatabase(url, tenure))
         stack.callback(store.close)
         check_store(settings.home, store)
@@ -210,10 +208,12 @@ def _tokens(url: str) -> Any:
         store.close()
 
 
-def _policy_in_force(url: str) -> str:
+def _policy_in_force(url: str) -> str | None:
     store = _reader(url)
     try:
-        return store.setting("policy") or "elasticflow"
+        return store.setting("policy")
+    except SwellError:
+        return None  # the other one is just making the store
     finally:
         store.close()
 

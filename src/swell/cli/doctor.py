@@ -136,16 +136,14 @@ def _postgres(home: Path, url: str) -> Finding:
     try:
         database, lease = PostgresDatabase(url, None), PostgresLease(url, make=False)
         ((jobs,),) = database.query("SELECT COUNT(*) FROM jobs")
-        ((identity,),) = database.query("SELECT value FROM settings WHERE name = 'store_id'")
+        rows = database.query("SELECT value FROM settings WHERE name = 'store_id'")
         leader = lease.leader()
         database.close(), lease.close()
     except SwellError as error:
         return Finding("store", BAD, str(error))
-    except Exception as error:  # what a database that is not swell's answers
-        return Finding("store", BAD, f"Postgres has no store of swell in it ({error}): 'swell up' makes it")
     known = (home / STORE_ID).read_text().strip() if (home / STORE_ID).exists() else ""
-    if known and identity != known:
-        return Finding("store", BAD, f"it is not this home's store (id {identity} instead of {known})")
+    if known and rows and rows[0][0] != known:
+        return Finding("store", BAD, f"it is not this home's store (id {rows[0][0]} instead of {known})")
     where = "" if leader is None else f" at {leader.holder.url}" if leader.holder.url else ""
     leads = "no control plane leads" if leader is None else f"a control plane leads{where}"
     return Finding("store", OK if leader is not None else ODD, f"Postgres, {jobs} jobs; {leads}")

@@ -116,6 +116,8 @@ class _Connection:
             yield
         except self._psycopg.errors.UniqueViolation as error:
             raise Conflict(f"the store has this entry already ({error})") from error
+        except self._psycopg.errors.UndefinedTable as error:
+            raise StoreUnavailable("this Postgres database has no store of swell in it yet") from error
         except lost as error:
             text = str(error).strip()
             if self._connection is None or self._connection.closed:
