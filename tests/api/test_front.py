@@ -15,6 +15,7 @@ from tests.waiting import wait_until
 import swell
 from swell.api.auth import TokenBook
 from swell.api.front import FORWARDED, Front
+from swell.api.home import ServerFile
 from swell.api.listener import Listener
 from swell.api.refusals import NotAuthenticated
 from swell.api.server import create_app
@@ -55,7 +56,7 @@ def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     leader = start(home)
     candidate = Candidate(NoTable(), Holder("b", "", "here"))
     front = Front(candidate, lambda: TokenBook(leader.store))
-    standby = Listener(front, home=home / "b", port=0, closing=front.closing)
+    standby = Listener(front, home=home / "planes" / "b", port=0, closing=front.closing)
     standby.start()
     yield Pair(leader, candidate, front, standby)
     standby.stop()
@@ -165,6 +166,9 @@ def test_a_client_with_several_addresses_finds_the_one_that_answers(pair: Pair) 
     token = pair.leader.token("ann")
     with swell.Client(f"http://127.0.0.1:9, {pair.standby.url}", token, retry_s=60.0) as client:
         assert client.jobs(limit=1) is not None
+        assert client.health().role == "standby"
+    ServerFile("http://127.0.0.1:9", 1).write(pair.leader.home)  # as after a kill -9 of the leader
+    with swell.Client(home=pair.leader.home) as client:
         assert client.health().role == "standby"
 
 

@@ -62,6 +62,7 @@ class Calls:
         self._locate = locate
         self._retry_s = retry_s
         self._answered = False
+        """Whether it is worth waiting for a server that cannot be reached."""
         self._turns = 0
         """How often a server could not be reached; if there are several, the next one is tried."""
 
@@ -301,7 +302,10 @@ class Calls:
             attempt += 1
 
     def _target(self) -> Target:
-        return self._locate().turned(self._turns)
+        target = self._locate()
+        # Of several control planes one takes over from another within seconds: worth waiting for.
+        self._answered = self._answered or bool(target.others)
+        return target.turned(self._turns)
 
     async def _stream(
         self, call: Callable[[], Call], *, endless: bool = False, again: Callable[[], None] | None = None
@@ -403,7 +407,7 @@ def find_server(
             raise Unreachable(
                 f"no server runs in {directory}: start one with 'swell up', or set SWELL_URL and SWELL_TOKEN"
             )
-        url, ca = found.url, ca or found.ca
+        url, ca = ",".join(_addresses(directory, found.url)), ca or found.ca
     token = token or (os.environ.get("SWELL_TOKEN") if from_env else None)
     if token is None:
         path = token_file(directory, role)
@@ -415,6 +419,12 @@ def find_server(
             ) from error
     first, *others = [one.strip() for one in url.split(",") if one.strip()] or [url]
     return Target(first, token, ca, tuple(others))
+
+
+def _addresses(home: Path, leader: str) -> list[str]:
+    """The addresses of a home's control planes, that of the leader first."""
+    standbys = [ServerFile.read(folder) for folder in sorted((home / "planes").glob("*"))]
+    return list(dict.fromkeys([leader, *(one.url for one in standbys if one is not None)]))
 
 
 def _id(job: str | JobView) -> str:

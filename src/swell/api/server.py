@@ -97,11 +97,20 @@ def create_app(
 
 
 def _describe_tokens(app: FastAPI) -> None:
-    """Say in the OpenAPI document that requests carry a bearer token."""
-    schema = app.openapi()
-    schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    schema["security"] = [{"token": []}]
-    schema["paths"]["/healthz"]["get"]["security"] = []
+    """Say in the OpenAPI document that requests carry a bearer token.
+
+    The document is made when somebody asks for it: a standby that takes the lead must not wait for that.
+    """
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = make()
+        schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"token": []}]
+        schema["paths"]["/healthz"]["get"]["security"] = []
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 class Server(Listener):

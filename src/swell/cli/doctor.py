@@ -138,7 +138,8 @@ def _postgres(home: Path, url: str) -> Finding:
         ((jobs,),) = database.query("SELECT COUNT(*) FROM jobs")
         rows = database.query("SELECT value FROM settings WHERE name = 'store_id'")
         leader = lease.leader()
-        database.close(), lease.close()
+        database.close()
+        lease.close()
     except SwellError as error:
         return Finding("store", BAD, str(error))
     known = (home / STORE_ID).read_text().strip() if (home / STORE_ID).exists() else ""
