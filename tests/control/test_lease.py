@@ -176,6 +176,25 @@ def test_who_cannot_lead_leaves_it_to_others_and_says_why() -> None:
     assert led == ["up 3", "down"]
 
 
+def test_a_leader_that_is_stopped_hands_over_before_it_has_tidied_up() -> None:
+    table, seen = Table(), list[int | None]()
+    a, b = candidate(table, "a"), candidate(table, "b")
+
+    def tidy_up() -> None:
+        b.step()
+        seen.append(None if b.tenure is None else b.tenure.number)
+
+    succession = Succession(a, lambda _: tidy_up)
+    a.step()
+    succession.follow()
+    former = a.tenure
+    succession.stop()
+    assert seen == [3] and former is not None and not former.valid
+    b.give_up()
+    a.step()
+    assert a.tenure is None, "one that ends does not lead again"
+
+
 # -- in a real database ----------------------------------------------------------------------------------
 
 
