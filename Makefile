@@ -40,8 +40,9 @@ bench: $(STAMP)  ## Fidelity, speed and decision-time benchmarks (needs ../share
 bench-runtime: $(STAMP)  ## The elastic runtime: pauses, deaths, overhead, bit-identity (20 minutes)
 	$(BIN)/python -m benchmarks.runtime
 
-bench-platform: $(STAMP)  ## Crashes of the control plane and promises kept, with real jobs (10 minutes)
+bench-platform: $(STAMP)  ## Crashes and fail-overs of the control plane, and promises kept, with real jobs (20 minutes)
 	$(BIN)/python -m benchmarks.platform.crash
+	$(BIN)/python -m benchmarks.platform.failover
 	$(BIN)/python -m benchmarks.platform.quotes
 	$(BIN)/python -m benchmarks.platform.start
 

@@ -1,4 +1,5 @@
-"""What tests of several rooms share: one Ray cluster for all that need one, and who runs on which worker."""
+"""What tests of several rooms share: one Ray cluster and one Postgres for all that need one, and who runs on
+which worker."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.platform.postgres import NoPostgres, PostgresServer
 from benchmarks.ray.cluster import RayCluster
 from tests.commands import Commands
 
@@ -27,6 +29,17 @@ def ray_cluster() -> Iterator[RayCluster]:
     pytest.importorskip("ray")
     with RayCluster(4, 2) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A real Postgres server for this session."""
+    pytest.importorskip("psycopg")
+    try:
+        with PostgresServer() as server:
+            yield server.url
+    except NoPostgres as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

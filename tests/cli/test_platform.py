@@ -388,6 +388,7 @@ def test_in_the_foreground_it_says_what_happens_and_ends_on_ctrl_c(
         (("--nodes", "four"), "'four': need NODESxGPUS"),
         (("--store", "mysql://x"), "need a path, sqlite:///path or postgresql://"),
         (("--tls-cert", "a.pem"), "key is missing"),
+        (("--ha",), "--ha needs a store that several control planes can reach"),
     ],
 )
 @pytest.mark.parametrize("detach", [(), ("-d",)], ids=["foreground", "background"])

@@ -1,11 +1,7 @@
-"""Stores on both databases; a Postgres server of the tests' own, on a socket in a temporary folder."""
+"""Stores on both databases."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,8 +10,6 @@ import pytest
 from swell.control.database import connect
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
 from swell.control.store import Store
-
-PG = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 
 
 def make_record(job_id: str = "a-1", phase: Phase = Phase.QUEUED, **more: object) -> JobRecord:
@@ -30,42 +24,6 @@ def make_record(job_id: str = "a-1", phase: Phase = Phase.QUEUED, **more: object
         "promise": Promise(admitted=True, estimate=Estimate(finish_s=None)),
     }
     return JobRecord(**(values | more))  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    """A real Postgres server for this session."""
-    if not PG or shutil.which("setpriv") is None:
-        pytest.skip("no PostgreSQL server here: apt-get install postgresql")
-    pytest.importorskip("psycopg")
-    # Not below pytest's own folder, which only its owner may enter: the server refuses to run as root.
-    home = Path(tempfile.mkdtemp(prefix="swell-pg-"))
-    as_user: list[str] = []
-    if os.geteuid() == 0:
-        as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-        os.chown(home, 65534, 65534)
-    run = [*as_user, str(PG[-1] / "initdb"), "-D", str(home / "db"), "-U", "swell", "-A", "trust", "-N"]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120, cwd="/")
-    if done.returncode:
-        pytest.skip(f"initdb failed here: {done.stderr[-300:]}")
-    log = (home / "server.log").open("wb")
-    server = subprocess.Popen(
-        [*as_user, str(PG[-1] / "postgres"), "-D", str(home / "db"), "-k", str(home), "-h", "", "-F"],
-        stdout=log,
-        stderr=log,
-        cwd="/",
-    )
-    try:
-        ready = [str(PG[-1] / "pg_isready"), "-h", str(home), "-U", "swell", "-t", "30"]
-        for _ in range(100):
-            if subprocess.run(ready, capture_output=True).returncode == 0:
-                break
-        yield f"postgresql:///postgres?host={home}&user=swell"
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
-        log.close()
-        shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

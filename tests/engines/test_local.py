@@ -26,7 +26,7 @@ from .conftest import Bench
 
 
 def _holder(directory: Path) -> int:
-    return int((directory / "lock").read_text())
+    return int((directory / "lock").read_text().split()[0])
 
 
 def _workers(bench: Bench, job_id: str) -> set[int]:

@@ -19,7 +19,7 @@ def _running(bench: Bench, job_id: str) -> None:
 
 
 def _supervisor(bench: Bench, job_id: str) -> int:
-    return int((bench.home / "jobs" / job_id / "lock").read_text())
+    return int((bench.home / "jobs" / job_id / "lock").read_text().split()[0])
 
 
 def test_the_first_job_waits_for_the_nursery_and_is_forked_from_it(

@@ -18,6 +18,7 @@ from tests.waiting import wait_until
 
 from swell.train.agent import coordinator as module
 from swell.train.agent.coordinator import Coordinator
+from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.polling import readable
 from swell.train.agent.wire import MAX_HELLO_BYTES, MOST_STRANGERS, VERSION, Channel, Connection, WireError
@@ -238,3 +239,20 @@ def test_descriptors_from_1024_on_can_be_waited_for() -> None:
         os.close(high)
         ours.close()
         theirs.close()
+
+
+def test_a_control_plane_that_leads_no_longer_is_refused(running: Running) -> None:
+    former, present, person = (Connection.open(running.address, "s", timeout_s=5.0) for _ in range(3))
+    try:
+        former.request({"type": "hello", "role": "tool", "fencing": 1}, 5.0)
+        assert former.request({"type": "resize", "workers": 2}, 5.0)["type"] == "resized"
+        present.request({"type": "hello", "role": "tool", "fencing": 2}, 5.0)
+        person.request({"type": "hello", "role": "tool"}, 5.0)
+        for order in ({"type": "resize", "workers": 1}, {"type": "stop", "save": True}, {"type": "stop"}):
+            with pytest.raises(TrainError, match="another control plane leads"):
+                former.request(order, 5.0)
+        assert present.request({"type": "resize", "workers": 1}, 5.0)["workers"] == 1
+        assert person.request({"type": "resize", "workers": 2}, 5.0)["workers"] == 2
+    finally:
+        for one in (former, present, person):
+            one.close()

@@ -40,8 +40,9 @@ from swell.api.schemas import (
     TokenView,
 )
 from swell.api.transport import Call, ConnectionLost, Reply, Silent, Target, Transport
+from swell.control.errors import NotLeading, StoreLost
 from swell.control.model import Phase
-from swell.domain import InputError, JobOptions
+from swell.domain import InputError, JobOptions, SwellError
 from swell.domain.request import name_from
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -61,6 +62,9 @@ class Calls:
         self._locate = locate
         self._retry_s = retry_s
         self._answered = False
+        """Whether it is worth waiting for a server that cannot be reached."""
+        self._turns = 0
+        """How often a server could not be reached; if there are several, the next one is tried."""
 
     # -- jobs --------------------------------------------------------------------------------------------
 
@@ -162,9 +166,18 @@ class Calls:
         def call() -> Call:
             return Call("GET", _job(job, "logs"), {"offset": offset, "follow": "true"}, timeout_s=_BEAT_S)
 
-        async with aclosing(self._stream(call)) as pieces:
-            async for piece in pieces:
-                offset += len(piece)
+        over = False
+        while not over:
+            async with aclosing(self._stream(call)) as pieces:
+                async for piece in pieces:
+                    offset += len(piece)
+                    yield piece
+            # A server that ends also ends its streams; so go on with the next one unless the job is over.
+            over = (await self.job(job)).over
+            if not over:
+                await self._transport.sleep(0.2)
+        async with aclosing(self._read_logs(job, offset)) as rest:
+            async for piece in rest:
                 yield piece
 
     # -- events, nodes, policy ---------------------------------------------------------------------------
@@ -275,17 +288,24 @@ class Calls:
         attempt, began_s = 0, time.monotonic()
         while True:
             try:
-                reply = await self._transport.request(self._locate(), call)
-            except ConnectionLost as error:
+                reply = await self._transport.request(self._target(), call)
+                self._answered = True
+                if reply.status >= 400:
+                    raise _error(reply)
+                return reply
+            except NotLeading as error:
+                await self._pause(error, attempt, began_s)  # nothing was changed, so any call may be repeated
+            except (ConnectionLost, StoreLost) as error:
                 if not retry:
                     raise
                 await self._pause(error, attempt, began_s)
-                attempt += 1
-                continue
-            self._answered = True
-            if reply.status >= 400:
-                raise refusals.from_answer(reply.status, _decoded(reply.content))
-            return reply
+            attempt += 1
+
+    def _target(self) -> Target:
+        target = self._locate()
+        # Of several control planes one takes over from another within seconds: worth waiting for.
+        self._answered = self._answered or bool(target.others)
+        return target.turned(self._turns)
 
     async def _stream(
         self, call: Callable[[], Call], *, endless: bool = False, again: Callable[[], None] | None = None
@@ -297,28 +317,29 @@ class Calls:
         attempt, began_s = 0, time.monotonic()
         while True:
             try:
-                async with aclosing(self._transport.stream(self._locate(), call())) as parts:
+                async with aclosing(self._transport.stream(self._target(), call())) as parts:
                     async for part in parts:
                         if not isinstance(part, Reply):
                             attempt, began_s = 0, time.monotonic()
                             yield part
-                        elif part.status >= 400:
-                            raise refusals.from_answer(part.status, _decoded(part.content))
                         else:
                             self._answered = True
+                            if part.status >= 400:
+                                raise _error(part)
                 if not endless:
                     return
                 await self._transport.sleep(0.2)
             except Silent:
                 began_s = time.monotonic()
-            except ConnectionLost as error:
+            except (ConnectionLost, NotLeading, StoreLost) as error:
                 await self._pause(error, attempt, began_s)
                 attempt += 1
             if again is not None:
                 again()
 
-    async def _pause(self, error: ConnectionLost, attempt: int, began_s: float) -> None:
-        """Wait before the next attempt, or give up."""
+    async def _pause(self, error: SwellError, attempt: int, began_s: float) -> None:
+        """Wait before the next attempt, which goes to the next server if there are several; or give up."""
+        self._turns += 1
         patience_s = self._retry_s if self._answered else min(_FIRST_RETRY_S, self._retry_s)
         if time.monotonic() - began_s >= patience_s:
             raise error
@@ -386,7 +407,7 @@ def find_server(
             raise Unreachable(
                 f"no server runs in {directory}: start one with 'swell up', or set SWELL_URL and SWELL_TOKEN"
             )
-        url, ca = found.url, ca or found.ca
+        url, ca = ",".join(_addresses(directory, found.url)), ca or found.ca
     token = token or (os.environ.get("SWELL_TOKEN") if from_env else None)
     if token is None:
         path = token_file(directory, role)
@@ -396,7 +417,14 @@ def find_server(
             raise refusals.NotAuthenticated(
                 f"no token: {path} cannot be read ({error.strerror}); give token or set SWELL_TOKEN"
             ) from error
-    return Target(url, token, ca)
+    first, *others = [one.strip() for one in url.split(",") if one.strip()] or [url]
+    return Target(first, token, ca, tuple(others))
+
+
+def _addresses(home: Path, leader: str) -> list[str]:
+    """The addresses of a home's control planes, that of the leader first."""
+    standbys = [ServerFile.read(folder) for folder in sorted((home / "planes").glob("*"))]
+    return list(dict.fromkeys([leader, *(one.url for one in standbys if one is not None)]))
 
 
 def _id(job: str | JobView) -> str:
@@ -414,6 +442,15 @@ def _safe(name: str) -> str:
             f"'{name}' is not an id: ids have up to 128 letters, digits, '.', '_' or '-'", field="id"
         )
     return name
+
+
+def _error(reply: Reply) -> SwellError:
+    """The error to raise for an answer with an error status."""
+    body = _decoded(reply.content)
+    error = refusals.from_answer(reply.status, body)
+    if reply.status == 502 and isinstance(body, dict) and body["error"].get("code") == refusals.LEADER_LOST:
+        return ConnectionLost(str(error))
+    return error
 
 
 def _decoded(content: bytes) -> Any:

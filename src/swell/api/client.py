@@ -40,7 +40,8 @@ class AsyncClient(Calls):
         """Make a client; nothing is sent yet.
 
         Args:
-            url: URL of the server; by default $SWELL_URL, else the server that runs in `home`.
+            url: URL of the server; by default $SWELL_URL, else the server that runs in `home`. Of several
+                control planes, the URL of any, or of all with commas between them.
             token: Bearer token; by default $SWELL_TOKEN, else the token in `home` for `role`.
             home: State directory; by default $SWELL_HOME, else ~/.swell.
             role: 'user' or 'admin': which of the tokens in `home` to use.

@@ -54,7 +54,12 @@ class Context:
 
     def stats(self) -> dict[str, Any]:
         """The figures of the control plane and of the streams."""
-        own = {"event_listeners": self.hub.listeners, "streams": self.streams, "event_seq": self.hub.last}
+        own = {
+            "leader": 1.0,
+            "event_listeners": self.hub.listeners,
+            "streams": self.streams,
+            "event_seq": self.hub.last,
+        }
         return dict(self.plane.stats()) | own
 
     def still_allowed(self, request: Request) -> Callable[[], bool]:

@@ -96,7 +96,8 @@ def from_swell_error(error: SwellError) -> JSONResponse:
     """The answer for an error that swell raised on purpose."""
     for kind, status, code in STATUSES:
         if isinstance(error, kind):
-            return error_response(status, code, str(error), field=getattr(error, "field", None))
+            hint = "what was asked may have been done: look, then try again" if code == "store_lost" else None
+            return error_response(status, code, str(error), field=getattr(error, "field", None), hint=hint)
     logger.error("an error that has no HTTP status", exc_info=error)
     return error_response(500, "internal", str(error))
 

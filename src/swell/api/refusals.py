@@ -5,6 +5,8 @@ SwellError
 +-- NotFound             it does not exist, or belongs to another user (404)
 +-- Conflict             the state of the job or node does not allow what is asked (409)
 +-- StoreUnavailable     the server's store cannot be written or read now; nothing was changed (503)
+|   +-- NotLeading       no control plane leads at the moment; nothing was changed (503, code not_leading)
+|   +-- StoreLost        the server lost its store while it worked; what was asked may have been done (503)
 +-- TooMany              a limit on what one user may have is reached (429)
 +-- NotAuthenticated     no token, or one that is wrong, revoked or expired (401)
 +-- Forbidden            the token's role does not allow this (403)
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swell.control.errors import Conflict, NotFound, StoreUnavailable, TooMany
+from swell.control.errors import Conflict, NotFound, NotLeading, StoreLost, StoreUnavailable, TooMany
 from swell.domain import InputError, SwellError
 
 
@@ -36,10 +38,17 @@ class ServerFailed(SwellError):
     """The server failed, or is not a swell server."""
 
 
+NOT_LEADING = "not_leading"
+"""Code of an answer (503) that nobody leads and nothing was changed: a client tries again."""
+LEADER_LOST = "leader_lost"
+"""Code of an answer (502) to a request that was forwarded to the leader and may have arrived there."""
+
 STATUSES: tuple[tuple[type[SwellError], int, str], ...] = (
     (InputError, 422, "invalid"),
     (NotFound, 404, "not_found"),
     (Conflict, 409, "conflict"),
+    (NotLeading, 503, NOT_LEADING),
+    (StoreLost, 503, "store_lost"),
     (StoreUnavailable, 503, "store_unavailable"),
     (TooMany, 429, "too_many"),
     (NotAuthenticated, 401, "unauthenticated"),
@@ -57,7 +66,8 @@ def from_answer(status: int, body: Any) -> SwellError:
     text = f"{message} ({hint})" if hint else message
     if status in (400, 413, 422):
         return InputError(text, field=field)
-    for kind, known, _ in STATUSES:
-        if status == known:
-            return kind(text)
+    kinds = [(kind, code) for kind, known, code in STATUSES if status == known]
+    if kinds:
+        # Of several errors with one status the code tells which; the last one is the general one.
+        return next((kind for kind, code in kinds if code == error.get("code")), kinds[-1][0])(text)
     return ServerFailed(f"the server answered {status}: {text}")

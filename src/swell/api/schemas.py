@@ -399,6 +399,10 @@ class Health(Outgoing):
 
     status: str
     version: str
+    role: str = "leader"
+    """'leader', or 'standby' of a control plane that waits while another one leads."""
+    leader: str | None = None
+    """For a standby: the URL of the control plane that leads, if it knows one."""
 
 
 class ErrorBody(Outgoing):

@@ -11,7 +11,7 @@ import contextlib
 import ssl
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -37,6 +37,13 @@ class Target:
     token: str
     ca: str | None = None
     """Certificate to trust, besides those that the system trusts."""
+    others: tuple[str, ...] = ()
+    """URLs of further control planes, which are tried in turn when this one cannot be reached."""
+
+    def turned(self, times: int) -> Target:
+        """The target after its URLs have been tried so many times."""
+        urls = (self.url, *self.others)
+        return replace(self, url=urls[times % len(urls)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,7 @@ class BlockingTransport:
     def _client(self, target: Target) -> httpx2.Client:
         key = (target.url, target.ca)
         if key not in self._clients:
-            self._clients[key] = httpx2.Client(**_options(target))
+            self._clients[key] = httpx2.Client(**client_options(target.url, target.ca))
         return self._clients[key]
 
     async def request(self, target: Target, call: Call) -> Reply:
@@ -135,7 +142,7 @@ class AsyncTransport:
     def _client(self, target: Target) -> httpx2.AsyncClient:
         key = (target.url, target.ca)
         if key not in self._clients:
-            self._clients[key] = httpx2.AsyncClient(**_options(target))
+            self._clients[key] = httpx2.AsyncClient(**client_options(target.url, target.ca))
         return self._clients[key]
 
     async def request(self, target: Target, call: Call) -> Reply:
@@ -165,12 +172,13 @@ class AsyncTransport:
         self._clients.clear()
 
 
-def _options(target: Target) -> dict[str, Any]:
-    host = urlsplit(target.url).hostname or ""
+def client_options(url: str, ca: str | None) -> dict[str, Any]:
+    """Options for a client of httpx2 that talks to the server at a URL."""
+    host = urlsplit(url).hostname or ""
     verify: ssl.SSLContext | bool = True
-    if target.ca is not None:
+    if ca is not None:
         verify = ssl.create_default_context()
-        verify.load_verify_locations(cafile=target.ca)
+        verify.load_verify_locations(cafile=ca)
     # Requests to this machine must not go through a proxy that the environment names.
     return {
         "verify": verify,

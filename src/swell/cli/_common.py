@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -69,14 +68,8 @@ def find_job(client: Client, text: str) -> JobView:
 
 def follow_logs(client: Client, job: JobView) -> None:
     """Show a job's output until the job is over, also across restarts of the control plane."""
-    offset = 0
-    while True:
-        for text in client.logs(job, offset=offset, follow=True):
-            click.echo(output(text), nl=False)
-            offset += len(text.encode())
-        if client.job(job).over:
-            return
-        time.sleep(0.5)
+    for text in client.logs(job, follow=True):
+        click.echo(output(text), nl=False)
 
 
 def active_jobs(client: Client) -> list[JobView]:

@@ -1,7 +1,8 @@
 """The control plane of this machine as one process: how it is put together, started, found and stopped.
 
 A home directory has one control plane. It holds `up.lock` as long as it lives, so a second one is refused,
-and one that was killed leaves nothing to clean up. Jobs are processes of their own and outlive it.
+and one that was killed leaves nothing to clean up. Jobs are processes of their own and outlive it. Several on
+one home are the business of `_ha`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from swell.api.schemas import ReplayRequest
     from swell.control.plane import ControlPlane
     from swell.control.store import Store
-    from swell.engines import Engine, Launch
+    from swell.engines import Launch
+    from swell.engines.supervised import SupervisedEngine
 
 LOCK = "up.lock"
 STORE_ID = "store.id"
@@ -77,6 +80,8 @@ class Settings:
     """How long records, events and directories of ended jobs are kept."""
     keep_bytes: int | None = None
     """How much the directories of ended jobs may use; None for no limit."""
+    ha: bool = False
+    """One of several control planes on one Postgres store."""
 
 
 def prepare(home: Path, *, pass_through: bool = False) -> None:
@@ -96,12 +101,15 @@ def prepare(home: Path, *, pass_through: bool = False) -> None:
         ) from error
 
 
-def only_one(home: Path) -> TextIO:
-    """Take the lock of this home's one control plane, until the result is closed; refuse if it is held."""
+def only_one(home: Path, *, shared: bool = False) -> TextIO:
+    """Take the lock of this home's one control plane, until the result is closed; refuse if it is held.
+
+    `shared`: together with others that share it.
+    """
     lock = (home / LOCK).open("a+")
     for attempt in range(10):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             break
         except BlockingIOError:
             if attempt < 9:
@@ -110,8 +118,10 @@ def only_one(home: Path) -> TextIO:
         lock.close()
         raise SwellError(
             f"a control plane is running for {home} already (process {running_pid(home)}):"
-            " 'swell top' shows it, 'swell down' stops it, --home names another home"
+            " 'swell top' shows it, 'swell down' stops it, --home names another home; several need --ha each"
         )
+    if shared:
+        return lock
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
@@ -119,19 +129,26 @@ def only_one(home: Path) -> TextIO:
 
 
 def running_pid(home: Path) -> int | None:
-    """The process id of this home's control plane; None if none runs."""
+    """The process of this home's control plane on this machine (of several the leader); None if none is."""
     from swell.engines.processes import lock_holder
 
-    return lock_holder(home / LOCK)
+    alone = lock_holder(home / LOCK)
+    if alone is not None or not (home / "planes").is_dir():
+        return alone
+    from swell.cli import _ha
+
+    return next((running_pid(folder) for folder in _ha.folders(home)), None)
 
 
-def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], None]) -> None:
-    """Run the control plane until SIGTERM or SIGINT. `ready` is called just before requests are answered."""
+def serve(
+    settings: Settings,
+    ready: Callable[[str, ControlPlane, list[Path]], None],
+    standby: Callable[[str, str], None] = lambda *_: None,
+) -> None:
+    """Run the control plane until SIGTERM or SIGINT. `ready` is called just before requests are answered;
+    `standby`, for one of several control planes, with its URL and name before it tries to lead."""
     from swell.api.server import Server
     from swell.control.database import connect
-    from swell.control.limits import Limits
-    from swell.control.plane import ControlPlane
-    from swell.control.retention import Keep
     from swell.control.store import Store
     from swell.policies import make_policy
 
@@ -141,6 +158,11 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
 
         accounts.check(settings.run_as)
     prepare(settings.home, pass_through=settings.run_as is not None)
+    if settings.ha:
+        from swell.cli import _ha
+
+        _ha.serve(settings, ready, standby)
+        return
     with only_one(settings.home) as lock:
         # This descriptor is never closed, so the lock is free only once the process has ended.
         os.dup(lock.fileno())
@@ -151,35 +173,39 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
         if settings.policy is not None:
             make_policy(settings.policy)
             store.set_setting("policy", settings.policy)
-        engine = make_engine(settings)
-        plane = ControlPlane(
-            store,
-            engine,
-            home=settings.home,
-            interval_s=settings.interval_s,
-            round_s=settings.round_s,
-            limits=Limits(
-                jobs=settings.jobs_per_user,
-                submissions_per_minute=settings.submissions_per_minute,
-                run_s=settings.time_limit_s,
-            ),
-            keep=Keep(for_s=settings.keep_s, most_bytes=settings.keep_bytes),
-            end_unknown=settings.end_unknown,
-        )
-        options: dict[str, Any] = {
-            "home": settings.home,
-            "host": settings.host,
-            "cert": settings.cert,
-            "key": settings.key,
-            "insecure": settings.insecure,
-            "replay": _replayer(plane),
-        }
-        server = _listen(Server, plane, store, settings.port, options)
+        plane = make_plane(settings, store, make_engine(settings))
+        server = listen(partial(Server, plane, store), settings, home=settings.home, replay=replayer(plane))
         warm_up(store.setting("policy") or "elasticflow")
         plane.start()
         stack.callback(plane.stop)
         ready(server.url, plane, server.new_tokens)
         server.run()
+
+
+def make_plane(settings: Settings, store: Store, engine: SupervisedEngine) -> ControlPlane:
+    """The control plane that the settings ask for, on a store and an engine."""
+    from swell.control.limits import Limits
+    from swell.control.plane import ControlPlane
+    from swell.control.retention import Keep
+    from swell.engines.fencing import Fence
+
+    engine.may_act = lambda: store.leads
+    if store.fence:
+        engine.fence = Fence(store.identity, store.fence)
+    return ControlPlane(
+        store,
+        engine,
+        home=settings.home,
+        interval_s=settings.interval_s,
+        round_s=settings.round_s,
+        limits=Limits(
+            jobs=settings.jobs_per_user,
+            submissions_per_minute=settings.submissions_per_minute,
+            run_s=settings.time_limit_s,
+        ),
+        keep=Keep(for_s=settings.keep_s, most_bytes=settings.keep_bytes),
+        end_unknown=settings.end_unknown,
+    )
 
 
 def check_store(home: Path, store: Store) -> None:
@@ -207,7 +233,7 @@ def keep_from_debuggers() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def make_engine(settings: Settings) -> Engine:
+def make_engine(settings: Settings) -> SupervisedEngine:
     """The engine that the settings ask for."""
     if settings.engine == "local":
         from swell.engines.local import LocalEngine
@@ -263,21 +289,25 @@ def warm_up(policy: str) -> None:
     simulate(jobs, ProfileSet([profile]), Cluster.parse("1x4"), policy, interval_s=1.0, resize_cost=0.1)
 
 
-def _listen(server: Any, plane: Any, store: Any, port: int | None, options: dict[str, Any]) -> Any:
-    """A server on the given port; without one, on the default port, or on any free one."""
-    from swell.api.server import DEFAULT_PORT
+def listen(serve: Callable[..., Any], settings: Settings, **options: Any) -> Any:
+    """A listener on the port of the settings; without one, on the default port, or on any free one."""
+    from swell.api.listener import DEFAULT_PORT
 
-    if port is not None:
-        return server(plane, store, port=port, **options)
+    options |= {"host": settings.host, "cert": settings.cert, "key": settings.key}
+    options |= {"insecure": settings.insecure}
+    if settings.port is not None:
+        return serve(port=settings.port, **options)
     try:
-        return server(plane, store, port=DEFAULT_PORT, **options)
+        return serve(port=DEFAULT_PORT, **options)
     except InputError as error:
         if error.field != "port":
             raise
-        return server(plane, store, port=0, **options)
+        return serve(port=0, **options)
 
 
-def _replayer(plane: ControlPlane) -> Callable[[ReplayRequest], dict[str, Any]]:
+def replayer(plane: ControlPlane) -> Callable[[ReplayRequest], dict[str, Any]]:
+    """Answers replays of a control plane's history."""
+
     def answer(request: ReplayRequest) -> dict[str, Any]:
         from swell.domain import Cluster
         from swell.sim.replay import replay
@@ -289,8 +319,8 @@ def _replayer(plane: ControlPlane) -> Callable[[ReplayRequest], dict[str, Any]]:
     return answer
 
 
-def start_in_background(words: list[str], home: Path, store: str | None = None) -> str:
-    """Start `swell up` as a process in a session of its own; returns its URL once it answers.
+def start_in_background(words: list[str], home: Path, store: str | None = None) -> tuple[str, int]:
+    """Start `swell up` as a process in a session of its own; returns its URL and process once it answers.
 
     `store` may hold a password, so it is not among the words: every user of the machine can see those.
     """
@@ -314,9 +344,10 @@ def start_in_background(words: list[str], home: Path, store: str | None = None) 
         )
     give_up_s = time.monotonic() + STARTED_S
     while time.monotonic() < give_up_s:
-        found = ServerFile.read(home)
-        if found is not None and found.pid == child.pid and healthy(found.url, found.ca):
-            return found.url
+        folders = [home, *(home / "planes").glob("*")]
+        found = next((one for one in map(ServerFile.read, folders) if one and one.pid == child.pid), None)
+        if found is not None and healthy(found.url, found.ca):
+            return found.url, child.pid
         if child.poll() is not None:
             output = (home / LOG).read_bytes()[begins_at:].decode(errors="replace").strip()
             ended = f"the control plane ended with exit code {child.returncode}; see {home / LOG}"

@@ -31,7 +31,7 @@ def dashboard(browser: bool, as_json: bool, home: str | None) -> None:
         url = found.url
         tokens = [token_file(where, role) for role in ("admin", "user")]
         readable = [str(path) for path in tokens if os.access(path, os.R_OK)]
-    url = url.rstrip("/")
+    url = url.split(",")[0].strip().rstrip("/")  # of several control planes any one will do
     if as_json:
         print_json({"url": f"{url}/", "token_files": readable})
         return

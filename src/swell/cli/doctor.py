@@ -102,7 +102,7 @@ def _store(home: Path, url: str | None) -> Iterator[Finding]:
     from swell.cli._platform import STORE_ID
 
     if url is not None and "://" in url and not url.startswith("sqlite://"):
-        yield Finding("store", ODD, "Postgres is not checked here: only one process may use it at a time")
+        yield _postgres(home, url)
         return
     path = Path((url or str(home / "store.db")).removeprefix("sqlite://"))
     if not path.exists():
@@ -126,6 +126,28 @@ def _store(home: Path, url: str | None) -> Iterator[Finding]:
     else:
         yield Finding("store", OK, f"{path}, {jobs} jobs")
     yield from _records(path, home)
+
+
+def _postgres(home: Path, url: str) -> Finding:
+    from swell.cli._platform import STORE_ID
+    from swell.control.postgres import PostgresDatabase, PostgresLease
+    from swell.domain import SwellError
+
+    try:
+        database, lease = PostgresDatabase(url, None), PostgresLease(url, make=False)
+        ((jobs,),) = database.query("SELECT COUNT(*) FROM jobs")
+        rows = database.query("SELECT value FROM settings WHERE name = 'store_id'")
+        leader = lease.leader()
+        database.close()
+        lease.close()
+    except SwellError as error:
+        return Finding("store", BAD, str(error))
+    known = (home / STORE_ID).read_text().strip() if (home / STORE_ID).exists() else ""
+    if known and rows and rows[0][0] != known:
+        return Finding("store", BAD, f"it is not this home's store (id {rows[0][0]} instead of {known})")
+    where = "" if leader is None else f" at {leader.holder.url}" if leader.holder.url else ""
+    leads = "no control plane leads" if leader is None else f"a control plane leads{where}"
+    return Finding("store", OK if leader is not None else ODD, f"Postgres, {jobs} jobs; {leads}")
 
 
 def _records(path: Path, home: Path) -> Iterator[Finding]:

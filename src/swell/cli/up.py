@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,6 +81,11 @@ Example:
 @click.option("--keep", type=DURATION, default="30d", show_default=True, help="How long ended jobs are kept.")
 @click.option("--keep-size", type=BYTES, help="How much ended jobs' directories may use [default: no limit].")
 @click.option("--end-unknown", is_flag=True, help="End jobs that run here and are not in the store.")
+@click.option(
+    "--ha",
+    is_flag=True,
+    help="One of several control planes on one Postgres store: wait while another leads, take over from it.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port to listen on [default: 7373, or a free one]."
@@ -111,6 +116,7 @@ def up(
     keep: float,
     keep_size: int | None,
     end_unknown: bool,
+    ha: bool,
     host: str,
     port: int | None,
     tls_cert: Path | None,
@@ -163,23 +169,28 @@ def up(
         keep_s=keep,
         keep_bytes=keep_size,
         end_unknown=end_unknown,
+        ha=ha,
         **{name: value for name, value in for_ray.items() if value is not None},  # type: ignore[arg-type]
     )
+    if ha:
+        from swell.cli import _ha
+
+        _ha.check(settings)
     if not detach:
-        serve(settings, _show)
+        serve(settings, _announcer(), _stand_by)
         click.echo(
             "The control plane has stopped. Jobs go on: 'swell up' finds them, 'swell down' stops them."
         )
         return
     check_binding(settings.host, settings.cert, settings.key, insecure)
-    pid = running_pid(where)
+    pid = None if ha else running_pid(where)
     if pid is not None:
         raise SwellError(
             f"a control plane is running for {where} already (process {pid}): 'swell down' stops it"
         )
-    url = start_in_background(_words(settings), where, _absolute(settings.store))
+    url, pid = start_in_background(_words(settings), where, _absolute(settings.store))
     if as_json:
-        print_json({"url": url, "pid": running_pid(where), "home": str(where)})
+        print_json({"url": url, "pid": pid, "home": str(where)})
         return
     click.echo(f"swell is up at {url} (its log: {where / 'server.log'})")
     _next_steps(url)
@@ -237,11 +248,26 @@ def _words(settings: Settings) -> list[str]:
         words.append("--no-spares")
     words += [word for name in settings.pass_env for word in ("--pass-env", name)]
     words += ["--end-unknown"] if settings.end_unknown else []
+    words += ["--ha"] if settings.ha else []
     return [*words, "--insecure"] if settings.insecure else words
 
 
 def _absolute(store: str | None) -> str | None:
     return store if store is None or "://" in store else str(Path(store).absolute())
+
+
+def _announcer() -> Callable[[str, ControlPlane, list[Path]], None]:
+    """Prints that the control plane is up, and from then on its events; what to do next only once."""
+    announced = False
+
+    def announce(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
+        nonlocal announced
+        _show(url, plane, new_tokens)
+        if not announced:
+            _next_steps(url)
+        announced = True
+
+    return announce
 
 
 def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
@@ -253,7 +279,6 @@ def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
     click.echo(f"swell is up at {url}: {slots} slots, policy {plane.policy()}. Ctrl-C stops it; jobs go on.")
     for path in new_tokens:
         click.echo(f"  a token for the role '{path.name}' was written to {path}")
-    _next_steps(url)
 
     def tell(_: int, event: Event) -> None:
         if event.kind is EventKind.PROGRESS:
@@ -261,6 +286,10 @@ def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
         click.echo(line(event.time_s, event.kind.value, event.job_id or event.node or "", dict(event.data)))
 
     plane.subscribe(tell)
+
+
+def _stand_by(url: str, name: str) -> None:
+    click.echo(f"{name} is up at {url} and leads when no other control plane does. Ctrl-C stops it.")
 
 
 def _next_steps(url: str) -> None:
@@ -277,22 +306,30 @@ def _wait_for(count: int) -> None:
 
 @click.command(epilog=DOWN_EPILOG)
 @click.option("--keep-jobs", is_flag=True, help="Do not stop running jobs.")
+@click.option("--plane", metavar="NAME", help="With --ha: stop only the control plane of this name.")
 @json_option
 @home_option
-def down(keep_jobs: bool, as_json: bool, home: str | None) -> None:
+def down(keep_jobs: bool, plane: str | None, as_json: bool, home: str | None) -> None:
     """Stop the control plane of this machine. Running jobs save their state and stop, unless --keep-jobs.
 
     Nothing is lost either way: after the next `swell up` every job goes on where it was. A Ray that
-    `swell up` started ends too; any other Ray cluster is left alone.
+    `swell up` started ends too; any other Ray cluster is left alone. If another control plane of the
+    home runs (`swell up --ha`), it takes over at once, and jobs go on.
     """
     from swell.api.home import home_dir
+    from swell.cli._ha import others_run, stop_planes
     from swell.cli._platform import stop, stop_jobs, stop_ray
     from swell.domain import SwellError
 
     where = home_dir(home)
-    was_up = stop(where)
+    stopped = stop_planes(where, plane)
+    was_up = bool(stopped) or (plane is None and stop(where))
     if was_up and not as_json:
         click.echo("The control plane has stopped.")
+    if stopped and not keep_jobs and others_run(where):
+        keep_jobs = True
+        if not as_json:
+            click.echo("Jobs go on: another control plane of this home takes over.")
     saved: list[str] = []
     if not keep_jobs and where.is_dir():
         saved = stop_jobs(where, lambda count: None if as_json else _wait_for(count))

@@ -5,6 +5,8 @@ SwellError
 +-- NotFound             there is no such job or node (404)
 +-- Conflict             the state of the job or node does not allow what is asked (409)
 +-- StoreUnavailable     the store cannot be written or read now; nothing was changed (503)
+|   +-- NotLeading       another control plane leads, or none does; nothing was changed (503)
+|   +-- StoreLost        the connection to the store broke; what was asked may have been done (503)
 +-- TooMany              a limit on what one user may have is reached (429)
 """
 
@@ -23,6 +25,19 @@ class Conflict(SwellError):
 
 class StoreUnavailable(SwellError):
     """The store cannot be written or read now; nothing was changed."""
+
+
+class NotLeading(StoreUnavailable):
+    """Another control plane leads, or none does at the moment; nothing was changed."""
+
+    def __init__(
+        self, message: str = "this control plane does not lead; nothing was changed: try again"
+    ) -> None:
+        super().__init__(message)
+
+
+class StoreLost(StoreUnavailable):
+    """The connection to the store broke: what was asked may have been done, and can be repeated."""
 
 
 class TooMany(SwellError):

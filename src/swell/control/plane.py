@@ -20,7 +20,7 @@ from typing import Any
 from swell.control import lifecycle, promises, views
 from swell.control.book import Book, Recall, Subscriber
 from swell.control.conductor import Conductor
-from swell.control.errors import NotFound, StoreUnavailable, TooMany
+from swell.control.errors import NotFound, NotLeading, StoreUnavailable, TooMany
 from swell.control.intake import Intake, Ticket
 from swell.control.knowledge import MAX_SCRIPT_BYTES
 from swell.control.limits import Gate, Limits
@@ -123,6 +123,8 @@ class ControlPlane:
     def turn(self) -> None:
         """One turn: listen, reconcile, decide if a decision is due."""
         with self._lock:
+            if not self.store.leads:
+                raise NotLeading()
             self._conductor.turn(self.clock())
 
     @property
@@ -149,7 +151,7 @@ class ControlPlane:
         next_s = time.monotonic() + FIRST_HOUSEKEEPING_S
         while not self._housekeeper.stopping.wait(1.0):
             self._housekeeper.beat()
-            if time.monotonic() < next_s:
+            if time.monotonic() < next_s or not self.store.leads:
                 continue
             self._housekeeper.beat(busy=True)
             with contextlib.suppress(StoreUnavailable):

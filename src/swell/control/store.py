@@ -65,11 +65,23 @@ OVER = tuple(phase.value for phase in Phase if phase.over)
 class Store:
     """Everything the control plane must not forget."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, migrate: bool = True) -> None:
+        """`migrate`: bring the store up to this version; only the control plane that leads may do that."""
         self._database = database
         self.unreadable: dict[str, str] = {}
         """Jobs whose record cannot be read, and why."""
-        self._migrate()
+        if migrate:
+            self._migrate()
+
+    @property
+    def leads(self) -> bool:
+        """Whether the control plane of this process is the one that may decide now."""
+        return self._database.leads
+
+    @property
+    def fence(self) -> int:
+        """The fencing number of this control plane; 0 if the store cannot have several."""
+        return self._database.fence
 
     def _migrate(self) -> None:
         db = self._database

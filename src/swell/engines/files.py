@@ -11,12 +11,15 @@ from typing import Any
 from swell.engines.accounts import Account
 
 
-def write_json(path: Path, content: Mapping[str, Any], account: Account | None = None) -> None:
-    """Replace a small file atomically. Only its owner can read it: this process, or the given account."""
+def write_json(
+    path: Path, content: Mapping[str, Any], account: Account | None = None, *, mode: int = 0o600
+) -> None:
+    """Replace a small file atomically. Only its owner, this process or the given account, can read it, unless
+    `mode` says otherwise."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     # Never through a link or into a pipe that somebody put there: the directory may be a job's own.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "w") as file:
         if account is not None:
             os.fchown(descriptor, account.uid, account.gid)

@@ -44,9 +44,14 @@ class LocalEngine(SupervisedEngine):
         self._cluster = Cluster.parse(nodes or f"1x{count}", "gpu" if self._gpus else "cpu")
         self._nursery: Nursery | None = None
 
+    def prepare(self) -> None:
+        """Start the nursery, which has to import torch."""
+        if self._nursery is None:
+            self._nursery = Nursery(self._home / "nursery.log")
+
     def start(self, wake: Callable[[], None]) -> None:
         """Find the jobs that already run, and prepare for those to come."""
-        self._nursery = Nursery(self._home / "nursery.log")
+        self.prepare()
         super().start(wake)
 
     def close(self) -> None:

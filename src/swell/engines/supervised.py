@@ -30,9 +30,10 @@ from swell.engines.accounts import Account, of_job
 from swell.engines.base import Launch, Observed, Report, RunState
 from swell.engines.border import BadMessage, read_beat, read_event
 from swell.engines.environment import for_jobs
+from swell.engines.fencing import Fence
 from swell.engines.parts import Part
 from swell.engines.processes import MARK, mark, sweep
-from swell.engines.supervised_job import STOP, Outcome, SupervisedJob
+from swell.engines.supervised_job import END, STOP, Outcome, SupervisedJob
 from swell.engines.supervisor import is_locked, signal_supervisor
 from swell.train.agent import outputs
 from swell.train.agent.children import Child
@@ -67,6 +68,10 @@ class SupervisedEngine:
         """The account that jobs run as, 'submitter' for that of each job's owner, None for this process's."""
         self.pass_env: tuple[str, ...] = ()
         """Variables of the platform's environment that jobs get besides those on the list."""
+        self.may_act: Callable[[], bool] = lambda: True
+        """Whether this control plane leads. If it does not, jobs are left to the one that does."""
+        self.fence: Fence | None = None
+        """Which leader this control plane is; None if there can be no other."""
         self._jobs: dict[str, SupervisedJob] = {}
         self._reports: deque[Report] = deque(maxlen=100_000)
         self._lock = threading.RLock()
@@ -77,9 +82,16 @@ class SupervisedEngine:
         os.set_blocking(self._poke_w, False)
         os.set_blocking(self._poke_r, False)
 
+    def prepare(self) -> None:
+        """Begin with what takes long and touches no job, for a control plane that may have to lead soon."""
+
     def start(self, wake: Callable[[], None]) -> None:
         """Find the jobs that already run, and begin to listen to them."""
         self._wake = wake
+        # Before looking which jobs run: a supervisor that an earlier leader has started either holds its
+        # job's lock by now and is found, or reads this number and does not run.
+        if self.fence is not None and self.may_act():
+            self.fence.raise_in(self._home)
         for path in sorted((self._home / "jobs").glob("*/start.json")):
             try:
                 job = SupervisedJob.found(path.parent)
@@ -205,6 +217,9 @@ class SupervisedEngine:
     def _loop(self) -> None:
         while not self._part.stopping.is_set():
             self._part.beat()
+            if not self.may_act():
+                self._part.stopping.wait(TICK_S)
+                continue
             with self._lock:
                 jobs = list(self._jobs.values())
             listening = {j.connection: j for j in jobs if j.connection is not None}
@@ -224,7 +239,8 @@ class SupervisedEngine:
             for job in sorted(jobs, key=lambda j: len(j.wanted) - len(j.told)):
                 self._part.beat()
                 with self._sparing_others(job):
-                    self._tend(job)
+                    if self.may_act():
+                        self._tend(job)
 
     @contextlib.contextmanager
     def _sparing_others(self, job: SupervisedJob) -> Iterator[None]:
@@ -256,7 +272,8 @@ class SupervisedEngine:
         elif not job.wanted and job.unborn(now_s):
             self._stop_at_once(job, now_s)
         else:
-            if job.connect(now_s, len(self.cluster().node_of_gpu)):
+            fencing = None if self.fence is None else self.fence.number
+            if job.connect(now_s, len(self.cluster().node_of_gpu), fencing):
                 with self._lock:
                     self._assign_slots(job)
             if job.connection is not None:
@@ -278,7 +295,7 @@ class SupervisedEngine:
         if job.account is not None:
             job.account.own(job.directory)
         (job.directory / "exit.json").unlink(missing_ok=True)
-        job.write_order(granted, self.cluster().capacity, self._order_extras(job, granted))
+        job.write_order(granted, self.cluster().capacity, self._order_extras(job, granted) | self._fenced())
         env = {**self._environment(), MARK: mark(job.directory)}
         if job.account is not None:
             env |= job.account.environment
@@ -286,6 +303,10 @@ class SupervisedEngine:
         with self._lock:
             job.started(child, granted, now_s)
         self._add_report(job, "started", {"gpus": granted})
+
+    def _fenced(self) -> dict[str, Any]:
+        """What keeps a supervisor from running if this control plane has stopped leading meanwhile."""
+        return {} if self.fence is None else self.fence.for_order(self._home)
 
     def _send_target(self, job: SupervisedJob, now_s: float) -> None:
         """Send the job its present target; a newer target simply replaces an older one."""
@@ -388,7 +409,8 @@ class SupervisedEngine:
         """Clean up after a supervisor that has ended, whether it ended by itself or was killed."""
         while job.connection is not None and readable([job.connection], 0.0):
             self._read_messages(job, job.connection)  # read the last messages, until the connection is closed
-        sweep(job.directory)
+        if self.may_act():
+            sweep(job.directory)
         with self._lock:
             job.gone()
         self._wake()
@@ -410,8 +432,14 @@ class SupervisedEngine:
 
     def _signal(self, job: SupervisedJob, number: signal.Signals) -> None:
         """Signal a job's supervisor. Its workers hold a pipe to it, and end when it ends."""
-        if not signal_supervisor(job.directory, number) and job.child is not None:
+        if not self.may_act():
+            return
+        if signal_supervisor(job.directory, number):
+            return
+        if job.child is not None:
             job.child.send_signal(number)
+        elif job.connection is not None:
+            job.send(END)  # a control plane on another machine started it
 
 
 def _signal_name(code: object) -> str:

@@ -41,6 +41,8 @@ COMPLAIN_EVERY_S = 60.0
 """The server's log gets at most one line about a misbehaving job in this time."""
 STOP: Message = {"type": "stop", "save": True}
 """Tells a coordinator to have its job save its state and stop."""
+END: Message = {"type": "stop", "code": 143}
+"""Tells a coordinator to end its job at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +287,10 @@ class SupervisedJob:
 
     # -- its coordinator ---------------------------------------------------------------------------------
 
-    def connect(self, now_s: float, slots: int) -> bool:
+    def connect(self, now_s: float, slots: int, fencing: int | None = None) -> bool:
         """Connect to the job's coordinator if it is up; True if a connection was made now.
 
-        `slots`: how many slots the cluster has.
+        `slots`: how many slots the cluster has. `fencing`: the fencing number of this control plane.
         """
         if self.connection is not None or now_s - self.tried_s < self._patience_s():
             return False
@@ -301,7 +303,8 @@ class SupervisedJob:
         try:
             connection = Connection.open(run.address(), str(run.config()["secret"]), timeout_s=ANSWER_S)
             connection.limit_sending(ANSWER_S)
-            status = read_status(connection.request({"type": "hello", "role": "tool"}, ANSWER_S), slots)
+            hello = {"type": "hello", "role": "tool", "fencing": fencing}
+            status = read_status(connection.request(hello, ANSWER_S), slots)
             connection.request({"type": "watch"}, ANSWER_S)
         except (OSError, TrainError, ValueError, KeyError, TypeError, AttributeError) as error:
             if connection is not None:

@@ -7,7 +7,7 @@ a job never runs twice at once: a second supervisor finds the lock taken and end
 one that was killed first kills all processes which that one left.
 
     start.json    what to run, written by the engine, see `swell.engines.order`
-    lock          held while a supervisor lives; its content is the supervisor's process id
+    lock          held while a supervisor lives; its content is the supervisor's process id and machine
     exit.json     how the job ended; absent if it was killed from outside
     runs/0000     a run of the job, see `swell.train.agent.jobdir`; the next run after a stop is 0001
     checkpoints   shared by all runs
@@ -19,12 +19,14 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from swell.engines.fencing import order_outdated
 from swell.engines.files import write_json
 from swell.engines.order import Order
 from swell.engines.processes import descendants, end_descendants, memory_bytes, sweep
@@ -60,10 +62,12 @@ def is_locked(directory: Path) -> bool:
 
 
 def signal_supervisor(directory: Path, number: signal.Signals) -> bool:
-    """Send a signal to the job's supervisor, never to a later process with the same id; True if sent."""
+    """Send a signal to the job's supervisor, never to another process with the same id; True if sent."""
     try:
-        pid = int(read_regular(directory / "lock", 64))
-        descriptor = os.pidfd_open(pid)
+        pid, *host = read_regular(directory / "lock", 512).decode().split()
+        if host and host[0] != socket.gethostname():
+            return False  # the directory is shared, and the supervisor runs on another machine
+        descriptor = os.pidfd_open(int(pid))
     except (OSError, ValueError):
         return False
     try:
@@ -91,6 +95,8 @@ def supervise(directory: Path) -> int:
             order = Order.read(directory)
         except FileNotFoundError:
             return 0  # the job was ended before it began
+        if order_outdated(order.extras):
+            return 0  # another control plane leads by now, and may have decided otherwise
         (directory / "exit.json").unlink(missing_ok=True)
         run_dir = directory / "runs" / f"{len(list((directory / 'runs').glob('*'))):04d}"
         output = OutputFile(directory / FILE)
@@ -127,7 +133,7 @@ def _take(lock: IO[bytes]) -> bool:
                 return False
             time.sleep(0.02)
     lock.truncate(0)
-    lock.write(str(os.getpid()).encode())
+    lock.write(f"{os.getpid()} {socket.gethostname()}".encode())
     lock.flush()
     return True
 

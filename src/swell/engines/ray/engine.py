@@ -94,12 +94,17 @@ class RayEngine(SupervisedEngine):
 
     # -- the interface -----------------------------------------------------------------------------------
 
-    def start(self, wake: Callable[[], None]) -> None:
-        """Connect to Ray (start one if no address was given), wait for its nodes, and find running jobs."""
-        address = self.options.address
-        if address is None:
+    def prepare(self) -> None:
+        """Connect the scout to Ray (start one if no address was given); it takes seconds to see the nodes."""
+        if self.options.address is None:
             head.ensure(self._home)
-        self._start_scout()
+        if self._scout is None or self._scout.poll() is not None:
+            self._first.clear()
+            self._start_scout()
+
+    def start(self, wake: Callable[[], None]) -> None:
+        """Wait until the nodes of the Ray cluster are known, and find running jobs."""
+        self.prepare()
         if not self._first.wait(FIRST_SIGHT_S):
             self._stop_scout()
             trouble = f"Ray did not list its nodes within {FIRST_SIGHT_S:g} s; see {self._home / 'scout.log'}"

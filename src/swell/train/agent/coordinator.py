@@ -36,6 +36,8 @@ class Client:
         self.writer = writer
         self.role = ""
         self.name = ""
+        self.fencing: int | None = None
+        """Of a control plane that is one of several: its fencing number."""
 
     def send(self, message: Message) -> None:
         """Queue a message; a broken connection is noticed by its reader."""
@@ -77,6 +79,8 @@ class Coordinator:
         self.pids: dict[str, int] = {}
         self.over = asyncio.Event()
         self._last_saved = ""
+        self._fencing = 0
+        """The highest fencing number of a control plane that has connected."""
 
     async def run(self) -> None:
         """Serve until the job is over and the launcher knows it."""
@@ -215,8 +219,16 @@ class Coordinator:
             if message.get("broken"):
                 out += m.broken(client.name, int(message["broken"]), int(message["operation"]), now)
             return out
+        if message.get("fencing") is not None:
+            client.fencing = int(message["fencing"])
+            self._fencing = max(self._fencing, client.fencing)
         client.send({"type": "welcome", **self._status()})
         return []
+
+    def _check_leads(self, client: Client) -> None:
+        """Refuse what a control plane says that leads no longer: it was frozen while another took over."""
+        if client.fencing is not None and client.fencing < self._fencing:
+            raise ValueError("another control plane leads by now")
 
     def _on_worker_ready(self, client: Client, message: Message, now: float) -> list[Instruction]:
         self._event("ready", worker=client.name)
@@ -281,6 +293,7 @@ class Coordinator:
         return []
 
     def _on_tool_resize(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        self._check_leads(client)
         slots = message.get("slots")
         places = None if slots is None else [int(slot) for slot in slots]
         out = self.membership.resize(int(message["workers"]), now, places)
@@ -298,6 +311,7 @@ class Coordinator:
         return []
 
     def _on_tool_stop(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        self._check_leads(client)
         client.send({"type": "stopping"})
         if message.get("save"):
             self._event("stop")

@@ -1,0 +1,96 @@
+"""A control plane that leads no longer touches no job, and what it started too late does not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.waiting import wait_until
+
+from swell.domain import Cluster, JobRequest, Placement
+from swell.engines import Launch
+from swell.engines.fencing import Fence, order_outdated
+from swell.engines.order import Order
+from swell.engines.supervised import SupervisedEngine
+from swell.engines.supervised_job import SupervisedJob
+from swell.engines.supervisor import supervise
+from swell.train.agent.wire import Message
+
+
+def launch(home: Path) -> Launch:
+    (home / "jobs" / "a").mkdir(parents=True, exist_ok=True)
+    request = JobRequest(name="a", script="train.py", workdir=str(home))
+    return Launch(job_id="a", request=request, job_dir=home / "jobs" / "a")
+
+
+def test_numbers_of_a_home_only_grow_and_count_within_one_store(tmp_path: Path) -> None:
+    old, new, other = Fence("s", 1), Fence("s", 2), Fence("t", 1)
+    old.raise_in(tmp_path)
+    assert not old.outdated(tmp_path) and not new.outdated(tmp_path)
+    new.raise_in(tmp_path)
+    old.raise_in(tmp_path)  # it was frozen before it wrote its number
+    assert old.outdated(tmp_path) and not new.outdated(tmp_path)
+    assert order_outdated(old.for_order(tmp_path)) and not order_outdated(new.for_order(tmp_path))
+    assert not order_outdated({}) and not other.outdated(tmp_path), "another store counts anew"
+
+
+def test_a_supervisor_with_the_order_of_a_former_leader_does_not_run(tmp_path: Path) -> None:
+    given, home = launch(tmp_path), tmp_path
+    extras = Fence("s", 1).for_order(home) | {"devices": []}
+    Order(launch=given, workers=1, placement=(0,), extras=extras).write()
+    Fence("s", 2).raise_in(home)
+    assert supervise(given.job_dir) == 0
+    assert not (given.job_dir / "runs").exists() and not (given.job_dir / "exit.json").exists()
+
+
+class Watched(SupervisedEngine):
+    """An engine that only notes which jobs it would have started."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.started: list[str] = []
+
+    def cluster(self) -> Cluster:
+        return Cluster.parse("1x1")
+
+    def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
+        return job.wanted
+
+    def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
+        return {}
+
+    def _resize(self, granted: Placement) -> Message:
+        return {}
+
+    def _start_supervisor(self, directory: Path, env: Any, account: Any) -> Any:
+        self.started.append(directory.name)
+
+        class Child:
+            def poll(self) -> int:
+                return 0
+
+            def send_signal(self, number: int) -> None:
+                pass
+
+        return Child()
+
+
+def test_an_engine_touches_no_job_unless_its_control_plane_leads(tmp_path: Path) -> None:
+    engine, asked = Watched(tmp_path), list[int]()
+    leads = False
+
+    def may_act() -> bool:
+        asked.append(1)
+        return leads
+
+    engine.may_act = may_act
+    engine.start(lambda: None)
+    try:
+        engine.apply(launch(tmp_path), (0,))
+        before = len(asked)
+        wait_until(lambda: len(asked) > before + 2, 30, "the engine to ask twice whether it may act")
+        assert not engine.started
+        leads = True
+        wait_until(lambda: engine.started, 30, "the engine to start the job")
+    finally:
+        engine.close()
