@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from tests.waiting import wait_until
 
-from swell.domain import JobRequest
+from swell.domain import InputError, JobRequest
 from swell.engines import Launch, RunState, fence, groups
-from swell.engines.local import fence_trouble, try_fence
+from swell.engines.accounts import no_script
+from swell.engines.local import LocalEngine, fence_trouble, try_fence
 from swell.engines.supervisor import signal_supervisor
 
 from .conftest import Bench
 
+OVER = (RunState.FINISHED, RunState.FAILED)
 CURIOUS = """
 import ctypes, json, os, subprocess, sys
 from pathlib import Path
@@ -84,7 +86,7 @@ def test_a_fenced_job_reads_no_tokens_and_reaches_nobody_outside(bench: Bench) -
     engine = bench.engine()
     engine.fenced = True
     engine.apply(launch(bench, "curious", CURIOUS, bench.home, os.getpid()), (0,))
-    seen = bench.wait(engine, "curious", lambda o: o and o.state in (RunState.FINISHED, RunState.FAILED))
+    seen = bench.wait(engine, "curious", lambda o: o and o.state in OVER, 200)
     assert seen is not None and seen.state is RunState.FINISHED, bench.output("curious")
     told = json.loads((bench.home / "work" / "told.json").read_text())
     assert "secret" not in str(told), told
@@ -111,12 +113,38 @@ def test_a_request_shows_a_job_no_directory_of_the_platform(tmp_path: Path) -> N
     assert more(home, home / "tokens" / "admin", home / "store.db", home / "work" / ".." / "jobs" / "b") == []
 
 
+def test_a_script_that_the_job_could_not_read_is_not_there(tmp_path: Path) -> None:
+    """The answer is that of the control plane to a script that is not there."""
+    for name in ("tokens/admin", "work/train.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    engine = LocalEngine(tmp_path, slots=1)
+
+    def answer(script: str) -> str:
+        request = JobRequest(name="a", script=script, workdir=str(tmp_path / "work"))
+        try:
+            engine.check(Launch(job_id="a", request=request, job_dir=tmp_path / "jobs" / "a", owner="nobody"))
+        except InputError as error:
+            assert error.field == "script"
+            return str(error)
+        return ""
+
+    secret, absent = str(tmp_path / "tokens" / "admin"), str(no_script(tmp_path / "tokens" / "admin"))
+    assert answer(secret) == "" and answer("train.py") == ""
+    engine.fenced = True
+    assert answer(secret) == absent and answer("train.py") == ""
+    engine.fenced, engine.run_as = False, "nobody"
+    if os.geteuid() == 0:  # nobody may not even pass through pytest's folder
+        assert answer(secret) == absent
+        assert answer("/etc/passwd") == ""
+
+
 def test_what_a_job_started_ends_with_it_though_its_supervisor_is_killed(bench: Bench) -> None:
     if groups.where() is None:
         pytest.skip("this account may make no cgroup v2 here")
     engine, told = bench.engine(), bench.home / "sleeper"
     engine.apply(launch(bench, "a", SLEEPER, told), (0,))
-    pid = int(wait_until(lambda: told.exists() and told.read_text(), 60, "the job to run"))
+    pid = int(wait_until(lambda: told.exists() and told.read_text(), 200, "the job to run"))
     assert b"SWELL" not in Path(f"/proc/{pid}/environ").read_bytes()
     group = groups.of(bench.home / "jobs" / "a")
     assert group is not None and str(pid) in (group.path / "cgroup.procs").read_text().split()

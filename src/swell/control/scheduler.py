@@ -172,6 +172,8 @@ class Scheduler:
         decision = Decision(np.empty(0, dtype=np.int64))
         if len(snapshot):
             decision = self.policy.allocate(snapshot)
+        if most:
+            decision = within(decision, np.array([most[record.job_id] for record, _ in jobs]))
         moves = board.carry_out(snapshot, decision, more)
         shown = set(rows.tolist())
         for move in moves:
@@ -328,6 +330,18 @@ class Scheduler:
             min_gpus=request.min_workers,
             max_gpus=request.max_workers,
         )
+
+
+def within(decision: Decision, most: IntArray) -> Decision:
+    """The decision with no job above its bound: some policies keep to plans made when it was higher."""
+    if not (decision.gpus > most).any():
+        return decision
+    per_node = decision.per_node
+    if per_node is not None:
+        # From the left, as many as are still allowed on each node.
+        before = np.cumsum(per_node, axis=1) - per_node
+        per_node = np.clip(most[:, None] - before, 0, per_node)
+    return Decision(np.minimum(decision.gpus, most), per_node, decision.order)
 
 
 def _promised(record: JobRecord) -> float | None:

@@ -44,20 +44,18 @@ and resource limits."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def enter(
-    home: Path, visible: Iterable[Path], hidden: Iterable[Path] = (), read_only: Iterable[Path] = ()
-) -> None:
+def enter(home: Path, visible: Iterable[Path], read_only: Iterable[Path] = ()) -> None:
     """Put this process behind the fence, for good; OSError if that is not possible.
 
-    Of `home` only the paths in `visible` are there afterwards, `hidden` directories are empty, and what is
-    mounted at the paths in `read_only` cannot be changed. The process must have no threads.
+    Of `home` only the paths in `visible` are there afterwards, and what is mounted at the paths in
+    `read_only` cannot be changed. The process must have no threads.
     """
     os.chdir("/")  # a working directory in the home would still be the real one
     home = home.resolve()
     _unshare()
     _mount(None, Path("/"), None, _REC | _SLAVE)
     kept = [(path, os.open(path, os.O_PATH)) for path in _below(home, visible)]
-    _hide(home)
+    _mount(Path("tmpfs"), home, b"tmpfs", _NOSUID | _NODEV, b"size=64k,mode=755")
     for path, descriptor in kept:
         path.parent.mkdir(parents=True, exist_ok=True)
         source = Path(f"/proc/self/fd/{descriptor}")
@@ -65,9 +63,6 @@ def enter(
         _mount(source, path, None, _BIND | _REC)
         os.close(descriptor)
     _mount(None, home, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
-    for path in hidden:
-        if path.is_dir():
-            _hide(path)
     for path in read_only:
         flags = os.statvfs(path).f_flag & (_NOSUID | _NODEV | _NOEXEC)
         _mount(path, path, None, _BIND | _REC)
@@ -108,10 +103,6 @@ def _unshare() -> None:
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-
-
-def _hide(path: Path) -> None:
-    _mount(Path("tmpfs"), path, b"tmpfs", _NOSUID | _NODEV, b"size=64k,mode=755")
 
 
 def _mount(

@@ -93,6 +93,11 @@ class LocalEngine(SupervisedEngine):
         if self._nursery is not None:
             self._nursery.close()
 
+    def _tick(self, now_s: float) -> None:
+        """Have a nursery that was killed come back."""
+        if self._nursery is not None:
+            self._nursery.renew()
+
     def cluster(self) -> Cluster:
         """The nodes. They never change here."""
         return self._cluster
@@ -153,11 +158,10 @@ class LocalEngine(SupervisedEngine):
         return self.fenced
 
     def _hidden(self) -> dict[str, Any]:
-        """What jobs must not see, and what they must not change: the groups that they are found by."""
+        """The home that jobs must not see, and what they must not change: the groups they are found by."""
         mounted = groups.mount_point() if groups.where() is not None else None
         return {
             "home": str(self._home.resolve()),
-            "hidden": [] if self._nursery is None else [str(self._nursery.path.parent)],
             "read_only": [] if mounted is None else [str(mounted)],
         }
 

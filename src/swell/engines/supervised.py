@@ -317,8 +317,10 @@ class SupervisedEngine:
             with self._lock:
                 job.told = granted
                 self._assign_slots(job)
-            if job.occupied(job.members) != before:
-                self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.occupied(job.members)})
+            # A job without members was reported on the slots that it was started on.
+            now = job.occupied(job.members) if job.members else granted
+            if not job.members or now != before:
+                self._add_report(job, "resized", {"pause_s": 0.0, "gpus": now})
         if job.wanted != job.noted:
             job.note_placement()
 

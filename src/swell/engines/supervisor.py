@@ -131,7 +131,7 @@ def _enter_fence(directory: Path, order: Order) -> None:
     told = json.loads(text)
     home, workdir = Path(told["home"]), order.launch.workdir
     visible = fence.shown(home, directory, [workdir, workdir / order.launch.request.script])
-    fence.enter(home, visible, map(Path, told["hidden"]), map(Path, told["read_only"]))
+    fence.enter(home, visible, map(Path, told["read_only"]))
 
 
 def _write_exit(directory: Path, content: dict[str, Any]) -> None:
