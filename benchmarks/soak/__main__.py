@@ -30,7 +30,7 @@ import threading
 import time
 from typing import Any
 
-from benchmarks.common import table, write_json
+from benchmarks.common import write_json
 from benchmarks.soak import verdict
 from benchmarks.soak.harm import Harm, Watch
 from benchmarks.soak.scripts import COUNTING, Honest
@@ -106,7 +106,7 @@ def soak(minutes: float, seed: int, say: Any) -> verdict.Verdict:
         stage.start(time.monotonic() + 120.0)
         watch.start()
         people.start()
-        _disturb(stage, harm, people, 60.0 * minutes, say)
+        _disturb(harm, watch, people, 60.0 * minutes, say)
         say("all harm is over; the jobs finish")
         people.over.set()
         people.join(60.0)
@@ -160,12 +160,12 @@ def soak(minutes: float, seed: int, say: Any) -> verdict.Verdict:
         stage.close(harm.told_pids())
 
 
-def _disturb(stage: Stage, harm: Harm, people: People, seconds: float, say: Any) -> None:
+def _disturb(harm: Harm, watch: Watch, people: People, seconds: float, say: Any) -> None:
     """One harm after the other until the time is over."""
     began_s = said_s = time.monotonic()
     while (passed_s := time.monotonic() - began_s) < seconds:
         if passed_s > ALONE * seconds and not harm.sparing_plane:
-            harm.sparing_plane = True
+            harm.sparing_plane = watch.alone = True
             harm.bring_back()
         harm.one()
         if time.monotonic() - said_s > TALK_S:
@@ -261,13 +261,10 @@ def main() -> int:
     if args.json:
         print(json.dumps(found.to_json(), indent=2))
         return int(not found.ok)
-    rows = [
-        [name, json.dumps(value) if isinstance(value, dict | list) else value]
-        for name, value in found.figures.items()
-    ]
-    table("soak", ["figure", "value"], rows)
+    for name, value in found.figures.items():
+        print(f"{name:<14} {json.dumps(value)}")
     for name, lines in found.wrong.items():
-        print(f"{name}: {'none' if not lines else ''}")
+        print(f"{name + ':':<26} {'' if lines else 'none'}".rstrip())
         for line in lines[:20]:
             print(f"  {line}")
     print("nothing went wrong" if found.ok else "SOMETHING WENT WRONG")

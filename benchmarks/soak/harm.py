@@ -60,7 +60,7 @@ class Harm:
         """Set while memory is measured: the control plane is then neither killed nor frozen."""
         self.told = stage.work / "told"
         self._undo: dict[threading.Timer, Callable[[], None]] = {}
-        """What has to be undone, each by a timer: whoever waits for a frozen control plane must not have to."""
+        """What has to be undone, each by a timer: a request to a frozen control plane would wait for ever."""
         self._frozen: set[int] = set()
         self._sockets: list[socket.socket] = []
         self._full = False
@@ -305,6 +305,8 @@ class Watch(threading.Thread):
         self.over = threading.Event()
         self.seen: list[tuple[float, int, float, int]] = []
         """Moment, process, MiB and descriptors of the control plane."""
+        self.alone = False
+        """Set once the control plane is neither killed nor frozen any more: answers are timed from then."""
         self.answers_ms: list[float] = []
         self.twice: list[str] = []
         """Jobs that had two supervisors in two looks in a row."""
@@ -327,7 +329,8 @@ class Watch(threading.Thread):
             began_s = time.perf_counter()
             with contextlib.suppress(Exception), self.stage.server.client(retry_s=0.0) as client:
                 client.jobs(limit=20)
-                self.answers_ms.append((time.perf_counter() - began_s) * 1e3)
+                if self.alone:
+                    self.answers_ms.append((time.perf_counter() - began_s) * 1e3)
 
 
 def _send(pid: int, number: signal.Signals) -> None:
