@@ -87,35 +87,39 @@ class Harm:
 
     def do_kill(self) -> str | None:
         """Kill one process of one job, or all workers of one."""
-        kind = self.chance.choice(["worker", "worker", "coordinator", "supervisor", "zygote", "all workers"])
-        wanted = "worker" if kind == "all workers" else kind
-        by_job: dict[str, list[int]] = {}
-        for pid, (job_id, found) in self.stage.processes().items():
-            if found == wanted:
-                by_job.setdefault(job_id, []).append(pid)
-        if not by_job:
+        by_kind: dict[str, dict[str, list[int]]] = {}
+        for pid, (job_id, kind) in self.stage.processes().items():
+            for name in (kind, "all workers") if kind == "worker" else (kind,):
+                by_kind.setdefault(name, {}).setdefault(job_id, []).append(pid)
+        by_kind.pop("other", None)
+        if not by_kind:
             return None
-        pids = by_job[self.chance.choice(sorted(by_job))]
+        kind = self.chance.choice(sorted(by_kind))
+        pids = by_kind[kind][self.chance.choice(sorted(by_kind[kind]))]
         for pid in pids if kind == "all workers" else [self.chance.choice(sorted(pids))]:
             _send(pid, signal.SIGKILL)
         return f"killed: {kind}"
 
     def do_freeze(self) -> str | None:
         """Stop a process, and let it go on after a while."""
-        found = {pid: kind for pid, (_, kind) in self.stage.processes().items() if kind != "other"}
+        by_kind: dict[str, list[int]] = {}
+        for pid, (_, kind) in self.stage.processes().items():
+            by_kind.setdefault(kind, []).append(pid)
+        by_kind.pop("other", None)
         nursery, plane = self.stage.nursery(), self.stage.pid
         if nursery is not None:
-            found[nursery] = "nursery"
-        if plane is not None and not self.sparing_plane and self.chance.random() < 0.2:
-            found = {plane: "control plane"}
-        if not found:
+            by_kind["nursery"] = [nursery]
+        if plane is not None and not self.sparing_plane:
+            by_kind["control plane"] = [plane]
+        if not by_kind:
             return None
-        pid = self.chance.choice(sorted(found))
-        longest_s = MOST_PLANE_FREEZE_S if pid == plane else 9.0
+        kind = self.chance.choice(sorted(by_kind))
+        pid = self.chance.choice(sorted(by_kind[kind]))
         _send(pid, signal.SIGSTOP)
         self._frozen.add(pid)
+        longest_s = MOST_PLANE_FREEZE_S if pid == plane else 9.0
         self._later(self.chance.uniform(0.5, longest_s), lambda: self._thaw(pid))
-        return f"frozen: {found[pid]}"
+        return f"frozen: {kind}"
 
     def _thaw(self, pid: int) -> None:
         _send(pid, signal.SIGCONT)
