@@ -40,6 +40,8 @@ from swell.engines.local import fence_trouble, try_fence
 
 ALONE = 0.6
 """From this part of the time on the control plane is left alone, and measured."""
+KILLED_BY = 0.3
+"""By this part of the time the control plane was killed at least once, whatever the seed."""
 MOST_ACTIVE = 5
 """Honest jobs that are there at a time."""
 FINISH_S = 240.0
@@ -168,6 +170,8 @@ def _disturb(harm: Harm, watch: Watch, people: People, seconds: float, say: Any)
             harm.sparing_plane = watch.alone = True
             harm.bring_back()
         harm.one()
+        if passed_s > KILLED_BY * seconds and not harm.count["killed: control plane"]:
+            harm.count["killed: control plane"] += harm.do_plane() is not None
         if time.monotonic() - said_s > TALK_S:
             said_s = time.monotonic()
             harms = sum(harm.count.values())

@@ -106,13 +106,13 @@ class Harm:
         for pid, (_, kind) in self.stage.processes().items():
             by_kind.setdefault(kind, []).append(pid)
         by_kind.pop("other", None)
+        if "worker" not in by_kind:
+            return None
         nursery, plane = self.stage.nursery(), self.stage.pid
         if nursery is not None:
             by_kind["nursery"] = [nursery]
         if plane is not None and not self.sparing_plane:
             by_kind["control plane"] = [plane]
-        if not by_kind:
-            return None
         kind = self.chance.choice(sorted(by_kind))
         pid = self.chance.choice(sorted(by_kind[kind]))
         _send(pid, signal.SIGSTOP)
@@ -125,10 +125,14 @@ class Harm:
         _send(pid, signal.SIGCONT)
         self._frozen.discard(pid)
 
+    def _training(self) -> bool:
+        """Whether a job trains. On a slow machine a platform that only ever starts would not be disturbed."""
+        return any(kind == "worker" for _, kind in self.stage.processes().values())
+
     def do_nursery(self) -> str | None:
         """Kill the process that supervisors are forked from."""
         pid = self.stage.nursery()
-        if pid is None:
+        if pid is None or not self._training():
             return None
         _send(pid, signal.SIGKILL)
         return "killed: nursery"
@@ -136,7 +140,7 @@ class Harm:
     def do_plane(self) -> str | None:
         """Kill the control plane with -9, and start it again after a while."""
         with self.stage.lock:
-            if self.sparing_plane or self.stage.pid is None:
+            if self.sparing_plane or self.stage.pid is None or not self._training():
                 return None
             self.stage.server.kill()
         self._later(self.chance.uniform(0.0, 4.0), self.bring_back)
