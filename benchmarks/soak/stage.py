@@ -109,10 +109,8 @@ class Stage:
         left = {pid: f"{kind} of {job_id}" for pid, (job_id, kind) in self.processes().items()}
         left |= {pid: "a process that shed its environment" for pid in told if is_sleeper(pid)}
         for job in (self.home / "jobs").glob("*"):
-            group = groups.of(job)
-            if group is not None and not group.remove():
-                members = (group.path / "cgroup.procs").read_text().split()
-                left |= {int(pid): f"in the group of {job.name}" for pid in members}
+            for group in groups.of(job):
+                left |= dict.fromkeys(group.members(), f"in a group of {job.name}")
         return [f"{pid} ({what}: {read(pid, 'cmdline')[:80]!r})" for pid, what in left.items()]
 
     def close(self, told: set[int]) -> None:
@@ -123,8 +121,7 @@ class Stage:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         for job in (self.home / "jobs").glob("*"):
-            group = groups.of(job)
-            if group is not None:
+            for group in groups.of(job):
                 group.kill()
         if self.own_disk:
             until_s = time.monotonic() + 10.0

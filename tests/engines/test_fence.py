@@ -146,8 +146,9 @@ def test_what_a_job_started_ends_with_it_though_its_supervisor_is_killed(bench: 
     engine.apply(launch(bench, "a", SLEEPER, told), (0,))
     pid = int(wait_until(lambda: told.exists() and told.read_text(), 200, "the job to run"))
     assert b"SWELL" not in Path(f"/proc/{pid}/environ").read_bytes()
-    group = groups.of(bench.home / "jobs" / "a")
-    assert group is not None and str(pid) in (group.path / "cgroup.procs").read_text().split()
+    (group,) = groups.of(bench.home / "jobs" / "a")
+    assert group.led and pid in group.members()
+    assert groups.end_orphans(bench.home / "jobs" / "a") and group.led, "it is nobody's orphan"
     engine.end("a")
     signal_supervisor(bench.home / "jobs" / "a", signal.SIGKILL)
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30, "the sleeper to be ended")
@@ -161,7 +162,7 @@ def test_a_supervisor_that_its_engine_forgot_runs_no_job(
     from swell.engines import supervisor
 
     monkeypatch.setattr(supervisor, "_GROUP_S", 0.05)
-    monkeypatch.setenv(groups.VARIABLE, "swell-no-such-group")
+    monkeypatch.setenv(groups.VARIABLE, "swell-no-such-group-")
     (bench.home / "jobs" / "a").mkdir(parents=True)
     assert supervisor.supervise(bench.home / "jobs" / "a") == 1
     assert not (bench.home / "jobs" / "a" / "lock").exists()

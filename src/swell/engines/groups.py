@@ -1,11 +1,12 @@
-"""A control group (cgroup v2) for each job: everything that a job started is in it, and ends with one write.
+"""A control group (cgroup v2) for each run of a job: everything that it started is in it, and ends with it.
 
 A process may shed its environment, its session and its parents (`env -i setsid sleep 1d`), but a child is
-always in the group of its parent. So the engine puts each supervisor into a group of its own, and ends what
-an earlier supervisor left by `cgroup.kill`, even if that supervisor was killed at the same moment.
+always in the group of its parent. So the engine puts each supervisor into a group of its own, whose name ends
+with the supervisor's process id. A group without its supervisor is what a supervisor that was killed has
+left: the engine ends it by `cgroup.kill`.
 
 No controller is needed for this, so it works wherever this process may make a group below its own: as root,
-or in a group that was delegated to its account (`Delegate=yes` in a unit of systemd). Elsewhere `of` returns
+or in a group that was delegated to its account (`Delegate=yes` in a unit of systemd). Elsewhere `where` is
 None, and processes are found by their mark and their descent alone (`processes`).
 """
 
@@ -19,30 +20,29 @@ from functools import cache
 from pathlib import Path
 
 VARIABLE = "SWELL_GROUP"
-"""Environment variable that tells a supervisor the name of the group which it will be put into."""
+"""Environment variable that tells a supervisor how the name of the group begins which it will be put into."""
 PREFIX = "swell-"
 _LOOKS = 10
 _LOOK_S = 0.003
 
 
 class Group:
-    """The group of one job."""
+    """The group of one run of a job."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    @property
-    def name(self) -> str:
-        """The last part of the group's path."""
-        return self.path.name
-
-    def add(self, pid: int) -> None:
-        """Put a process, and all that it will start, into the group; OSError if that is not allowed."""
+    def members(self) -> set[int]:
+        """The processes in the group."""
         try:
-            (self.path / "cgroup.procs").write_text(str(pid))
-        except FileNotFoundError:
-            self.path.mkdir(exist_ok=True)  # removed as empty, by whoever tidied up
-            (self.path / "cgroup.procs").write_text(str(pid))
+            return set(map(int, (self.path / "cgroup.procs").read_text().split()))
+        except OSError:
+            return set()
+
+    @property
+    def led(self) -> bool:
+        """Whether the supervisor that the group was made for is in it."""
+        return int(self.path.name.rpartition("-")[2]) in self.members()
 
     def kill(self) -> bool:
         """End every process of the group, and remove the group; False if some are still ending."""
@@ -65,23 +65,43 @@ class Group:
         return True
 
 
-def of(directory: Path) -> Group | None:
-    """The group of the job in this directory, made if it is not there; None if this machine allows none."""
+def beginning(directory: Path) -> str:
+    """How the names of the groups of the job in this directory begin."""
+    digest = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()
+    return f"{PREFIX}{digest[:16]}-"
+
+
+def enter(directory: Path, supervisor: int) -> None:
+    """Put the supervisor of a job, and all that it will start, into a new group; OSError if that fails."""
     base = where()
     if base is None:
-        return None
-    digest = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()
-    group = Group(base / f"{PREFIX}{digest[:16]}")
-    try:
-        group.path.mkdir(exist_ok=True)
-    except OSError:
-        return None
-    return group
+        return
+    path = base / f"{beginning(directory)}{supervisor}"
+    for attempt in range(3):
+        path.mkdir(exist_ok=True)
+        try:
+            (path / "cgroup.procs").write_text(str(supervisor))
+            return
+        except FileNotFoundError:  # removed as empty, by an engine that tidied up
+            if attempt == 2:
+                raise
 
 
-def is_in(name: str) -> bool:
-    """Whether this process is in the group of this name."""
-    return _own_path().rpartition("/")[2] == name
+def is_entered(beginning_: str) -> bool:
+    """Whether this process is in a group of its own whose name begins like this."""
+    return _own_path().rpartition("/")[2] == f"{beginning_}{os.getpid()}"
+
+
+def of(directory: Path) -> list[Group]:
+    """The groups of the job in this directory."""
+    base = where()
+    return [] if base is None else [Group(path) for path in base.glob(f"{beginning(directory)}*")]
+
+
+def end_orphans(directory: Path) -> bool:
+    """End what supervisors of this job have left; False if some of it is still ending."""
+    left = [group for group in of(directory) if not group.led and not group.kill()]
+    return not left
 
 
 def tidy() -> None:

@@ -124,29 +124,23 @@ class LocalEngine(SupervisedEngine):
         return not any(real.is_relative_to(path) for path in visible)
 
     def _start_supervisor(self, directory: Path, env: dict[str, str], account: Account | None) -> Child:
-        name, group = None if account is None else account.name, groups.of(directory)
-        if group is not None:
-            env = {**env, groups.VARIABLE: group.name}
+        name = None if account is None else account.name
+        if groups.where() is not None:
+            env = {**env, groups.VARIABLE: groups.beginning(directory)}
         if self._can_fence():
             env = {**env, fence.VARIABLE: json.dumps(self._hidden())}
         forked = self._nursery.supervisor(directory, env, name) if self._nursery is not None else None
         child = forked or super()._start_supervisor(directory, env, account)
-        if group is not None:
-            try:
-                group.add(child.pid)  # the supervisor waits for this
-            except OSError:
-                child.kill()
-                raise
+        try:
+            groups.enter(directory, child.pid)  # the supervisor waits for this
+        except OSError:
+            child.kill()
+            raise
         return child
 
     def _sweep(self, job: SupervisedJob) -> bool:
         """Kill what is left of a job: what is in its control group, and what carries its mark."""
-        return self._empty_group(job) and sweep(job.directory)
-
-    def _empty_group(self, job: SupervisedJob) -> bool:
-        """Kill what is in a job's control group; False if some of it is still ending."""
-        group = groups.of(job.directory)
-        return group is None or group.kill()
+        return groups.end_orphans(job.directory) and sweep(job.directory)
 
     def _can_fence(self) -> bool:
         """Whether jobs are fenced: they are to be, and this machine allows it."""
@@ -177,7 +171,7 @@ class LocalEngine(SupervisedEngine):
                 count = room if now_s - job.wanted_s > HANDOVER_S else told
         free = (s for s in (*job.wanted, *job.told, *range(self._cluster.capacity)) if s not in taken)
         granted = tuple(sorted(list(dict.fromkeys(free))[:count]))
-        if granted and not job.alive and not self._empty_group(job):
+        if granted and not job.alive and not groups.end_orphans(job.directory):
             return ()  # processes of an earlier run are still ending
         return granted
 

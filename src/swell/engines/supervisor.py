@@ -112,8 +112,8 @@ def supervise(directory: Path) -> int:
 
 def _in_group() -> bool:
     """Wait until this process is in the job's control group, if the engine said that it has one."""
-    name, until_s = os.environ.pop(groups.VARIABLE, ""), time.monotonic() + _GROUP_S
-    while name and not groups.is_in(name):
+    beginning, until_s = os.environ.pop(groups.VARIABLE, ""), time.monotonic() + _GROUP_S
+    while beginning and not groups.is_entered(beginning):
         if time.monotonic() > until_s:
             return False
         time.sleep(0.002)
