@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup docs web pictures demo demo-sim test lint bench bench-runtime bench-platform bench-ray clean
+.PHONY: help setup docs web pictures demo demo-sim test lint bench bench-runtime bench-platform bench-ray soak clean
 .DEFAULT_GOAL := help
 
 help:  ## What can be made
@@ -49,6 +49,9 @@ bench-platform: $(STAMP)  ## Crashes and fail-overs of the control plane, and pr
 bench-ray: $(STAMP)  ## Growth on a Ray cluster of four nodes on this machine, with and without spares (5 minutes)
 	$(BIN)/python -m benchmarks.ray.growth
 	$(BIN)/python -m benchmarks.ray.failures
+
+soak: $(STAMP)  ## Ten minutes of kills, full disks, hostile jobs and strangers: nothing lost, doubled or left (MINUTES=2 for CI)
+	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10)
 
 docs: $(STAMP)  ## The documentation as a site in build/site, with search; dead links are errors
 	$(BIN)/python scripts/docs.py

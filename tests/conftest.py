@@ -45,7 +45,7 @@ def postgres_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
     """One nursery for the local engines of all tests: none of them has to import torch for its jobs."""
-    made = Nursery(Path(os.devnull))
+    made = Nursery(Path(os.devnull), for_all=True)
     os.environ[SHARED] = str(made.path)
     yield made
     del os.environ[SHARED]

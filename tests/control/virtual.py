@@ -15,6 +15,7 @@ import numpy as np
 
 from swell.control.database import connect
 from swell.control.knowledge import Knowledge
+from swell.control.limits import NO_LIMITS, Limits
 from swell.control.model import JobRequest
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
@@ -95,7 +96,14 @@ class VirtualPlatform:
     """Runs a trace through the control plane, turning the clock from one event to the next."""
 
     def __init__(
-        self, trace: Trace, policy: str, home: Path, *, cost_s: float, round_s: float | None
+        self,
+        trace: Trace,
+        policy: str,
+        home: Path,
+        *,
+        cost_s: float,
+        round_s: float | None,
+        limits: Limits = NO_LIMITS,
     ) -> None:
         self.trace = trace
         self.now_s = 0.0
@@ -108,7 +116,7 @@ class VirtualPlatform:
         (home / "train.py").write_text("")
         self.plane = ControlPlane(
             self.store, self.engine, home=home, policy=policy, round_s=round_s,
-            clock=self.clock, recall=self.recall,
+            clock=self.clock, recall=self.recall, limits=limits,
         )  # fmt: skip
 
     def clock(self) -> float:
@@ -139,6 +147,9 @@ class VirtualPlatform:
             workers=spec.gpus, min_workers=spec.min_gpus, max_workers=spec.max_gpus,
         )  # fmt: skip
 
+    def owner(self, spec: JobSpec) -> str:
+        return "ann"
+
     def run(self) -> list[Event]:
         """All jobs to their end; the events."""
         self.plane.come_up()
@@ -155,7 +166,8 @@ class VirtualPlatform:
                 break
             self.now_s = max(min(times), self.now_s)
             while coming and coming[0].submit_s <= self.now_s:
-                self.plane.submit(self.request(coming.pop(0)), "ann")
+                spec = coming.pop(0)
+                self.plane.submit(self.request(spec), self.owner(spec))
             while nodes and nodes[0][0] <= self.now_s:
                 _, up, index = nodes.pop(0)
                 self.engine.set_node(self.trace.cluster.nodes[index].name, up=up)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.waiting import wait_until
 
-from swell.engines import RunState
+from swell.engines import RunState, nursery
 from swell.engines.nursery import SHARED
 from swell.engines.processes import MARK, mark, parent, workers_of
 
@@ -52,3 +54,33 @@ def test_a_job_starts_without_a_nursery_that_was_killed(
     bench.engine().apply(bench.launch("a"), (0,))
     _running(bench, "a")
     assert b"swell.engines.supervisor" in Path(f"/proc/{_supervisor(bench, 'a')}/cmdline").read_bytes()
+
+
+STRANGER = """
+import json, socket, sys
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.connect(sys.argv[1])
+    sock.sendall(json.dumps({"directory": sys.argv[2], "env": {"SWELL_LOCAL_JOB": "x"}}).encode() + b"\\n")
+    print(sock.recv(64))
+"""
+
+
+def test_a_nursery_forks_for_its_engine_alone_and_comes_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(SHARED)
+    monkeypatch.setattr(nursery, "_RENEW_S", 0.0)
+    engine = bench.engine()
+    made = engine._nursery
+    assert made is not None and made._process is not None
+    wait_until(made.path.exists, 120, "the nursery")
+    (bench.home / "jobs" / "a").mkdir(parents=True)
+    words = [sys.executable, "-c", STRANGER, str(made.path), str(bench.home / "jobs" / "a")]
+    said = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert said.stdout == "b''\n" or "ConnectionResetError" in said.stderr, said
+    first = made._process
+    first.kill()
+    wait_until(lambda: made._process is not first and made.path.exists(), 120, "the next nursery")
+    engine.apply(bench.launch("b", "--epochs", 1), (0,))
+    bench.wait(engine, "b", lambda seen: seen and seen.state is RunState.FINISHED, 200)
+    assert not (bench.home / "jobs" / "a" / "supervisor.log").exists()

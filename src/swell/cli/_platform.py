@@ -71,8 +71,12 @@ class Settings:
     """Variables of the platform's environment that jobs get besides those that programs need."""
     run_as: str | None = None
     """The account that jobs run as, 'submitter' for that of each job's owner."""
+    fence: bool = True
+    """Whether jobs of the local engine are kept from the home and from each other, where the machine can."""
     end_unknown: bool = False
     jobs_per_user: int | None = None
+    running_per_user: int | None = None
+    slots_per_user: int | None = None
     submissions_per_minute: int | None = None
     time_limit_s: float | None = None
     """The longest that a job may run."""
@@ -200,6 +204,8 @@ def make_plane(settings: Settings, store: Store, engine: SupervisedEngine) -> Co
         round_s=settings.round_s,
         limits=Limits(
             jobs=settings.jobs_per_user,
+            running=settings.running_per_user,
+            slots=settings.slots_per_user,
             submissions_per_minute=settings.submissions_per_minute,
             run_s=settings.time_limit_s,
         ),
@@ -239,7 +245,7 @@ def make_engine(settings: Settings) -> SupervisedEngine:
         from swell.engines.local import LocalEngine
 
         local = LocalEngine(settings.home, nodes=settings.nodes, slots=settings.slots)
-        local.pass_env, local.run_as = settings.pass_env, settings.run_as
+        local.pass_env, local.run_as, local.fenced = settings.pass_env, settings.run_as, settings.fence
         return local
     need_ray()
     from swell.engines.ray.engine import RayEngine, RayOptions

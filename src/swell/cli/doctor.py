@@ -67,6 +67,8 @@ def examine(home: Path, store: str | None) -> Iterator[Finding]:
     yield _disk(home)
     yield _descriptors()
     yield _gpus()
+    yield _fence(home)
+    yield _groups()
     yield _ray()
 
 
@@ -221,6 +223,27 @@ def _gpus() -> Finding:
     if find_spec("torch") is None:
         return Finding("GPUs", BAD, f"{count}, but PyTorch is not installed: pip install 'swell[torch]'")
     return Finding("GPUs", OK, f"{count}")
+
+
+def _fence(home: Path) -> Finding:
+    from swell.engines.local import fence_trouble, try_fence
+
+    trouble = fence_trouble(try_fence(), home)
+    if trouble:
+        note = f"jobs could read this account's files, tokens included ({trouble}): see docs/security.md"
+        return Finding("fence", ODD, note)
+    return Finding("fence", OK, "jobs see neither this home nor other jobs")
+
+
+def _groups() -> Finding:
+    from swell.engines import groups
+
+    if groups.where() is None:
+        note = (
+            "no cgroup v2 that this account may use: a process that sheds its environment may outlive its job"
+        )
+        return Finding("groups", OK, note)
+    return Finding("groups", OK, "every process of a job ends with it (cgroup v2)")
 
 
 def _ray() -> Finding:

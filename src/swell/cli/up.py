@@ -73,7 +73,17 @@ Example:
     metavar="ACCOUNT",
     help="Run jobs as this account, or 'submitter': as their owner's (root only).",
 )
+@click.option(
+    "--fence/--no-fence",
+    default=True,
+    show_default=True,
+    help="Hide the home and other jobs from each job, where the machine can.",
+)
 @click.option("--jobs-per-user", type=click.IntRange(1), help="Most jobs of a user that are not over.")
+@click.option("--running-per-user", type=click.IntRange(1), help="Most jobs of a user that run at a time.")
+@click.option(
+    "--slots-per-user", type=click.IntRange(1), help="Most slots of a user's running jobs together."
+)
 @click.option(
     "--submissions-per-minute", type=click.IntRange(1), help="Most submissions of a user in a minute."
 )
@@ -110,7 +120,10 @@ def up(
     store: str | None,
     pass_env: tuple[str, ...],
     run_as: str | None,
+    fence: bool,
     jobs_per_user: int | None,
+    running_per_user: int | None,
+    slots_per_user: int | None,
     submissions_per_minute: int | None,
     time_limit: float | None,
     keep: float,
@@ -163,7 +176,10 @@ def up(
         engine=engine,
         pass_env=pass_env,
         run_as=run_as,
+        fence=fence,
         jobs_per_user=jobs_per_user,
+        running_per_user=running_per_user,
+        slots_per_user=slots_per_user,
         submissions_per_minute=submissions_per_minute,
         time_limit_s=time_limit,
         keep_s=keep,
@@ -226,6 +242,8 @@ def _words(settings: Settings) -> list[str]:
         "--round": settings.round_s,
         "--run-as": settings.run_as,
         "--jobs-per-user": settings.jobs_per_user,
+        "--running-per-user": settings.running_per_user,
+        "--slots-per-user": settings.slots_per_user,
         "--submissions-per-minute": settings.submissions_per_minute,
         "--time-limit": settings.time_limit_s,
         "--keep": settings.keep_s,
@@ -249,6 +267,7 @@ def _words(settings: Settings) -> list[str]:
     words += [word for name in settings.pass_env for word in ("--pass-env", name)]
     words += ["--end-unknown"] if settings.end_unknown else []
     words += ["--ha"] if settings.ha else []
+    words += [] if settings.fence else ["--no-fence"]
     return [*words, "--insecure"] if settings.insecure else words
 
 

@@ -24,6 +24,7 @@ from swell.control import lifecycle, promises, views
 from swell.control.book import Book
 from swell.control.errors import StoreUnavailable
 from swell.control.knowledge import Knowledge
+from swell.control.limits import NO_LIMITS
 from swell.control.model import JobRecord
 from swell.control.progress import ProgressLog
 from swell.control.reconcile import AskAgain, EndStray, Feed, Reconciler
@@ -59,8 +60,8 @@ class Conductor:
         """Names of the nodes that a person has drained: they get no jobs."""
         self.end_unknown = False
         """Whether jobs that run here and are not in the store are ended; else they are left alone."""
-        self.most_run_s: float | None = None
-        """The longest that any job may run."""
+        self.limits = NO_LIMITS
+        """What one user may have, and how long a job may run."""
         self.strays: set[str] = set()
         """Jobs that run here and that the store does not know."""
         self._spared: dict[str, str] = {}
@@ -79,7 +80,7 @@ class Conductor:
         """Read from the store which nodes are drained, which jobs there are, and what they hold."""
         store = self.book.store
         self.drained = set(json.loads(store.setting("drained") or "[]"))
-        self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s)
+        self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s, self.limits)
         for record in sorted(store.jobs(over=False, limit=1_000_000), key=lambda r: r.submitted_s):
             self.reconciler.came_up(record.job_id)
             self.book.add(record)
@@ -183,7 +184,7 @@ class Conductor:
     def _end_overdue(self, now_s: float) -> None:
         """End jobs that have run for longer than they may."""
         for record in list(self.book.records.values()):
-            limit_s = min(record.request.time_limit_s or math.inf, self.most_run_s or math.inf)
+            limit_s = min(record.request.time_limit_s or math.inf, self.limits.run_s or math.inf)
             if record.started_s is not None and now_s - record.started_s > limit_s:
                 self.feed(record, lifecycle.CancelAsked(f"its time limit of {limit_s:g} s"), now_s)
 

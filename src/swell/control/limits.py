@@ -19,6 +19,13 @@ class Limits:
     submissions_per_minute: int | None = None
     run_s: float | None = None
     """The longest that a job may run, whatever its request says."""
+    running: int | None = None
+    """Jobs that run at a time; the others wait (`quotas`)."""
+    slots: int | None = None
+    """Slots of all running jobs together (`quotas`)."""
+
+
+NO_LIMITS = Limits()
 
 
 class Gate:

@@ -23,23 +23,22 @@ from swell.control.conductor import Conductor
 from swell.control.errors import NotFound, NotLeading, StoreUnavailable, TooMany
 from swell.control.intake import Intake, Ticket
 from swell.control.knowledge import MAX_SCRIPT_BYTES
-from swell.control.limits import Gate, Limits
+from swell.control.limits import NO_LIMITS, Gate, Limits
 from swell.control.loop import Loop
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
 from swell.control.retention import Done, Keep, Retention
-from swell.control.scheduler import check_fits
 from swell.control.series import series
 from swell.control.store import Store
 from swell.control.views import NodeView
 from swell.domain import Event, EventKind, InputError
 from swell.engines import Engine
+from swell.engines.accounts import no_script
 from swell.engines.clock import now_s
 from swell.engines.parts import Part
 from swell.policies import make_policy
 
 __all__ = ["ControlPlane", "NodeView"]
 
-NO_LIMITS = Limits()
 KEEP = Keep()
 FIRST_HOUSEKEEPING_S = 60.0
 HOUSEKEEPING_S = 3600.0
@@ -87,7 +86,7 @@ class ControlPlane:
         self._lock = threading.RLock()
         self._book = Book(store, recall)
         self._conductor = Conductor(self._book, engine, home)
-        self._conductor.end_unknown, self._conductor.most_run_s = end_unknown, limits.run_s
+        self._conductor.end_unknown, self._conductor.limits = end_unknown, limits
         self._gate = Gate(limits)
         self._loop = Loop(self.turn, self._wait_s)
         self._watchdog = Part("watchdog", self._watch)
@@ -290,7 +289,7 @@ class ControlPlane:
     def scale(self, job_id: str, min_workers: int, max_workers: int | None) -> JobRecord:
         """Bound a job's workers by hand."""
         with self._lock:
-            check_fits(self._conductor.scheduler.cluster, min_workers)
+            self._conductor.scheduler.check_fits(min_workers)
             return self._ask(job_id, lifecycle.BoundsAsked(min_workers, max_workers))
 
     def _ask(self, job_id: str, given: lifecycle.Input) -> JobRecord:
@@ -385,7 +384,8 @@ class ControlPlane:
     def _check(self, request: JobRequest, owner: str) -> None:
         script = Path(request.workdir, request.script)
         if not os.path.isfile(script):  # noqa: PTH113 - a name too long for the file system is not there
-            raise InputError(f"script: there is no file '{script}'", field="script")
+            raise no_script(script)
+        self.engine.check(self._conductor.launch(self._new_record(request, owner)))
         if script.stat().st_size > MAX_SCRIPT_BYTES:
             raise InputError(
                 f"script: '{script}' has {script.stat().st_size} bytes, allowed are {MAX_SCRIPT_BYTES}",
@@ -393,8 +393,7 @@ class ControlPlane:
             )
         if request.deadline_s is not None and request.deadline_s <= self.clock():
             raise InputError("deadline_s must be in the future", field="deadline_s")
-        check_fits(self._conductor.scheduler.cluster, request.min_workers)
-        self.engine.check(self._conductor.launch(self._new_record(request, owner)))
+        self._conductor.scheduler.check_fits(request.min_workers)
 
     def _new_record(self, request: JobRequest, owner: str) -> JobRecord:
         return JobRecord(

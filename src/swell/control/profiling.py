@@ -7,7 +7,8 @@ after it the next job of the same kind may need none. Jobs with a guaranteed fin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,18 +64,30 @@ class Profiling:
         """End the job's profiling run, if it has one."""
         self.runs.pop(job_id, None)
 
-    def begin(self, records: Mapping[str, JobRecord], free: int, now_s: float) -> None:
-        """Begin the run that waits longest: on all free slots, else on slots of jobs without a guarantee."""
+    def begin(
+        self,
+        records: Mapping[str, JobRecord],
+        free: int,
+        now_s: float,
+        quota: Callable[[str], int] = lambda _: sys.maxsize,
+    ) -> None:
+        """Begin the run that waits longest: on all free slots, else on slots of jobs without a guarantee.
+
+        `quota`: the most slots that a job's owner may use for a run; one without enough waits.
+        """
         if not self.runs or any(run.sizes is not None for run in self.runs.values()):
             return
-        job_id, run = next(iter(self.runs.items()))
+        allowed = ((job_id, run, quota(job_id)) for job_id, run in self.runs.items())
+        job_id, run, most = next((one for one in allowed if one[2] >= one[1].least), ("", None, 0))
+        if run is None:
+            return
         yielding = sum(
             len(r.wanted) for r in records.values() if r.promise.guaranteed_s is None and r.job_id != job_id
         )
         first = max(free, run.least)
         if first > free + yielding:
             return
-        first = min(first, run.most or first)
+        first = min(first, run.most or first, most)
         halvings = [1 << i for i in range(first.bit_length() - 1, -1, -1)]
         run.sizes = [size for size in halvings if size >= run.least] or [run.least]
         run.since_s = now_s

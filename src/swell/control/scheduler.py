@@ -8,16 +8,19 @@ a quote changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from swell.board import Board, Move, Rhythm
 from swell.control.book import Book
 from swell.control.knowledge import Knowledge
+from swell.control.limits import NO_LIMITS, Limits
 from swell.control.model import JobRecord, Phase
 from swell.control.profiling import Profiling
+from swell.control.quotas import Contender, Use, share_out
 from swell.domain import Cluster, FloatArray, InputError, IntArray, JobSpec
 from swell.perf.curves import Curves
 from swell.policies import Admission, Decision, JobTable, Policy, Snapshot, make_policy
@@ -38,9 +41,19 @@ class Asked:
 class Scheduler:
     """Decides which job gets which slots."""
 
-    def __init__(self, book: Book, policy: str, cluster: Cluster, interval_s: float | None = None) -> None:
+    def __init__(
+        self,
+        book: Book,
+        policy: str,
+        cluster: Cluster,
+        interval_s: float | None = None,
+        limits: Limits = NO_LIMITS,
+    ) -> None:
         """`interval_s` is the length of rounds, in place of the policy's own."""
         self.book = book
+        self.limits = limits
+        self.over_quota: dict[str, str] = {}
+        """By job: the quota that kept it from running in the last decision."""
         self.policy_text = policy
         self.policy: Policy = make_policy(policy)
         self.board = Board(cluster, self.policy.placer, self._pause_s)
@@ -94,6 +107,17 @@ class Scheduler:
         """Note that the job has given all its slots back without a decision."""
         self.board.release(self.rows[job_id], now_s)
 
+    def check_fits(self, min_workers: int) -> None:
+        """Refuse a job that needs more workers than the cluster has slots, or than one user may have."""
+        total, quota = sum(node.gpus for node in self.cluster.nodes), self.limits.slots
+        most, which = total, "the slots of this cluster"
+        if quota is not None and quota < total:
+            most, which = quota, "the slots that one user may have"
+        if min_workers > most:
+            raise InputError(
+                f"min_workers must be at most {most}, {which}, got {min_workers}", field="min_workers"
+            )
+
     # -- questions ---------------------------------------------------------------------------------------
 
     @property
@@ -104,6 +128,13 @@ class Scheduler:
     def admission(self, record: JobRecord, knowledge: Knowledge, now_s: float) -> Asked:
         """The policy's answer to this job, new or active already, with its deadline. Changes nothing."""
         rows, jobs = self._decided(asked=record.job_id)
+        most, over_quota = self._quotas([*jobs, (record, knowledge)], asked=record.job_id)
+        if record.job_id in over_quota and record.request.deadline_s is not None:
+            reason = f"{over_quota[record.job_id]}, and jobs with a promised finish need them"
+            empty = self._believe(self.board.table, rows[:0], [], now_s)
+            return Asked(empty, 0, Admission(False, reason=reason))
+        kept = [i for i, (r, _) in enumerate(jobs) if r.job_id not in over_quota or r.job_id == record.job_id]
+        rows, jobs = rows[kept], [jobs[i] for i in kept]
         table = self.board.table.copy(rows)
         if record.job_id in self.rows:
             index = [r.job_id for r, _ in jobs].index(record.job_id)
@@ -116,7 +147,7 @@ class Scheduler:
         # The policy must see the deadline to decide on it, as if it had been promised already.
         deadline_s = {record.job_id: record.request.deadline_s}
         own = np.arange(len(jobs))
-        snapshot = self._believe(table, own, jobs, now_s, cautious=True, deadlines=deadline_s)
+        snapshot = self._believe(table, own, jobs, now_s, most, cautious=True, deadlines=deadline_s)
         return Asked(snapshot, index, self.policy.admit(snapshot, index))
 
     def accepted(self, asked: Asked) -> None:
@@ -128,14 +159,22 @@ class Scheduler:
     def decide(self, now_s: float) -> list[tuple[str, Move]]:
         """Let the policy decide; returns the moves of all jobs whose slots change."""
         board, table = self.board, self.board.table
-        self.profiling.begin(self.book.records, int(board.placer.occupancy.free_gpus), now_s)
+        free = int(board.placer.occupancy.free_gpus)
+        self.profiling.begin(self.book.records, free, now_s, self._profiling_quota)
         rows, jobs = self._decided()
-        snapshot = self._believe(table, rows, jobs, now_s)
+        most, self.over_quota = self._quotas(jobs)
+        may = np.array([record.job_id not in self.over_quota for record, _ in jobs], dtype=bool)
+        # Jobs beyond a quota are not shown to the policy, and give back what they have.
+        more = self.profiling.shares(self.rows) | {row: 0 for row in rows[~may].tolist() if table.gpus[row]}
+        rows, jobs = rows[may], [job for job in jobs if job[0].job_id not in self.over_quota]
+        snapshot = self._believe(table, rows, jobs, now_s, most)
         self.rhythm.due_s = math.inf
         decision = Decision(np.empty(0, dtype=np.int64))
         if len(snapshot):
             decision = self.policy.allocate(snapshot)
-        moves = board.carry_out(snapshot, decision, self.profiling.shares(self.rows))
+        if most:
+            decision = within(decision, np.array([most[record.job_id] for record, _ in jobs]))
+        moves = board.carry_out(snapshot, decision, more)
         shown = set(rows.tolist())
         for move in moves:
             if move.row in shown:
@@ -158,17 +197,63 @@ class Scheduler:
                 jobs.append((record, self.book.known[job_id]))
         return np.array(rows, dtype=np.int64), jobs
 
+    def _quotas(
+        self, jobs: Sequence[tuple[JobRecord, Knowledge]], asked: str | None = None
+    ) -> tuple[dict[str, int], dict[str, str]]:
+        """What the users' quotas leave to each of these jobs, and why some may not run now.
+
+        The job `asked` is the one whose deadline is being decided on, as the last of `jobs` has it.
+        """
+        if self.limits.slots is None and self.limits.running is None:
+            return {}, {}
+        widest = max(self.cluster.capacity, 1)
+        contenders = {
+            record.job_id: Contender(
+                job_id=record.job_id,
+                owner=record.owner,
+                least=record.request.min_workers,
+                most=max(record.request.max_workers or widest, record.request.min_workers),
+                promised=record.promise.guaranteed_s is not None
+                or (record.job_id == asked and record.request.deadline_s is not None),
+                running=bool(record.wanted),
+            )
+            for record, _ in jobs
+        }
+        used: dict[str, Use] = {}
+        for job_id, run in self.profiling.runs.items():
+            if run.size and job_id in self.book.records and job_id not in contenders:
+                owner = self.book.records[job_id].owner
+                before = used.get(owner, Use())
+                used[owner] = Use(before.jobs + 1, before.slots + run.size)
+        allowed = share_out(list(contenders.values()), self.limits, used)
+        return dict(allowed.most), dict(allowed.why_not)
+
+    def _profiling_quota(self, job_id: str) -> int:
+        """The most slots that a job may be profiled on: what its owner's promised jobs leave of the quota."""
+        owner, records = self.book.records[job_id].owner, self.book.records.values()
+        promised = [
+            r for r in records if r.owner == owner and r.wanted and r.promise.guaranteed_s is not None
+        ]
+        if self.limits.running is not None and len(promised) >= self.limits.running:
+            return 0
+        slots = self.cluster.capacity if self.limits.slots is None else self.limits.slots
+        return max(slots - sum(len(r.wanted) for r in promised), 0)
+
     def _believe(
         self,
         table: JobTable,
         rows: IntArray,
         jobs: Sequence[tuple[JobRecord, Knowledge]],
         now_s: float,
+        most: Mapping[str, int] = MappingProxyType({}),
         *,
         cautious: bool = False,
         deadlines: dict[str, float | None] | None = None,
     ) -> Snapshot:
-        """Enter what is known of these jobs into a table, and make the snapshot that the policy sees."""
+        """Enter what is known of these jobs into a table, and make the snapshot that the policy sees.
+
+        `most`: bounds on the slots of jobs whose owner has a quota.
+        """
         cluster = self.cluster.without(self.profiling.reserved(self.board, self.rows))
         widest = max(cluster.capacity, 1)
         rates = np.zeros((max(len(jobs), 1), widest + 1))
@@ -182,7 +267,12 @@ class Scheduler:
         # A job's last step must be done a little before the deadline, because processes take time to end.
         table.deadline_s[rows] = np.array(last_s) - [knowledge.closing_s for _, knowledge in jobs]
         least = [record.request.min_workers for record, _ in jobs]
-        bounds = [record.request.max_workers or widest for record, _ in jobs]
+        bounds = [
+            min(record.request.max_workers or widest, most.get(record.job_id, widest)) for record, _ in jobs
+        ]
+        if most:  # a job that asks for more than its bound runs with that, and does not wait for ever
+            asked_for = [min(table.specs[row].gpus, bound) for row, bound in zip(rows.tolist(), bounds)]
+            table.requested[rows] = np.maximum(asked_for, least)
         table.min_gpus[rows] = least
         table.max_gpus[rows] = [
             max(knowledge.most_workers(bound), low)
@@ -242,6 +332,18 @@ class Scheduler:
         )
 
 
+def within(decision: Decision, most: IntArray) -> Decision:
+    """The decision with no job above its bound: some policies keep to plans made when it was higher."""
+    if not (decision.gpus > most).any():
+        return decision
+    per_node = decision.per_node
+    if per_node is not None:
+        # From the left, as many as are still allowed on each node.
+        before = np.cumsum(per_node, axis=1) - per_node
+        per_node = np.clip(most[:, None] - before, 0, per_node)
+    return Decision(np.minimum(decision.gpus, most), per_node, decision.order)
+
+
 def _promised(record: JobRecord) -> float | None:
     """The deadline that the policy must keep; None if none was promised."""
     deadline_s = record.request.deadline_s
@@ -249,13 +351,3 @@ def _promised(record: JobRecord) -> float | None:
     if deadline_s is None or deadline_s <= record.submitted_s or not promised:
         return None
     return deadline_s
-
-
-def check_fits(cluster: Cluster, min_workers: int) -> None:
-    """Refuse a job that needs more workers than the cluster has slots."""
-    total = sum(node.gpus for node in cluster.nodes)
-    if min_workers > total:
-        raise InputError(
-            f"min_workers must be at most {total}, the slots of this cluster, got {min_workers}",
-            field="min_workers",
-        )

@@ -58,6 +58,8 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
         return record.reason or record.phase.value
     if trouble:
         return f"the control plane is in trouble: {trouble}"
+    if record.job_id in scheduler.over_quota:
+        return f"waits: {scheduler.over_quota[record.job_id]}"
     holders = [r for r in scheduler.book.records.values() if r.wanted]
     used, slots = sum(len(r.wanted) for r in holders), scheduler.cluster.capacity
     own = sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders if r.owner == record.owner)[:6]

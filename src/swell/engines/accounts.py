@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pwd
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,25 @@ class Account:
         for folder, _, names in os.walk(directory):
             for path in (folder, *(os.path.join(folder, name) for name in names)):  # noqa: PTH118
                 os.chown(path, self.uid, self.gid, follow_symlinks=False)
+
+    def can_read(self, path: Path) -> bool:
+        """Whether a process of the account can read this file: its modes, its lists, all above it."""
+        done = subprocess.run(
+            ["test", "-f", str(path), "-a", "-r", str(path)],
+            user=self.uid,
+            group=self.gid,
+            extra_groups=os.getgrouplist(self.name, self.gid),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=10.0,
+        )
+        return done.returncode == 0
+
+
+def no_script(path: Path) -> InputError:
+    """The refusal of a script that the job could not read, whether it is there or not."""
+    return InputError(f"script: there is no file '{path}' that the job can read", field="script")
 
 
 def find(name: str) -> Account:

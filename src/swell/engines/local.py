@@ -6,24 +6,56 @@ there are GPUs, the job's supervisor gives one to each worker.
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from swell.domain import Cluster, InputError, Placement
-from swell.engines.accounts import Account, of_job
+from swell.engines import fence, groups
+from swell.engines.accounts import Account, no_script, of_job
 from swell.engines.base import Launch
 from swell.engines.nursery import Nursery
+from swell.engines.processes import sweep
 from swell.engines.supervised import HANDOVER_S, SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.children import Child
 from swell.train.agent.wire import Message
 
+log = logging.getLogger(__name__)
+
+TRIAL_S = 30.0
+"""How long the first job waits to learn whether this machine allows a fence."""
+
 
 def detect_gpus() -> int:
     """Number of GPUs that the driver of this machine lists; 0 without a driver."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def try_fence() -> subprocess.Popen[str]:
+    """Begin to find out whether this machine allows a fence around jobs."""
+    words = [sys.executable, "-m", "swell.engines.fence"]
+    return subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def fence_trouble(trial: subprocess.Popen[str], home: Path) -> str:
+    """Why jobs of this home cannot be fenced; empty if they can."""
+    try:
+        _, said = trial.communicate(timeout=TRIAL_S)
+    except subprocess.TimeoutExpired:
+        trial.kill()
+        trial.wait()
+        return f"the trial took longer than {TRIAL_S:g} s"
+    if Path(sys.prefix).resolve().is_relative_to(home.resolve()):
+        return f"the Python of jobs, {sys.prefix}, is inside the home"
+    return "" if trial.returncode == 0 else said.strip() or f"exit code {trial.returncode}"
 
 
 class LocalEngine(SupervisedEngine):
@@ -42,6 +74,9 @@ class LocalEngine(SupervisedEngine):
         self._gpus = detect_gpus()
         count = slots or self._gpus or os.cpu_count() or 1
         self._cluster = Cluster.parse(nodes or f"1x{count}", "gpu" if self._gpus else "cpu")
+        self.fenced = False
+        """Whether jobs are kept from the platform and from each other by a fence, where this machine can."""
+        self._fence_trial: subprocess.Popen[str] | None = None
         self._nursery: Nursery | None = None
 
     def prepare(self) -> None:
@@ -51,6 +86,9 @@ class LocalEngine(SupervisedEngine):
 
     def start(self, wake: Callable[[], None]) -> None:
         """Find the jobs that already run, and prepare for those to come."""
+        groups.tidy()
+        if self.fenced:
+            self._fence_trial = try_fence()
         self.prepare()
         super().start(wake)
 
@@ -60,6 +98,11 @@ class LocalEngine(SupervisedEngine):
         if self._nursery is not None:
             self._nursery.close()
 
+    def _tick(self, now_s: float) -> None:
+        """Have a nursery that was killed come back."""
+        if self._nursery is not None:
+            self._nursery.renew()
+
     def cluster(self) -> Cluster:
         """The nodes. They never change here."""
         return self._cluster
@@ -67,7 +110,9 @@ class LocalEngine(SupervisedEngine):
     def check(self, launch: Launch) -> None:
         """Refuse jobs with requirements of their own, because all workers share this machine's Python; and
         jobs of users without the account that their jobs would run as."""
-        of_job(self.run_as, launch.owner)
+        account, script = of_job(self.run_as, launch.owner), launch.workdir / launch.request.script
+        if (account is not None and not account.can_read(script)) or self._hides(launch, script):
+            raise no_script(script)  # as if it were not there: whether it is, is none of the user's business
         if launch.request.pip:
             raise InputError(
                 "pip: the local engine runs jobs with the packages that are installed here; install "
@@ -75,10 +120,49 @@ class LocalEngine(SupervisedEngine):
                 field="pip",
             )
 
+    def _hides(self, launch: Launch, script: Path) -> bool:
+        """Whether the fence would hide a job's script from it."""
+        real = script.resolve()
+        if not self.fenced or not real.is_relative_to(self._home.resolve()):
+            return False
+        visible = fence.shown(self._home, launch.job_dir, [launch.workdir, script])
+        return not any(real.is_relative_to(path) for path in visible)
+
     def _start_supervisor(self, directory: Path, env: dict[str, str], account: Account | None) -> Child:
         name = None if account is None else account.name
+        if groups.where() is not None:
+            env = {**env, groups.VARIABLE: groups.beginning(directory)}
+        if self._can_fence():
+            env = {**env, fence.VARIABLE: json.dumps(self._hidden())}
         forked = self._nursery.supervisor(directory, env, name) if self._nursery is not None else None
-        return forked or super()._start_supervisor(directory, env, account)
+        child = forked or super()._start_supervisor(directory, env, account)
+        try:
+            groups.enter(directory, child.pid)  # the supervisor waits for this
+        except OSError:
+            child.kill()
+            raise
+        return child
+
+    def _sweep(self, job: SupervisedJob) -> bool:
+        """Kill what is left of a job: what is in its control group, and what carries its mark."""
+        return groups.end_orphans(job.directory) and sweep(job.directory)
+
+    def _can_fence(self) -> bool:
+        """Whether jobs are fenced: they are to be, and this machine allows it."""
+        if self._fence_trial is not None:
+            why_not = fence_trouble(self._fence_trial, self._home)
+            self._fence_trial, self.fenced = None, not why_not
+            if why_not:
+                log.warning("jobs are not fenced off from the platform (docs/security.md): %s", why_not)
+        return self.fenced
+
+    def _hidden(self) -> dict[str, Any]:
+        """The home that jobs must not see, and what they must not change: the groups they are found by."""
+        mounted = groups.mount_point() if groups.where() is not None else None
+        return {
+            "home": str(self._home.resolve()),
+            "read_only": [] if mounted is None else [str(mounted)],
+        }
 
     def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
         """As many slots as are free: the wanted ones first, then any that no other job uses."""
@@ -91,7 +175,10 @@ class LocalEngine(SupervisedEngine):
             if room < count:
                 count = room if now_s - job.wanted_s > HANDOVER_S else told
         free = (s for s in (*job.wanted, *job.told, *range(self._cluster.capacity)) if s not in taken)
-        return tuple(sorted(list(dict.fromkeys(free))[:count]))
+        granted = tuple(sorted(list(dict.fromkeys(free))[:count]))
+        if granted and not job.alive and not groups.end_orphans(job.directory):
+            return ()  # processes of an earlier run are still ending
+        return granted
 
     def _taken(self, job: SupervisedJob) -> set[int]:
         """Slots on which other jobs have a worker, or were told to have one."""

@@ -1,8 +1,10 @@
 """The nursery: a prepared process that forks the supervisors of jobs, so that jobs start in 0.6 s, not 3.7.
 
-    python -m swell.engines.nursery SOCKET
+    python -m swell.engines.nursery SOCKET [PROCESS]
 
 It lives as long as its standard input is open: as long as the engine that started it. Supervisors outlive it.
+It forks for its engine alone, known by its process id: a job of the same account that found the socket could
+otherwise have processes forked outside its fence. (A secret would not do: a fork has the nursery's memory.)
 An engine whose environment has SWELL_NURSERY, the path of such a socket, uses that nursery and starts none.
 """
 
@@ -14,6 +16,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -32,7 +35,10 @@ from swell.train.start import zygote
 
 _READY_S = 20.0
 """How long jobs wait for a nursery that is being prepared, before they start without it."""
-_ANSWER_S = 5.0
+_ANSWER_S = 3.0
+_RENEW_S = 10.0
+"""Least time between two starts of a nursery that dies again and again."""
+_MOST_ORDER = 4 << 20
 SHARED = "SWELL_NURSERY"
 
 
@@ -44,9 +50,11 @@ def open_log(path: Path) -> BinaryIO:
 class Nursery:
     """The engine's end."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, *, for_all: bool = False) -> None:
+        """`for_all`: other engines of this account may use it too, which is for tests."""
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
+        self._log, self._for_all = log, for_all
         self._started_s = time.monotonic()
         shared = os.environ.get(SHARED)
         if shared:
@@ -54,9 +62,15 @@ class Nursery:
             return
         self._folder = Path(tempfile.mkdtemp(prefix="swell-nursery-"))  # a home's path may be too long
         self.path = self._folder / "sock"
-        with open_log(log) as out:
+        self._start()
+
+    def _start(self) -> None:
+        self._started_s = time.monotonic()
+        self.path.unlink(missing_ok=True)
+        words = [sys.executable, "-m", "swell.engines.nursery", str(self.path)]
+        with open_log(self._log) as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "swell.engines.nursery", str(self.path)],
+                words if self._for_all else [*words, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
@@ -64,6 +78,16 @@ class Nursery:
                 # In /proc every fork shows this environment, so it must hold no more than a job may see.
                 env={**for_jobs(os.environ), MARK: "-" * MARK_BYTES},
             )
+
+    def renew(self) -> None:
+        """Start the nursery again if it has ended."""
+        if self._process is None or self._process.poll() is None:
+            return
+        if time.monotonic() - self._started_s > _RENEW_S:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            with contextlib.suppress(OSError):  # no memory, no processes: tried again
+                self._start()
 
     @property
     def in_preparation(self) -> bool:
@@ -84,8 +108,14 @@ class Nursery:
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(_ANSWER_S)
                 sock.connect(str(self.path))
+                if self._process is not None and _peer(sock) != self._process.pid:
+                    return None  # a job of this account put a socket of its own there
                 sock.sendall(json.dumps(order).encode() + b"\n")
                 return children.Forked(int(sock.makefile("rb").readline()))
+        except TimeoutError:
+            if self._process is not None:
+                self._process.kill()  # it hangs, or was stopped: another one is started
+            return None
         except (OSError, ValueError):
             return None
 
@@ -102,19 +132,27 @@ class Nursery:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def serve(listener: socket.socket) -> None:
-    """Fork a supervisor for each connection, until standard input ends."""
+def serve(listener: socket.socket, engine: int | None = None) -> None:
+    """Fork a supervisor for each connection of the process `engine`, until standard input ends."""
     while True:
         ready = readable([0, listener.fileno()])
         if 0 in ready and not os.read(0, 64):
             return
         if listener.fileno() in ready:
             connection, _ = listener.accept()
-            with connection, contextlib.suppress(OSError, ValueError, KeyError):
+            with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                if engine is not None and _peer(connection) != engine:
+                    continue
                 connection.settimeout(_ANSWER_S)
-                order = json.loads(connection.makefile("rb").readline())
+                order = json.loads(connection.makefile("rb").readline(_MOST_ORDER))
                 forked = _fork(Path(order["directory"]), order["env"], order.get("account"))
                 connection.sendall(f"{forked.pid}\n".encode())
+
+
+def _peer(connection: socket.socket) -> int:
+    """The id of the process at the other end."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", raw)[0])
 
 
 def _fork(directory: Path, env: dict[str, str], account: str | None) -> children.Forked:
@@ -131,7 +169,7 @@ def main() -> None:
     import swell.engines.supervisor
     import swell.train.agent.coordinator  # noqa: F401 - both are loaded here and not in each fork
 
-    serve(zygote.listen(sys.argv[1]))
+    serve(zygote.listen(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None)
 
 
 if __name__ == "__main__":

@@ -153,6 +153,10 @@ class SupervisedEngine:
                 extra_groups=None if account is None else os.getgrouplist(account.name, account.gid),
             )
 
+    def _sweep(self, job: SupervisedJob) -> bool:
+        """Kill what is left of a job whose supervisor has ended; False if some of it is still ending."""
+        return sweep(job.directory)
+
     def _tick(self, now_s: float) -> None:
         """Called in every turn of the thread, before the jobs are tended."""
 
@@ -410,14 +414,14 @@ class SupervisedEngine:
         while job.connection is not None and readable([job.connection], 0.0):
             self._read_messages(job, job.connection)  # read the last messages, until the connection is closed
         if self.may_act():
-            sweep(job.directory)
+            self._sweep(job)
         with self._lock:
             job.gone()
         self._wake()
 
     def _end(self, job: SupervisedJob, now_s: float) -> None:
         if not job.alive:
-            if not sweep(job.directory):
+            if not self._sweep(job):
                 return  # tried again in the next turn
             job.disconnect()
             with self._lock:

@@ -30,7 +30,8 @@ SLOWEST_CONNECT_S = 30.0
 ANSWER_S = 1.0
 """Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
 NOTE_END_S = 5.0
-"""How long the control plane is given to note that a job has ended before its slots go to another one."""
+"""How long the control plane is given to note that a job has ended, or to start it again if it was killed,
+before its slots go to another one."""
 UNBORN_S = 60.0
 """For this long after its start a job that says nothing counts as one that has not trained yet."""
 MOST_REASON = 4000
@@ -176,8 +177,8 @@ class SupervisedJob:
     def slots(self) -> set[int]:
         """The slots on which the job has or was told to have workers.
 
-        A job that has ended keeps them until the control plane had time to note the end. So the event log
-        never shows a slot in two hands.
+        A job that has ended keeps them until the control plane had time to note the end, and one that was
+        killed until it had time to start it again. So the event log never shows a slot in two hands.
         """
         if not self.alive and time.monotonic() > self.kept_until_s:
             return set()
@@ -261,10 +262,12 @@ class SupervisedJob:
         self.outcome = Outcome.read(self.directory)
         if self.outcome is None and asked_to_stop:  # before it had trained, or it was killed as it stopped
             self.outcome = Outcome(RunState.STOPPED, 0, STOPPED)
-        if self.over:
+        if self.outcome is None or self.over:
+            self.told = tuple(sorted({*self.told, *self.occupied(self.live)}))
             self.kept_until_s = time.monotonic() + NOTE_END_S
         else:
-            self.told, self.live = (), {}
+            self.told = ()
+        self.live = {}
         if self.outcome is not None and self.outcome.state is RunState.STOPPED and self.wanted:
             self.outcome = None  # the job was wanted again while it stopped
         else:

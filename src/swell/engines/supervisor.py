@@ -17,6 +17,7 @@ one that was killed first kills all processes which that one left.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import socket
@@ -26,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from swell.engines import fence, groups
 from swell.engines.fencing import order_outdated
 from swell.engines.files import write_json
 from swell.engines.order import Order
@@ -45,6 +47,8 @@ _ROOM_S = 600.0
 """How long to wait for room on the disk to write how the job ended."""
 _SWEEP_S = 20.0
 """Longest wait for the end of processes that were killed."""
+_GROUP_S = 10.0
+"""How long to wait for the engine to put this process into the job's control group."""
 
 
 def is_locked(directory: Path) -> bool:
@@ -85,6 +89,8 @@ def signal_supervisor(directory: Path, number: signal.Signals) -> bool:
 
 def supervise(directory: Path) -> int:
     """Run the job that `directory` describes to its end; returns its exit code."""
+    if not _in_group():
+        return 1  # the engine was killed as it started this process; the next one will try again
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "r+b") as lock:
         if not _take(lock):
@@ -97,6 +103,7 @@ def supervise(directory: Path) -> int:
             return 0  # the job was ended before it began
         if order_outdated(order.extras):
             return 0  # another control plane leads by now, and may have decided otherwise
+        _enter_fence(directory, order)
         (directory / "exit.json").unlink(missing_ok=True)
         run_dir = directory / "runs" / f"{len(list((directory / 'runs').glob('*'))):04d}"
         output = OutputFile(directory / FILE)
@@ -107,6 +114,30 @@ def supervise(directory: Path) -> int:
         if reason is not None:
             _write_exit(directory, {"code": code, "reason": reason, "time_s": time.time()})
         return code
+
+
+def _in_group() -> bool:
+    """Wait until this process is in the job's control group, if the engine said that it has one."""
+    beginning, until_s = os.environ.pop(groups.VARIABLE, ""), time.monotonic() + _GROUP_S
+    while beginning and not groups.is_entered(beginning):
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def _enter_fence(directory: Path, order: Order) -> None:
+    """Hide the platform and the other jobs from this one, if the engine asked for that.
+
+    If it cannot be done the OSError ends this process, and the job is tried again: it never runs in the open.
+    """
+    text = os.environ.pop(fence.VARIABLE, "")
+    if not text:
+        return
+    told = json.loads(text)
+    home, workdir = Path(told["home"]), order.launch.workdir
+    visible = fence.shown(home, directory, [workdir, workdir / order.launch.request.script])
+    fence.enter(home, visible, map(Path, told["read_only"]))
 
 
 def _write_exit(directory: Path, content: dict[str, Any]) -> None:

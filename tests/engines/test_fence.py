@@ -1,0 +1,168 @@
+"""Jobs of the platform's own account: behind a fence they see nothing of it, and they leave no process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.waiting import wait_until
+
+from swell.domain import InputError, JobRequest
+from swell.engines import Launch, RunState, fence, groups
+from swell.engines.accounts import no_script
+from swell.engines.local import LocalEngine, fence_trouble, try_fence
+from swell.engines.supervisor import signal_supervisor
+
+from .conftest import Bench
+
+OVER = (RunState.FINISHED, RunState.FAILED)
+CURIOUS = """
+import ctypes, json, os, subprocess, sys
+from pathlib import Path
+
+def tried(what):
+    try:
+        return repr(what())
+    except OSError as error:
+        return type(error).__name__
+
+def unmounted(home):
+    if ctypes.CDLL(None, use_errno=True).umount2(home.encode(), 2) != 0:
+        raise OSError(ctypes.get_errno(), "umount")
+
+home, outside = Path(sys.argv[1]), int(sys.argv[2])
+found = {}
+for name in ("tokens/admin", "store.db", "jobs/other/output.log"):
+    found[name] = tried(lambda: (home / name).read_text())
+    found["root " + name] = tried(lambda: Path(f"/proc/{outside}/root{home}/{name}").read_text())
+found["signal"] = tried(lambda: os.kill(outside, 0))
+found["environ"] = tried(lambda: Path(f"/proc/{outside}/environ").read_bytes())
+umount = ["unshare", "-Ur", "-m", "umount", "-l", str(home)]
+found["umount"] = tried(lambda: unmounted(str(home)))
+found["nested"] = str(subprocess.run(umount, capture_output=True).returncode)
+found["after"] = tried(lambda: (home / "tokens/admin").read_text())
+found["listing"] = sorted(path.name for path in home.iterdir())
+
+import swell
+import torch
+model = torch.nn.Linear(2, 1)
+job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
+for _ in job.epochs(1):
+    for (x,) in job.loader(torch.utils.data.TensorDataset(torch.randn(8, 2)), batch_size=8):
+        job.step(model(x).sum())
+Path("told.json").write_text(json.dumps(found))
+"""
+SLEEPER = """
+import os, subprocess, sys, time
+from pathlib import Path
+sleeper = subprocess.Popen(["env", "-i", "setsid", "sleep", "300"])
+Path(sys.argv[1]).write_text(str(sleeper.pid))
+time.sleep(300)
+"""
+
+
+def launch(
+    bench: Bench, job_id: str, script: str, *args: object, fields: dict[str, object] | None = None
+) -> Launch:
+    work = bench.home / "work"
+    work.mkdir(exist_ok=True)
+    (work / f"{job_id}.py").write_text(script)
+    request = JobRequest(
+        name=job_id, script=f"{job_id}.py", args=tuple(map(str, args)), workdir=str(work), **(fields or {})
+    )  # type: ignore[arg-type]
+    return Launch(job_id=job_id, request=request, job_dir=bench.home / "jobs" / job_id, max_workers=4)
+
+
+def test_a_fenced_job_reads_no_tokens_and_reaches_nobody_outside(bench: Bench) -> None:
+    trouble = fence_trouble(try_fence(), bench.home)
+    if trouble:
+        pytest.skip(f"this machine allows no fence: {trouble}")
+    for name in ("tokens/admin", "store.db", "jobs/other/output.log"):
+        (bench.home / name).parent.mkdir(parents=True, exist_ok=True)
+        (bench.home / name).write_text("secret")
+    engine = bench.engine()
+    engine.fenced = True
+    engine.apply(launch(bench, "curious", CURIOUS, bench.home, os.getpid()), (0,))
+    seen = bench.wait(engine, "curious", lambda o: o and o.state in OVER, 200)
+    assert seen is not None and seen.state is RunState.FINISHED, bench.output("curious")
+    told = json.loads((bench.home / "work" / "told.json").read_text())
+    assert "secret" not in str(told), told
+    assert told.pop("listing") == ["jobs", "work"]
+    assert told.pop("nested") != "0"
+    if fence.landlock_abi() < 6:
+        told.pop("signal")
+    assert set(told.values()) <= {"FileNotFoundError", "PermissionError"}, told
+
+
+def test_a_request_shows_a_job_no_directory_of_the_platform(tmp_path: Path) -> None:
+    for name in ("tokens", "jobs/a", "jobs/b", "devices", "work"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("train.py", "store.db"):
+        (tmp_path / name).touch()
+    home, own = tmp_path.resolve(), [tmp_path.resolve() / "jobs" / "a", tmp_path.resolve() / "devices"]
+
+    def more(*named: Path) -> list[Path]:
+        found = fence.shown(tmp_path, tmp_path / "jobs" / "a", named)
+        assert found[:2] == own
+        return found[2:]
+
+    assert more(home / "work" / "deep", home / "train.py", Path("/usr")) == [home / "work", home / "train.py"]
+    assert more(home, home / "tokens" / "admin", home / "store.db", home / "work" / ".." / "jobs" / "b") == []
+
+
+def test_a_script_that_the_job_could_not_read_is_not_there(tmp_path: Path) -> None:
+    """The answer is that of the control plane to a script that is not there."""
+    for name in ("tokens/admin", "work/train.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    engine = LocalEngine(tmp_path, slots=1)
+
+    def answer(script: str) -> str:
+        request = JobRequest(name="a", script=script, workdir=str(tmp_path / "work"))
+        try:
+            engine.check(Launch(job_id="a", request=request, job_dir=tmp_path / "jobs" / "a", owner="nobody"))
+        except InputError as error:
+            assert error.field == "script"
+            return str(error)
+        return ""
+
+    secret, absent = str(tmp_path / "tokens" / "admin"), str(no_script(tmp_path / "tokens" / "admin"))
+    assert answer(secret) == "" and answer("train.py") == ""
+    engine.fenced = True
+    assert answer(secret) == absent and answer("train.py") == ""
+    engine.fenced, engine.run_as = False, "nobody"
+    if os.geteuid() == 0:  # nobody may not even pass through pytest's folder
+        assert answer(secret) == absent
+        assert answer("/etc/passwd") == ""
+
+
+def test_what_a_job_started_ends_with_it_though_its_supervisor_is_killed(bench: Bench) -> None:
+    if groups.where() is None:
+        pytest.skip("this account may make no cgroup v2 here")
+    engine, told = bench.engine(), bench.home / "sleeper"
+    engine.apply(launch(bench, "a", SLEEPER, told), (0,))
+    pid = int(wait_until(lambda: told.exists() and told.read_text(), 200, "the job to run"))
+    assert b"SWELL" not in Path(f"/proc/{pid}/environ").read_bytes()
+    (group,) = groups.of(bench.home / "jobs" / "a")
+    assert group.led and pid in group.members()
+    assert groups.end_orphans(bench.home / "jobs" / "a") and group.led, "it is nobody's orphan"
+    engine.end("a")
+    signal_supervisor(bench.home / "jobs" / "a", signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30, "the sleeper to be ended")
+    wait_until(lambda: not group.path.exists(), 30, "the group to be removed")
+
+
+def test_a_supervisor_that_its_engine_forgot_runs_no_job(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is killed between the start of a supervisor and its move into the job's group."""
+    from swell.engines import supervisor
+
+    monkeypatch.setattr(supervisor, "_GROUP_S", 0.05)
+    monkeypatch.setenv(groups.VARIABLE, "swell-no-such-group-")
+    (bench.home / "jobs" / "a").mkdir(parents=True)
+    assert supervisor.supervise(bench.home / "jobs" / "a") == 1
+    assert not (bench.home / "jobs" / "a" / "lock").exists()

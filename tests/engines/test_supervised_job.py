@@ -1,0 +1,48 @@
+"""Which slots a job counts as its own, so that the event log never shows a slot in two hands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from swell.engines.local import LocalEngine
+from swell.engines.supervised_job import SupervisedJob
+from swell.engines.supervisor import STOPPED
+from swell.train.agent.wire import Connection
+
+
+def _running(directory: Path) -> SupervisedJob:
+    job = SupervisedJob("a", directory, wanted=(0, 1), told=(0, 1), alive=True)
+    job.live = {"w0": 0, "w1": 2}
+    return job
+
+
+@pytest.mark.parametrize(
+    ("exit_file", "kept"),
+    [(None, {0, 1, 2}), ({"code": 0, "reason": ""}, {0, 1, 2}), ({"code": 0, "reason": STOPPED}, set())],
+    ids=["killed", "finished", "stopped"],
+)
+def test_a_job_whose_processes_are_gone_keeps_its_slots_unless_it_gave_them_back(
+    exit_file: dict[str, Any] | None, kept: set[int], tmp_path: Path
+) -> None:
+    job = _running(tmp_path)
+    if exit_file is not None:
+        job.wanted = ()
+        (tmp_path / "exit.json").write_text(json.dumps(exit_file))
+    job.gone()
+    assert job.slots == kept and not job.live and not job.wanted
+    job.kept_until_s = 0.0
+    assert job.slots == set()
+
+
+def test_a_job_that_moves_before_it_trains_is_reported_on_its_new_slot(tmp_path: Path) -> None:
+    engine = LocalEngine(tmp_path, slots=4)
+    job = SupervisedJob("a", tmp_path, wanted=(3,), told=(0,), alive=True)
+    job.connection = cast(Connection, object())  # nothing is sent: the number of workers stays
+    engine._jobs["a"] = job
+    engine._send_target(job, 0.0)
+    assert job.told == (3,)
+    assert [(r.kind, r.data["gpus"]) for r in engine.reports()] == [("resized", (3,))]
