@@ -48,7 +48,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@pytest.mark.parametrize("policy", ["elasticflow", "oasis", "edf-admission"])
+@pytest.mark.parametrize("policy", ["elasticflow", "oasis", "edf-admission", "tide"])
 def test_a_thousand_quotes_change_nothing(policy: str, tmp_path: Path) -> None:
     undisturbed = VirtualPlatform(TRACE, policy, tmp_path / "a", cost_s=5.0, round_s=None)
     expected = [(e.time_s, e.kind, e.data.get("gpus")) for e in undisturbed.run()]

@@ -133,7 +133,7 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
     from swell.control.plane import ControlPlane
     from swell.control.retention import Keep
     from swell.control.store import Store
-    from swell.policies import make_policy
+    from swell.policies import DEFAULT, make_policy
 
     keep_from_debuggers()
     if settings.run_as is not None:
@@ -175,7 +175,7 @@ def serve(settings: Settings, ready: Callable[[str, ControlPlane, list[Path]], N
             "replay": _replayer(plane),
         }
         server = _listen(Server, plane, store, settings.port, options)
-        warm_up(store.setting("policy") or "elasticflow")
+        warm_up(store.setting("policy") or DEFAULT)
         plane.start()
         stack.callback(plane.stop)
         ready(server.url, plane, server.new_tokens)

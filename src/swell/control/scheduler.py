@@ -184,6 +184,7 @@ class Scheduler:
         least = [record.request.min_workers for record, _ in jobs]
         bounds = [record.request.max_workers or widest for record, _ in jobs]
         table.min_gpus[rows] = least
+        table.known[rows] = [knowledge.known for _, knowledge in jobs]
         table.max_gpus[rows] = [
             max(knowledge.most_workers(bound), low)
             for (_, knowledge), bound, low in zip(jobs, bounds, least, strict=True)
@@ -239,6 +240,7 @@ class Scheduler:
             deadline_s=_promised(record),
             min_gpus=request.min_workers,
             max_gpus=request.max_workers,
+            weight=request.weight,
         )
 
 

@@ -1,6 +1,6 @@
 """tide: swell's own policy. Promises are kept, and everybody ends sooner. Ours; not in a paper.
 
-Three ideas, explained with figures in docs/tide.md:
+Five ideas, explained with figures in docs/tide.md:
 
 - *Prices.* A unit of a job's work is worth more the more jobs wait behind it. heSRPT (Berg et al., 2020)
   gives the exact prices if all jobs speed up alike, and they depend on the *rank* of a job by remaining work
@@ -8,6 +8,9 @@ Three ideas, explained with figures in docs/tide.md:
   and speed counts by its logarithm.
 - *Promises* are ElasticFlow's reservations with the plan in force (`_plan_in_force`). Spare GPUs go by price,
   to jobs with and without deadlines alike; a promised job takes them only if its reservation ends sooner.
+- *Weights.* A job of weight w counts as w jobs, in prices and when promises have to be broken.
+- *Not known yet.* On a live cluster a new script's speed and length are unknown. Such a job is taken to have
+  as much work left as it has had, so it starts at once, and its rank falls the longer it stays unknown.
 - *Changes cost.* A share other than the present one counts less by the part of the time ahead that the change
   would stop the job for, so a job stays where it is unless a change pays.
 
@@ -32,9 +35,9 @@ from swell.policies._tide import (
     lend,
     odd_shares,
     one_gpu_rates,
+    prices,
     share_out,
     values,
-    weights,
 )
 from swell.policies.base import Decision, Knowledge, PlacerName
 from swell.policies.elasticflow import ElasticFlow
@@ -76,6 +79,7 @@ class Tide(ElasticFlow):
     adaptive_batch: ClassVar[bool] = True
     placer: ClassVar[PlacerName] = "buddy"
     changes_with_time: ClassVar[bool] = True
+    serves: ClassVar[str] = "promised jobs first, then those with the least work left for their weight"
 
     length: str = "known"
     """'known' if jobs say how long they train, 'unknown' to use nothing but what they have received so far.
@@ -129,27 +133,29 @@ class Tide(ElasticFlow):
         rates, curve, most = self._believed(snapshot)
         held, least = snapshot.gpus, np.maximum(snapshot.min_gpus, 1)
         most = np.where(still, np.minimum(most, held), most)
-        one = one_gpu_rates(rates, curve)
+        one, weight = one_gpu_rates(rates, curve), snapshot.weight
         if self.length == "known":
             left_s = np.divide(snapshot.remaining, one, out=np.full(len(one), UNSEEN_S), where=one > 0)
             left_s[curve == len(rates) - 1] = UNSEEN_S
+            left_s = np.where(snapshot.known, left_s, snapshot.attained_gpu_s)
             now = rates[curve, np.minimum(held, rates.shape[1] - 1)]
             speed = np.divide(now, one, out=np.ones(len(one)), where=(held > 0) & (one > 0))
             lasts_s = np.clip(left_s / np.maximum(speed, 1e-9), 1.0, LASTS_S)
-            weight = weights(np.argsort(-left_s, kind="stable"), SCALING)
-            weight *= _impatience(snapshot, left_s)
+            lasts_s[~snapshot.known] = LASTS_S
+            price = prices(np.argsort(-left_s / weight, kind="stable"), weight, SCALING)
+            price *= _impatience(snapshot, left_s)
             first = np.zeros(len(one))
         else:
-            lasts_s, weight = np.full(len(one), LASTS_S), np.ones(len(one))
+            lasts_s, price = np.full(len(one), LASTS_S), weight
             queue = np.floor(np.log2(1 + snapshot.attained_gpu_s / SERVICE_QUEUE_GPU_S))
-            first = FIRST_GPUS * (1 + 1 / (1 + queue))
+            first = FIRST_GPUS * weight * (1 + 1 / (1 + queue))
         kept = np.where(held > 0, lasts_s / (lasts_s + snapshot.resize_cost_s), 1.0)
         legal = legal_sizes(snapshot.cluster.gpus_per_node, min(snapshot.capacity, snapshot.curves.max_gpus))
         odd = odd_shares(rates, curve, least, most, legal)
         sizes = np.union1d(legal, odd)
         is_odd = ~np.isin(sizes, legal)
         worth = values(
-            rates, curve, weight, first, held, least, most, kept, sizes, odd, is_odd, FLATNESS
+            rates, curve, price, first, held, least, most, kept, sizes, odd, is_odd, FLATNESS
         )  # fmt: skip
         return worth, sizes
 
