@@ -60,10 +60,10 @@ def test_the_heavier_of_two_equal_jobs_gets_more(make_snapshot: Any, policy: str
 
 
 def test_a_promised_job_that_is_heavier_takes_more_of_the_spare_gpus(make_snapshot: Any) -> None:
-    rates = [[k**0.5 for k in range(17)]]
+    rates = [[k**0.5 for k in range(25)]]
     for heavy in (0, 1):
         snapshot = make_snapshot(
-            2, cluster="4x4", rates=rates, left=1000.0, deadline_s=50_000.0,
+            2, cluster="6x4", rates=rates, left=1000.0, deadline_s=50_000.0,
             weight=[8.0 if i == heavy else 1.0 for i in range(2)],
         )  # fmt: skip
         gpus = shares("tide-fixed", snapshot)

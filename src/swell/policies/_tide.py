@@ -88,6 +88,7 @@ def values(
     curve: IntArray,
     price: FloatArray,
     first: FloatArray,
+    stop: FloatArray,
     held: IntArray,
     least: IntArray,
     most: IntArray,
@@ -102,7 +103,8 @@ def values(
     Sizes that are odd (`is_odd`) are legal only for the jobs whose `odd` share they are.
 
     Worth is price times the speed-up over one GPU to the power `flatness`, or its logarithm above `first`
-    if that is positive. A share other than the present one counts only `kept[i]` of its speed.
+    if that is positive. A share other than the present one counts only `kept[i]` of its speed, and any share
+    is worth `stop[i]` more than none.
     """
     n = len(curve)
     out = np.full((n, len(sizes)), -1.0)
@@ -123,7 +125,7 @@ def values(
                 if first[i] > 0.0:
                     out[i, s] = first[i] + price[i] * np.log(speed)
                 else:
-                    out[i, s] = price[i] * speed**flatness
+                    out[i, s] = price[i] * speed**flatness + stop[i]
     return out
 
 

@@ -4,8 +4,8 @@ Five ideas, explained with figures in docs/tide.md:
 
 - *Prices.* A unit of a job's work is worth more the more jobs wait behind it. heSRPT (Berg et al., 2020)
   gives the exact prices if all jobs speed up alike, and they depend on the *rank* of a job by remaining work
-  alone. A GPU goes where price times gain in speed is largest. If lengths are unknown, all prices are equal
-  and speed counts by its logarithm.
+  alone. A GPU goes where price times gain in speed is largest. Lengths that nobody says are guessed from
+  ended jobs (`_lengths`).
 - *Promises* are ElasticFlow's reservations with the plan in force (`_plan_in_force`). Spare GPUs go by price,
   to jobs with and without deadlines alike; a promised job takes them only if its reservation ends sooner.
 - *Weights.* A job of weight w counts as w jobs, in prices and when promises have to be broken.
@@ -26,6 +26,7 @@ from typing import ClassVar
 import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
+from swell.policies._lengths import Lengths
 from swell.policies._plan_in_force import Moment, PlanInForce, keep_promises, plan_the_late
 from swell.policies._reservations import BoolArray, Jobs, Plan, nothing_reserved, spend_spare
 from swell.policies._speed_errors import SpeedErrors
@@ -49,6 +50,8 @@ FLATNESS = 0.8
 """The power of the speed-up that counts. Below 1, equal jobs share instead of taking turns."""
 LASTS_S = 900.0
 """How long a share is taken to last, at most, when a change is weighed against its cost."""
+STOP = 1.0
+"""How much the start counts that a running job will need if it is stopped now, in times its cost."""
 FIRST_SHARE = 2
 """The most GPUs that a job is given before anything is known of its speed."""
 EXPLORE = 4
@@ -82,14 +85,17 @@ class Tide(ElasticFlow):
     serves: ClassVar[str] = "promised jobs first, then those with the least work left for their weight"
 
     length: str = "known"
-    """'known' if jobs say how long they train, 'unknown' to use nothing but what they have received so far.
-    Deadlines need the length all the same."""
+    """'known' if jobs say how long they train; 'unknown' if they do not, and it is guessed from jobs of the
+    same model and batch size that have ended; 'blind' to guess nothing. Deadlines need it all the same."""
 
     _errors: SpeedErrors = field(default_factory=SpeedErrors, init=False, repr=False)
+    _lengths: Lengths = field(default_factory=Lengths, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.length not in ("known", "unknown"):
-            raise InputError(f"length must be 'known' or 'unknown', got '{self.length}'", field="length")
+        if self.length not in ("known", "unknown", "blind"):
+            raise InputError(
+                f"length must be 'known', 'unknown' or 'blind', got '{self.length}'", field="length"
+            )
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """What promises need now, then the rest by price."""
@@ -134,10 +140,9 @@ class Tide(ElasticFlow):
         held, least = snapshot.gpus, np.maximum(snapshot.min_gpus, 1)
         most = np.where(still, np.minimum(most, held), most)
         one, weight = one_gpu_rates(rates, curve), snapshot.weight
-        if self.length == "known":
-            left_s = np.divide(snapshot.remaining, one, out=np.full(len(one), UNSEEN_S), where=one > 0)
-            left_s[curve == len(rates) - 1] = UNSEEN_S
-            left_s = np.where(snapshot.known, left_s, snapshot.attained_gpu_s)
+        stop = np.zeros(len(one))
+        if self.length != "blind":
+            left_s = self._left_s(snapshot, one, curve == len(rates) - 1)
             now = rates[curve, np.minimum(held, rates.shape[1] - 1)]
             speed = np.divide(now, one, out=np.ones(len(one)), where=(held > 0) & (one > 0))
             lasts_s = np.clip(left_s / np.maximum(speed, 1e-9), 1.0, LASTS_S)
@@ -145,6 +150,8 @@ class Tide(ElasticFlow):
             price = prices(np.argsort(-left_s / weight, kind="stable"), weight, SCALING)
             price *= _impatience(snapshot, left_s)
             first = np.zeros(len(one))
+            start_s = STOP * snapshot.start_cost_s
+            stop[held > 0] = (price * speed**FLATNESS * start_s / (lasts_s + start_s + 1e-9))[held > 0]
         else:
             lasts_s, price = np.full(len(one), LASTS_S), weight
             queue = np.floor(np.log2(1 + snapshot.attained_gpu_s / SERVICE_QUEUE_GPU_S))
@@ -155,9 +162,18 @@ class Tide(ElasticFlow):
         sizes = np.union1d(legal, odd)
         is_odd = ~np.isin(sizes, legal)
         worth = values(
-            rates, curve, price, first, held, least, most, kept, sizes, odd, is_odd, FLATNESS
+            rates, curve, price, first, stop, held, least, most, kept, sizes, odd, is_odd, FLATNESS
         )  # fmt: skip
         return worth, sizes
+
+    def _left_s(self, snapshot: Snapshot, one: FloatArray, unseen: BoolArray) -> FloatArray:
+        """What each job is taken to have left, in seconds on one GPU; `one` are the rates there."""
+        if self.length == "unknown":
+            left_s = self._lengths.left_s(snapshot, one)
+        else:
+            left_s = np.divide(snapshot.remaining, one, out=np.full(len(one), UNSEEN_S), where=one > 0)
+        left_s[unseen] = UNSEEN_S
+        return np.where(snapshot.known, left_s, snapshot.attained_gpu_s)
 
     def _believed(self, snapshot: Snapshot) -> tuple[FloatArray, IntArray, IntArray]:
         """Curves with one more row for jobs that nothing is known of, each job's row, and its most GPUs."""
