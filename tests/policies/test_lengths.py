@@ -54,6 +54,22 @@ def test_the_work_left_is_never_looked_at_itself(make_snapshot: Any) -> None:
         assert left.tolist() == [15.0]
 
 
-def test_before_the_first_end_a_job_has_as_much_left_as_it_has_done(make_snapshot: Any) -> None:
+def test_before_the_first_end_a_kind_is_twice_as_long_as_its_furthest_job_has_come(
+    make_snapshot: Any,
+) -> None:
     _, left = looks(make_snapshot, [[100.0, 900.0], [92.0, 880.0]], [[0, 1], [0, 1]])
-    assert left.tolist() == [8.0, 20.0]
+    assert left.tolist() == [2 * 20.0 - 8.0, 20.0]
+
+
+def test_kinds_are_trusted_only_while_they_predict_lengths(make_snapshot: Any) -> None:
+    """Jobs that end one after the other, each in the 10 s after it was seen with so much done."""
+    for spread, trusted in ((1.0, True), (3.0, False)):
+        lengths = Lengths()
+        assert not lengths.trusted
+        for k in range(8):
+            done = 100.0 * spread ** (k % 3)
+            for left, now_s in ((done + 10, 20.0 * k), (10.0, 20.0 * k + 10)):
+                snapshot = make_snapshot(1, cluster="1x4", now_s=now_s, left=left, gpus=1)
+                snapshot.table.number[:] = k
+                lengths.left_s(snapshot.with_rows(snapshot.rows), np.ones(1))
+        assert lengths.trusted is trusted

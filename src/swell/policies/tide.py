@@ -46,15 +46,17 @@ from swell.policies.snapshot import Snapshot
 
 SCALING = 0.8
 """How well jobs are taken to scale when their work is priced, as in k ** SCALING."""
-FLATNESS = 0.8
-"""The power of the speed-up that counts. Below 1, equal jobs share instead of taking turns."""
+FLATNESS = 0.7
+"""The power of the speed-up that counts. Below 1, equal jobs share instead of taking turns, which costs."""
+FREE_FLATNESS = 0.9
+"""The same where a resize costs nothing, so that taking turns does not either."""
 LASTS_S = 900.0
 """How long a share is taken to last, at most, when a change is weighed against its cost."""
 STOP = 1.0
 """How much the start counts that a running job will need if it is stopped now, in times its cost."""
 FIRST_SHARE = 2
 """The most GPUs that a job is given before anything is known of its speed."""
-EXPLORE = 4
+EXPLORE = 8
 """A job may have this many times the most GPUs it has been seen on."""
 UNSEEN_SCALING = 0.8
 """How a job is taken to scale before it has been seen."""
@@ -86,7 +88,7 @@ class Tide(ElasticFlow):
 
     length: str = "known"
     """'known' if jobs say how long they train; 'unknown' if they do not, and it is guessed from jobs of the
-    same model and batch size that have ended; 'blind' to guess nothing. Deadlines need it all the same."""
+    same kind that have ended, where that helps; 'blind' to guess nothing. Deadlines need it all the same."""
 
     _errors: SpeedErrors = field(default_factory=SpeedErrors, init=False, repr=False)
     _lengths: Lengths = field(default_factory=Lengths, init=False, repr=False)
@@ -140,9 +142,9 @@ class Tide(ElasticFlow):
         held, least = snapshot.gpus, np.maximum(snapshot.min_gpus, 1)
         most = np.where(still, np.minimum(most, held), most)
         one, weight = one_gpu_rates(rates, curve), snapshot.weight
-        stop = np.zeros(len(one))
-        if self.length != "blind":
-            left_s = self._left_s(snapshot, one, curve == len(rates) - 1)
+        stop, flatness = np.zeros(len(one)), FLATNESS if snapshot.resize_cost_s > 0 else FREE_FLATNESS
+        left_s = self._left_s(snapshot, one, curve == len(rates) - 1)
+        if left_s is not None:
             now = rates[curve, np.minimum(held, rates.shape[1] - 1)]
             speed = np.divide(now, one, out=np.ones(len(one)), where=(held > 0) & (one > 0))
             lasts_s = np.clip(left_s / np.maximum(speed, 1e-9), 1.0, LASTS_S)
@@ -151,7 +153,7 @@ class Tide(ElasticFlow):
             price *= _impatience(snapshot, left_s)
             first = np.zeros(len(one))
             start_s = STOP * snapshot.start_cost_s
-            stop[held > 0] = (price * speed**FLATNESS * start_s / (lasts_s + start_s + 1e-9))[held > 0]
+            stop[held > 0] = (price * speed**flatness * start_s / (lasts_s + start_s + 1e-9))[held > 0]
         else:
             lasts_s, price = np.full(len(one), LASTS_S), weight
             queue = np.floor(np.log2(1 + snapshot.attained_gpu_s / SERVICE_QUEUE_GPU_S))
@@ -162,14 +164,21 @@ class Tide(ElasticFlow):
         sizes = np.union1d(legal, odd)
         is_odd = ~np.isin(sizes, legal)
         worth = values(
-            rates, curve, price, first, stop, held, least, most, kept, sizes, odd, is_odd, FLATNESS
+            rates, curve, price, first, stop, held, least, most, kept, sizes, odd, is_odd, flatness
         )  # fmt: skip
         return worth, sizes
 
-    def _left_s(self, snapshot: Snapshot, one: FloatArray, unseen: BoolArray) -> FloatArray:
-        """What each job is taken to have left, in seconds on one GPU; `one` are the rates there."""
+    def _left_s(self, snapshot: Snapshot, one: FloatArray, unseen: BoolArray) -> FloatArray | None:
+        """What each job is taken to have left, in seconds on one GPU; None if nothing can be said.
+
+        `one` are the rates on one GPU, and `unseen` the jobs whose speed is not known yet.
+        """
+        if self.length == "blind":
+            return None
         if self.length == "unknown":
             left_s = self._lengths.left_s(snapshot, one)
+            if not self._lengths.trusted:
+                return None
         else:
             left_s = np.divide(snapshot.remaining, one, out=np.full(len(one), UNSEEN_S), where=one > 0)
         left_s[unseen] = UNSEEN_S
