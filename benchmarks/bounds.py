@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import heappop, heappush
 
 import numpy as np
@@ -30,7 +31,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from swell.domain import Cluster, FloatArray, JobSpec, packed_shape
-from swell.perf.efficiency import gain_at
+from swell.perf.efficiency import gain
 from swell.perf.goodput import candidates
 from swell.perf.profiles import Profile, ProfileSet
 
@@ -59,15 +60,12 @@ def needs(
     """What each job needs; with `adaptive`, if it always chose the best batch for the moment."""
     kind = max(cluster.gpu_types, key=lambda k: sum(n.gpus for n in cluster.nodes if n.gpu_type == k))
     per_node = max(node.gpus for node in cluster.nodes)
-    trained: dict[str, tuple[float, float]] = {}
     found = []
     for job in jobs:
         profile = profiles.get(job.model)
         deadline_s = math.inf if job.deadline_s is None else job.deadline_s
         if adaptive:
-            if job.model not in trained:
-                trained[job.model] = _best_course(profile, cluster.capacity, per_node, profile.resolve(kind))
-            alone_s, gpu_s = trained[job.model]
+            alone_s, gpu_s = _best_course(profile, cluster.capacity, per_node, profile.resolve(kind))
             found.append(Need(job.submit_s, deadline_s, alone_s, gpu_s, None, 0.0))
             continue
         most = min(cluster.capacity, job.max_gpus or cluster.capacity, profile.max_gpus or cluster.capacity)
@@ -87,6 +85,7 @@ def needs(
     return found
 
 
+@lru_cache
 def _best_course(profile: Profile, capacity: int, per_node: int, kind: str) -> tuple[float, float]:
     """Least seconds, and least GPU-seconds, through all epochs, with the best legal batch in each."""
     epochs, limits = profile.epochs, profile.limits
@@ -103,7 +102,7 @@ def _best_course(profile: Profile, capacity: int, per_node: int, kind: str) -> t
             if batch not in stats:
                 stats[batch] = [profile.grad_stats(batch, e) for e in range(len(progress))]
             sqr, var = np.array(stats[batch]).T
-            speed = gain_at(sqr, var, batch / limits.init_batch) / (step_s + accumulation * (step_s - sync_s))
+            speed = gain(sqr, var, batch / limits.init_batch) / (step_s + accumulation * (step_s - sync_s))
             best[gpus] = np.maximum(best[gpus], speed)
     per_gpu = best[1:] / np.arange(1, capacity + 1)[:, None]
     return float((progress / best.max(axis=0)).sum()), float((progress / per_gpu.max(axis=0)).sum())

@@ -54,7 +54,7 @@ def test_the_work_left_is_never_looked_at_itself(make_snapshot: Any) -> None:
         assert left.tolist() == [15.0]
 
 
-def test_before_the_first_end_a_kind_is_twice_as_long_as_its_furthest_job_has_come(
+def test_before_the_first_end_a_kind_is_twice_as_long_as_its_furthest_job(
     make_snapshot: Any,
 ) -> None:
     _, left = looks(make_snapshot, [[100.0, 900.0], [92.0, 880.0]], [[0, 1], [0, 1]])
