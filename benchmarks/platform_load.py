@@ -32,6 +32,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 import swell
+from swell.policies import DEFAULT
 
 P99_MS = 250.0
 GROWTH_BYTES_PER_JOB = 1024.0
@@ -89,7 +90,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def server(slots: str = "2x4", duration_s: float = 1e6, policy: str = "elasticflow") -> Iterator[Running]:
+def server(slots: str = "2x4", duration_s: float = 1e6, policy: str = DEFAULT) -> Iterator[Running]:
     """A server of its own in a fresh directory."""
     with tempfile.TemporaryDirectory(prefix="swell-load-") as directory:
         home = Path(directory)
@@ -314,7 +315,7 @@ def main() -> int:
     parser.add_argument("--home", type=Path)
     parser.add_argument("--slots", default="2x4")
     parser.add_argument("--duration", type=float, default=1.0)
-    parser.add_argument("--policy", default="elasticflow")
+    parser.add_argument("--policy", default=DEFAULT)
     options = parser.parse_args()
     if options.what == ["serve"]:
         serve(options.home, options.slots, options.duration, options.policy)

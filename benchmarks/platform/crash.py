@@ -33,6 +33,7 @@ from pathlib import Path
 from benchmarks.platform.audit import ProcessWatch, overlapping_runs, workers
 from swell.api.client import Client
 from swell.engines.processes import processes_of, workers_of
+from swell.policies import DEFAULT
 
 TOY = Path(__file__).parents[2] / "tests" / "engines" / "toy.py"
 UP_S = 60.0
@@ -204,7 +205,7 @@ def run(
     slots: int = 4,
     epochs: int = 10,
     seed: int = 0,
-    policy: str = "elasticflow",
+    policy: str = DEFAULT,
     finish_s: float = 300.0,
 ) -> Account:
     """The whole story; returns the account."""

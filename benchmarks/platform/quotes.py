@@ -1,6 +1,6 @@
 """The second submission of a known script is quoted from history: how far off is the predicted finish?
 
-    python -m benchmarks.platform.quotes [--policy elasticflow] [--rounds 3] [toy digits adaptive gpt]
+    python -m benchmarks.platform.quotes [--policy tide] [--rounds 3] [toy digits adaptive gpt]
 
 Each script runs once to be learnt, then again and again, alone on four slots; the error is that of the
 predicted duration, relative to the real one.
@@ -20,6 +20,7 @@ from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.engines.local import LocalEngine
+from swell.policies import DEFAULT
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -86,7 +87,7 @@ def main() -> None:
     parser.add_argument(
         "names", nargs="*", default=["toy", "digits", "adaptive", "gpt"], choices=[[], *SCRIPTS]
     )
-    parser.add_argument("--policy", default="elasticflow")
+    parser.add_argument("--policy", default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="swell-quotes-") as folder:

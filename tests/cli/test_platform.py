@@ -220,7 +220,7 @@ def long(place: Place) -> str:
 def test_top_shows_nodes_slots_and_jobs(place: Place, long: str) -> None:
     place.wait_for(long, lambda job: job["done"] > 10)
     text = place.swell("top", "--once").stdout
-    assert re.search(r"swell \d\d:\d\d:\d\d   policy elasticflow   \d of 4 slots in use", text)
+    assert re.search(r"swell \d\d:\d\d:\d\d   policy tide   \d of 4 slots in use", text)
     assert "n0" in text and long in text and "■" in text
     view = place.json("top")
     (row,) = [job for job in view["jobs"] if job["job_id"] == long]
@@ -259,13 +259,13 @@ def test_a_job_is_paused_resumed_bounded_and_cancelled(place: Place, long: str) 
 
 
 def test_the_policy_is_switched_while_a_job_runs(place: Place) -> None:
-    assert place.json("policy") == {"policy": "elasticflow"}
+    assert place.json("policy") == {"policy": "tide"}
     assert place.json("policy", "afs-l") == {"policy": "afs-l"}
     refused = place.swell("policy", "afs-z")
     assert refused.returncode == 2
     assert "unknown policy 'afs-z'. Did you mean" in refused.stderr
     assert place.json("policy") == {"policy": "afs-l"}
-    place.json("policy", "elasticflow")
+    place.json("policy", "tide")
 
 
 def test_another_user_sees_nothing_of_mine_and_may_not_rule(place: Place) -> None:
@@ -356,7 +356,7 @@ def test_in_the_foreground_it_says_what_happens_and_ends_on_ctrl_c(
     try:
         assert process.stdout is not None
         first = process.stdout.readline()
-        assert re.match(r"swell is up at http://127\.0\.0\.1:\d+: 4 slots, policy elasticflow\.", first)
+        assert re.match(r"swell is up at http://127\.0\.0\.1:\d+: 4 slots, policy tide\.", first)
         wait_until(
             lambda: place.swell("nodes").returncode == 0, 60, "the control plane to answer", poll_s=0.2
         )

@@ -11,7 +11,7 @@ from swell.control import lookahead
 from swell.control.model import Phase
 
 
-@pytest.mark.parametrize("policy", ["afs-l", "elasticflow", "max-min", "pollux", "tiresias"])
+@pytest.mark.parametrize("policy", ["afs-l", "elasticflow", "max-min", "pollux", "tide", "tiresias"])
 def test_a_job_resumed_before_the_next_decision_gets_its_slots_again(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

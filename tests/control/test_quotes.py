@@ -13,6 +13,7 @@ from tests.control.virtual import VirtualPlatform, make_trace
 
 from swell.control import lookahead
 from swell.control.plane import ControlPlane
+from swell.policies.memory import Memory
 
 TRACE = make_trace(5, 16, "2x4", 0.2)
 QUOTES = 1000
@@ -41,6 +42,8 @@ def same(a: Any, b: Any) -> bool:
         return bool(np.array_equal(a, b))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, Memory):
+        return same(vars(a), vars(b))
     if is_dataclass(a):
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     if isinstance(a, list | tuple):
@@ -48,7 +51,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@pytest.mark.parametrize("policy", ["elasticflow", "oasis", "edf-admission"])
+@pytest.mark.parametrize("policy", ["elasticflow", "oasis", "edf-admission", "tide"])
 def test_a_thousand_quotes_change_nothing(policy: str, tmp_path: Path) -> None:
     undisturbed = VirtualPlatform(TRACE, policy, tmp_path / "a", cost_s=5.0, round_s=None)
     expected = [(e.time_s, e.kind, e.data.get("gpus")) for e in undisturbed.run()]

@@ -22,6 +22,7 @@ from swell.engines.local import LocalEngine
 from swell.engines.nursery import Nursery
 from swell.engines.processes import processes_of
 from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.policies import DEFAULT
 
 TOY = Path(__file__).parent.parent / "engines" / "toy.py"
 
@@ -126,7 +127,7 @@ def platform(tmp_path: Path, engine: Callable[[str], Engine]) -> Iterator[Callab
     """Makes a platform; afterwards nothing of it is left."""
     made: list[Platform] = []
 
-    def make(policy: str = "elasticflow", nodes: str = "1x4", round_s: float | None = None) -> Platform:
+    def make(policy: str = DEFAULT, nodes: str = "1x4", round_s: float | None = None) -> Platform:
         made.append(Platform(tmp_path, lambda: engine(nodes), policy, round_s))
         return made[-1]
 

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.platform.audit import ProcessWatch, most_slots_held
 
 from swell.control.model import Phase
+from swell.policies import DEFAULT
 
 from .conftest import TOY, Platform, finished
 
@@ -32,11 +33,11 @@ def alone(*args: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "policy"),
-    [("local", "elasticflow"), ("local", "pollux"), ("ray", "elasticflow")],
+    [("local", DEFAULT), ("local", "pollux"), ("ray", DEFAULT)],
     indirect=["engine"],
 )
 def test_six_jobs_on_few_slots(platform: Callable[..., Platform], policy: str) -> None:
-    here = platform(policy, round_s=None if policy == "elasticflow" else 2.0)
+    here = platform(policy, round_s=None if policy == DEFAULT else 2.0)
     with ProcessWatch(here.home, every_s=0.4) as watch:
         jobs = {}
         for i in range(6):
@@ -54,7 +55,7 @@ def test_six_jobs_on_few_slots(platform: Callable[..., Platform], policy: str) -
     assert 4 <= most_slots_held(here.events(), here.slots) <= here.slots
     assert 2 <= watch.most_workers <= here.slots, f"{watch.seen[-1]} after {watch.looks} looks"
     promised = [r for r in records if r.promise.guaranteed_s is not None]
-    assert bool(promised) == (policy == "elasticflow")  # pollux promises nothing
+    assert bool(promised) == (policy == DEFAULT)  # pollux promises nothing
     assert all(r.ended_s is not None and r.ended_s <= r.promise.guaranteed_s for r in promised)  # type: ignore[operator]
     with_deadline = [r for r in records if r.request.deadline_s is not None]
     assert not any(r.promise.pending for r in with_deadline)

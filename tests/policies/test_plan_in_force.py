@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from swell.policies._plan_in_force import (
     plan_anew,
     shortfall,
 )
-from swell.policies._reservations import Jobs, Plan, shares_by_level
+from swell.policies._reservations import Jobs, Plan, reserve_in_order, shares_by_level
 
 PAUSE_S = 5.0
 ROUNDS = 8
@@ -34,6 +35,7 @@ def moment(snapshot: Snapshot, pause_s: float = PAUSE_S, **columns: Any) -> Mome
     jobs = Jobs(
         work=snapshot.remaining,
         last_s=snapshot.deadline_s.copy(),
+        weight=snapshot.weight,
         held=snapshot.gpus,
         lag_s=np.zeros(n),
         start_s=np.full(n, pause_s),
@@ -53,7 +55,7 @@ def steps(plan: Plan, i: int) -> list[tuple[float, int]]:
 
 def in_force(now: Moment) -> PlanInForce:
     plan = plan_anew(now, now.can_be_kept(), ROUNDS)
-    assert shortfall(plan, now.can_be_kept()) == (0, 0)
+    assert shortfall(plan, now.jobs, now.can_be_kept()) == (0, 0)
     return PlanInForce(plan, now.snapshot.numbers)
 
 
@@ -82,10 +84,11 @@ def test_the_cover_is_worth_a_pause_on_the_highest_share(make_snapshot: Any) -> 
 def test_a_job_that_was_stopped_ends_within_its_reservation(make_snapshot: Any) -> None:
     before = moment(make_snapshot(1, cluster="1x1", rates=ONE_GPU, left=100, gpus=1, deadline_s=106))
     stopped = make_snapshot(1, cluster="1x1", rates=ONE_GPU, now_s=50.0, left=55, gpus=1, deadline_s=106)
-    kept = in_force(before).carried_on(moment(stopped), np.array([0]))
+    now = moment(stopped)
+    kept = in_force(before).carried_on(now, np.array([0]))
     assert kept is not None
     assert kept.end_s[0] == 105
-    assert shortfall(kept, np.array([0])) == (0, 0), (
+    assert shortfall(kept, now.jobs, np.array([0])) == (0, 0), (
         "a job that cannot be covered even alone counts as covered"
     )
 
@@ -107,7 +110,7 @@ def test_if_a_job_cannot_be_stretched_the_whole_plan_waits_for_a_pause(make_snap
     order = np.array([0, 1])
     plan = in_force(before).carried_on(now, order)
     assert plan is not None
-    assert shortfall(plan, order) == (0, 0)
+    assert shortfall(plan, now.jobs, order) == (0, 0)
     assert plan.end_s[0] == 50 + 55 + PAUSE_S
     assert steps(plan, 1) == [(50, 0), (110, 1)]
 
@@ -119,11 +122,11 @@ def test_the_plan_in_force_is_followed_where_planning_anew_would_break_a_promise
     snapshot = make_snapshot(2, cluster="1x2", rates=curves, curve=[0, 1], left=[100, 60])
     now = moment(snapshot, last_s=np.array([145.0, 150.0]))
     order = np.array([0, 1])
-    assert shortfall(plan_anew(now, order, 0), order)[0] == 1
+    assert shortfall(plan_anew(now, order, 0), now.jobs, order)[0] == 1
     good = plan_anew(now, order[::-1], 0)
-    assert shortfall(good, order) == (0, 0)
+    assert shortfall(good, now.jobs, order) == (0, 0)
     plan, _ = keep_promises(now, PlanInForce(good, snapshot.numbers), order, 0)
-    assert shortfall(plan, order) == (0, 0)
+    assert shortfall(plan, now.jobs, order) == (0, 0)
     assert steps(plan, 1) == [(0, 2)]
 
 
@@ -147,11 +150,43 @@ def test_a_newcomer_waits_while_an_earlier_promise_is_without_a_place(make_snaps
     snapshot = make_snapshot(
         3, cluster="1x1", rates=ONE_GPU, left=[100, 100, 1], deadline_s=[150, 151, 100_000]
     )
-    base, comes_in = let_in(moment(snapshot), PlanInForce(), 2, ROUNDS)
+    now = moment(snapshot)
+    base, comes_in = let_in(now, PlanInForce(), 2, ROUNDS)
     assert not comes_in
-    assert shortfall(base, np.array([0, 1]))[0] == 1
+    assert shortfall(base, now.jobs, np.array([0, 1]))[0] == 1
     alone = snapshot.with_rows(np.array([0, 2]))
     assert let_in(moment(alone), PlanInForce(), 1, ROUNDS)[1]
+
+
+@pytest.mark.parametrize("heavy", [0, 1])
+def test_if_only_one_promise_can_be_kept_it_is_the_heavier_one(make_snapshot: Any, heavy: int) -> None:
+    weight = [3.0 if i == heavy else 1.0 for i in range(2)]
+    snapshot = make_snapshot(2, cluster="1x1", rates=ONE_GPU, left=100, deadline_s=[150, 151], weight=weight)
+    now = moment(snapshot)
+    plan, _ = keep_promises(now, PlanInForce(), now.can_be_kept(), ROUNDS)
+    assert np.isfinite(plan.end_s).tolist() == [i == heavy for i in range(2)]
+
+
+def test_a_plan_on_an_empty_cluster_is_the_same_without_the_short_cut(make_snapshot: Any) -> None:
+    # One GPU that is always taken makes `reserve_in_order` look at every step of the plan.
+    rng = np.random.default_rng(4)
+    n = 40
+    snapshot = make_snapshot(
+        n,
+        cluster="64x8",
+        rates=[[0, *np.arange(1, 65) ** 0.8]],
+        left=rng.uniform(100, 5000, n).tolist(),
+        deadline_s=rng.uniform(2000, 9000, n).tolist(),
+        gpus=rng.choice([0, 1, 2, 4, 8], n).tolist(),
+    )
+    now = moment(snapshot)
+    order = now.can_be_kept()
+    quick = reserve_in_order(now.empty, now.jobs, order)
+    full = now.empty._replace(times=np.array([0.0, 1e9]), free=np.array([now.snapshot.capacity, 0]))
+    slow = reserve_in_order(full, now.jobs, order)
+    assert len(order) > 30
+    assert np.allclose(quick.end_s[order], slow.end_s[order])
+    assert [steps(quick, i) for i in order] == [steps(slow, i) for i in order]
 
 
 def test_nobody_grows_while_a_job_runs_that_a_stop_would_make_late(make_snapshot: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from swell.domain import Cluster, InputError
 from swell.perf.profiles import ProfileSet
 from swell.policies import Snapshot, make_policy
 from swell.policies._speed_errors import SpeedErrors
-from swell.policies._tide import legal_sizes, weights
+from swell.policies._tide import legal_sizes, prices
 from swell.policies.tide import PATIENCE
 from swell.sim import simulate
 from swell.sim.generate import generate_jobs
@@ -32,15 +33,62 @@ def costing(snapshot: Snapshot, resize_cost_s: float) -> Snapshot:
 def test_prices_give_the_optimal_split_if_all_jobs_scale_alike(scaling: float) -> None:
     # With speed k ** p and price w, the best split has w * p * k ** (p - 1) equal for all jobs.
     n = 6
-    split = weights(np.arange(n), scaling) ** (1 / (1 - scaling))
+    split = prices(np.arange(n), np.ones(n), scaling) ** (1 / (1 - scaling))
     ends = (np.arange(n + 1) / n) ** (1 / (1 - scaling))
     assert split / split.sum() == pytest.approx(np.diff(ends))
 
 
 def test_prices_stay_finite_for_a_hundred_thousand_jobs() -> None:
-    price = weights(np.arange(100_000), 0.8)
+    price = prices(np.arange(100_000), np.ones(100_000), 0.8)
     assert np.isfinite(price).all()
     assert (np.diff(price) > 0).all()
+
+
+def test_a_job_of_weight_three_is_priced_as_three_jobs_of_its_length() -> None:
+    # Their joint share of the cluster is the sum of shares, and a share is price ** (1 / (1 - scaling)).
+    apart = prices(np.arange(5), np.ones(5), 0.5) ** 2
+    joint = prices(np.arange(3), np.array([1.0, 3.0, 1.0]), 0.5) ** 2
+    assert joint == pytest.approx([apart[0], apart[1:4].sum(), apart[4]])
+
+
+@pytest.mark.parametrize("policy", ["tide-fixed", "tide-fixed:length=unknown"])
+def test_the_heavier_of_two_equal_jobs_gets_more(make_snapshot: Any, policy: str) -> None:
+    rates = [[k**0.5 for k in range(17)]]
+    snapshot = make_snapshot(2, cluster="4x4", rates=rates, left=1000.0, weight=[1.0, 8.0])
+    light, heavy = shares(policy, snapshot)
+    assert heavy > light
+
+
+def test_a_promised_job_that_is_heavier_takes_more_of_the_spare_gpus(make_snapshot: Any) -> None:
+    rates = [[k**0.5 for k in range(25)]]
+    for heavy in (0, 1):
+        snapshot = make_snapshot(
+            2, cluster="6x4", rates=rates, left=1000.0, deadline_s=50_000.0,
+            weight=[8.0 if i == heavy else 1.0 for i in range(2)],
+        )  # fmt: skip
+        gpus = shares("tide-fixed", snapshot)
+        assert gpus[heavy] > gpus[1 - heavy]
+
+
+def test_with_weights_the_weighted_average_falls() -> None:
+    profiles = ProfileSet.load(None)
+    jobs = generate_jobs(profiles, jobs=60, hours=1.0, seed=5, max_gpu_hours=5)
+    heavy = [replace(job, weight=5.0 if i % 4 == 0 else 1.0) for i, job in enumerate(jobs)]
+    # The same weights in the average, but not told to the policy:
+    blind, told = (simulate(load, profiles, Cluster.parse("2x4"), "tide-fixed") for load in (jobs, heavy))
+    weight = np.array([job.weight for job in heavy])
+    weighted_s = float(np.average(blind.finish_s - blind.submit_s, weights=weight))
+    assert told.record()["weighted_jct_s"] < 0.95 * weighted_s
+    assert blind.record()["weighted_jct_s"] == pytest.approx(blind.record()["avg_jct_s"])
+
+
+def test_a_job_that_is_not_known_yet_starts_at_once_and_later_steps_back(make_snapshot: Any) -> None:
+    # The first job's length is unknown, so its work left must not count. The cluster is full of short jobs.
+    others = {"cluster": "1x4", "left": [1e9, 50, 60, 70, 80], "max_gpus": 1, "known": [False] + [True] * 4}
+    fresh = make_snapshot(5, attained_gpu_s=[0, 10, 10, 10, 10], **others)
+    assert shares("tide", fresh) == [1, 1, 1, 1, 0]
+    old = make_snapshot(5, attained_gpu_s=[5000, 10, 10, 10, 10], **others)
+    assert shares("tide", old) == [0, 1, 1, 1, 1]
 
 
 def test_shares_pack_on_nodes() -> None:

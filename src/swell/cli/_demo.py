@@ -86,7 +86,7 @@ class Demo:
         """The story."""
         say = self.console.print
         say("[bold]swell[/bold] on this machine: 4 CPU slots, jobs that share them, nobody says how many.\n")
-        self.swell("up", "-d", "--slots", str(SLOTS), "--policy", "elasticflow")
+        self.swell("up", "-d", "--slots", str(SLOTS))
         self.show_dashboard()
         with Client(home=self.home) as client:
             say("A convolutional network on handwritten digits. Nobody has seen this script run yet:")
@@ -105,7 +105,7 @@ class Demo:
         say()
         self.report(jobs, events)
         say("\nWhat would have happened otherwise? The cluster's own event log, replayed:")
-        self.swell("replay", "--policy", "elasticflow", "--policy", "afs-l", "--policy", "tiresias")
+        self.swell("replay", "--policy", "tide", "--policy", "elasticflow", "--policy", "tiresias")
         say(NEXT)
         say(f"[dim]All of this took {say_duration(time.monotonic() - self.began_s)}.[/dim]")
         good = all(job.phase.value == "finished" for job in jobs if job.name != "digits-in-8s")

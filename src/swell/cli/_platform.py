@@ -154,7 +154,7 @@ def serve(
     from swell.api.server import Server
     from swell.control.database import connect
     from swell.control.store import Store
-    from swell.policies import make_policy
+    from swell.policies import DEFAULT, make_policy
 
     keep_from_debuggers()
     if settings.run_as is not None:
@@ -179,7 +179,7 @@ def serve(
             store.set_setting("policy", settings.policy)
         plane = make_plane(settings, store, make_engine(settings))
         server = listen(partial(Server, plane, store), settings, home=settings.home, replay=replayer(plane))
-        warm_up(store.setting("policy") or "elasticflow")
+        warm_up(store.setting("policy") or DEFAULT)
         plane.start()
         stack.callback(plane.stop)
         ready(server.url, plane, server.new_tokens)

@@ -60,6 +60,8 @@ def _facts(job: Any, explained: dict[str, Any]) -> list[tuple[str, str]]:
     facts.append(("Submitted", say_until(job.submitted_s)))
     if request.deadline_s is not None:
         facts.append(("Deadline", f"{say_until(request.deadline_s)}{_promised(job)}"))
+    if request.weight != 1:
+        facts.append(("Weight", f"counts as {request.weight} jobs, with policies that obey weights"))
     if explained.get("estimate"):
         facts.append(("Estimate", estimate(EstimateView.model_validate(explained["estimate"]))))
     if job.ended_s is not None:

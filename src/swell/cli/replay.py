@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Example:
-  swell replay --policy afs-l --policy elasticflow --cluster 2x4
+  swell replay --policy tide --policy elasticflow --cluster 2x4
 """
 
 
@@ -46,6 +46,7 @@ def replay(
     were measured. The results are shown beside what really happened.
     """
     from swell.domain import Cluster
+    from swell.policies import DEFAULT
     from swell.sim.replay import replay as run
 
     where = None if cluster is None else Cluster.parse(cluster)
@@ -55,7 +56,7 @@ def replay(
             chosen = list(policies) or [client.policy()]
     else:
         events = _read(file)
-        chosen = list(policies) or ["elasticflow"]
+        chosen = list(policies) or [DEFAULT]
     if since is not None:
         events = _recent(events, since)
     records = run(events, chosen, where)

@@ -55,7 +55,9 @@ Example:
 )
 @click.option("--spare-memory", type=BYTES, help="Ray: most memory of a prepared process [default: 1GiB].")
 @click.option("--workdir-limit", type=BYTES, help="Ray: largest workdir of a job [default: 200MiB].")
-@click.option("--policy", metavar="NAME", help="Policy, one of `swell policies` [default: as last time].")
+@click.option(
+    "--policy", metavar="NAME", help="Policy, one of `swell policies` [default: as last time, at first tide]."
+)
 @click.option(
     "--round", "round_s", type=DURATION, help="Length of the policy's rounds [default: the policy's]."
 )

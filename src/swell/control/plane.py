@@ -35,7 +35,7 @@ from swell.engines import Engine
 from swell.engines.accounts import no_script
 from swell.engines.clock import now_s
 from swell.engines.parts import Part
-from swell.policies import make_policy
+from swell.policies import DEFAULT, make_policy
 
 __all__ = ["ControlPlane", "NodeView"]
 
@@ -63,7 +63,7 @@ class ControlPlane:
         engine: Engine,
         *,
         home: Path,
-        policy: str = "elasticflow",
+        policy: str = DEFAULT,
         interval_s: float = 5.0,
         round_s: float | None = None,
         clock: Callable[[], float] = now_s,

@@ -274,6 +274,7 @@ class Scheduler:
             asked_for = [min(table.specs[row].gpus, bound) for row, bound in zip(rows.tolist(), bounds)]
             table.requested[rows] = np.maximum(asked_for, least)
         table.min_gpus[rows] = least
+        table.known[rows] = [knowledge.known for _, knowledge in jobs]
         table.max_gpus[rows] = [
             max(knowledge.most_workers(bound), low)
             for (_, knowledge), bound, low in zip(jobs, bounds, least, strict=True)
@@ -329,6 +330,7 @@ class Scheduler:
             deadline_s=_promised(record),
             min_gpus=request.min_workers,
             max_gpus=request.max_workers,
+            weight=request.weight,
         )
 
 

@@ -68,9 +68,10 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
     names = ", ".join([*own, *([f"jobs of other users ({others})"] if others else [])]) or "no job"
     more = f"; {record.reason}" if record.reason else ""
     policy, round_s, due_s = scheduler.policy_text, scheduler.rhythm.interval_s, scheduler.rhythm.due_s
+    serves = f", which serves {scheduler.policy.serves}" if scheduler.policy.serves else ""
     if round_s and due_s < math.inf:
         more += f"; the policy decides every {round_s:g} s, next in {max(due_s - now_s, 0):.0f} s"
-    return f"waits: {used} of {slots} slots are in use by {names}, as policy '{policy}' decides{more}"
+    return f"waits: {used} of {slots} slots are in use by {names}, as policy '{policy}' decides{serves}{more}"
 
 
 def explain(
@@ -136,6 +137,7 @@ def submission(record: JobRecord, knowledge: Knowledge, scheduler: Scheduler) ->
         "gpus": request.workers,
         "min_gpus": request.min_workers,
         "max_gpus": request.max_workers,
+        "weight": request.weight,
         "deadline_s": request.deadline_s,
     }
     events = [Event(record.submitted_s, EventKind.SUBMITTED, job_id=record.job_id, data=data)]

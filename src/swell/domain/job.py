@@ -30,6 +30,8 @@ class JobSpec:
     min_gpus: int = 1
     max_gpus: int | None = None
     """Most GPUs that the job may get; None for no bound."""
+    weight: float = 1.0
+    """The job counts as this many jobs, for policies that obey weights."""
 
     def __post_init__(self) -> None:
         def refuse(field: str, given: object, allowed: str) -> None:
@@ -47,6 +49,8 @@ class JobSpec:
             refuse("min_gpus", self.min_gpus, "at least 1")
         if self.max_gpus is not None and self.max_gpus < self.min_gpus:
             refuse("max_gpus", self.max_gpus, f"at least min_gpus ({self.min_gpus})")
+        if not (math.isfinite(self.weight) and self.weight > 0):
+            refuse("weight", self.weight, "a positive number")
         if self.work is not None and not (math.isfinite(self.work) and self.work > 0):
             refuse("work", self.work, "a positive number of iterations")
         if self.deadline_s is not None and not self.deadline_s > self.submit_s:

@@ -20,6 +20,7 @@ from typing import Any, TypedDict
 from swell.domain.errors import InputError
 
 MAX_WORKERS = 100_000
+MAX_WEIGHT = 1000
 MAX_TEXT = 4096
 """Longest text, path or single argument, in characters."""
 NO_NUL = r"^[^\x00]*$"
@@ -144,6 +145,16 @@ class JobRequest:
         default=None,
         metadata=_about(Kind.COUNT, "Most workers that the job may get.", 8, least=1, most=MAX_WORKERS),
     )
+    weight: int = field(
+        default=1,
+        metadata=_about(
+            Kind.COUNT,
+            "Counts as this many jobs when slots are shared, with policies that obey weights.",
+            1,
+            least=1,
+            most=MAX_WEIGHT,
+        ),
+    )
     workers: int = field(
         default=1,
         metadata=_about(
@@ -257,6 +268,7 @@ class JobOptions(TypedDict, total=False):
     """In place of deadline_s: seconds from now."""
     min_workers: int
     max_workers: int | None
+    weight: int
     workers: int
     memory_bytes: int | None
     checkpoint_s: float

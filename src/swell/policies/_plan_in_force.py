@@ -166,35 +166,37 @@ class PlanInForce:
             kept = carry_on(now.empty, now.jobs, self.plan, where, order, delay_s)
             kept = reserve_in_order(kept, now.jobs, order[np.isinf(kept.end_s[order])])
             kept = reserve_in_order(kept, now.jobs, order[~kept.covered[order]])
-            if best is None or shortfall(kept, order) < shortfall(best, order):
+            if best is None or shortfall(kept, now.jobs, order) < shortfall(best, now.jobs, order):
                 best = kept
-            if shortfall(best, order) == (0, 0):
+            if shortfall(best, now.jobs, order) == (0, 0):
                 break
         return best
 
 
 @compiled
-def shortfall(plan: Plan, order: IntArray) -> tuple[int, int]:
-    """How many of these jobs have no place in the plan, and how many have none that is covered."""
-    unplaced, uncovered = 0, 0
+def shortfall(plan: Plan, jobs: Jobs, order: IntArray) -> tuple[float, float]:
+    """The weight of the jobs in `order` without a place in the plan, and of those without a covered one."""
+    unplaced, uncovered = 0.0, 0.0
     for i in order:
-        unplaced += plan.end_s[i] == np.inf
-        uncovered += not plan.covered[i]
+        if plan.end_s[i] == np.inf:
+            unplaced += jobs.weight[i]
+        if not plan.covered[i]:
+            uncovered += jobs.weight[i]
     return unplaced, uncovered
 
 
 def plan_anew(now: Moment, order: IntArray, rounds: int) -> Plan:
     """Reserve in this order; while some get no covered place, try again with those in front."""
     best = plan = reserve_in_order(now.empty, now.jobs, order)
-    least = shortfall(best, order)
+    least = shortfall(best, now.jobs, order)
     for _ in range(rounds):
         if least == (0, 0):
             break
         behind = ~plan.covered[order]
         order = np.concatenate([order[behind], order[~behind]])
         plan = reserve_in_order(now.empty, now.jobs, order)
-        if shortfall(plan, order) < least:
-            best, least = plan, shortfall(plan, order)
+        if shortfall(plan, now.jobs, order) < least:
+            best, least = plan, shortfall(plan, now.jobs, order)
     return best
 
 
@@ -207,8 +209,8 @@ def keep_promises(now: Moment, in_force: PlanInForce, order: IntArray, rounds: i
     # A newcomer may have been let in to start beside the fragile: that plan is the one in force.
     choices = [plan, _anew_or_kept(calm, in_force, order, rounds), in_force.carried_on(now, order)]
 
-    def trouble(choice: Plan) -> tuple[int, bool, int]:
-        unplaced, uncovered = shortfall(choice, order)
+    def trouble(choice: Plan) -> tuple[float, bool, float]:
+        unplaced, uncovered = shortfall(choice, now.jobs, order)
         return unplaced, not now.moves_nobody(choice), uncovered
 
     return min((choice for choice in choices if choice is not None), key=trouble), calm
@@ -217,10 +219,11 @@ def keep_promises(now: Moment, in_force: PlanInForce, order: IntArray, rounds: i
 def _anew_or_kept(now: Moment, in_force: PlanInForce, order: IntArray, rounds: int) -> Plan:
     """A plan made anew, or the one in force carried on if that keeps more promises."""
     anew = plan_anew(now, order, rounds)
-    if shortfall(anew, order) == (0, 0):
+    short = shortfall(anew, now.jobs, order)
+    if short == (0, 0):
         return anew
     kept = in_force.carried_on(now, order)
-    return anew if kept is None or shortfall(anew, order) <= shortfall(kept, order) else kept
+    return anew if kept is None or short <= shortfall(kept, now.jobs, order) else kept
 
 
 def let_in(now: Moment, in_force: PlanInForce, index: int, rounds: int) -> tuple[Plan, bool]:
@@ -233,10 +236,11 @@ def let_in(now: Moment, in_force: PlanInForce, index: int, rounds: int) -> tuple
     others = order[order != index]
     if index in order:
         plan = plan_anew(now, order, rounds)
-        if shortfall(plan, order) == (0, 0) and (now.calm(plan, order) is now or now.moves_nobody(plan)):
+        fits = shortfall(plan, now.jobs, order) == (0, 0)
+        if fits and (now.calm(plan, order) is now or now.moves_nobody(plan)):
             return plan, True
     base, calm = keep_promises(now, in_force, others, rounds)
-    if index not in order or shortfall(base, others)[0]:
+    if index not in order or shortfall(base, now.jobs, others)[0]:
         return base, False
     to_cover = order[base.covered[order] | (order == index)]
     for by_rank, moment in ((True, calm), (False, now), (False, calm)):
@@ -251,10 +255,13 @@ def let_in(now: Moment, in_force: PlanInForce, index: int, rounds: int) -> tuple
 
 
 def plan_the_late(now: Moment, plan: Plan, rounds: int) -> Plan:
-    """Plan promises that cannot be kept any more for the earliest end that costs no other promise."""
+    """Plan promises that cannot be kept any more for the earliest end that costs no other promise.
+
+    The heaviest first, and among equals the one with the earliest deadline.
+    """
     jobs = now.jobs
     late = np.flatnonzero(np.isfinite(jobs.last_s) & np.isinf(plan.end_s))
-    for i in late[np.argsort(jobs.last_s[late], kind="stable")].tolist():
+    for i in late[np.lexsort((jobs.last_s[late], -jobs.weight[late]))].tolist():
         end_s = earliest_promise(now, plan, i, rounds) + SLACK_S
         if math.isinf(end_s):
             continue
@@ -265,7 +272,7 @@ def plan_the_late(now: Moment, plan: Plan, rounds: int) -> Plan:
         order = order[kept[order]]
         anew = reserve_in_order(now.empty, jobs, order)
         behind = reserve_in_order(plan, jobs, np.array([i]))
-        plan = anew if shortfall(anew, order) <= shortfall(behind, order) else behind
+        plan = anew if shortfall(anew, jobs, order) <= shortfall(behind, jobs, order) else behind
     return plan
 
 
@@ -283,7 +290,7 @@ def earliest_promise(now: Moment, plan: Plan, i: int, rounds: int) -> float:
         order = np.argsort(last_s, kind="stable")
         order = order[promised[order]]
         anew = reserve_in_order(now.empty, jobs, order)
-        if shortfall(anew, order) == (0, 0):
+        if shortfall(anew, jobs, order) == (0, 0):
             end_s = between_s
         else:
             too_early_s = between_s

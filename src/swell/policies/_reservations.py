@@ -36,6 +36,8 @@ class Jobs(NamedTuple):
     work: FloatArray
     last_s: FloatArray
     """When the job must have ended; infinite for a job without deadline."""
+    weight: FloatArray
+    """How many jobs this one counts as when not all promises can be kept."""
     held: IntArray
     """GPUs held now."""
     lag_s: FloatArray
@@ -268,9 +270,31 @@ def roomy(values: Any, room: int) -> Any:
 
 
 @compiled
+def book(
+    times: FloatArray,
+    free: IntArray,
+    size: int,
+    step_s: FloatArray,
+    step_gpus: IntArray,
+    used: int,
+    old: Steps,
+    new: Steps,
+) -> tuple[int, FloatArray, IntArray]:
+    """Reserve the steps `new` in place of `old`, and write them behind what is used of the plan's steps.
+
+    Returns the number of breakpoints, and the plan's steps, which may have moved to larger arrays.
+    """
+    if len(old.start_s) > 0:
+        size = take(times, free, size, old, -1)
+    size = take(times, free, size, new, 1)
+    return size, append(step_s, used, new.start_s), append(step_gpus, used, new.gpus)
+
+
+@compiled
 def least_share(
     times: FloatArray,
     free: IntArray,
+    always_free: int,
     own: Steps,
     jobs: Jobs,
     i: int,
@@ -280,17 +304,39 @@ def least_share(
 ) -> tuple[float, float, int, int]:
     """The minimum satisfactory share of job i: the lowest level that ends it in time.
 
-    Returns what `fill_level` returns (an infinite end if no level is enough), and the level.
+    At every moment at least `always_free` GPUs are free. Returns what `fill_level` returns (an infinite end
+    if no level is enough), and the level.
     """
     for j in range(1, jobs.rates.shape[1]):
         most = jobs.rates[i, j] * (jobs.last_s[i] - times[0] - cover_s)
-        if jobs.gpus[i, j] > jobs.gpus[i, j - 1] and most >= jobs.work[i]:
-            end, spent, steps = fill_level(
-                times, free, own, jobs, i, j, jobs.last_s[i], cover_s, out_s, out_gpus
-            )
-            if end < np.inf:
-                return end, spent, steps, j
+        if jobs.gpus[i, j] <= jobs.gpus[i, j - 1] or most < jobs.work[i]:
+            continue
+        if jobs.gpus[i, j] <= always_free and _takes_at_once(times[0], jobs, i, j):
+            end = _end_at_level(times[0], jobs, i, j, cover_s)
+            if end <= jobs.last_s[i]:
+                out_s[0], out_gpus[0] = times[0], jobs.gpus[i, j]
+                return end, jobs.gpus[i, j] * (end - times[0]), 1, j
+            continue
+        end, spent, steps = fill_level(times, free, own, jobs, i, j, jobs.last_s[i], cover_s, out_s, out_gpus)
+        if end < np.inf:
+            return end, spent, steps, j
     return np.inf, 0.0, 0, 0
+
+
+@compiled
+def _takes_at_once(now_s: float, jobs: Jobs, i: int, level: int) -> bool:
+    """Whether job i, if it may have this level, takes it up now and not at a later step of the plan."""
+    held, share = jobs.held[i], jobs.gpus[i, level]
+    return held >= share or (held == 0 and jobs.still_s[i] <= now_s)
+
+
+@compiled
+def _end_at_level(now_s: float, jobs: Jobs, i: int, level: int, cover_s: float) -> float:
+    """When job i ends if it has this level from now on."""
+    held, rate, lag_s = jobs.held[i], jobs.rates[i, level], jobs.lag_s[i]
+    if held != jobs.gpus[i, level]:
+        lag_s = max(lag_s, jobs.pause_s if held > 0 else jobs.start_s[i])
+    return now_s + lag_s + (jobs.work[i] + cover_s * rate) / rate
 
 
 @compiled
@@ -307,21 +353,25 @@ def reserve_in_order(plan: Plan, jobs: Jobs, order: IntArray) -> Plan:
     ends, gpu_s, level = plan.end_s.copy(), plan.gpu_s.copy(), plan.level.copy()
     covered = plan.covered.copy()
     out_s, out_gpus = np.empty(len(times)), np.empty(len(times), np.int64)
+    always_free = free[:size].min()  # or less: the minimum is computed anew only when it may matter
     for i in order:
         own = Steps(step_s[first[i] : last[i]], step_gpus[first[i] : last[i]], ends[i])
         cover_s = jobs.cover_s[i]
-        end, spent, steps, j = least_share(times[:size], free[:size], own, jobs, i, cover_s, out_s, out_gpus)
+        if always_free < jobs.gpus[i, -1]:
+            always_free = free[:size].min()
+        end, spent, steps, j = least_share(
+            times[:size], free[:size], always_free, own, jobs, i, cover_s, out_s, out_gpus
+        )
         if end == np.inf and cover_s > 0.0 and len(own.start_s) == 0:
             cover_s = 0.0
             end, spent, steps, j = least_share(
-                times[:size], free[:size], own, jobs, i, cover_s, out_s, out_gpus
+                times[:size], free[:size], always_free, own, jobs, i, cover_s, out_s, out_gpus
             )
         if end == np.inf:
             continue
-        if len(own.start_s) > 0:
-            size = take(times, free, size, own, -1)
-        size = take(times, free, size, Steps(out_s[:steps], out_gpus[:steps], end), 1)
-        step_s, step_gpus = append(step_s, used, out_s[:steps]), append(step_gpus, used, out_gpus[:steps])
+        new = Steps(out_s[:steps], out_gpus[:steps], end)
+        size, step_s, step_gpus = book(times, free, size, step_s, step_gpus, used, own, new)
+        always_free -= new.gpus.max()
         first[i], last[i] = used, used + steps
         ends[i], gpu_s[i], level[i], covered[i] = end, spent, j, cover_s == jobs.cover_s[i]
         used += steps
@@ -392,10 +442,8 @@ def spend_spare(jobs: Jobs, plan: Plan) -> tuple[Plan, IntArray]:
         if len(heap) > 0 and entry > heap[0]:
             heappush(heap, entry)
             continue
-        if len(own.start_s) > 0:
-            size = take(times, free, size, own, -1)
-        size = take(times, free, size, Steps(out_s[:steps], out_gpus[:steps], end), 1)
-        step_s, step_gpus = append(step_s, used, out_s[:steps]), append(step_gpus, used, out_gpus[:steps])
+        new = Steps(out_s[:steps], out_gpus[:steps], end)
+        size, step_s, step_gpus = book(times, free, size, step_s, step_gpus, used, own, new)
         first[i], last[i] = used, used + steps
         ends[i], gpu_s[i], level[i], given[i] = end, spent, j, out_gpus[0]
         used += steps

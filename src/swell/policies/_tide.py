@@ -1,6 +1,6 @@
 """The compiled part of tide: what a GPU is worth to each job, and who gets the next one.
 
-`weights` says how urgent a unit of each job's work is, `values` what each share is worth to each job, and
+`prices` says how urgent a unit of each job's work is, `values` what each share is worth to each job, and
 `share_out` gives GPUs away one step at a time, each step where it is worth the most per GPU. Promised jobs
 start from what they have reserved and step along ElasticFlow's levels, so that every promise stands.
 """
@@ -19,7 +19,7 @@ from swell.policies._reservations import (
     Jobs,
     Plan,
     Steps,
-    append,
+    book,
     fill_level,
     level_of,
     roomy,
@@ -64,18 +64,20 @@ def odd_shares(
 
 
 @compiled
-def weights(longest_first: IntArray, scaling: float) -> FloatArray:
+def prices(longest_first: IntArray, weight: FloatArray, scaling: float) -> FloatArray:
     """The worth of a unit of each job's work, by rank (heSRPT): the longest job delays itself alone.
 
     With n jobs, the one that is i-th from the longest delays all that are longer. If all jobs speed up like
-    k ** scaling, these are the exact prices of work in the schedule of least total completion time.
+    k ** scaling, these are the exact prices of work in the schedule of least total completion time. A job
+    of weight w counts as w jobs, so a rank is a sum of weights.
     """
     out = np.empty(len(longest_first))
     power = 1.0 / (1.0 - scaling)
-    for place, i in enumerate(longest_first):
-        rank = place + 1
-        # rank ** power - (rank - 1) ** power, without powers that overflow for many jobs
-        part = -np.expm1(power * np.log1p(-1.0 / rank)) if rank > 1 else 1.0
+    rank = 0.0
+    for i in longest_first:
+        rank += weight[i]
+        # rank ** power - (rank - weight) ** power, without powers that overflow for many jobs
+        part = -np.expm1(power * np.log1p(-weight[i] / rank)) if rank > weight[i] else 1.0
         out[i] = rank * part ** (1.0 - scaling)
     return out
 
@@ -84,8 +86,9 @@ def weights(longest_first: IntArray, scaling: float) -> FloatArray:
 def values(
     rates: FloatArray,
     curve: IntArray,
-    weight: FloatArray,
+    price: FloatArray,
     first: FloatArray,
+    stop: FloatArray,
     held: IntArray,
     least: IntArray,
     most: IntArray,
@@ -99,8 +102,9 @@ def values(
 
     Sizes that are odd (`is_odd`) are legal only for the jobs whose `odd` share they are.
 
-    Worth is weight times the speed-up over one GPU to the power `flatness`, or its logarithm above `first`
-    if that is positive. A share other than the present one counts only `kept[i]` of its speed.
+    Worth is price times the speed-up over one GPU to the power `flatness`, or its logarithm above `first`
+    if that is positive. A share other than the present one counts only `kept[i]` of its speed, and any share
+    is worth `stop[i]` more than none.
     """
     n = len(curve)
     out = np.full((n, len(sizes)), -1.0)
@@ -119,9 +123,9 @@ def values(
             if row[k] > 0.0 and (not is_odd[s] or odd[i] == k):
                 speed = row[k] / one * (1.0 if k == held[i] else kept[i])
                 if first[i] > 0.0:
-                    out[i, s] = first[i] + weight[i] * np.log(speed)
+                    out[i, s] = first[i] + price[i] * np.log(speed)
                 else:
-                    out[i, s] = weight[i] * speed**flatness
+                    out[i, s] = price[i] * speed**flatness + stop[i]
     return out
 
 
@@ -207,8 +211,8 @@ def lend(jobs: Jobs, plan: Plan, order: IntArray) -> Plan:
         if best_steps == 0:
             size = take(times, free, size, own, 1)
             continue
-        size = take(times, free, size, Steps(kept_s, kept_gpus, best), 1)
-        step_s, step_gpus = append(step_s, used, kept_s), append(step_gpus, used, kept_gpus)
+        new = Steps(kept_s, kept_gpus, best)
+        size, step_s, step_gpus = book(times, free, size, step_s, step_gpus, used, none, new)
         first[i], last[i] = used, used + best_steps
         ends[i], gpu_s[i] = best, best_spent
         used += best_steps
@@ -293,10 +297,8 @@ def share_out(
                 if worth > 0.0:
                     heappush(heap, (-worth, i, to))
                 continue
-            if len(own.start_s) > 0:
-                size = take(times, free, size, own, -1)
-            size = take(times, free, size, Steps(out_s[:steps], out_gpus[:steps], end), 1)
-            step_s, step_gpus = append(step_s, used, out_s[:steps]), append(step_gpus, used, out_gpus[:steps])
+            new = Steps(out_s[:steps], out_gpus[:steps], end)
+            size, step_s, step_gpus = book(times, free, size, step_s, step_gpus, used, own, new)
             first[i], last[i] = used, used + steps
             ends[i], gpu_s[i], level[i], given[i] = end, spent, j, out_gpus[0]
             used += steps

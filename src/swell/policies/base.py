@@ -70,6 +70,9 @@ class Policy:
     interval_s: ClassVar[float | None] = None
     """Length of the policy's rounds; None if it decides whenever a job comes or goes."""
 
+    serves: ClassVar[str] = ""
+    """Who comes first, as the end of the sentence 'the job waits, as the policy serves ...'. May be empty."""
+
     changes_with_time: ClassVar[bool] = True
     """Whether the policy's decision may change although no job came or went. If not, rounds in which nothing
     happened are skipped, apart from the moments it asks for with `next_wakeup_s`."""

@@ -29,7 +29,6 @@ from swell.policies._plan_in_force import (
     keep_promises,
     let_in,
     plan_the_late,
-    shortfall,
 )
 from swell.policies._reservations import Jobs, Plan, level_of, next_step_s, shares_by_level, spend_spare
 from swell.policies.base import ADMITTED, Admission, Decision, Knowledge, PlacerName, Policy
@@ -46,6 +45,7 @@ class ElasticFlow(Policy):
     knows: ClassVar[Knowledge] = "profiles"
     placer: ClassVar[PlacerName] = "buddy"
     changes_with_time: ClassVar[bool] = False
+    serves: ClassVar[str] = "promised jobs first, then those that need the least GPU-time"
 
     overhead_s: float = -1.0
     """Planned cost of a resize; negative for what the cluster says it costs."""
@@ -100,6 +100,7 @@ class ElasticFlow(Policy):
         jobs = Jobs(
             work=snapshot.remaining,
             last_s=last_s,
+            weight=snapshot.weight,
             held=snapshot.gpus,
             lag_s=np.maximum(snapshot.table.paused_until_s[snapshot.rows] - snapshot.now_s, 0.0),
             start_s=np.full(len(snapshot), max(snapshot.start_cost_s, pause_s)),
@@ -114,7 +115,7 @@ class ElasticFlow(Policy):
     def _refuse(self, now: Moment, index: int, others: Plan) -> Admission:
         """Why the newcomer cannot come in, and by which deadline it could."""
         order = now.can_be_kept()
-        unplaced = shortfall(others, order[order != index])[0]
+        unplaced = int(np.isinf(others.end_s[order[order != index]]).sum())
         snapshot, last_s = now.snapshot, float(now.jobs.last_s[index])
         if math.isinf(now.alone_s[index]):
             return Admission(False, reason=f"it cannot run on any share of {snapshot.capacity} GPUs")

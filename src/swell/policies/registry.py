@@ -42,6 +42,10 @@ BUILT_IN: dict[str, str] = {
 }
 
 
+DEFAULT = "tide"
+"""The policy of a platform that was told none."""
+
+
 def policy_names() -> list[str]:
     """The names of all policies, our own first."""
     return list(BUILT_IN) + sorted(e.name for e in entry_points(group=GROUP) if e.name not in BUILT_IN)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from swell.domain import Cluster, FloatArray, IntArray, JobSpec, Placement
 from swell.perf.curves import Curves
@@ -66,6 +67,9 @@ class JobTable:
         self.max_gpus: IntArray = np.array(
             [np.iinfo(np.int64).max if s.max_gpus is None else s.max_gpus for s in specs], dtype=np.int64
         )
+        self.weight: FloatArray = np.array([s.weight for s in specs], dtype=np.float64)
+        self.known: npt.NDArray[np.bool_] = np.ones(n, dtype=np.bool_)
+        """False for a job whose speed or length is not known yet: then `left` means nothing."""
         self.curve: IntArray = np.zeros(n, dtype=np.int64)
         """The row of the job in `Curves.rates`."""
         self.since_s: FloatArray = self.submit_s.copy()
@@ -194,6 +198,16 @@ class Snapshot:
         """Most GPUs each job can be given: its own bound, its curve and the cluster."""
         bound = min(self.capacity, self.curves.max_gpus)
         return np.minimum(self.table.max_gpus[self.rows], bound)
+
+    @column
+    def weight(self) -> FloatArray:
+        """Each job counts as this many jobs."""
+        return self.table.weight[self.rows]
+
+    @column
+    def known(self) -> npt.NDArray[np.bool_]:
+        """False for a job whose speed or length is not known yet: then `remaining` means nothing."""
+        return self.table.known[self.rows]
 
     @column
     def curve(self) -> IntArray:

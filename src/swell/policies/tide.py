@@ -1,13 +1,16 @@
 """tide: swell's own policy. Promises are kept, and everybody ends sooner. Ours; not in a paper.
 
-Three ideas, explained with figures in docs/tide.md:
+Five ideas, explained with figures in docs/tide.md:
 
 - *Prices.* A unit of a job's work is worth more the more jobs wait behind it. heSRPT (Berg et al., 2020)
   gives the exact prices if all jobs speed up alike, and they depend on the *rank* of a job by remaining work
-  alone. A GPU goes where price times gain in speed is largest. If lengths are unknown, all prices are equal
-  and speed counts by its logarithm.
+  alone. A GPU goes where price times gain in speed is largest. Lengths that nobody says are guessed from
+  ended jobs (`_lengths`).
 - *Promises* are ElasticFlow's reservations with the plan in force (`_plan_in_force`). Spare GPUs go by price,
   to jobs with and without deadlines alike; a promised job takes them only if its reservation ends sooner.
+- *Weights.* A job of weight w counts as w jobs, in prices and when promises have to be broken.
+- *Not known yet.* On a live cluster a new script's speed and length are unknown. Such a job is taken to have
+  as much work left as it has had, so it starts at once, and its rank falls the longer it stays unknown.
 - *Changes cost.* A share other than the present one counts less by the part of the time ahead that the change
   would stop the job for, so a job stays where it is unless a change pays.
 
@@ -23,6 +26,7 @@ from typing import ClassVar
 import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
+from swell.policies._lengths import Lengths
 from swell.policies._plan_in_force import Moment, PlanInForce, keep_promises, plan_the_late
 from swell.policies._reservations import BoolArray, Jobs, Plan, nothing_reserved, spend_spare
 from swell.policies._speed_errors import SpeedErrors
@@ -32,9 +36,9 @@ from swell.policies._tide import (
     lend,
     odd_shares,
     one_gpu_rates,
+    prices,
     share_out,
     values,
-    weights,
 )
 from swell.policies.base import Decision, Knowledge, PlacerName
 from swell.policies.elasticflow import ElasticFlow
@@ -42,13 +46,17 @@ from swell.policies.snapshot import Snapshot
 
 SCALING = 0.8
 """How well jobs are taken to scale when their work is priced, as in k ** SCALING."""
-FLATNESS = 0.8
-"""The power of the speed-up that counts. Below 1, equal jobs share instead of taking turns."""
+FLATNESS = 0.7
+"""The power of the speed-up that counts. Below 1, equal jobs share instead of taking turns, which costs."""
+FREE_FLATNESS = 0.9
+"""The same where a resize costs nothing, so that taking turns does not either."""
 LASTS_S = 900.0
 """How long a share is taken to last, at most, when a change is weighed against its cost."""
+STOP = 1.0
+"""How much the start counts that a running job will need if it is stopped now, in times its cost."""
 FIRST_SHARE = 2
 """The most GPUs that a job is given before anything is known of its speed."""
-EXPLORE = 4
+EXPLORE = 8
 """A job may have this many times the most GPUs it has been seen on."""
 UNSEEN_SCALING = 0.8
 """How a job is taken to scale before it has been seen."""
@@ -76,16 +84,20 @@ class Tide(ElasticFlow):
     adaptive_batch: ClassVar[bool] = True
     placer: ClassVar[PlacerName] = "buddy"
     changes_with_time: ClassVar[bool] = True
+    serves: ClassVar[str] = "promised jobs first, then those with the least work left for their weight"
 
     length: str = "known"
-    """'known' if jobs say how long they train, 'unknown' to use nothing but what they have received so far.
-    Deadlines need the length all the same."""
+    """'known' if jobs say how long they train; 'unknown' if they do not, and it is guessed from jobs of the
+    same kind that have ended, where that helps; 'blind' to guess nothing. Deadlines need it all the same."""
 
     _errors: SpeedErrors = field(default_factory=SpeedErrors, init=False, repr=False)
+    _lengths: Lengths = field(default_factory=Lengths, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.length not in ("known", "unknown"):
-            raise InputError(f"length must be 'known' or 'unknown', got '{self.length}'", field="length")
+        if self.length not in ("known", "unknown", "blind"):
+            raise InputError(
+                f"length must be 'known', 'unknown' or 'blind', got '{self.length}'", field="length"
+            )
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """What promises need now, then the rest by price."""
@@ -129,29 +141,48 @@ class Tide(ElasticFlow):
         rates, curve, most = self._believed(snapshot)
         held, least = snapshot.gpus, np.maximum(snapshot.min_gpus, 1)
         most = np.where(still, np.minimum(most, held), most)
-        one = one_gpu_rates(rates, curve)
-        if self.length == "known":
-            left_s = np.divide(snapshot.remaining, one, out=np.full(len(one), UNSEEN_S), where=one > 0)
-            left_s[curve == len(rates) - 1] = UNSEEN_S
+        one, weight = one_gpu_rates(rates, curve), snapshot.weight
+        stop, flatness = np.zeros(len(one)), FLATNESS if snapshot.resize_cost_s > 0 else FREE_FLATNESS
+        left_s = self._left_s(snapshot, one, curve == len(rates) - 1)
+        if left_s is not None:
             now = rates[curve, np.minimum(held, rates.shape[1] - 1)]
             speed = np.divide(now, one, out=np.ones(len(one)), where=(held > 0) & (one > 0))
             lasts_s = np.clip(left_s / np.maximum(speed, 1e-9), 1.0, LASTS_S)
-            weight = weights(np.argsort(-left_s, kind="stable"), SCALING)
-            weight *= _impatience(snapshot, left_s)
+            lasts_s[~snapshot.known] = LASTS_S
+            price = prices(np.argsort(-left_s / weight, kind="stable"), weight, SCALING)
+            price *= _impatience(snapshot, left_s)
             first = np.zeros(len(one))
+            start_s = STOP * snapshot.start_cost_s
+            stop[held > 0] = (price * speed**flatness * start_s / (lasts_s + start_s + 1e-9))[held > 0]
         else:
-            lasts_s, weight = np.full(len(one), LASTS_S), np.ones(len(one))
+            lasts_s, price = np.full(len(one), LASTS_S), weight
             queue = np.floor(np.log2(1 + snapshot.attained_gpu_s / SERVICE_QUEUE_GPU_S))
-            first = FIRST_GPUS * (1 + 1 / (1 + queue))
+            first = FIRST_GPUS * weight * (1 + 1 / (1 + queue))
         kept = np.where(held > 0, lasts_s / (lasts_s + snapshot.resize_cost_s), 1.0)
         legal = legal_sizes(snapshot.cluster.gpus_per_node, min(snapshot.capacity, snapshot.curves.max_gpus))
         odd = odd_shares(rates, curve, least, most, legal)
         sizes = np.union1d(legal, odd)
         is_odd = ~np.isin(sizes, legal)
         worth = values(
-            rates, curve, weight, first, held, least, most, kept, sizes, odd, is_odd, FLATNESS
+            rates, curve, price, first, stop, held, least, most, kept, sizes, odd, is_odd, flatness
         )  # fmt: skip
         return worth, sizes
+
+    def _left_s(self, snapshot: Snapshot, one: FloatArray, unseen: BoolArray) -> FloatArray | None:
+        """What each job is taken to have left, in seconds on one GPU; None if nothing can be said.
+
+        `one` are the rates on one GPU, and `unseen` the jobs whose speed is not known yet.
+        """
+        if self.length == "blind":
+            return None
+        if self.length == "unknown":
+            left_s = self._lengths.left_s(snapshot, one)
+            if not self._lengths.trusted:
+                return None
+        else:
+            left_s = np.divide(snapshot.remaining, one, out=np.full(len(one), UNSEEN_S), where=one > 0)
+        left_s[unseen] = UNSEEN_S
+        return np.where(snapshot.known, left_s, snapshot.attained_gpu_s)
 
     def _believed(self, snapshot: Snapshot) -> tuple[FloatArray, IntArray, IntArray]:
         """Curves with one more row for jobs that nothing is known of, each job's row, and its most GPUs."""

@@ -389,6 +389,7 @@ class _Engine:
             job_ids=[spec.job_id for spec in table.specs],
             submit_s=table.submit_s,
             deadline_s=table.deadline_s,
+            weight=table.weight,
             finish_s=self.finish_s,
             promised_s=self.promised_s,
             rejected=self.rejected,

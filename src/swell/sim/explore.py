@@ -48,4 +48,5 @@ class Exploration:
                     next_s = min(next_s, seen_s)
             least = int(table.min_gpus[row])
             table.max_gpus[row] = min(own, max(2 * self._most.get(row, 0), least, 1))
+            table.known[row] = row in self._most
         return next_s

@@ -21,6 +21,7 @@ class Result:
     job_ids: list[str]
     submit_s: FloatArray
     deadline_s: FloatArray
+    weight: FloatArray
     finish_s: FloatArray
     promised_s: FloatArray
     rejected: IntArray
@@ -71,6 +72,7 @@ class Result:
             "finished": int(done.sum()),
             "rejected": int(self.rejected.sum()),
             "avg_jct_s": _or_none(np.mean, jct),
+            "weighted_jct_s": float(np.average(jct, weights=self.weight[done])) if len(jct) else None,
             "p50_jct_s": _or_none(np.median, jct),
             "p99_jct_s": _or_none(lambda x: np.percentile(x, 99), jct),
             "makespan_s": float(np.nanmax(self.finish_s)) - float(self.submit_s.min())

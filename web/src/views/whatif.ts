@@ -20,7 +20,7 @@ interface Run {
   left_out: number;
 }
 
-const FIRST = ["elasticflow", "pollux", "afs-l", "tiresias"];
+const FIRST = ["tide", "elasticflow", "afs-l", "tiresias"];
 const COLUMNS: [string, (run: Run) => number | null, (value: number) => string, "low" | "high" | ""][] = [
   ["average completion", (run) => run.avg_jct_s, duration, "low"],
   ["slowest 1 %", (run) => run.p99_jct_s, duration, "low"],
