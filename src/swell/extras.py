@@ -14,6 +14,8 @@ _PARTS = {
     "torch": "PyTorch",
     "ray": "Ray",
     "postgres": "the Postgres driver",
+    "top": "textual",
+    "png": "resvg, which draws pixels,",
 }
 _EXTRA_OF_MODULE = {
     "fastapi": "server",
@@ -25,6 +27,8 @@ _EXTRA_OF_MODULE = {
     "torch": "torch",
     "ray": "ray",
     "psycopg": "postgres",
+    "textual": "top",
+    "resvg_py": "png",
 }
 
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from swell.cli import main
 from swell.domain import Event, EventKind, write_events
+from swell.report import svg
 from swell.report.lanes import lanes
 from swell.report.page import grouped, page
 from swell.report.runs import Run
@@ -146,6 +147,21 @@ def test_charts_are_svg_files_that_stand_alone(log: Path, tmp_path: Path) -> Non
     ]
     for path in tmp_path.glob("*.svg"):
         assert ET.parse(path).getroot().tag.endswith("svg")
+        assert "var(" not in path.read_text()  # which drawing programs do not know
+    assert ">live</text>" in (tmp_path / "r-completion-times.svg").read_text()
+
+
+def test_charts_are_pixels_with_their_texts(log: Path, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("resvg_py")
+    done = CliRunner().invoke(main, ["report", str(log), "-o", str(tmp_path / "r"), "--format", "png"])
+    assert done.exit_code == 0, done.output
+    assert len(list(tmp_path.glob("*.png"))) == 6
+    with image.open(tmp_path / "r-resizes.png") as opened:
+        assert opened.width == 3 * svg.WIDTH
+        grey = opened.convert("L")
+        label = grey.crop((0, 0, 3 * 140, grey.height))  # left of the bars there is nothing but the run's name
+        assert grey.getpixel((0, 0)) == 255 and min(label.getdata()) < 100
 
 
 @pytest.mark.parametrize(

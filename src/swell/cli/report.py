@@ -16,6 +16,7 @@ Example:
   swell generate --jobs 50 --seed 1 -o jobs.csv
   swell simulate jobs.csv --cluster 4x4 --policy afs-l --events afs.jsonl
   swell report afs.jsonl -o report.html
+  swell report afs.jsonl -o figure --format svg
 """
 
 
@@ -28,10 +29,10 @@ Example:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["html", "svg"]),
+    type=click.Choice(["html", "svg", "png"]),
     default="html",
     show_default=True,
-    help="One page, or a chart in each of several files FILE-NAME.svg, for papers.",
+    help="One page, or for papers a chart in each of several files such as FILE-resizes.svg.",
 )
 def report(logs: tuple[Path, ...], output: Path, title: str, form: str) -> None:
     """Make one page, without scripts and links, from event logs of live periods or of simulations.
@@ -74,6 +75,7 @@ def write_report(
 ) -> list[Path]:
     """Write the report, and return the files written."""
     from swell.report import svg
+    from swell.report.pixels import pixels
     from swell.report.page import charts, grouped, page
 
     groups = groups or grouped(runs)
@@ -82,11 +84,15 @@ def write_report(
         return [output]
     written = []
     for number, (_, members) in enumerate(groups, 1):
-        made = [(name, drawn) for name, drawn, _ in charts(members)]
-        made += [(f"lanes {run.label}", svg.swim_lanes(run)) for run in members]
+        labels = [run.label for run in members]
+        made = [
+            (name, svg.figure(drawn, labels if "polyline" in drawn else ()))
+            for name, drawn, _ in charts(members)
+        ]
+        made += [(f"lanes {run.label}", svg.figure(svg.swim_lanes(run))) for run in members]
         for name, drawn in made:
             words = "".join(c if c.isalnum() or c in ".-" else "-" for c in name.lower())
             part = f"{number}-" if len(groups) > 1 else ""
-            written.append(output.with_name(f"{output.stem}-{part}{words}.svg"))
-            written[-1].write_text(drawn, encoding="utf-8")
+            written.append(output.with_name(f"{output.stem}-{part}{words}.{form}"))
+            written[-1].write_bytes(pixels(drawn) if form == "png" else drawn.encode())
     return written
