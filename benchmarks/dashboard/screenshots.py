@@ -5,6 +5,8 @@ python -m benchmarks.dashboard.screenshots [DIRECTORY]
 
 from __future__ import annotations
 
+import asyncio
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -28,6 +30,7 @@ def main() -> None:
         desk(stage, opened, where)
         for name, options in (("cluster-dark", DESK | {"color_scheme": "dark"}), ("cluster-phone", PHONE)):
             shoot(enter(stage, opened, "/#/cluster", options), where / f"{name}.png")
+        asyncio.run(terminal(stage, where))
 
 
 def enter(stage: Stage, opened: Browser, path: str, options: dict[str, object]) -> Page:
@@ -46,6 +49,12 @@ def desk(stage: Stage, opened: Browser, where: Path) -> None:
     page.get_by_role("link", name="Queue").click()
     page.locator("table.jobs tbody tr").nth(5).wait_for()
     shoot(page, where / "queue.png")
+    for name in ("bert-long", "bert-probe", "bert-finetune"):
+        page.get_by_label(f"Compare {name}", exact=True).check()
+    page.get_by_role("button", name="Compare 3 jobs").click()
+    page.locator(".curve canvas").nth(3).wait_for()
+    page.get_by_label("Smoothing").select_option("0.6")
+    shoot(page, where / "compare.png", whole=True)
     page.get_by_role("link", name="bert-long").click()
     page.locator(".curve canvas").nth(6).wait_for()
     page.get_by_text("epoch").first.wait_for()
@@ -63,9 +72,33 @@ def desk(stage: Stage, opened: Browser, where: Path) -> None:
     page.evaluate("document.getElementById('workdir').value = '/home/grace/language'")  # not a temporary path
     shoot(page, where / "submit.png")
     page.get_by_role("link", name="What if").click()
+    page.get_by_label("elasticflow").first.wait_for()
     page.get_by_role("button", name="Replay").click()
     page.get_by_role("heading", name="Side by side").wait_for(timeout=120_000)
     shoot(page, where / "whatif.png", whole=True)
+
+
+async def terminal(stage: Stage, where: Path) -> None:
+    """`swell top`: the cluster, and a job."""
+    from swell.api.client import AsyncClient
+    from swell.cli._top.app import TopApp
+
+    assert stage.server is not None
+    async with AsyncClient(stage.server.url, admin_token(stage.home)) as client:
+        top = TopApp(client)
+        await top.feed.read()
+        async with top.run_test(size=(150, 46)) as pilot:
+            await pilot.pause(3.0)
+            picture(top.export_screenshot(title="swell top"), where / "top.svg")
+            await pilot.press("slash", *"bert-long", "enter", "enter")
+            await pilot.pause(3.0)
+            picture(top.export_screenshot(title="swell top: a job"), where / "top-job.svg")
+
+
+def picture(text: str, path: Path) -> None:
+    """A picture of a terminal; its font is the reader's own, so that nothing is loaded from elsewhere."""
+    path.write_text(re.sub(r"@font-face \{.*?\}", "", text, flags=re.DOTALL) + "\n")
+    print(path)
 
 
 def shoot(page: Page, path: Path, *, whole: bool = False) -> None:

@@ -14,6 +14,7 @@ from swell.cli import main
 from swell.domain import Event, EventKind, write_events
 from swell.report import svg
 from swell.report.lanes import lanes
+from swell.report.moving import moving, said
 from swell.report.page import grouped, page
 from swell.report.runs import Run
 
@@ -151,6 +152,16 @@ def test_charts_are_svg_files_that_stand_alone(log: Path, tmp_path: Path) -> Non
     assert ">live</text>" in (tmp_path / "r-completion-times.svg").read_text()
 
 
+def test_a_moving_picture_tells_what_happens_and_can_stand_still() -> None:
+    run = Run.read("live", two_jobs(EVIL))
+    told = said(run)
+    assert any("swells from" in words or "ebbs from" in words for _, words in told)
+    assert [share for share, _ in told] == sorted(share for share, _ in told) and told[-1][0] <= 1.0
+    text = moving(run)
+    assert ET.fromstring(text).tag.endswith("svg") and "<script" not in text
+    assert "prefers-reduced-motion" in text and text.count('class="told') == text.count("step-end") > 2
+
+
 def test_charts_are_pixels_with_their_texts(log: Path, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("resvg_py")
@@ -160,8 +171,8 @@ def test_charts_are_pixels_with_their_texts(log: Path, tmp_path: Path) -> None:
     with image.open(tmp_path / "r-resizes.png") as opened:
         assert opened.width == 3 * svg.WIDTH
         grey = opened.convert("L")
-        label = grey.crop((0, 0, 3 * 140, grey.height))  # left of the bars there is nothing but the run's name
-        assert grey.getpixel((0, 0)) == 255 and min(label.getdata()) < 100
+        label = grey.crop((0, 0, 3 * 140, grey.height))  # only the run's name is there
+        assert grey.getpixel((0, 0)) == 255 and label.getextrema()[0] < 100
 
 
 @pytest.mark.parametrize(

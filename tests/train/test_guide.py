@@ -1,4 +1,4 @@
-"""The snippets of training.md, streams.md and checkpoints.md, run as they are written, as one script."""
+"""The snippets of training.md, adaptive.md, streams.md and checkpoints.md, run as one script."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def fenced(page: str) -> list[str]:
 
 def indented(page: str, first: str) -> str:
     """The indented block that begins with a line."""
-    found = re.search(rf"^    {re.escape(first)}.*\n(?:(?:    .*)?\n)+", (DOCS / page).read_text(), re.MULTILINE)
+    found = re.search(
+        rf"^    {re.escape(first)}.*\n(?:(?:    .*)?\n)+", (DOCS / page).read_text(), re.MULTILINE
+    )
     assert found is not None, first
     return textwrap.dedent(found[0])
 
@@ -64,6 +66,7 @@ def script() -> str:
             # The guide shows the head of the loop only.
             target.rstrip() + "\n    for x, y in loader:\n        job.step(loss_fn(model(x), y))\n",
             "assert job.loss <= 0.3, job.loss",
+            indented("adaptive.md", "job = swell.elastic("),
             STREAM,
             stream,
             "job.save()",

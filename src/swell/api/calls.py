@@ -416,7 +416,7 @@ def _safe(name: str) -> str:
     """A name as part of a URL's path; raises InputError if it cannot be one."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", name):
         raise InputError(
-            f"'{name}' is not an id: ids have up to 128 letters, digits, '.', '_' or '-'", field="id"
+            f"'{name}' is not an id: it must have up to 128 letters, digits, '.', '_' or '-'", field="id"
         )
     return name
 

@@ -121,14 +121,17 @@ def check_binding(host: str, cert: Path | None, key: Path | None, insecure: bool
     """Refuse an address where tokens would cross a network in clear text; returns the TLS context, if any."""
     if (cert is None) != (key is None):
         missing = "key" if key is None else "cert"
-        raise InputError(f"{missing} is missing: TLS needs both a certificate and its key", field=missing)
+        raise InputError(f"{missing} is missing: TLS needs both --tls-cert and --tls-key", field=missing)
     if cert is not None:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             tls.load_cert_chain(cert, key)
         except (OSError, ssl.SSLError) as error:
-            raise InputError(f"cert: cannot use {cert} with {key}: {error}", field="cert") from error
+            raise InputError(
+                f"cert: cannot use {cert} with {key}: {error}; give two PEM files that belong together",
+                field="cert",
+            ) from error
         return tls
     if not insecure and not is_loopback(host):
         raise InputError(

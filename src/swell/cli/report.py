@@ -40,6 +40,9 @@ def report(logs: tuple[Path, ...], output: Path, title: str, form: str) -> None:
     Event logs are written by `swell simulate --events` and `swell events --json`. Logs with the same jobs are
     compared with each other; each is named after its file, or by NAME=FILE.
     """
+    from swell.cli._outputs import check_writable
+
+    check_writable(output)
     runs = [_read(path) for path in logs]
     for path in write_report(runs, output, title, form):
         click.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
@@ -57,10 +60,16 @@ def _read(given: Path) -> Run:
             run = Run.read(label, read_events(file))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"EVENTS: cannot read {path}: {error}; give a file of events", field="logs"
+            f"EVENTS: cannot read {path}: {error};"
+            " 'swell events --json' and 'swell simulate --events' write such"
+            " files",
+            field="logs",
         ) from error
     except InputError as error:
-        raise InputError(f"EVENTS: {path}: {error}", field="logs") from error
+        raise InputError(
+            f"EVENTS: {path}: {error}; 'swell events --json' and 'swell simulate --events' write such files",
+            field="logs",
+        ) from error
     if not run.lanes.jobs:
         raise InputError(f"EVENTS: {path} has no event of a job; give a log with some", field="logs")
     return run
@@ -75,8 +84,8 @@ def write_report(
 ) -> list[Path]:
     """Write the report, and return the files written."""
     from swell.report import svg
-    from swell.report.pixels import pixels
     from swell.report.page import charts, grouped, page
+    from swell.report.pixels import pixels
 
     groups = groups or grouped(runs)
     if form == "html":

@@ -149,7 +149,9 @@ class PostgresDatabase:
                     break
                 time.sleep(0.1)
         except self._psycopg.Error as error:
-            raise StoreUnavailable(f"cannot reach the Postgres store: {error}") from error
+            raise StoreUnavailable(
+                f"cannot reach the Postgres store: {error}; check --store, and that the database runs"
+            ) from error
         connection.close()
         raise StoreUnavailable(
             "another control plane is using this Postgres store: stop it, or give another --store"

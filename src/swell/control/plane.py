@@ -270,7 +270,7 @@ class ControlPlane:
         with self._lock:
             record = self._book.records.get(job_id) or self.store.job(job_id)
         if record is None:
-            raise NotFound(f"there is no job '{job_id}'")
+            raise NotFound(f"there is no job '{job_id}'; 'swell queue --all' lists the jobs")
         return record
 
     def cancel(self, job_id: str, by: str = "its owner") -> JobRecord:
@@ -383,14 +383,19 @@ class ControlPlane:
     def _check(self, request: JobRequest, owner: str) -> None:
         script = Path(request.workdir, request.script)
         if not os.path.isfile(script):  # noqa: PTH113 - a name too long for the file system is not there
-            raise InputError(f"script: there is no file '{script}'", field="script")
+            raise InputError(
+                f"script: there is no file '{script}'; give a path on the server's machine", field="script"
+            )
         if script.stat().st_size > MAX_SCRIPT_BYTES:
             raise InputError(
                 f"script: '{script}' has {script.stat().st_size} bytes, allowed are {MAX_SCRIPT_BYTES}",
                 field="script",
             )
         if request.deadline_s is not None and request.deadline_s <= self.clock():
-            raise InputError("deadline_s must be in the future", field="deadline_s")
+            raise InputError(
+                "deadline_s must be in the future: give a later one, or none for best effort",
+                field="deadline_s",
+            )
         check_fits(self._conductor.scheduler.cluster, request.min_workers)
         self.engine.check(self._conductor.launch(self._new_record(request, owner)))
 

@@ -258,17 +258,3 @@ def figure(drawn: str, labels: Sequence[str] = ()) -> str:
     head = re.sub(r"var\(--\w+,(#\w+)\)", r"\1", head).replace("font:11px ", "font-size:11px;font-family:")
     sheet = f'<rect width="{width:g}" height="{tall:g}" fill="#fff"/>'
     return f"{head}{style}{sheet}{body.removesuffix('</svg>')}{''.join(legend)}</svg>"
-
-
-def moving(drawn: str, lasts_s: float = 12.0) -> str:
-    """A chart that is drawn again and again from left to right, without a script."""
-    head, style, body = drawn.partition("</style>")
-    width, height = (float(size) for size in head.split('viewBox="0 0 ')[1].split('"')[0].split())
-    clip = (
-        f'<clipPath id="now"><rect y="0" height="{height:g}" width="{width:g}"><animate attributeName="width"'
-        f' values="{LEFT};{width:g};{width:g}" keyTimes="0;0.8;1" dur="{lasts_s:g}s"'
-        ' repeatCount="indefinite"/></rect></clipPath>'
-    )
-    inner = body.removesuffix("</svg>")
-    sheet = f'<rect width="{width:g}" height="{height:g}" rx="8" fill="#fff"/>'  # also where pages are dark
-    return f'{head}{style}{sheet}{clip}<g clip-path="url(#now)">{inner}</g></svg>'
