@@ -57,6 +57,7 @@ interface Options {
   zero?: boolean;
   smooth?: boolean; // follows the group's smoothing and scale
   elapsed?: (value: number) => string; // the x axis is not the clock: how its values are said
+  seconds?: boolean; // and they are seconds
   height?: number;
 }
 
@@ -111,7 +112,7 @@ export function curve(title: string, unit: string, colour: string, group: Group,
           } },
         },
         axes: [
-          { ...axisStyle(), size: 30, space: 54, ...(options.elapsed ? { values: (_: uPlot, splits: number[]) => splits.map((one) => say(one)) } : { incrs: STEPS, values: (_: uPlot, splits: number[], __: number, ___: number, step: number) => splits.map((one) => clock(one, step)) }) },
+          { ...axisStyle(), size: 30, space: 54, ...(options.elapsed ? { incrs: options.seconds ? STEPS : undefined, values: (_: uPlot, splits: number[]) => splits.map((one) => say(one)) } : { incrs: STEPS, values: (_: uPlot, splits: number[], __: number, ___: number, step: number) => splits.map((one) => clock(one, step)) }) },
           { ...axisStyle(), size: 52, values: (_, splits) => splits.map((one) => (one === null ? "" : number(one))) },
         ],
         series: [

@@ -18,6 +18,12 @@ function part(tag: string, attributes: Record<string, string | number>, text?: s
   return element;
 }
 
+// A span of time for all pictures; one that takes very long is cut off rather than making the others tiny.
+export function spanOf(runs: MiniLane[][]): number {
+  const ends = runs.map((lanes) => Math.max(...lanes.flatMap((lane) => lane.changes.map(([time]) => time)), 1)).sort((a, b) => a - b);
+  return Math.min(ends[ends.length - 1], 2.2 * ends[Math.floor((ends.length - 1) / 2)]);
+}
+
 export function miniLanes(title: string, lanes: MiniLane[], span: number): HTMLElement {
   const row = Math.min(16, Math.max(3, 320 / lanes.length));
   const height = row * lanes.length + 18;
@@ -30,7 +36,7 @@ export function miniLanes(title: string, lanes: MiniLane[], span: number): HTMLE
   lanes.forEach((lane, index) => {
     const middle = row * (index + 0.5);
     lane.changes.forEach(([begin, gpus], at) => {
-      const end = lane.changes[at + 1]?.[0] ?? span;
+      const end = Math.min(lane.changes[at + 1]?.[0] ?? span, span);
       if (!gpus || end <= begin) return;
       const thick = Math.max(1.5, Math.sqrt(gpus / most) * (row - 1));
       const bar = part("rect", { x: x(begin).toFixed(1), y: (middle - thick / 2).toFixed(1), width: Math.max(x(end) - x(begin), 0.8).toFixed(1), height: thick.toFixed(1), fill: line(colours.get(String(index))!) });
@@ -39,7 +45,8 @@ export function miniLanes(title: string, lanes: MiniLane[], span: number): HTMLE
     });
   });
   const last = Math.max(...ended);
-  drawn.append(part("rect", { x: x(last).toFixed(1), y: 0, width: 1, height: height - 16, class: "over" }));
-  drawn.append(part("text", { x: Math.min(x(last), WIDTH - 2).toFixed(1), y: height - 3, "text-anchor": "end" }, `all done after ${duration(last)}`));
+  const at = Math.min(x(last), WIDTH - 2);
+  if (last <= span) drawn.append(part("rect", { x: at.toFixed(1), y: 0, width: 1, height: height - 16, class: "over" }));
+  drawn.append(part("text", { x: at.toFixed(1), y: height - 3, "text-anchor": at > WIDTH / 2 ? "end" : "start" }, `all done after ${duration(last)}${last > span ? " →" : ""}`));
   return h("figure", {}, h("h3", {}, title), drawn as unknown as HTMLElement);
 }

@@ -1,4 +1,4 @@
-"""A run's lanes as a picture that moves, without a script: uncovered from left to right, told in words below."""
+"""A run's lanes as a picture that moves without a script: uncovered from the left, told in words below."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def moving(run: Run, lasts_s: float = 16.0) -> str:
     head = head.replace(found[0], f'viewBox="0 0 {width:g} {height + CAPTION:g}"', 1)
     begin, told = 0.0, said(run)
     rules = [
-        f"@keyframes go{{0%{{transform:none}}{100 * (1 - STILL):g}%,to{{transform:translateX({across:g}px)}}}}",
+        f"@keyframes go{{0%{{transform:none}}{100 * (1 - STILL):g}%,to"
+        f"{{transform:translateX({across:g}px)}}}}",
         f".go{{animation:go {lasts_s:g}s linear infinite}}",
         ".told{opacity:0;font-size:13px}@media (prefers-reduced-motion:reduce){.go,.told{display:none}}",
     ]
@@ -40,9 +41,7 @@ def moving(run: Run, lasts_s: float = 16.0) -> str:
             f"{end + 0.01:.2f}%,to{{opacity:{0 if end < 99.9 else 1}}}}}"
             f".t{number}{{animation:t{number} {lasts_s:g}s step-end infinite}}"
         )
-        texts.append(
-            f'<text class="told t{number}" x="{left:g}" y="{height + 18:g}">{escape(words)}</text>'
-        )
+        texts.append(f'<text class="told t{number}" x="{left:g}" y="{height + 18:g}">{escape(words)}</text>')
     bottom = height - 20  # the times stay
     cover = (
         f'<g class="go"><rect x="{left:g}" y="0" width="{across + RIGHT:g}" height="{bottom:g}" fill="#fff"/>'

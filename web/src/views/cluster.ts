@@ -58,7 +58,7 @@ export function clusterView(): View {
       }
       const note = h("span", { class: "note" });
       const drain = h("button", { type: "button", class: "plain drain", hidden: state.who.role !== "admin" || dense, click: () => void askDrain(node.name) });
-      const card = h("li", {}, h("div", { class: "name" }, h("strong", {}, node.name), note), h("div", { class: "row" }, box, drain));
+      const card = h("li", {}, h("div", { class: "name" }, h("strong", {}, node.name), h("span", {}, drain, note)), box);
       cards.push({ card, note, drain });
       grid.append(card);
     }

@@ -28,7 +28,7 @@ export function compareView(ids: string[]): View {
   const element = h("div", {},
     h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, `${ids.length} jobs side by side`)), note,
       h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ...["Job", "State", "GPUs", "Progress", "Last loss", "Goodput", "Resizes", "Promise and prediction"].map((one) => h("th", { scope: "col" }, one)))), rows))),
-    h("section", { class: "card", "aria-label": "Curves" }, h("div", { class: "head" }, h("h2", {}, "Curves"), axis, options.element), curves));
+    h("section", { class: "card", "aria-label": "Curves" }, h("div", { class: "head" }, h("div", { class: "title" }, h("h2", {}, "Curves"), axis), options.element), curves));
   let readAt = 0;
   let stale = new Set(ids);
 
@@ -106,7 +106,7 @@ export function compareView(ids: string[]): View {
     let plot = plots.get(title);
     if (!plot) {
       const say = axis.value === "done" ? number : duration;
-      plots.set(title, (plot = curve(title, unit, line(0), group, () => [], { ...looks, elapsed: say, height: 200 })));
+      plots.set(title, (plot = curve(title, unit, line(0), group, () => [], { ...looks, elapsed: say, seconds: axis.value === "time", height: 200 })));
       curves.append(plot.element);
     }
     plot.setLines(xs, lines, xs[0] ?? 0, xs[xs.length - 1] ?? 1);

@@ -34,7 +34,7 @@ export function jobView(jobId: string): View {
   const element = h("div", {},
     h("section", { class: "card" },
       h("div", { class: "head" }, h("div", { class: "title" }, title, pill), actions), about, why, facts),
-    h("section", { class: "card", "aria-label": "Curves" }, h("div", { class: "head" }, h("h2", {}, "Over time"), h("span", { class: "quiet" }, "stripes: resizes and their pauses"), view.element), curves),
+    h("section", { class: "card", "aria-label": "Curves" }, h("div", { class: "head" }, h("div", { class: "title" }, h("h2", {}, "Over time"), h("span", { class: "quiet" }, "stripes: resizes and their pauses")), view.element), curves),
     h("div", { class: "two" },
       h("section", { class: "card", "aria-label": "Speed" }, speed.element),
       h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "What happened to it")),

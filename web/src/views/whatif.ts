@@ -2,7 +2,7 @@ import * as api from "../api";
 import { h } from "../dom";
 import { duration, number, percent } from "../format";
 import type { MiniLane } from "../mini";
-import { miniLanes } from "../mini";
+import { miniLanes, spanOf } from "../mini";
 import { state } from "../state";
 import type { View } from "./view";
 
@@ -91,7 +91,7 @@ export function whatIfView(): View {
 
   // Who would have had how many GPUs, all on the same scale.
   function pictures(runs: Run[]): HTMLElement {
-    const span = Math.max(...runs.flatMap((run) => (run.lanes ?? []).flatMap((lane) => lane.changes.map(([time]) => time))), 1);
+    const span = spanOf(runs.map((run) => run.lanes ?? []));
     const figures = runs.filter((run) => run.lanes?.length).map((run) => miniLanes(`${run.policy} ${run.cluster}`, run.lanes!, span));
     return h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Who had how many GPUs"),
       h("span", { class: "quiet" }, "a lane for each job, the same colour and place everywhere; thicker with more GPUs")),

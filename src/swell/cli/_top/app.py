@@ -21,6 +21,7 @@ from swell.cli._top.job import JobScreen
 from swell.cli._top.live import Feed, LiveCluster
 from swell.cli._when import say_duration
 from swell.domain import SwellError
+from swell.report.lanes import Lane
 
 if TYPE_CHECKING:
     from swell.api.client import AsyncClient
@@ -68,7 +69,7 @@ class Lanes(Widget):
             style = "bold reverse" if lane.job_id == self.chosen else ""
             name = clean(lane.name)
             name = name if len(name) <= NAME else name[: NAME - 1] + "…"
-            line = Text(f"{name:>{NAME}}", style).append("  ", "default not reverse")
+            line = Text.assemble((f"{name:>{NAME}}", style), "  ")
             lines.append(line.append_text(draw.lane_line(lane, paint[lane.job_id], window, most)))
         if len(lanes) > len(shown):
             lines.append(Text(f"{'':>{NAME}}  and {len(lanes) - len(shown)} more jobs", "dim"))
@@ -78,7 +79,7 @@ class Lanes(Widget):
     def get_content_height(self, container: Any, viewport: Any, width: int) -> int:
         return len(self.render().plain.splitlines())
 
-    def _shown(self, lanes: list[draw.Lane]) -> list[draw.Lane]:
+    def _shown(self, lanes: list[Lane]) -> list[Lane]:
         """Jobs that hold GPUs first, then those that ended last; in order of their start."""
         if len(lanes) <= self.most_lanes:
             return lanes
@@ -236,6 +237,10 @@ class TopApp(App[None]):
     def on_data_table_row_selected(self, chosen: DataTable.RowSelected) -> None:
         if chosen.row_key.value is not None:
             self.push_screen(JobScreen(self.client, self.live, chosen.row_key.value))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Keys of the first screen are not offered on others."""
+        return action not in ("open", "find", "ended", "span", "events") or len(self.screen_stack) == 1
 
     def action_find(self) -> None:
         """Ask for a part of a name."""

@@ -39,7 +39,7 @@ class Window:
 
     def column(self, moment_s: float) -> int:
         """The column of a moment; may be outside."""
-        return math.floor((moment_s - self.from_s) / self.cell_s)
+        return math.floor((moment_s - self.from_s) / self.cell_s + 1e-6)
 
     def cells(self, lane: Lane) -> list[int]:
         """A lane's GPUs in each column, as of the column's end."""

@@ -64,6 +64,15 @@ def _speeds(done: Points, over: int = 3) -> Points:
     return [(b[0], max(b[1] - a[1], 0.0) / (b[0] - a[0])) for a, b in pairs if b[0] > a[0]]
 
 
+def _by_workers(told: dict[str, Any]) -> str:
+    """The fitted speed at some numbers of workers, and what was measured."""
+    curve = told.get("curve") or []
+    model = [f"{draw.number(rate)} on {n}" for n, rate in enumerate(curve) if n and n & (n - 1) == 0]
+    measured = [f"{draw.number(one['rate'])} on {one['workers']}" for one in told.get("measured") or ()]
+    parts = [("model", model), ("measured", measured)]
+    return "; ".join(f"{name} {', '.join(points)}" for name, points in parts if points)
+
+
 class JobScreen(Screen[None]):
     """One job, live."""
 
@@ -137,11 +146,10 @@ class JobScreen(Screen[None]):
             "" if rate is None else f"{draw.number(rate)} it/s   ",
             (said, {"good": "green", "bad": "red"}.get(look, "")),
             f"   {job.resizes} resizes{each}\n",
-            (clean(one_line(str(told.get("why") or ""), 200)), "dim"),
+            ("" if told.get("why") == job.phase.value else clean(one_line(str(told.get("why")), 200)), "dim"),
         )
-        if told.get("measured"):
-            rates = ", ".join(f"{draw.number(one['rate'])} on {one['workers']}" for one in told["measured"])
-            text.append(f"\nmeasured it/s: {rates}", "dim")
+        if speeds := _by_workers(told):
+            text.append(f"\niterations a second: {speeds}", "dim")
         self.query_one("#facts", Static).update(text)
 
     async def _draw_curves(self, job: JobView, series: SeriesView) -> None:
