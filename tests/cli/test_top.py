@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from benchmarks.dashboard.stage import Part, Stage
+from click.testing import CliRunner
 
 from swell.api.client import AsyncClient
 from swell.api.refusals import NotAuthenticated
 from swell.api.schemas import EventView
+from swell.cli import main, top
 from swell.cli._top import draw
 from swell.report.lanes import Lane, apart
 
@@ -87,9 +89,11 @@ def test_lanes_queue_and_a_jobs_curves_are_shown_and_live(stage: Stage, client: 
         await pilot.press("enter")  # type: ignore[attr-defined]
         page = shown.screen  # type: ignore[attr-defined]
         assert isinstance(page, job_page.JobScreen)
-        await until(pilot, lambda: len(page._plots) >= 6, "the curves")
-        titles = {text_of(plot).split("  ")[0].splitlines()[0].strip() for plot in page._plots}
-        assert {"GPUs", "Loss", "Goodput (it/s)", "Batch size"} <= titles
+
+        def titles() -> set[str]:
+            return {text_of(plot).split("  ")[0].strip() for plot in page._plots}
+
+        await until(pilot, lambda: {"GPUs", "Loss", "Goodput (it/s)", "Batch size"} <= titles(), "the curves")
         assert any("⠀" < character < "⣿" for character in text_of(page._plots[1]))
         await until(pilot, lambda: "pause" in text_of(page.query_one("#changes")), "a resize")
         await pilot.press("escape", "slash", "escape")  # type: ignore[attr-defined]
@@ -157,6 +161,39 @@ def test_a_wrong_token_is_refused_before_there_is_a_screen(stage: Stage) -> None
 
     with pytest.raises(NotAuthenticated):
         asyncio.run(run())
+
+
+def test_a_jobs_fit_is_told_while_it_runs_and_when_it_is_over(stage: Stage) -> None:
+    jobs = {job.request.name: job for job in stage.plane.jobs()}
+    running, ended = (stage.plane.explain(jobs[name].job_id) for name in ("steady", "short"))
+    assert jobs["short"].phase.over and len(ended["curve"]) == len(running["curve"]) == 9
+    assert [one["workers"] for one in running["steps"]] == [1, 2, 4] and ended["steps"] == []
+    for one in running["steps"]:
+        assert one["rate"] == pytest.approx(running["curve"][one["workers"]], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "terminal", "textual", "shown"),
+    [
+        ([], True, True, "screen"),
+        ([], True, False, "tables"),
+        ([], False, True, "tables"),
+        (["--plain"], True, True, "tables"),
+        (["--once"], True, True, "once"),
+    ],
+)
+def test_the_screen_is_for_terminals_with_textual(
+    words: list[str], terminal: bool, textual: bool, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    for name in ("screen", "tables", "once"):
+        monkeypatch.setattr(top, f"_{name}", lambda *_, said=name, **__: called.append(said))
+    monkeypatch.setattr(top, "find_spec", lambda _: object() if textual else None)
+    # rich takes the output for a terminal if colours are forced.
+    monkeypatch.setenv("FORCE_COLOR", "1") if terminal else monkeypatch.delenv("FORCE_COLOR", raising=False)
+    done = CliRunner().invoke(main, ["top", *words])
+    assert done.exit_code == 0, done.output
+    assert called == [shown]
 
 
 # -- drawing -----------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
 x = torch.randn(512, 4, generator=torch.Generator().manual_seed(1))
 train_set = valid_set = TensorDataset(x, (x.sum(1) > 0).long())
 loss_fn = torch.nn.functional.cross_entropy
