@@ -8,8 +8,8 @@ from pathlib import Path
 from swell.api.client import Client
 from swell.cli import _demo
 from swell.domain import Event, EventKind
+from swell.report.moving import moving
 from swell.report.runs import Run
-from swell.report.svg import moving, swim_lanes
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "demo.svg"
 
@@ -25,7 +25,7 @@ class Recorded(_demo.Demo):
                     Event(one.time_s, EventKind(one.kind), job_id=one.job_id, node=one.node, data=one.data)
                     for one in client.events(since=0, follow=False)
                 ]
-            OUT.write_text(moving(swim_lanes(Run.read("swell demo", events))) + "\n")
+            OUT.write_text(moving(Run.read("swell demo", events)) + "\n")
         finally:
             super().clean_up()
 

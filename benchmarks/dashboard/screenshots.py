@@ -1,10 +1,12 @@
 """Pictures of every page of the dashboard, for the documentation.
 
-python -m benchmarks.dashboard.screenshots [DIRECTORY]
+python -m benchmarks.dashboard.screenshots [DIRECTORY [PART...]]   (parts: desk, whatif, looks, terminal)
 """
 
 from __future__ import annotations
 
+import asyncio
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -24,10 +26,17 @@ def main() -> None:
     """Take them."""
     where = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures")
     where.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, play(Path(folder) / "home") as stage, browser() as opened:
-        desk(stage, opened, where)
-        for name, options in (("cluster-dark", DESK | {"color_scheme": "dark"}), ("cluster-phone", PHONE)):
-            shoot(enter(stage, opened, "/#/cluster", options), where / f"{name}.png")
+    parts = sys.argv[2:] or ["desk", "whatif", "looks", "terminal"]
+    with tempfile.TemporaryDirectory() as folder, play(Path(folder) / "home") as stage:
+        if "terminal" in parts:
+            asyncio.run(terminal(stage, where))
+        with browser() as opened:
+            if "desk" in parts:
+                desk(stage, opened, where)
+            if "looks" in parts:
+                looks(stage, opened, where)
+            if "whatif" in parts:
+                whatif(stage, opened, where)
 
 
 def enter(stage: Stage, opened: Browser, path: str, options: dict[str, object]) -> Page:
@@ -46,6 +55,12 @@ def desk(stage: Stage, opened: Browser, where: Path) -> None:
     page.get_by_role("link", name="Queue").click()
     page.locator("table.jobs tbody tr").nth(5).wait_for()
     shoot(page, where / "queue.png")
+    for name in ("bert-long", "bert-probe", "bert-finetune"):
+        page.get_by_label(f"Compare {name}", exact=True).check()
+    page.get_by_role("button", name="Compare 3 jobs").click()
+    page.locator(".curve canvas").nth(3).wait_for()
+    page.get_by_label("Smoothing").select_option("0.6")
+    shoot(page, where / "compare.png", whole=True)
     page.get_by_role("link", name="bert-long").click()
     page.locator(".curve canvas").nth(6).wait_for()
     page.get_by_text("epoch").first.wait_for()
@@ -62,10 +77,47 @@ def desk(stage: Stage, opened: Browser, where: Path) -> None:
     page.get_by_text("Take it").wait_for()
     page.evaluate("document.getElementById('workdir').value = '/home/grace/language'")  # not a temporary path
     shoot(page, where / "submit.png")
-    page.get_by_role("link", name="What if").click()
+
+
+def looks(stage: Stage, opened: Browser, where: Path) -> None:
+    """The cluster in the dark and on a phone."""
+    for name, options in (("cluster-dark", DESK | {"color_scheme": "dark"}), ("cluster-phone", PHONE)):
+        shoot(enter(stage, opened, "/#/cluster", options), where / f"{name}.png")
+
+
+def whatif(stage: Stage, opened: Browser, where: Path) -> None:
+    """The history replayed under other policies."""
+    page = enter(stage, opened, "/#/whatif", DESK)
+    page.get_by_label("elasticflow").first.wait_for()
     page.get_by_role("button", name="Replay").click()
-    page.get_by_role("heading", name="Side by side").wait_for(timeout=120_000)
+    page.get_by_role("heading", name="Side by side").wait_for(timeout=240_000)
     shoot(page, where / "whatif.png", whole=True)
+
+
+async def terminal(stage: Stage, where: Path) -> None:
+    """`swell top`: the cluster, and a job."""
+    from swell.api.client import AsyncClient
+    from swell.cli._top.app import TopApp
+
+    assert stage.server is not None
+    async with AsyncClient(stage.server.url, admin_token(stage.home)) as client:
+        top = TopApp(client)
+        await top.feed.read()
+        async with top.run_test(size=(150, 46)) as pilot:
+            await pilot.pause(3.0)
+            picture(top.export_screenshot(title="swell top"), where / "top.png")
+            await pilot.press("slash", *"bert-long", "enter", "enter")
+            await pilot.pause(3.0)
+            picture(top.export_screenshot(title="swell top: a job"), where / "top-job.png")
+
+
+def picture(text: str, path: Path) -> None:
+    """A picture of a terminal, with a font that is here."""
+    from resvg_py import svg_to_bytes
+
+    drawn = re.sub(r"@font-face \{.*?\}", "", text, flags=re.DOTALL).replace("Fira Code", "DejaVu Sans Mono")
+    path.write_bytes(bytes(svg_to_bytes(svg_string=drawn, monospace_family="DejaVu Sans Mono")))
+    print(path)
 
 
 def shoot(page: Page, path: Path, *, whole: bool = False) -> None:

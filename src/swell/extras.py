@@ -15,6 +15,8 @@ _PARTS = {
     "ray": "Ray",
     "postgres": "the Postgres driver",
     "sweep": "Optuna",
+    "top": "textual",
+    "png": "resvg, which draws pixels,",
 }
 _EXTRA_OF_MODULE = {
     "fastapi": "server",
@@ -27,6 +29,8 @@ _EXTRA_OF_MODULE = {
     "ray": "ray",
     "psycopg": "postgres",
     "optuna": "sweep",
+    "textual": "top",
+    "resvg_py": "png",
 }
 
 

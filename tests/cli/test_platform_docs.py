@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+README = "../README.md"
 ELSEWHERE = ("pip", "export")
 """Commands of a reader that a test cannot run."""
 
@@ -45,6 +47,10 @@ class Reader:
         self.environment = kept | {"HOME": str(path), "COLUMNS": "160"}
 
     def run(self, words: list[str]) -> subprocess.CompletedProcess[str]:
+        if ">" in words:
+            done = self.run(words[: words.index(">")])
+            (self.path / words[-1]).write_text(done.stdout)
+            return done
         if words[0] == "swell":
             return self._commands.run(words[1:], self.path, self.environment, timeout_s=150)
         return subprocess.run(
@@ -57,8 +63,11 @@ class Reader:
             check=False,
         )
 
-    def follow(self, guide: str) -> None:
+    def follow(self, guide: str, *only: str) -> None:
+        """Run a guide's commands in order: all of them, or only some of swell's."""
         for words in commands_of(guide):
+            if (only and words[1] not in only) or "ray" in words:
+                continue
             if words[0] in ELSEWHERE or (words[0] == "sqlite3" and shutil.which("sqlite3") is None):
                 continue
             if words[:2] == ["swell", "up"]:
@@ -96,6 +105,33 @@ def test_the_operations_guide_works_as_it_is_written(reader: Reader) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed here")
     reader.follow("operations.md")
+
+
+def test_the_other_pages_work_as_they_are_written(reader: Reader) -> None:
+    """README.md, dashboard.md, api.md, security.md and simulator.md, on one platform."""
+    train, _ = python_blocks("quickstart.md")
+    (reader.path / "examples").mkdir()
+    for name in ("train.py", "examples/digits_cnn.py"):
+        (reader.path / name).write_text(train)
+    reader.follow(README, "up", "submit", "queue")
+    (reader.path / "client.py").write_text(python_blocks("api.md")[0])
+    done = reader.run([sys.executable, "client.py"])
+    assert done.returncode == 0 and "finished" in done.stdout, done.stderr
+    reader.follow("simulator.md")  # writes the jobs.csv that dashboard.md begins with
+    reader.follow("dashboard.md")
+    assert "digits_cnn" in (reader.path / "week.html").read_text()
+    assert (reader.path / "report.html").stat().st_size > 10_000
+    by_hand = re.search(r"^```sh\n(TOKEN=.*?)^```", (DOCS / "api.md").read_text(), flags=re.S | re.M)
+    assert by_hand is not None
+    if shutil.which("curl") and shutil.which("uuidgen"):
+        address = json.loads(reader.run(["swell", "dashboard", "--json"]).stdout)["url"].rstrip("/")
+        lines = by_hand[1].replace("http://127.0.0.1:7373", address).replace("curl -N", "timeout 2 curl -N")
+        (reader.path / "by-hand.sh").write_text(lines)
+        said = reader.run(["bash", "by-hand.sh"]).stdout
+        assert '"phase"' in said and "event: submitted" in said
+    reader.follow(README, "down")
+    reader.follow("security.md")
+    reader.follow(README, "generate", "simulate", "policies")
 
 
 def test_every_command_of_the_guides_is_seen_by_these_tests() -> None:

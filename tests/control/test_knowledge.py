@@ -50,6 +50,22 @@ def _adaptive(sqr: float = 1.0, var: float = 6.0) -> Knowledge:
     return knowledge
 
 
+def test_what_a_model_was_fitted_on_is_told_as_the_goodput_it_makes() -> None:
+    limits = BatchLimits(64, 64, 1, 64)
+    seen = [(1, 64, 0), (1, 32, 1), (2, 32, 0), (4, 16, 0)]
+    fixed = _told(Knowledge("kind"), [_timing(*one, mode="fixed", limits=limits) for one in seen])
+    assert fixed.belief is not None
+    points = {(one["workers"], one["local_batch"]): one for one in fixed.belief.measured()}
+    for workers, local_batch, accumulation in seen:
+        rate = 1.0 / float(iteration_s(TRUE, 1, workers, local_batch, accumulation))
+        assert points[workers, local_batch]["rate"] == pytest.approx(rate, rel=1e-3)
+    adaptive = _adaptive(sqr=0.5, var=9.0).belief
+    assert adaptive is not None
+    # Each point is at most what the best batch of as many workers makes, as the curve has it.
+    curve = adaptive.curve(4, 4)
+    assert all(one["rate"] <= 1.02 * curve[int(one["workers"])] for one in adaptive.measured())
+
+
 def test_the_curve_of_an_adaptive_job_is_the_goodput_of_what_it_reported() -> None:
     knowledge = _adaptive(sqr=0.5, var=9.0)
     assert knowledge.belief is not None and knowledge.belief.params is not None

@@ -218,7 +218,8 @@ def test_no_page_has_serious_barriers(stage: Stage, chromium: Browser) -> None:
     found = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        for path in ("cluster", "queue", f"job/{jobs['steady']}", "submit", "whatif"):
+        both = f"{jobs['steady']},{jobs['promised']}"
+        for path in ("cluster", "queue", f"job/{jobs['steady']}", f"compare/{both}", "submit", "whatif"):
             page.evaluate(f"location.hash = '#/{path}'")
             page.locator("main .card").first.wait_for()
             found += [
@@ -243,6 +244,45 @@ def test_a_viewer_looks_and_changes_nothing(stage: Stage, chromium: Browser) -> 
         [job_id, secret],
     )
     assert status == 403
+
+
+def test_jobs_are_found_sorted_and_compared(stage: Stage, chromium: Browser) -> None:
+    assert stage.server is not None
+    page = open_page(chromium, stage.server.url, admin_token(stage.home), "/#/queue?find=stea")
+    rows = page.locator("table.jobs tbody tr")
+    page.get_by_role("link", name="steady", exact=True).wait_for()
+    assert rows.count() == 1
+    page.get_by_label("Filter jobs").fill("")
+    page.wait_for_function("location.hash === '#/queue'")
+    page.get_by_role("button", name="Progress").click()
+    page.wait_for_function("document.querySelector('table.jobs tbody a').textContent === 'short'")
+    assert page.locator('th[aria-sort="descending"]').count() == 1
+
+    for name in ("steady", "promised"):
+        page.get_by_label(f"Compare {name}", exact=True).check()
+    page.get_by_role("button", name="Compare 2 jobs").click()
+    loss = page.locator("figure.curve").filter(has=page.get_by_role("heading", name="Loss"))
+    loss.get_by_text(re.compile("steady: .* promised: ")).wait_for()
+    page.get_by_label("Horizontal axis").select_option("done")
+    page.get_by_label("log scale").check()
+    loss.locator("canvas").wait_for()
+
+    # Dragging over one curve of a job zooms all of them; the way back is a button.
+    page.get_by_role("link", name="steady", exact=True).click()
+    page.get_by_text("Steps took").wait_for()
+    page.get_by_text(re.compile("Measured by this job")).wait_for()
+    box = page.locator(".curve .u-over").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 20, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 120, box["y"] + 24, steps=4)
+    page.mouse.up()
+    page.get_by_role("button", name="Show all").click()
+    page.get_by_label("Find in the output").fill("no such words")
+    page.get_by_text("0 lines").wait_for()
+
+    page.get_by_role("link", name="Cluster").click()
+    page.get_by_text(re.compile("(ebbs|swells) from")).first.wait_for()
 
 
 def test_keys_alone_reach_a_job_and_its_actions(stage: Stage, chromium: Browser) -> None:

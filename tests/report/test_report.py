@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from swell.cli import main
 from swell.domain import Event, EventKind, write_events
+from swell.report import svg
 from swell.report.lanes import lanes
+from swell.report.moving import moving, said
 from swell.report.page import grouped, page
 from swell.report.runs import Run
 
@@ -146,6 +148,31 @@ def test_charts_are_svg_files_that_stand_alone(log: Path, tmp_path: Path) -> Non
     ]
     for path in tmp_path.glob("*.svg"):
         assert ET.parse(path).getroot().tag.endswith("svg")
+        assert "var(" not in path.read_text()  # which drawing programs do not know
+    assert ">live</text>" in (tmp_path / "r-completion-times.svg").read_text()
+
+
+def test_a_moving_picture_tells_what_happens_and_can_stand_still() -> None:
+    run = Run.read("live", two_jobs(EVIL))
+    told = said(run)
+    assert any("swells from" in words or "ebbs from" in words for _, words in told)
+    assert [share for share, _ in told] == sorted(share for share, _ in told) and told[-1][0] <= 1.0
+    text = moving(run)
+    assert ET.fromstring(text).tag.endswith("svg") and "<script" not in text
+    assert "prefers-reduced-motion" in text and text.count('class="told') == text.count("step-end") > 2
+
+
+def test_charts_are_pixels_with_their_texts(log: Path, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("resvg_py")
+    done = CliRunner().invoke(main, ["report", str(log), "-o", str(tmp_path / "r"), "--format", "png"])
+    assert done.exit_code == 0, done.output
+    assert len(list(tmp_path.glob("*.png"))) == 6
+    with image.open(tmp_path / "r-resizes.png") as opened:
+        assert opened.width == 3 * svg.WIDTH
+        grey = opened.convert("L")
+        label = grey.crop((0, 0, 3 * 140, grey.height))  # only the run's name is there
+        assert grey.getpixel((0, 0)) == 255 and label.getextrema()[0] < 100
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,6 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void; drawSoo
       if (held.length) rows.push({ id, lane, held, ran });
     }
     rows.sort((a, b) => a.lane.changes[0][0] - b.lane.changes[0][0]);
-    for (const row of rows) colour(row.id);
   }
 
   function shown(): Row[] {

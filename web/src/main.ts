@@ -4,6 +4,7 @@ import * as api from "./api";
 import { h, setText, toast } from "./dom";
 import { state } from "./state";
 import { clusterView } from "./views/cluster";
+import { compareView } from "./views/compare";
 import { jobView } from "./views/job";
 import { queueView } from "./views/queue";
 import { signIn } from "./views/signin";
@@ -51,10 +52,12 @@ function frame(): HTMLElement[] {
 function show(): void {
   if (!state.loaded) return;
   view?.close?.();
-  const [, page = "cluster", argument = ""] = location.hash.split("/");
-  view = page === "job" ? jobView(decodeURIComponent(argument)) : (PAGES.find(([id]) => id === page) ?? PAGES[0])[2]();
+  const [, page = "cluster", argument = ""] = location.hash.split("?")[0].split("/");
+  if (page === "job") view = jobView(decodeURIComponent(argument));
+  else if (page === "compare") view = compareView(argument.split(",").map(decodeURIComponent));
+  else view = (PAGES.find(([id]) => id === page) ?? PAGES[0])[2]();
   for (const [id, link] of links) {
-    if (id === page || (id === "queue" && page === "job")) link.setAttribute("aria-current", "page");
+    if (id === page || (id === "queue" && ["job", "compare"].includes(page))) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   document.title = `${view.title} · swell`;

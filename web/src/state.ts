@@ -1,7 +1,7 @@
 // What the page knows: jobs, nodes and lanes. Read once, then kept up to date by the event stream. A job whose
 // event changes more than its progress is read again, all such jobs of one second together.
 import * as api from "./api";
-import { inOrder } from "./colours";
+import { assign } from "./colours";
 import type { Job, Lane, LanesAnswer, LogEvent, Node } from "./types";
 import { over } from "./types";
 
@@ -12,6 +12,7 @@ const FEW = 8;
 const DRAW_MS = 200;
 const REFRESH_MS = 1000;
 const SLOW_MS = 15_000;
+const PAST_EVENTS = 500; // read before those to come: speeds are known at once, and what happened is shown
 const MANY_MS = 3000; // between two readings of all active jobs
 
 export interface Who {
@@ -31,8 +32,10 @@ class State {
   loaded = false;
   everythingRead = false;
   events = 0;
+  recent: LogEvent[] = []; // the last events that are not progress, oldest first
   version = 0; // grows with every change, so that views can skip what they have drawn
 
+  private readAt = 0; // the event up to which jobs and lanes were read; older ones change neither
   private points = new Map<string, [number, number][]>();
   private stale = new Set<string>();
   private nodesStale = false;
@@ -96,12 +99,11 @@ class State {
     this.lanes = new Map(Object.entries(lanes.jobs));
     this.capacity = lanes.capacity;
     this.marks = lanes.marks;
-    // Colours by age, so that jobs that came one after the other are told apart.
-    const age = new Map([...this.lanes].map(([id, lane]) => [id, lane.changes[0]?.[0] ?? 0]));
-    for (const job of this.jobs.values()) age.set(job.job_id, job.submitted_s);
-    inOrder([...age].sort(([, a], [, b]) => a - b).map(([id]) => id));
+    this.readAt = lanes.last_seq;
+    this.paint();
     this.changed([]);
-    void api.follow(lanes.last_seq, (events) => this.apply(events), (up) => this.setConnected(up), signal);
+    const first = Math.max(lanes.last_seq - PAST_EVENTS, 0);
+    void api.follow(first, (events) => this.apply(events), (up) => this.setConnected(up), signal);
     void this.keepFresh(signal);
     const ended = await api.get<{ jobs: Job[] }>(`/v1/jobs?limit=${ENDED_KEPT}`, signal);
     for (const job of ended.jobs) if (!this.jobs.has(job.job_id)) this.jobs.set(job.job_id, job);
@@ -115,6 +117,7 @@ class State {
     this.jobs.clear();
     this.points.clear();
     this.stale.clear();
+    this.recent = [];
     this.loaded = this.connected = this.everythingRead = false;
   }
 
@@ -207,6 +210,9 @@ class State {
   private apply(events: LogEvent[]): void {
     for (const event of events) {
       this.events += 1;
+      if (event.kind !== "progress") this.recent.push(event);
+      if (event.job_id !== null) this.applySpeed(event.job_id, event);
+      if (event.seq <= this.readAt) continue;
       if (event.job_id !== null) this.applyToJob(event.job_id, event);
       else if (event.node !== null) {
         this.marks.push([event.time_s, event.kind, event.node]);
@@ -216,7 +222,19 @@ class State {
         this.capacity.push([event.time_s, this.nodes.reduce((sum, one) => sum + (one.up ? one.gpus : 0), 0)]);
       }
     }
-    this.changed(events);
+    if (this.recent.length > 2 * PAST_EVENTS) this.recent.splice(0, this.recent.length - PAST_EVENTS);
+    this.changed(events.filter((event) => event.seq > this.readAt));
+  }
+
+  private applySpeed(jobId: string, event: LogEvent): void {
+    if (event.kind !== "progress") {
+      if (!["checkpoint_saved", "submitted", "admitted"].includes(event.kind)) this.points.delete(jobId);
+      return;
+    }
+    const points = this.points.get(jobId) ?? [];
+    points.push([event.time_s, event.data.done ?? 0]);
+    if (points.length > 6) points.shift();
+    this.points.set(jobId, points);
   }
 
   private applyToJob(jobId: string, event: LogEvent): void {
@@ -228,17 +246,12 @@ class State {
         job.of = data.of ?? job.of;
         job.batch_size = data.batch_size ?? job.batch_size;
       }
-      const points = this.points.get(jobId) ?? [];
-      points.push([event.time_s, data.done ?? 0]);
-      if (points.length > 6) points.shift();
-      this.points.set(jobId, points);
       return;
     }
     this.stale.add(jobId);
     if (event.kind === "worker_lost") this.marks.push([event.time_s, event.kind, jobId]);
     if (event.kind === "submitted") this.lanes.delete(jobId);
     if (["allocated", "resized", "preempted"].includes(event.kind)) {
-      this.points.delete(jobId);
       const slots: number[] = data.gpus ?? [];
       this.laneOf(jobId, data.name).changes.push([event.time_s, slots.length]);
       if (job) {
@@ -252,7 +265,6 @@ class State {
         lane.changes.push([event.time_s, 0]);
         lane.ended_s = event.time_s;
       }
-      this.points.delete(jobId);
       if (job) {
         job.wanted = [];
         job.ended_s = event.time_s;
@@ -266,8 +278,13 @@ class State {
     if (!lane) {
       lane = { name: name ?? this.jobs.get(jobId)?.request.name ?? jobId, changes: [], ended_s: null };
       this.lanes.set(jobId, lane);
+      queueMicrotask(() => this.paint());
     }
     return lane;
+  }
+
+  private paint(): void {
+    assign([...this.lanes].filter(([, lane]) => lane.changes.length).map(([id, lane]) => [id, lane.changes[0][0], lane.ended_s ?? Infinity]));
   }
 
   // Tell the views, a few times a second at most.

@@ -76,6 +76,8 @@ export interface Explanation {
   policy: string;
   estimate: Estimate | null;
   curve: number[] | null;
+  steps?: { nodes: number; workers: number; local_batch: number; step_s: number; rate: number; reports: number }[];
+  measured?: { workers: number; rate: number }[];
 }
 
 export interface Lane {

@@ -207,7 +207,7 @@ def default_user() -> str:
 def require_admin(principal: Principal, verb: str) -> None:
     """Raise Forbidden unless the principal is an administrator."""
     if principal.role is not Role.ADMIN:
-        raise Forbidden(f"only an administrator may {verb}")
+        raise Forbidden(f"only an administrator may {verb}: use an administrator's token, or ask one")
 
 
 def _digest(secret: str) -> str:

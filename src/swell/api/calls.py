@@ -30,6 +30,7 @@ from swell.api.schemas import (
     Health,
     JobPage,
     JobView,
+    LanesView,
     NewToken,
     NodeList,
     NodeView,
@@ -217,6 +218,10 @@ class Calls:
     async def nodes(self) -> list[NodeView]:
         """The nodes, their slots, and how many are in use."""
         return (await self._get(NodeList, Call("GET", "/v1/nodes"))).nodes
+
+    async def lanes(self, *, since_s: float = 0.0) -> LanesView:
+        """How many slots each job had and when, and how many there were, from a moment on."""
+        return await self._get(LanesView, Call("GET", "/v1/lanes", {"since_s": since_s}))
 
     async def drain(self, node: str) -> list[NodeView]:
         """Move all jobs off a node and give it none until it is undrained (administrators only)."""
@@ -439,7 +444,7 @@ def _safe(name: str) -> str:
     """A name as part of a URL's path; raises InputError if it cannot be one."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", name):
         raise InputError(
-            f"'{name}' is not an id: ids have up to 128 letters, digits, '.', '_' or '-'", field="id"
+            f"'{name}' is not an id: it must have up to 128 letters, digits, '.', '_' or '-'", field="id"
         )
     return name
 

@@ -79,7 +79,7 @@ class Context:
         """A job, if the principal may see it; else NotFound. Blocks."""
         record = self.plane.job(job_id)
         if not principal.sees(record.owner):
-            raise NotFound(f"there is no job '{job_id}'")
+            raise NotFound(f"there is no job '{job_id}'; 'swell queue --all' lists the jobs")
         return record
 
 

@@ -43,7 +43,10 @@ def check_binding(host: str, cert: Path | None, key: Path | None, insecure: bool
         try:
             tls.load_cert_chain(cert, key)
         except (OSError, ssl.SSLError) as error:
-            raise InputError(f"cert: cannot use {cert} with {key}: {error}", field="cert") from error
+            raise InputError(
+                f"cert: cannot use {cert} with {key}: {error}; give two PEM files that belong together",
+                field="cert",
+            ) from error
         return tls
     if not insecure and not is_loopback(host):
         raise InputError(

@@ -194,7 +194,9 @@ def _translated(target: Target) -> Iterator[None]:
     except httpx2.ReadTimeout as error:
         raise Silent(f"the server at {target.url} did not answer in time; try again") from error
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-        raise Unreachable(f"'{target.url}' is not the URL of a server: {error}") from error
+        raise Unreachable(
+            f"'{target.url}' is not the URL of a server: {error}; give one such as http://127.0.0.1:7373"
+        ) from error
     except httpx2.TransportError as error:
         if isinstance(error.__cause__, ssl.SSLError) or "CERTIFICATE" in str(error):
             raise Unreachable(
@@ -202,4 +204,5 @@ def _translated(target: Target) -> Iterator[None]:
             ) from error
         raise ConnectionLost(
             f"cannot reach the server at {target.url} ({error or type(error).__name__}); is it running?"
+            " 'swell up' starts one on this machine"
         ) from error

@@ -89,7 +89,9 @@ def _copy_store(source: Path, target: Path) -> None:
             live.backup(copy)
         target.chmod(0o600)
     except sqlite3.Error as error:
-        raise SwellError(f"{source} cannot be read: {error}") from error
+        raise SwellError(
+            f"{source} cannot be read: {error}; back up as the user who runs 'swell up'"
+        ) from error
 
 
 def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
@@ -143,11 +145,19 @@ def _unpack(file: Path, folder: Path) -> dict[str, Any]:
         with sqlite3.connect(folder / _STORE) as store:
             (state,) = store.execute("PRAGMA quick_check").fetchone()
     except (tarfile.TarError, OSError, ValueError, KeyError, TypeError, sqlite3.Error) as error:
-        raise InputError(f"file: {file} is not a backup of swell ({error})", field="file") from error
+        raise InputError(
+            f"file: {file} is not a backup of swell ({error}); 'swell backup FILE' writes one", field="file"
+        ) from error
     if version != VERSION:
-        raise InputError(f"file: {file} has version {version}, this swell reads {VERSION}", field="file")
+        raise InputError(
+            f"file: {file} has version {version}, this swell reads {VERSION};"
+            " restore it with the swell that wrote it",
+            field="file",
+        )
     if state != "ok":
-        raise InputError(f"file: the store in {file} is damaged ({state})", field="file")
+        raise InputError(
+            f"file: the store in {file} is damaged ({state}); take an older backup", field="file"
+        )
     return dict(manifest)
 
 

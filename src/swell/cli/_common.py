@@ -34,6 +34,12 @@ def connect(home: str | None, *, admin: bool = False, prefer_admin: bool = False
     `prefer_admin` uses the administrator's token if it can be read, to see the jobs of all users.
     """
     from swell.api.client import Client
+
+    return Client(home=home, role=role_for(home, admin=admin, prefer_admin=prefer_admin))
+
+
+def role_for(home: str | None, *, admin: bool = False, prefer_admin: bool = False) -> str:
+    """Which of the home's tokens a client should use; refuses if no control plane runs in the home."""
     from swell.api.home import home_dir, token_file
     from swell.cli._platform import running_pid
     from swell.domain import SwellError
@@ -44,7 +50,7 @@ def connect(home: str | None, *, admin: bool = False, prefer_admin: bool = False
         raise SwellError(f"no control plane is running here (home {where}): start one with 'swell up'")
     if prefer_admin and (home is not None or not os.environ.get("SWELL_TOKEN")):
         admin = os.access(token_file(where, "admin"), os.R_OK)
-    return Client(home=home, role="admin" if admin else "user")
+    return "admin" if admin else "user"
 
 
 def find_job(client: Client, text: str) -> JobView:

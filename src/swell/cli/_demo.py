@@ -169,7 +169,10 @@ class Demo:
                 if until(jobs):
                     break
                 if time.monotonic() - self.began_s > LIMIT_S:
-                    raise SystemExit("the demo takes too long on this machine; it is busy, perhaps")
+                    raise SystemExit(
+                        "the demo takes too long on this machine; it is busy, perhaps:"
+                        " try again when it is idle"
+                    )
                 time.sleep(0.5)
         if self.console.is_terminal:
             self.console.print(self.picture(jobs))

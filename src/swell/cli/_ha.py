@@ -92,6 +92,7 @@ def serve(settings: Settings, ready: Ready, standby: Callable[[str, str], None])
     from swell.control.lease import Candidate, Holder
     from swell.control.postgres import PostgresLease
     from swell.control.succession import Succession
+    from swell.policies import DEFAULT
 
     url, host = check(settings), socket.gethostname()
     folder, locks = enter(settings.home)
@@ -105,7 +106,7 @@ def serve(settings: Settings, ready: Ready, standby: Callable[[str, str], None])
             f" leads is on {leader.holder.host}; start this one there, or use --engine ray",
             field="engine",
         )
-    warm_up((settings.policy if leader is None else _policy_in_force(url)) or "elasticflow")
+    warm_up((settings.policy if leader is None else _policy_in_force(url)) or DEFAULT)
     candidate = Candidate(table, Holder(folder.name, "", host))
     ca = None if settings.cert is None else str(settings.cert)
     front = Front(candidate, lambda: _tokens(url), tls=settings.cert is not None, ca=ca)

@@ -151,13 +151,18 @@ def load(path: Path) -> dict[str, Any]:
         try:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise InputError(f"{path} is not TOML: {error}") from error
+            raise InputError(f"{path} is not TOML: {error}; 'swell init' writes a job file") from error
     import yaml
 
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        raise InputError(
+            f"{path} is not YAML: {' '.join(str(error).split())}; 'swell init' writes a job file"
+        ) from error
     if not isinstance(found, dict):
-        raise InputError(f"{path}: must be a mapping with a field 'script'", field="script")
+        raise InputError(
+            f"{path}: must be a mapping with a field 'script'; 'swell init' writes such a file",
+            field="script",
+        )
     return found

@@ -16,6 +16,7 @@ Example:
   swell generate --jobs 50 --seed 1 -o jobs.csv
   swell simulate jobs.csv --cluster 4x4 --policy afs-l --events afs.jsonl
   swell report afs.jsonl -o report.html
+  swell report afs.jsonl -o figure --format svg
 """
 
 
@@ -28,10 +29,10 @@ Example:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["html", "svg"]),
+    type=click.Choice(["html", "svg", "png"]),
     default="html",
     show_default=True,
-    help="One page, or a chart in each of several files FILE-NAME.svg, for papers.",
+    help="One page, or for papers a chart in each of several files such as FILE-resizes.svg.",
 )
 def report(logs: tuple[Path, ...], output: Path, title: str, form: str) -> None:
     """Make one page, without scripts and links, from event logs of live periods or of simulations.
@@ -39,6 +40,9 @@ def report(logs: tuple[Path, ...], output: Path, title: str, form: str) -> None:
     Event logs are written by `swell simulate --events` and `swell events --json`. Logs with the same jobs are
     compared with each other; each is named after its file, or by NAME=FILE.
     """
+    from swell.cli._outputs import check_writable
+
+    check_writable(output)
     runs = [_read(path) for path in logs]
     for path in write_report(runs, output, title, form):
         click.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
@@ -56,10 +60,16 @@ def _read(given: Path) -> Run:
             run = Run.read(label, read_events(file))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"EVENTS: cannot read {path}: {error}; give a file of events", field="logs"
+            f"EVENTS: cannot read {path}: {error};"
+            " 'swell events --json' and 'swell simulate --events' write such"
+            " files",
+            field="logs",
         ) from error
     except InputError as error:
-        raise InputError(f"EVENTS: {path}: {error}", field="logs") from error
+        raise InputError(
+            f"EVENTS: {path}: {error}; 'swell events --json' and 'swell simulate --events' write such files",
+            field="logs",
+        ) from error
     if not run.lanes.jobs:
         raise InputError(f"EVENTS: {path} has no event of a job; give a log with some", field="logs")
     return run
@@ -75,6 +85,7 @@ def write_report(
     """Write the report, and return the files written."""
     from swell.report import svg
     from swell.report.page import charts, grouped, page
+    from swell.report.pixels import pixels
 
     groups = groups or grouped(runs)
     if form == "html":
@@ -82,11 +93,15 @@ def write_report(
         return [output]
     written = []
     for number, (_, members) in enumerate(groups, 1):
-        made = [(name, drawn) for name, drawn, _ in charts(members)]
-        made += [(f"lanes {run.label}", svg.swim_lanes(run)) for run in members]
+        labels = [run.label for run in members]
+        made = [
+            (name, svg.figure(drawn, labels if "polyline" in drawn else ()))
+            for name, drawn, _ in charts(members)
+        ]
+        made += [(f"lanes {run.label}", svg.figure(svg.swim_lanes(run))) for run in members]
         for name, drawn in made:
             words = "".join(c if c.isalnum() or c in ".-" else "-" for c in name.lower())
             part = f"{number}-" if len(groups) > 1 else ""
-            written.append(output.with_name(f"{output.stem}-{part}{words}.svg"))
-            written[-1].write_text(drawn, encoding="utf-8")
+            written.append(output.with_name(f"{output.stem}-{part}{words}.{form}"))
+            written[-1].write_bytes(pixels(drawn) if form == "png" else drawn.encode())
     return written

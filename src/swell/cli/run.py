@@ -106,7 +106,9 @@ def resize(job: str, workers: int) -> None:
         with JobClient.find(job) as client:
             client.resize(workers)
     except OSError as error:
-        raise click.ClickException(f"job {job!r} does not answer ({error}); is it still running?") from None
+        raise click.ClickException(
+            f"job {job!r} does not answer ({error}); is it still running? 'swell run --name NAME' starts one"
+        ) from None
     except TrainError as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"job {job}: {workers} workers wanted")

@@ -121,6 +121,7 @@ def simulate(
     """
     from rich.console import Console
 
+    from swell.cli._outputs import check_writable
     from swell.cli._report import Display, print_table, results_table
     from swell.cli._runner import Run, processors, run_all
     from swell.domain import Cluster, InputError
@@ -136,7 +137,7 @@ def simulate(
         make_policy(policy)
     for path in (None if json_path == "-" else json_path, events_path, html_path):
         if path is not None:
-            _check_writable(Path(path))
+            check_writable(Path(path))
 
     sources = [
         _load(path, cluster, profiles_path, gpu_type, seed, cluster_id, skip_bad_rows, limit)
@@ -299,18 +300,3 @@ def _events_path(path: Path | None, source: Source, policy: str, *, several: boo
         return path
     words = re.sub(r"[^\w.=-]+", "-", f"{source.trace.name}.{policy}")
     return path.with_name(f"{path.stem}.{words}{path.suffix}")
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse an output file that cannot be written now, rather than after an hour of simulation."""
-    import os
-
-    from swell.domain import InputError
-
-    folder = path.parent
-    if path.is_dir():
-        raise InputError(f"{path}: is a directory; give the name of a file to write")
-    if not folder.is_dir():
-        raise InputError(f"{path}: there is no directory '{folder}'; make it, or give another file")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise InputError(f"{path}: cannot be written: permission denied; give another file")

@@ -180,7 +180,9 @@ def _environment(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise InputError(f"env must be NAME=VALUE, got '{pair}'", field="env")
+            raise InputError(
+                f"env must be NAME=VALUE, got '{pair}'; give it such as --env SEED=1", field="env"
+            )
         found[name] = value
     return found
 

@@ -271,7 +271,7 @@ class ControlPlane:
         with self._lock:
             record = self._book.records.get(job_id) or self.store.job(job_id)
         if record is None:
-            raise NotFound(f"there is no job '{job_id}'")
+            raise NotFound(f"there is no job '{job_id}'; 'swell queue --all' lists the jobs")
         return record
 
     def cancel(self, job_id: str, by: str = "its owner") -> JobRecord:
@@ -392,7 +392,10 @@ class ControlPlane:
                 field="script",
             )
         if request.deadline_s is not None and request.deadline_s <= self.clock():
-            raise InputError("deadline_s must be in the future", field="deadline_s")
+            raise InputError(
+                "deadline_s must be in the future: give a later one, or none for best effort",
+                field="deadline_s",
+            )
         self._conductor.scheduler.check_fits(request.min_workers)
 
     def _new_record(self, request: JobRequest, owner: str) -> JobRecord:

@@ -99,7 +99,9 @@ class _Connection:
                 for name, value in self._settings.items():
                     connection.execute("SELECT set_config(%s, %s, FALSE)", (name, value))
             except self._psycopg.Error as error:
-                raise StoreLost(f"cannot reach the Postgres store: {error}") from error
+                raise StoreLost(
+                    f"cannot reach the Postgres store: {error}; check --store, and that the database runs"
+                ) from error
             self._connection = connection
         return self._connection
 

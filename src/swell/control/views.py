@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from swell.control.model import JobRecord, Phase
 from swell.control.promises import estimated
 from swell.control.scheduler import Scheduler
 from swell.domain import Cluster, Event, EventKind
+from swell.perf.belief import JobBelief
 
 _ALLOCATIONS = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
 
@@ -77,7 +78,7 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
 def explain(
     record: JobRecord,
     scheduler: Scheduler,
-    events: Iterable[Event],
+    events: Sequence[Event],
     now_s: float,
     behind_s: float,
     trouble: str,
@@ -95,7 +96,6 @@ def explain(
         "pause_s": record.pause_s,
         "profiling": record.job_id in scheduler.profiling.runs,
         "estimate": None,
-        "curve": None,
         "allocations": [
             {"time_s": e.time_s, "kind": e.kind.value, "gpus": list(e.data.get("gpus", []))}
             for e in events
@@ -104,10 +104,31 @@ def explain(
     }
     if knowledge is not None and not record.phase.over:
         answer["estimate"] = asdict(estimated(record, knowledge, scheduler, now_s))
+    return answer | _speed(record, knowledge, events, cluster)
+
+
+def _speed(
+    record: JobRecord, knowledge: Knowledge | None, events: Sequence[Event], cluster: Cluster
+) -> dict[str, Any]:
+    """The job's fitted curve, the step times that it was fitted on, and the progress that was measured.
+
+    Of a job that is over these are what the log says of it.
+    """
+    belief: Knowledge | JobBelief | None = None
+    rates, measured = dict[int, float](), list[dict[str, float]]()
+    if knowledge is not None and not record.phase.over:
+        rates = {workers: made / s for workers, (made, s) in sorted(knowledge.ran.items()) if made > 0}
         if knowledge.belief is not None and knowledge.belief.known:
-            curve = knowledge.curve(cluster.capacity or 1, cluster.gpus_per_node)
-            answer["curve"] = [round(float(rate), 6) for rate in curve]
-    return answer
+            belief, measured = knowledge, knowledge.belief.measured()
+    elif figures := next((e.data for e in reversed(events) if e.data.get("params") is not None), None):
+        rates = {int(workers): float(rate) for workers, rate in (figures.get("rates") or {}).items()}
+        belief = JobBelief.from_figures(figures)
+    curve = None if belief is None else belief.curve(cluster.capacity or 1, cluster.gpus_per_node)
+    return {
+        "curve": None if curve is None else [round(float(rate), 6) for rate in curve],
+        "steps": measured,
+        "measured": [{"workers": workers, "rate": round(rate, 6)} for workers, rate in rates.items()],
+    }
 
 
 def stats(book: Book, scheduler: Scheduler) -> dict[str, float]:

@@ -75,9 +75,14 @@ def find(name: str) -> Account:
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
-        raise InputError(f"run_as: this machine has no account '{name}'", field="run_as") from None
+        raise InputError(
+            f"run_as: this machine has no account '{name}'; 'getent passwd' lists those it has",
+            field="run_as",
+        ) from None
     if entry.pw_uid == 0:
-        raise InputError(f"run_as: jobs must not run as root, got '{name}'", field="run_as")
+        raise InputError(
+            f"run_as: jobs must not run as root, got '{name}'; name another account", field="run_as"
+        )
     return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir)
 
 

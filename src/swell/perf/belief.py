@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swell.domain import FloatArray, IntArray
+from swell.perf.efficiency import gain_at
 from swell.perf.goodput import (
     BatchLimits,
     BatchPlan,
@@ -111,6 +112,31 @@ class JobBelief:
     def observations(self) -> int:
         """The number of different configurations the job has been observed in."""
         return len(self._observed)
+
+    def measured(self) -> list[dict[str, float]]:
+        """What the model is fitted on: for each configuration its mean step time, and the goodput that makes.
+
+        The goodput is what `curve` would be if the model met this point exactly.
+        """
+        points = []
+        for (nodes, gpus, local_batch), seen in sorted(self._observed.items()):
+            rate = 1.0 / seen.step_s
+            if self.fixed_batch is not None:
+                gradients = max(round(self.fixed_batch / (gpus * local_batch)), 1)
+                rate = 1.0 / ((gradients - 1) * seen.grad_s + seen.step_s)
+            elif self.noise_known:
+                rate *= float(gain_at(self.sqr, self.var, gpus * local_batch / self.limits.init_batch))
+            points.append(
+                {
+                    "nodes": nodes,
+                    "workers": gpus,
+                    "local_batch": local_batch,
+                    "step_s": round(seen.step_s, 6),
+                    "rate": round(rate, 6),
+                    "reports": seen.count,
+                }
+            )
+        return points
 
     def observe(self, nodes: int, gpus: int, local_batch: int, step_s: float, sync_s: float) -> None:
         """Record a measured step: its whole time, and the synchronising time that computing does not hide."""

@@ -65,7 +65,7 @@ def policy_class(name: str) -> type[Policy]:
             )
         found = next(iter(plugins)).load()
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise InputError(f"policy '{name}' is not a subclass of swell.policies.Policy", field="policy")
+        raise InputError(f"policy '{name}' must be a subclass of swell.policies.Policy", field="policy")
     return found
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,3 +139,20 @@ def _job(found: Lanes, event: Event) -> None:
         lane.ended_s, lane.end = event.time_s, event.kind.value
         met = data.get("met")
         lane.met = met if isinstance(met, bool) else None
+
+
+def apart(spans: Mapping[str, tuple[float, float]], colours: int) -> dict[str, int]:
+    """A colour for each job such that jobs at the same time differ, as far as there are enough colours.
+
+    `spans`: when each job began and ended. Of the colours that no job at that time has, a job gets the one
+    that was given longest ago, so that neighbours in time differ too.
+    """
+    given_at = [-1] * colours
+    until_s = [-math.inf] * colours
+    chosen: dict[str, int] = {}
+    for number, (job_id, (began_s, ended_s)) in enumerate(sorted(spans.items(), key=lambda one: one[1][0])):
+        free = [c for c in range(colours) if until_s[c] <= began_s] or list(range(colours))
+        colour = min(free, key=lambda c: (given_at[c], c))
+        given_at[colour], until_s[colour] = number, max(until_s[colour], ended_s)
+        chosen[job_id] = colour
+    return chosen

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
+from swell.report.lanes import apart
 from swell.report.runs import Run
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a63d2", "#a3a33a")
@@ -21,6 +23,7 @@ STYLE = (
 )
 WIDTH, HEIGHT = 520, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 34
+_SIZE = 'viewBox="0 0 {0} {1}" width="{0}" height="{1}"'
 LANES_MOST = 100
 LANES_HEIGHT = 400.0
 LANES_SHARE = 0.98
@@ -172,6 +175,7 @@ def swim_lanes(run: Run) -> str:
     most = max((gpus for job in shown for _, gpus in job.changes), default=1)
     paths: dict[int, list[str]] = {}
     numbers: list[str] = []
+    chosen = apart({job.job_id: (job.changes[0][0], job.ended_s or ended_s) for job in shown}, len(COLOURS))
     for index, job in enumerate(shown):
         middle = river + gap + (index + 0.5) * row
         for begin_s, end_s, gpus in job.held(ended_s):
@@ -181,7 +185,7 @@ def swim_lanes(run: Run) -> str:
             # Of many jobs even the smallest must be seen; of few it is the difference that matters.
             thick = (0.3 + 0.7 * math.sqrt(gpus / most) if row < 10 else gpus / most) * (row - 0.5)
             x, wide = x_at(begin_s), max(x_at(end_s) - x_at(begin_s), 0.4)
-            paths.setdefault(index % 8, []).append(
+            paths.setdefault(chosen[job.job_id], []).append(
                 f"M{x:.1f} {middle - thick / 2:.1f}h{wide:.1f}v{thick:.1f}h-{wide:.1f}z"
             )
             if row >= 14 and wide > 16 and thick > 11:
@@ -238,15 +242,19 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def moving(drawn: str, lasts_s: float = 12.0) -> str:
-    """A chart that is drawn again and again from left to right, without a script."""
+def figure(drawn: str, labels: Sequence[str] = ()) -> str:
+    """A chart for a paper: on white, with a legend, and in CSS that drawing programs understand too."""
     head, style, body = drawn.partition("</style>")
     width, height = (float(size) for size in head.split('viewBox="0 0 ')[1].split('"')[0].split())
-    clip = (
-        f'<clipPath id="now"><rect y="0" height="{height:g}" width="{width:g}"><animate attributeName="width"'
-        f' values="{LEFT};{width:g};{width:g}" keyTimes="0;0.8;1" dur="{lasts_s:g}s"'
-        ' repeatCount="indefinite"/></rect></clipPath>'
-    )
-    inner = body.removesuffix("</svg>")
-    sheet = f'<rect width="{width:g}" height="{height:g}" rx="8" fill="#fff"/>'  # also where pages are dark
-    return f'{head}{style}{sheet}{clip}<g clip-path="url(#now)">{inner}</g></svg>'
+    across = max(1, int(width) // 170)
+    legend = []
+    for index, label in enumerate(labels):
+        x, y = LEFT + index % across * 170, height + 8 + index // across * 18
+        dash = f' stroke-dasharray="{DASHES[index % 8]}"' if DASHES[index % 8] else ""
+        legend.append(f'<path class="l" stroke="{COLOURS[index % 8]}"{dash} d="M{x} {y:g}h24"/>')
+        legend.append(f'<text x="{x + 30}" y="{y + 4:g}">{escape(_short(label, 22))}</text>')
+    tall = height + (18 * -(-len(labels) // across) + 8 if labels else 0)
+    head = head.replace(f'viewBox="0 0 {width:g} {height:g}"', _SIZE.format(f"{width:g}", f"{tall:g}"), 1)
+    head = re.sub(r"var\(--\w+,(#\w+)\)", r"\1", head).replace("font:11px ", "font-size:11px;font-family:")
+    sheet = f'<rect width="{width:g}" height="{tall:g}" fill="#fff"/>'
+    return f"{head}{style}{sheet}{body.removesuffix('</svg>')}{''.join(legend)}</svg>"

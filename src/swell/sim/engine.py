@@ -75,7 +75,9 @@ def simulate(
             policies that are told curves; 0.1 for beliefs that are wrong by 10%.
     """
     if not jobs:
-        raise InputError("nothing to simulate: the trace has no jobs", field="trace")
+        raise InputError(
+            "nothing to simulate: the trace has no jobs; 'swell generate' writes one that has", field="trace"
+        )
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     if hasattr(chosen, "seed") and seed:
         chosen.seed = seed

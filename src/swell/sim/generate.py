@@ -116,7 +116,9 @@ def generate_jobs(
         menu = menus[count]
         if not menu:
             raise InputError(
-                f"none of the profiles runs on {count} GPUs of type '{gpu_type}'", field="profiles"
+                f"none of the profiles runs on {count} GPUs of type '{gpu_type}';"
+                " give another --gpu-type or --profiles",
+                field="profiles",
             )
         model, batches = menu[int(drawn[i][0] * len(menu))]
         batch_size, rate = batches[int(drawn[i][1] * len(batches))]

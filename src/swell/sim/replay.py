@@ -25,6 +25,8 @@ from swell.sim.metrics import Result
 
 LIVE = "what happened"
 """What the live run's record has in place of a policy's name."""
+LANES_MOST = 120
+"""Jobs whose lanes a record has; of more jobs evenly some."""
 _LEARN_S = 2.0
 _ROUNDS = 2000
 """A replay has about this many rounds, for a policy with rounds: short ones, but few enough to be quick."""
@@ -202,8 +204,9 @@ def replay(
         raise InputError("the log names no nodes: say which cluster, such as 1x4", field="cluster")
     live = log.cluster or where
     cost = _costs(log, live)
-    records = [_live_record(log, live)]
+    records = [_live_record(log, live) | {"lanes": _live_lanes(log)}]
     for policy in policies:
+        seen: list[Event] = []
         result = simulate(
             _specs(log),
             _profiles(log, where),
@@ -214,9 +217,39 @@ def replay(
             planned_cost=_believed(log),
             explore=Exploration.of(_learn_s(log, cost), (job.job_id for job in log.jobs if not job.new)),
             failures=log.failures if cluster is None else (),
+            on_event=seen.append,
         )
-        records.append(_record(log, result, policy, str(where)))
+        records.append(_record(log, result, policy, str(where)) | {"lanes": _lanes(log, seen)})
     return records
+
+
+def _live_lanes(log: Log) -> list[dict[str, Any]]:
+    """How many GPUs each job really had and when, in seconds from the first submission on."""
+    lanes: dict[str, list[tuple[float, int]]] = {}
+    for job in log.jobs:
+        assert job.end is not None
+        changes = [(time_s - log.began_s, gpus) for time_s, gpus, _ in job.changes]
+        lanes[job.job_id] = [*changes, (job.end.time_s - log.began_s, 0)] if changes else []
+    return _thinned(log, lanes)
+
+
+def _lanes(log: Log, events: Iterable[Event]) -> list[dict[str, Any]]:
+    """The same, as it would have been: from the events of a simulation."""
+    lanes: dict[str, list[tuple[float, int]]] = {}
+    for event in events:
+        if event.job_id is not None and (event.kind in _CHANGES or event.kind in _ENDS):
+            held = len(event.data.get("gpus") or ()) if event.kind in _CHANGES else 0
+            lanes.setdefault(event.job_id, []).append((event.time_s, held))
+    return _thinned(log, lanes)
+
+
+def _thinned(log: Log, lanes: Mapping[str, list[tuple[float, int]]]) -> list[dict[str, Any]]:
+    """Lanes in order of submission; of many jobs evenly some, the same ones for every policy."""
+    step = -(-len(log.jobs) // LANES_MOST)
+    return [
+        {"name": str(job.submitted.data.get("name") or job.job_id), "changes": lanes.get(job.job_id, [])}
+        for job in log.jobs[::step]
+    ]
 
 
 def _interval_s(log: Log, policy: str) -> float | None:

@@ -86,10 +86,10 @@ def _load(
     table = read_table(path)
     kind = detect_format(path, table.header)
     if not len(table):
-        raise InputError(f"{path}: has a header but no rows: there is nothing to simulate")
+        raise InputError(f"{path}: has a header but no rows; 'swell generate' writes a trace")
     if cluster_id is not None and kind.name != "philly":
         raise InputError(
-            f"{path}: a cluster id was given, but only philly traces have one; this is {kind.name}",
+            f"{path}: a cluster id was given, but only philly traces have one; leave it out for {kind.name}",
             field="cluster-id",
         )
     models = Models(profiles, gpu_type, gpus_per_node)

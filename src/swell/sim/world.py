@@ -71,7 +71,8 @@ class World:
         trains = profile.epochs is not None
         if job.work is None and not trains:
             raise InputError(
-                f"job '{job.job_id}': work is missing, and profile '{profile.name}' has no epochs to run",
+                f"job '{job.job_id}': work is missing, and profile '{profile.name}' has no epochs to run;"
+                " add a column work",
                 field="work",
             )
         full = profile.iterations(job.batch_size, -1) if trains else 0.0
@@ -104,7 +105,7 @@ class World:
                 if not np.any(curve > 0):
                     raise InputError(
                         f"job '{job.job_id}': profile '{job.model}' cannot run at batch_size {job.batch_size}"
-                        f" on any number of GPUs up to {columns}",
+                        f" on any number of GPUs up to {columns}; give another batch_size",
                         field="batch_size",
                     )
                 known[key] = len(rates)

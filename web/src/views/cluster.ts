@@ -1,6 +1,8 @@
 import { colour } from "../colours";
-import { h, setText } from "../dom";
-import { duration, number, percent, plural } from "../format";
+import { confirmed, h, setText, toast } from "../dom";
+import * as api from "../api";
+import { sign, words } from "../events";
+import { duration, moment, number, percent, plural } from "../format";
 import { lanesFigure } from "../lanes";
 import { state } from "../state";
 import type { Job } from "../types";
@@ -23,12 +25,17 @@ export function clusterView(): View {
   const legend = h("ul", { class: "legend", "aria-label": "Jobs that hold GPUs" });
   const gridCard = h("section", { class: "card", "aria-labelledby": "nodes-title" },
     h("div", { class: "head" }, h("h2", { id: "nodes-title" }, "Nodes")), grid, legend);
-  const element = h("div", {}, tiles, lanes.element, gridCard);
+  const happened = h("ol", { class: "feed" });
+  const feedCard = h("section", { class: "card", "aria-labelledby": "feed-title" },
+    h("div", { class: "head" }, h("h2", { id: "feed-title" }, "What happened")),
+    h("div", { class: "scroll short", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Events, newest first" }, happened));
+  const element = h("div", {}, tiles, lanes.element, h("div", { class: "wide-two" }, gridCard, feedCard));
 
   let layout = "";
   let cells: HTMLElement[] = [];
   let looks: string[] = [];
-  let cards: { card: HTMLElement; note: HTMLElement }[] = [];
+  let cards: { card: HTMLElement; note: HTMLElement; drain: HTMLButtonElement }[] = [];
+  let newest = -1;
   let drawnVersion = -1;
   let paintedAt = -Infinity;
 
@@ -50,10 +57,41 @@ export function clusterView(): View {
         box.append(cell);
       }
       const note = h("span", { class: "note" });
-      const card = h("li", {}, h("div", { class: "name" }, h("strong", {}, node.name), note), box);
-      cards.push({ card, note });
+      const drain = h("button", { type: "button", class: "plain drain", hidden: state.who.role !== "admin" || dense, click: () => void askDrain(node.name) });
+      const card = h("li", {}, h("div", { class: "name" }, h("strong", {}, node.name), h("span", {}, drain, note)), box);
+      cards.push({ card, note, drain });
       grid.append(card);
     }
+  }
+
+  // What `swell drain` does.
+  async function askDrain(name: string): Promise<void> {
+    const node = state.nodes.find((one) => one.name === name);
+    if (!node) return;
+    const verb = node.draining ? "undrain" : "drain";
+    if (!node.draining && !(await confirmed(`Drain ${name}?`, "Its jobs move to other nodes without stopping, and it gets no more until it is used again.", "Drain"))) return;
+    try {
+      state.nodes = (await api.post<{ nodes: typeof state.nodes }>(`/v1/nodes/${encodeURIComponent(name)}/${verb}`)).nodes;
+      drawnVersion = -1;
+      draw();
+    } catch (error) {
+      toast(error instanceof Error ? error.message : String(error), true);
+    }
+  }
+
+  function tellEvents(): void {
+    const last = state.recent[state.recent.length - 1]?.seq ?? 0;
+    if (last === newest) return;
+    newest = last;
+    const shown = state.recent.filter((event) => event.kind !== "admitted" || event.data.finish_s).slice(-60).reverse();
+    happened.replaceChildren(...shown.map((event) => {
+      const [mark, look] = sign(event);
+      const about = event.job_id === null
+        ? h("strong", {}, event.node ?? "")
+        : h("a", { href: `#/job/${encodeURIComponent(event.job_id)}` }, state.jobs.get(event.job_id)?.request.name ?? state.lanes.get(event.job_id)?.name ?? event.data.name ?? event.job_id);
+      return h("li", {}, h("time", { class: "quiet" }, moment(event.time_s)), h("span", { class: `sign ${look}`, "aria-hidden": "true" }, mark), h("span", {}, about, ` ${words(event)}`));
+    }));
+    if (!shown.length) happened.replaceChildren(h("li", { class: "quiet" }, "Nothing yet."));
   }
 
   function paint(): void {
@@ -76,7 +114,12 @@ export function clusterView(): View {
         if (job) counts.set(job.request.name, (counts.get(job.request.name) ?? 0) + 1);
       }
       first += node.gpus;
-      const { card, note } = cards[index];
+      const { card, note, drain } = cards[index];
+      const verb = node.draining ? "Use again" : "Drain";
+      if (drain.textContent !== verb) {
+        setText(drain, verb);
+        drain.setAttribute("aria-label", `${verb}: ${node.name}`);
+      }
       const seen = [...counts.values()].reduce((sum, one) => sum + one, 0);
       const others = Math.max(node.used - seen, 0);
       const stateText = !node.up ? "lost" : node.draining ? "draining" : `${Math.max(node.used, seen)}/${node.gpus}`;
@@ -131,6 +174,7 @@ export function clusterView(): View {
       build();
       paint();
       tell();
+      tellEvents();
     }
     lanes.drawSoon();
   }

@@ -1,9 +1,9 @@
 import * as api from "../api";
 import type { Curve, Mark } from "../charts";
-import { curve, speedFigure } from "../charts";
+import { curve, Group, speedFigure, viewOptions } from "../charts";
 import { line } from "../colours";
 import { confirmed, h, setText, toast } from "../dom";
-import { duration, moment, number, percent } from "../format";
+import { duration, moment, number, percent, plural } from "../format";
 import { state } from "../state";
 import type { Explanation, Job, LogEvent, Series } from "../types";
 import { over } from "../types";
@@ -24,20 +24,26 @@ export function jobView(jobId: string): View {
   const facts = h("dl", { class: "tiles small" });
   const actions = h("div", { class: "buttons" });
   const curves = h("div", { class: "curves" });
+  const group: Group = new Group("job", () => view.update());
+  const view = viewOptions(group);
   const speed = speedFigure();
   const changeRows = h("tbody", {});
   const output = h("pre", { class: "log", tabindex: 0, role: "log", "aria-label": "Output of the job", "aria-live": "off" });
+  const find = h("input", { type: "search", placeholder: "Find in the output", "aria-label": "Find in the output", input: () => showOutput() });
+  const found = h("span", { class: "quiet", role: "status" });
   const element = h("div", {},
     h("section", { class: "card" },
       h("div", { class: "head" }, h("div", { class: "title" }, title, pill), actions), about, why, facts),
-    h("section", { class: "card", "aria-label": "Curves" }, h("div", { class: "head" }, h("h2", {}, "Over time"), h("span", { class: "quiet" }, "stripes: resizes and their pauses")), curves),
+    h("section", { class: "card", "aria-label": "Curves" }, h("div", { class: "head" }, h("div", { class: "title" }, h("h2", {}, "Over time"), h("span", { class: "quiet" }, "stripes: resizes and their pauses")), view.element), curves),
     h("div", { class: "two" },
       h("section", { class: "card", "aria-label": "Speed" }, speed.element),
       h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "What happened to it")),
         h("div", { class: "scroll short", tabindex: 0, role: "region", "aria-label": "Changes" }, h("table", {},
           h("thead", {}, h("tr", {}, ...["When", "What", "GPUs", "Pause"].map((one) => h("th", { scope: "col" }, one)))), changeRows)))),
-    h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Output")), output));
+    h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Output"),
+      h("div", { class: "choices" }, find, found, h("button", { type: "button", click: download }, "Download"))), output));
 
+  let written = ""; // all of the output that is kept; what is shown may be only the lines with what is looked for
   let series: Series = { time_s: [], curves: {}, metrics: {}, changes: [] };
   let explained: Explanation | null = null;
   let explainAt = 0;
@@ -86,9 +92,38 @@ export function jobView(jobId: string): View {
 
   function write(text: string): void {
     const atEnd = output.scrollTop + output.clientHeight >= output.scrollHeight - 24;
-    output.append(document.createTextNode(text));
-    if (output.textContent!.length > LOG_CHARS) output.textContent = `…${output.textContent!.slice(-LOG_CHARS / 2)}`;
+    written += text;
+    const cut = written.length > LOG_CHARS;
+    if (cut) written = written.slice(written.indexOf("\n", written.length - LOG_CHARS / 2) + 1);
+    if (cut || find.value) showOutput();
+    else output.append(document.createTextNode(text));
     if (atEnd) output.scrollTop = output.scrollHeight;
+  }
+
+  function showOutput(): void {
+    const wanted = find.value.toLowerCase();
+    const lines = wanted ? written.split("\n").filter((one) => one.toLowerCase().includes(wanted)) : [];
+    output.textContent = wanted ? lines.join("\n") : written;
+    setText(found, wanted ? plural(lines.length, "line") : "");
+  }
+
+  // All of it, also what is no longer shown here.
+  async function download(): Promise<void> {
+    try {
+      const parts: Uint8Array<ArrayBuffer>[] = [];
+      for (let offset = 0; ; ) {
+        const answer = await api.send("GET", `${path}/logs?limit=1048576&offset=${offset}`, undefined, {}, stopper.signal);
+        const part = new Uint8Array(await answer.arrayBuffer());
+        if (!part.length) break;
+        parts.push(part);
+        offset = Number(answer.headers.get("X-Next-Offset") ?? offset + part.length);
+      }
+      const address = URL.createObjectURL(new Blob(parts, { type: "text/plain" }));
+      h("a", { href: address, download: `${jobId}.log` }).click();
+      setTimeout(() => URL.revokeObjectURL(address), 10_000);
+    } catch (error) {
+      toast(error instanceof Error ? error.message : String(error), true);
+    }
   }
 
   // -- drawing -------------------------------------------------------------------------------------------
@@ -101,7 +136,7 @@ export function jobView(jobId: string): View {
   function plot(name: string, unit: string, index: number, options = {}): Curve {
     let found = plots.get(name);
     if (!found) {
-      plots.set(name, (found = curve(name, unit, line(index), marks, options)));
+      plots.set(name, (found = curve(name, unit, line(index), group, marks, options)));
       curves.append(found.element);
     }
     return found;
@@ -142,8 +177,8 @@ export function jobView(jobId: string): View {
       plot("GPUs", " GPUs", 0, { stepped: true, zero: true }).set([[...gpus.map((one) => one.time_s), to], [...counts, over(now) ? 0 : counts[counts.length - 1]]], from, to);
     }
     const named: [string, string, (number | null)[] | undefined, object][] = [
-      ["Loss", "", series.curves.loss, {}],
-      ...Object.keys(series.metrics).filter((name) => name !== "loss").slice(0, 4).map((name): [string, string, (number | null)[], object] => [name, "", series.metrics[name], {}]),
+      ["Loss", "", series.curves.loss, { smooth: true }],
+      ...Object.keys(series.metrics).filter((name) => name !== "loss").slice(0, 4).map((name): [string, string, (number | null)[], object] => [name, "", series.metrics[name], { smooth: true }]),
       ["Goodput", " it/s", goodput(), { zero: true }],
       ["Batch size", "", series.curves.batch_size, { stepped: true, zero: true }],
       ["Learning rate", "", series.curves.lr, { zero: true }],
@@ -155,7 +190,8 @@ export function jobView(jobId: string): View {
     });
     if (!plots.size) curves.textContent = "Nothing reported yet: curves appear with the job's first steps.";
     else if (curves.firstChild instanceof Text) curves.firstChild.remove();
-    speed.set(explained?.curve ?? null, measured());
+    const told = new Map((explained?.measured ?? []).map((one) => [one.workers, one.rate]));
+    speed.set(explained?.curve ?? null, explained?.steps ?? [], told.size ? told : measured());
   }
 
   const fact = (name: string, value: string, look = "") => h("div", {}, h("dt", {}, name), h("dd", { class: look }, value));

@@ -38,13 +38,58 @@ export function whyWaits(job: Job): string {
   return lines[lines.length - 1] ?? "";
 }
 
+const PHASES = ["all", "active", "running", "queued", "paused", "finished", "failed", "cancelled", "refused"];
+const COMPARED_MOST = 8;
+
+// Columns, and what they are sorted by: numbers descending at first, texts ascending.
+const COLUMNS: [string, ((job: Job, now: number) => number | string) | null][] = [
+  ["Job", (job) => job.request.name.toLowerCase()],
+  ["State", null],
+  ["GPUs", (job) => job.wanted.length],
+  ["Progress", (job) => (job.phase === "finished" ? 1 : job.of ? job.done / job.of : 0)],
+  ["Goodput", (job) => state.rate(job) ?? -1],
+  ["Promise and prediction", (job, now) => -((job.promise.guaranteed_s ?? job.request.deadline_s ?? Infinity) - (state.predicted(job, now) ?? 0))],
+  ["Why", null],
+];
+
+// What is looked at is part of the address, so that it can be sent to somebody: #/queue?phase=failed&find=bert
+function asked(): URLSearchParams {
+  return new URLSearchParams(location.hash.split("?")[1] ?? "");
+}
+
 export function queueView(): View {
   let page = 0;
-  let filter = "";
-  let which = "all";
-  const search = h("input", { type: "search", placeholder: "Name, owner or id", "aria-label": "Filter jobs", input: () => ((filter = search.value.toLowerCase()), (page = 0), draw()) });
-  const phases = h("select", { "aria-label": "Phase", change: () => ((which = phases.value), (page = 0), draw()) },
-    ...["all", "active", "running", "queued", "paused", "finished", "failed", "cancelled", "refused"].map((one) => h("option", { value: one }, one)));
+  let filter = (asked().get("find") ?? "").toLowerCase();
+  let which = PHASES.includes(asked().get("phase") ?? "") ? asked().get("phase")! : "all";
+  let sorted: [number, number] | null = null; // column, and 1 or -1
+  const chosen = new Set<string>();
+  const keep = () => {
+    const wanted = new URLSearchParams([...(which === "all" ? [] : [["phase", which]]), ...(filter ? [["find", filter]] : [])]);
+    history.replaceState(null, "", `#/queue${[...wanted].length ? `?${wanted}` : ""}`);
+    page = 0;
+    draw();
+  };
+  const search = h("input", { type: "search", placeholder: "Name, owner or id", "aria-label": "Filter jobs", value: filter, input: () => ((filter = search.value.toLowerCase()), keep()) });
+  const phases = h("select", { "aria-label": "Phase", change: () => ((which = phases.value), keep()) },
+    ...PHASES.map((one) => h("option", { value: one, selected: one === which }, one)));
+  const compare = h("button", { type: "button", hidden: true, click: () => (location.hash = `#/compare/${[...chosen].map(encodeURIComponent).join(",")}`) });
+  const heads = COLUMNS.map(([name, by], index) => h("th", { scope: "col" }, by
+    ? h("button", { type: "button", class: "sort", click: () => sortBy(index) }, name) : name));
+
+  function sortBy(index: number): void {
+    const first = index === 0 ? 1 : -1;
+    sorted = sorted?.[0] !== index ? [index, first] : sorted[1] === first ? [index, -first] : null;
+    heads.forEach((head, i) => (sorted?.[0] === i ? head.setAttribute("aria-sort", sorted[1] > 0 ? "ascending" : "descending") : head.removeAttribute("aria-sort")));
+    draw();
+  }
+
+  function choose(id: string, yes: boolean): void {
+    if (yes) chosen.add(id);
+    else chosen.delete(id);
+    compare.hidden = chosen.size < 2;
+    compare.disabled = chosen.size > COMPARED_MOST;
+    setText(compare, chosen.size > COMPARED_MOST ? `At most ${COMPARED_MOST} can be compared` : `Compare ${chosen.size} jobs`);
+  }
   const count = h("span", { class: "quiet", role: "status" });
   const body = h("tbody", {});
   const back = h("button", { type: "button", click: () => (page--, draw()) }, "Back");
@@ -53,10 +98,10 @@ export function queueView(): View {
   const pager = h("div", { class: "buttons" }, back, place, next);
   const table = h("table", { class: "jobs" },
     h("caption", { class: "hidden" }, "Jobs, those that run first"),
-    h("thead", {}, h("tr", {}, ...["Job", "State", "GPUs", "Progress", "Goodput", "Promise and prediction", "Why"].map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", {}, h("tr", {}, ...heads)),
     body);
   const element = h("section", { class: "card" },
-    h("div", { class: "head" }, h("h2", {}, "Jobs"), h("div", { class: "choices" }, search, phases, count)),
+    h("div", { class: "head" }, h("h2", {}, "Jobs"), h("div", { class: "choices" }, compare, search, phases, count)),
     h("div", { class: "scroll" }, table), pager);
   let shown: string[] = [];
   let drawnAt = 0;
@@ -73,7 +118,9 @@ export function queueView(): View {
     const promise = h("td", {});
     const why = h("div", { class: "why" });
     const line = h("tr", {},
-      h("th", { scope: "row" }, swatch, link, h("small", {}, ` ${job.owner}`)),
+      h("th", { scope: "row" },
+        h("input", { type: "checkbox", checked: chosen.has(job.job_id), "aria-label": `Compare ${job.request.name}`, change: (event: Event) => choose(job.job_id, (event.target as HTMLInputElement).checked) }),
+        swatch, link, h("small", {}, ` ${job.owner}`)),
       pill, gpus, h("td", {}, h("div", { class: "bar", "aria-hidden": "true" }, fill), share), rate, promise, h("td", {}, why));
     return { line, swatch, look: "", pill, gpus, fill, share, rate, promise, why, phase: "" };
   }
@@ -109,7 +156,12 @@ export function queueView(): View {
     if (which === "active") found = found.filter((job) => !over(job));
     else if (which !== "all") found = found.filter((job) => job.phase === which);
     if (filter) found = found.filter((job) => `${job.request.name} ${job.owner} ${job.job_id}`.toLowerCase().includes(filter));
-    found.sort((a, b) => (ORDER[a.phase] ?? 3) - (ORDER[b.phase] ?? 3) || (over(a) ? (b.ended_s ?? 0) - (a.ended_s ?? 0) : a.submitted_s - b.submitted_s));
+    const by = sorted && COLUMNS[sorted[0]][1];
+    if (by) {
+      const keys = new Map(found.map((job) => [job, by(job, now)]));
+      const way = sorted![1];
+      found.sort((a, b) => (keys.get(a)! < keys.get(b)! ? -way : keys.get(a)! > keys.get(b)! ? way : 0));
+    } else found.sort((a, b) => (ORDER[a.phase] ?? 3) - (ORDER[b.phase] ?? 3) || (over(a) ? (b.ended_s ?? 0) - (a.ended_s ?? 0) : a.submitted_s - b.submitted_s));
     const pages = Math.max(1, Math.ceil(found.length / PAGE));
     page = Math.min(Math.max(page, 0), pages - 1);
     const part = found.slice(page * PAGE, (page + 1) * PAGE);

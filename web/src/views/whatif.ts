@@ -1,6 +1,8 @@
 import * as api from "../api";
 import { h } from "../dom";
 import { duration, number, percent } from "../format";
+import type { MiniLane } from "../mini";
+import { miniLanes, spanOf } from "../mini";
 import { state } from "../state";
 import type { View } from "./view";
 
@@ -18,6 +20,7 @@ interface Run {
   utilisation: number | null;
   resizes: number;
   left_out: number;
+  lanes?: MiniLane[];
 }
 
 const FIRST = ["tide", "elasticflow", "afs-l", "tiresias"];
@@ -56,10 +59,10 @@ export function whatIfView(): View {
     event.preventDefault();
     const policies = [...choices.querySelectorAll<HTMLInputElement>("input:checked")].map((one) => one.value);
     go.disabled = true;
-    result.replaceChildren(h("section", { class: "card" }, h("p", {}, `Replaying under ${policies.length || 1} policies …`)));
+    result.replaceChildren(h("section", { class: "card" }, h("p", {}, `Replaying under ${policies.length === 1 ? policies[0] : policies.length ? `${policies.length} policies` : "the present policy"} …`)));
     try {
       const answer = await api.post<{ runs: Run[] }>("/v1/replay", { policies, cluster: cluster.value.trim() || null });
-      result.replaceChildren(table(answer.runs));
+      result.replaceChildren(table(answer.runs), pictures(answer.runs));
     } catch (error) {
       result.replaceChildren(h("section", { class: "card" }, h("p", { class: "bad" }, error instanceof Error ? error.message : String(error))));
     } finally {
@@ -84,6 +87,15 @@ export function whatIfView(): View {
     const first = runs[0];
     return h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Side by side"), h("span", { class: "quiet" }, `${first.jobs} jobs that have ended${first.left_out ? `; ${first.left_out} that go on are left out` : ""}`)),
       h("div", { class: "scroll" }, h("table", { class: "compare" }, h("thead", {}, head), h("tbody", {}, ...rows))));
+  }
+
+  // Who would have had how many GPUs, all on the same scale.
+  function pictures(runs: Run[]): HTMLElement {
+    const span = spanOf(runs.map((run) => run.lanes ?? []));
+    const figures = runs.filter((run) => run.lanes?.length).map((run) => miniLanes(`${run.policy} ${run.cluster}`, run.lanes!, span));
+    return h("section", { class: "card" }, h("div", { class: "head" }, h("h2", {}, "Who had how many GPUs"),
+      h("span", { class: "quiet" }, "a lane for each job, the same colour and place everywhere; thicker with more GPUs")),
+      h("div", { class: "minis" }, ...figures));
   }
 
   return { title: "What if", element, update() {} };

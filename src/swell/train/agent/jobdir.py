@@ -59,7 +59,7 @@ class JobDirectory:
             if (path / "job.json").exists():
                 return cls(path)
         known = sorted(p.parent.name for p in (home() / "jobs").glob("*/job.json"))
-        hint = f"; known jobs: {', '.join(known[-10:])}" if known else ""
+        hint = f"; known jobs: {', '.join(known[-10:])}" if known else ": 'swell run --name NAME' starts one"
         raise TrainError(f"there is no job {name!r} here{hint}")
 
     def lock(self, role: str, wait_s: float) -> int:

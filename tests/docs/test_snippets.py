@@ -1,0 +1,118 @@
+"""Every command and snippet of the documentation: it parses, and it is known which test runs it.
+
+Pages whose snippets no test can run here say why in `NOT_HERE`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from swell.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUN_BY = {
+    "adaptive.md": "tests/train/test_guide.py",
+    "README.md": "tests/cli/test_platform_docs.py",
+    "api.md": "tests/cli/test_platform_docs.py",
+    "checkpoints.md": "tests/train/test_guide.py",
+    "dashboard.md": "tests/cli/test_platform_docs.py",
+    "operations.md": "tests/cli/test_platform_docs.py",
+    "quickstart.md": "tests/cli/test_platform_docs.py",
+    "security.md": "tests/cli/test_platform_docs.py",
+    "simulator.md": "tests/cli/test_platform_docs.py",
+    "streams.md": "tests/train/test_guide.py",
+    "training.md": "tests/train/test_guide.py",
+    "writing-a-policy.md": "tests/policies/test_writing_a_policy.py",
+}
+NOT_HERE = {
+    "CONTRIBUTING.md": "what CI itself runs",
+    "gpu.md": "needs a GPU",
+    "ray.md": "needs several machines, Slurm or Kubernetes; tests/engines has a Ray cluster of processes",
+}
+PROGRAMS = ("swell", "python", "curl", "make", "ray", "kubectl", "openssl", "sbatch", "import", "from", "for")
+
+
+def blocks(page: Path) -> Iterator[str]:
+    """The lines of a page's fenced and indented blocks; lines that end in a backslash are joined."""
+    text = re.sub(r" *\\\n\s*", " ", page.read_text())
+    for language, body in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        if language in ("sh", "python"):
+            yield from body.splitlines()
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for line in outside.splitlines():
+        if re.match(r"    \S", line) and "(launcher)" not in line:
+            yield line[4:]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every `swell` command in the page's blocks."""
+    for line in blocks(page):
+        if re.match(r"swell [a-z]", line):
+            words = shlex.split(re.split(r"\s{3,}", line)[0], comments=True)
+            yield words[1 : words.index(">") if ">" in words else None]
+
+
+def parsed(words: list[str]) -> click.Command:
+    """The command that the words are for; fails if it or one of the options does not exist."""
+    context = click.Context(main, info_name="swell")
+    command: click.Command | None = main
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        command, words = command.get_command(context, words[0]), words[1:]
+    assert command is not None
+    command.make_parser(click.Context(command, parent=context)).parse_args(list(words))
+    return command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_in_a_block_is_one(page: Path) -> None:
+    for words in commands(page):
+        try:
+            parsed(words)
+        except (click.UsageError, AssertionError) as error:
+            pytest.fail(f"swell {shlex.join(words)}: {error}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_in_the_text_is_one(page: Path) -> None:
+    for found in re.findall(r"`swell ([^`\n]+)`", page.read_text()):
+        name, *words = found.split()
+        if not re.fullmatch(r"[a-z-]+", name):
+            continue
+        assert name in COMMANDS, f"there is no `swell {name}`"
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        known = {option for one in _all(command) for option in one}
+        script = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
+        # What stands behind a script is the script's own.
+        options = [word.split("=")[0] for word in words[:script] if re.match(r"--?[a-z]", word)]
+        assert [option for option in options if option not in known] == [], f"`swell {found}`"
+
+
+def _all(command: click.Command) -> Iterator[list[str]]:
+    """The options of a command and of those inside it."""
+    yield from (param.opts + param.secondary_opts for param in command.params)
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            yield from _all(inner)
+
+
+def test_a_mistake_would_be_found() -> None:
+    with pytest.raises(click.NoSuchOption):
+        parsed(["submit", "--dead-line", "2h", "train.py"])
+    assert list(commands(ROOT / "docs" / "dashboard.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_it_is_known_which_test_runs_the_snippets_of_a_page(page: Path) -> None:
+    told = page.name in RUN_BY or page.name in NOT_HERE
+    found = [line for line in blocks(page) if line.split(" ")[0] in PROGRAMS]
+    assert bool(found) == told, found
+    if page.name in RUN_BY:
+        assert page.name in (ROOT / RUN_BY[page.name]).read_text()
