@@ -1,6 +1,6 @@
 """Cut links between hosts: how long training stands still, who commits, who comes back.
 
-    python -m benchmarks.runtime.hosts [--quick] [case ...]
+    python -m benchmarks.runtime.hosts [--quick] [--events] [case ...]
 
 A head and three workers, each in a network namespace of its own (`netns`), train a model that counts its
 samples (`counting`). A link is cut for a while and healed; then the job is run to its end. Reported for each
@@ -161,7 +161,7 @@ def play(hosts: Hosts, stage: Stage, case: Case, *, pace_s: float = 0.1) -> dict
         before = job.together()
         slots = {slot: name for name, slot in before["slots"].items()}
         time.sleep(1.0)
-        cut_s = time.monotonic()
+        cut_s, cut_at_s = time.monotonic(), time.time()
         for one, other in case.links:
             hosts.cut(one, other, both=case.both)
         time.sleep(case.cut_s)
@@ -179,11 +179,10 @@ def play(hosts: Hosts, stage: Stage, case: Case, *, pace_s: float = 0.1) -> dict
             alone = [row for row in rows if row.at_s > cut_s + 7.0]
             result["steps_of_the_cut_off"] = len(alone)
         result["problem"] = job.finish()
-        told = ("left_out", "unreachable", "standstill", "back", "recovery", "failed", "fenced", "finish")
         result["events"] = [
-            {k: v for k, v in event.items() if k not in ("connect_s", "noticed_s")}
+            {"at_s": round(event["time_s"] - cut_at_s, 2), **{k: v for k, v in event.items() if k != "time_s"}}
             for event in job.directory.events()
-            if event["event"] in told
+            if event["event"] != "checkpoint"
         ]
         return result
     finally:
@@ -214,9 +213,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # nothing is left behind
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--events", action="store_true", help="and the job's events, by time since the cut")
     parser.add_argument("cases", nargs="*")
     options = parser.parse_args()
-    print(json.dumps(measure(options.cases, quick=options.quick), indent=1))
+    for name, result in measure(options.cases, quick=options.quick).items():
+        events = result.pop("events", []) if isinstance(result, dict) else []
+        print(json.dumps({name: result}))
+        for event in events if options.events else []:
+            print("   ", json.dumps(event))
 
 
 if __name__ == "__main__":

@@ -139,11 +139,10 @@ class Peers:
                 connection.receive(_PREPARE_S)
                 return Peer(other, connection.sock, answer["about"])
             except (OSError, KeyError) as error:
+                if isinstance(error, OSError) and is_cut(error) and offer.addresses[other][0] != self.host:
+                    self._suspect(other)
                 if not going_on():
                     raise PeerLost(f"{other} cannot be reached") from None
-                far = offer.addresses[other][0] != self.host if other in offer.addresses else False
-                if isinstance(error, OSError) and is_cut(error) and far:
-                    self._suspect(other)
                 time.sleep(RETRY_S)
 
     def _await(
