@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from swell.control.scheduler import Scheduler
 from swell.domain import Cluster, Event, EventKind
 
 _ALLOCATIONS = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
+_MOST_NOTICES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
 def explain(
     record: JobRecord,
     scheduler: Scheduler,
-    events: Iterable[Event],
+    events: Sequence[Event],
     now_s: float,
     behind_s: float,
     trouble: str,
@@ -98,6 +99,11 @@ def explain(
             for e in events
             if e.kind in _ALLOCATIONS
         ],
+        "notices": [
+            {"time_s": e.time_s, "text": str(e.data.get("text", ""))}
+            for e in events
+            if e.kind is EventKind.NOTICED
+        ][-_MOST_NOTICES:],
     }
     if knowledge is not None and not record.phase.over:
         answer["estimate"] = asdict(estimated(record, knowledge, scheduler, now_s))

@@ -357,9 +357,14 @@ class SupervisedEngine:
             self._add_report(job, "resized", {"pause_s": event.pause_s, "gpus": gpus})
         elif what == "exited" and trained and event.code < 0:
             self._add_report(job, "worker_lost", {"worker": worker, "reason": _signal_name(event.code)})
-        elif what == "fenced" and trained:
+        elif what == "left_out" and trained:
+            job.left_out = worker
+            self._add_report(job, "worker_lost", {"worker": worker, "reason": event.text})
+        elif what == "fenced" and trained and worker != job.left_out:
             reason = "the worker did not answer and was given up"
             self._add_report(job, "worker_lost", {"worker": worker, "reason": reason})
+        elif event.text:
+            self._add_report(job, "noticed", {"text": event.text})
         elif what == "checkpoint":
             self._add_report(job, "checkpoint", {"step": event.step})
 
