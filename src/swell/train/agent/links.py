@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from swell.train.agent.generations import Check, Fence, Instruction, Kill, Say, Status, Worker
@@ -69,9 +70,12 @@ def check(m: Membership, name: str, other: str, now_s: float) -> list[Instructio
     return [] if number is None else [Check(number, asked)]
 
 
-def leave_out(m: Membership, going: list[str], cuts: set[Pair]) -> list[Instruction]:
-    """Go on with the largest set of these members that all reach each other; the others have to end."""
-    stay = connected(going, cuts)
+def leave_out(m: Membership, going: list[str], cuts: set[Pair], mute: Collection[str]) -> list[Instruction]:
+    """Go on with the largest set of these members that all reach each other; the others have to end.
+
+    Those in `mute` did not answer and cannot be reached by some: they go on only if there is nobody else.
+    """
+    stay = connected([name for name in going if name not in mute] or going, cuts)
     out: list[Instruction] = []
     for name in [name for name in going if name not in stay]:
         m.missing[name] = m.workers.pop(name).slot

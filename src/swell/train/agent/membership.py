@@ -413,11 +413,11 @@ class Membership:
 
     def _part(self, now_s: float) -> list[Instruction]:
         """A check is over: go on with the largest set of members that all reach each other."""
-        cuts = self.reach.end(now_s)
+        cuts, mute = self.reach.end(now_s)
         if self.result is not None or not cuts:
             return []
         before = self._going()
-        out = [*links.leave_out(self, before, cuts), *links.hold_back(self, cuts, now_s)]
+        out = [*links.leave_out(self, before, cuts, mute), *links.hold_back(self, cuts, now_s)]
         if len(self._going()) < len(before):
             out += self._recover(now_s)
         return [*out, *self._plan(now_s)]

@@ -104,6 +104,7 @@ class Reach:
     number: int = 0
     asked: frozenset[str] = frozenset()
     """Workers whose answer to the present check is missing; empty if there is none."""
+    answered: frozenset[str] = frozenset()
     cuts: set[Pair] = field(default_factory=set)
     """Pairs that the answers so far say are cut."""
     began_s: float = float("-inf")
@@ -116,25 +117,32 @@ class Reach:
         if self.asked or now_s - self.ended_s < AGAIN_S:
             return None
         self.number += 1
-        self.asked, self.cuts, self.began_s = frozenset(names), set(), now_s
+        self.asked, self.answered, self.cuts, self.began_s = frozenset(names), frozenset(), set(), now_s
         return self.number
 
     def answer(self, name: str, number: int, unreachable: Iterable[str]) -> bool:
-        """A worker said whom it cannot reach; True if that was the last answer of the check."""
+        """A worker said whom it cannot reach; True if nothing more is to be expected of the check.
+
+        Few whom none of the others reaches may not answer at all: the coordinator does not reach them either.
+        """
         if number != self.number or name not in self.asked:
             return False
         self.cuts |= {pair(name, other) for other in unreachable if other != name}
         self.asked -= {name}
-        return not self.asked
+        self.answered |= {name}
+        if len(self.answered) <= len(self.asked):
+            return False
+        return all(pair(one, other) in self.cuts for one in self.answered for other in self.asked)
 
     def late(self, now_s: float) -> bool:
         """Whether a check is under way that is not waited for any longer."""
         return bool(self.asked) and now_s - self.began_s >= CHECK_S
 
-    def end(self, now_s: float) -> set[Pair]:
-        """The cut pairs that the check found."""
+    def end(self, now_s: float) -> tuple[set[Pair], frozenset[str]]:
+        """The cut pairs that the check found, and those that did not answer and are part of such a pair."""
+        mute = frozenset(name for name in self.asked if any(name in cut for cut in self.cuts))
         self.asked, self.ended_s = frozenset(), now_s
-        return self.cuts
+        return self.cuts, mute
 
     def hold(self, name: str, now_s: float) -> bool:
         """Let a newcomer wait before it is tried again; True if it did not wait before."""
