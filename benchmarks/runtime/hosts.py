@@ -180,7 +180,10 @@ def play(hosts: Hosts, stage: Stage, case: Case, *, pace_s: float = 0.1) -> dict
             result["steps_of_the_cut_off"] = len(alone)
         result["problem"] = job.finish()
         result["events"] = [
-            {"at_s": round(event["time_s"] - cut_at_s, 2), **{k: v for k, v in event.items() if k != "time_s"}}
+            {
+                "at_s": round(event["time_s"] - cut_at_s, 2),
+                **{k: v for k, v in event.items() if k != "time_s"},
+            }
             for event in job.directory.events()
             if event["event"] != "checkpoint"
         ]
