@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from swell.engines.environment import for_jobs
 from swell.engines.processes import descendants, memory_bytes
 from swell.engines.ray.warm import socket_path
+from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable
 
 MEMORY_EVERY_S = 1.0
@@ -101,9 +102,9 @@ class Holder:
         self._line = socket.create_connection((host, port), timeout=10.0)
         self._line.sendall(token.encode())
         self._line.settimeout(None)
-        self._line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5)):
-            self._line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        # A supervisor that ends closes the connection at once. One that is cut off may come back for longer
+        # than its coordinator waits for its workers (`away_s`): only after that nobody needs this one.
+        keep_alive(self._line, every_s=15, probes=5)
         threading.Thread(target=self._watch_supervisor, name="swell-lifeline", daemon=True).start()
 
     def run(self, order: dict[str, Any]) -> dict[str, Any]:
