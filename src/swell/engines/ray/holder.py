@@ -28,6 +28,8 @@ from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable
 
 MEMORY_EVERY_S = 1.0
+BEGUN_S = 10.0
+"""How long the call that starts a worker may be on its way."""
 _LOST = -int(signal.SIGKILL)
 _PREFIX = f"swell-worker-{os.getuid()}-"
 
@@ -96,6 +98,8 @@ class Holder:
 
     def __init__(self, lifeline: tuple[str, int, str]) -> None:
         self._worker: Running | None = None
+        self._answer: dict[str, Any] | None = None
+        self._began, self._ended = threading.Event(), threading.Event()
         self._doomed = False
         self._verdict = ""
         host, port, token = lifeline
@@ -109,6 +113,20 @@ class Holder:
 
     def run(self, order: dict[str, Any]) -> dict[str, Any]:
         """Run the worker that `order` describes to its end; returns how it ended."""
+        self._began.set()
+        self._answer = self._run(order)
+        self._ended.set()
+        return self._answer
+
+    def ended(self) -> dict[str, Any]:
+        """What `run` returned or will return, for a caller whose call of it was cut off."""
+        if not self._began.wait(BEGUN_S):
+            return {"code": _LOST, "verdict": "", "warm": False}  # the call never came here
+        self._ended.wait()
+        assert self._answer is not None
+        return self._answer
+
+    def _run(self, order: dict[str, Any]) -> dict[str, Any]:
         if not sees(order):
             return {"blind": f"{socket.gethostname()} cannot read {order['env']['SWELL_JOB_DIR']}"}
         _prune()
