@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--mode", default="fixed")
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--micro-batch", type=int, default=None)
+    parser.add_argument("--timeline", type=Path, help="folder for a line for each step, a file per worker")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     model = Counter(options.epochs, options.samples)
@@ -69,7 +71,9 @@ def main() -> None:
         for index in loader:
             if options.hurry is None or not options.hurry.exists():
                 time.sleep(options.pace)
-            job.step(model(epoch, index).mean())
+            if job.step(model(epoch, index).mean()) and options.timeline is not None:
+                with (options.timeline / os.environ["SWELL_WORKER"]).open("a") as file:
+                    file.write(f"{job.steps} {job.world} {job.generation} {time.monotonic()}\n")
         job.reduce(done=1.0)
     if job.is_leader:
         temporary = options.out.with_suffix(".writing")

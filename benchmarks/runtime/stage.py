@@ -1,7 +1,8 @@
 """Starts jobs from one prepared process, each in a fraction of a second.
 
 The process reads JSON lines, {"launch": {RunConfig...}} or {"wait": pid, "timeout_s": 30}, and answers with
-JSON lines. Each job has a launcher, a coordinator and a zygote of its own, forked from it.
+JSON lines. Each job has a launcher, a coordinator and a zygote of its own, forked from it. With `hosts` its
+workers are on those (`netns`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Stage:
         )
 
     def launch(self, directory: Path, **config: Any) -> int:
-        """Start a job with this configuration (see `RunConfig`); the id of its launcher's process."""
+        """Start a job with this configuration (see `RunConfig`; `hosts`); its launcher's process id."""
         pid: int = self._ask({"launch": {**config, "directory": str(directory)}})
         return pid
 
@@ -58,6 +59,7 @@ def _launch(fields: dict[str, Any]) -> int:
     from swell.train.agent.launcher import Launcher, RunConfig
 
     directory = Path(fields.pop("directory"))
+    hosts = fields.pop("hosts", None)
     pid = os.fork()
     if pid:
         return pid
@@ -66,7 +68,16 @@ def _launch(fields: dict[str, Any]) -> int:
         config = RunConfig(**fields, directory=directory)
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "output.txt").open("a", buffering=1) as output:
-            code = Launcher(config, lambda line: print(line, file=output)).run()
+
+            def say(line: str) -> None:
+                print(line, file=output)
+
+            if hosts is None:
+                code = Launcher(config, say).run()
+            else:
+                from benchmarks.runtime.hosts_launcher import HostsLauncher
+
+                code = HostsLauncher(config, say, hosts).run()
     finally:
         os._exit(code & 0xFF)
 

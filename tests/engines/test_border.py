@@ -232,3 +232,41 @@ def test_a_coordinator_that_never_answers_is_tried_ever_less_often(
             assert not job.connect(turn * 0.2, slots=4)
             tried.add(job.tried_s)
     assert len(tried) < 12, "the other jobs do not wait for it at every turn"
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (
+            {"event": "left_out", "worker": "w2", "by": ["w0", "w1"]},
+            "w2 was left out: w0 and w1 cannot reach it",
+        ),
+        (
+            {"event": "left_out", "worker": "w2", "silent_s": 5.1},
+            "w2 was left out: nothing was heard of it for 5 s",
+        ),
+        (
+            {"event": "unreachable", "worker": "w3", "by": ["w0", "w1", "w2"]},
+            "newcomer w3 cannot be reached by w0, w1 and w2; it is tried again",
+        ),
+        ({"event": "standstill", "step": 7, "workers": ["w2"]}, "step 8 stands still and waits for w2"),
+        ({"event": "back", "worker": "w3", "instead_of": "w2"}, "w3 is back in the place of w2"),
+        ({"event": "generation", "members": ["w0"]}, ""),
+    ],
+)
+def test_cut_links_are_told_in_words(event: dict[str, Any], text: str) -> None:
+    assert read_event(event, 4).text == text
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "left_out", "worker": 3},
+        {"event": "left_out", "worker": "w1", "by": "w0"},
+        {"event": "standstill", "step": -1, "workers": []},
+        {"event": "back", "worker": "w3"},
+    ],
+)
+def test_nonsense_about_links_is_refused(event: dict[str, Any]) -> None:
+    with pytest.raises(BadMessage):
+        read_event(event, 4)

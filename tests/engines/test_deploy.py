@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import swell
+from swell.engines.ray.head import CLUSTER_SETTINGS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -35,10 +36,18 @@ def test_the_kuberay_manifest_has_what_it_takes() -> None:
         assert pod["securityContext"]["runAsUser"] == 1000
     assert len({pod["containers"][0]["image"] for pod in pods}) == 1, "one image for all"
     health = json.loads(cluster["headGroupSpec"]["rayStartParams"]["system-config"].strip("'"))
-    assert health["health_check_failure_threshold"] * health["health_check_period_ms"] <= 2000
+    assert health == CLUSTER_SETTINGS
     (command,) = pods[-1]["containers"][0]["args"]
     assert f"ray start --address={found['RayCluster']['metadata']['name']}-head-svc:6379" in command
     assert "--num-cpus=0" in command and "exec swell up --engine=ray --address=auto" in command
+
+
+def test_every_cluster_is_told_the_same_health_checks_which_outlast_a_head_away_for_a_minute() -> None:
+    each_s = (CLUSTER_SETTINGS["health_check_period_ms"] + CLUSTER_SETTINGS["health_check_timeout_ms"]) / 1e3
+    assert each_s * CLUSTER_SETTINGS["health_check_failure_threshold"] >= 60
+    for path in (DEPLOY / "slurm.sh", DEPLOY.parent / "docs" / "ray.md"):
+        (found,) = re.findall(r"\{\s*\"health_check.*?\}", path.read_text(), re.DOTALL)
+        assert json.loads(found) == CLUSTER_SETTINGS, path.name
 
 
 def test_the_kuberay_manifest_lets_nobody_in_without_tls() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import socket
 import struct
+from collections import deque
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +168,69 @@ def test_a_reset_connection_does_not_end_the_lifeline() -> None:
     lifeline.close()
     assert holder.recv(1) == b"", "the holder learns that the supervisor has ended"
     holder.close()
+
+
+class ActorUnavailableError(Exception):
+    """As Ray calls it when an actor lives and cannot be reached."""
+
+
+class _Call:
+    """A call of an actor whose future is set by the test."""
+
+    def __init__(self) -> None:
+        self._future: Future[dict[str, Any]] = Future()
+
+    def future(self) -> Future[dict[str, Any]]:
+        return self._future
+
+
+def _launcher(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[_Call], list[tuple[str, int]]]:
+    """A launcher with one worker, the calls that ask its holder how it ended, and the ends that were told."""
+    from swell.engines.ray import launcher as module
+
+    made: Any = object.__new__(module.RayLauncher)
+    asked: list[_Call] = []
+
+    class Actor:
+        class ended:
+            @staticmethod
+            def remote() -> _Call:
+                asked.append(_Call())
+                return asked[-1]
+
+    ends: list[tuple[str, int]] = []
+    made._news, made._wake_w, made._pip, made._finish = deque(), -1, False, None
+    made._workers = {"w0": 1}
+    made._held = {"w0": module._Held(Actor(), 0, 0.0, up=True)}
+    monkeypatch.setattr(module.Launcher, "_turn", lambda self, timeout_s: None)
+    monkeypatch.setattr(made, "_drop", lambda held: None, raising=False)
+    monkeypatch.setattr(made, "_tell", lambda message: ends.append((message["type"], 0)), raising=False)
+    monkeypatch.setattr(made, "_exited", lambda worker, code: ends.append((worker, code)), raising=False)
+    return made, asked, ends
+
+
+def test_a_holder_behind_a_cut_link_is_asked_again_and_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked, ends = _launcher(monkeypatch)
+    monkeypatch.setattr("swell.engines.ray.launcher.ASK_AGAIN_S", 0.0)
+    first = _Call()
+    made._follow("w0", "ended", first)
+    first.future().set_exception(ActorUnavailableError())
+    for _ in range(3):  # the link is still cut
+        wait_until(lambda: made._turn(0.0) or asked, 10, "the holder to be asked again")
+        asked.pop().future().set_exception(ActorUnavailableError())
+    assert not ends
+    wait_until(lambda: made._turn(0.0) or asked, 10, "the holder to be asked again")
+    asked.pop().future().set_result({"code": 0, "verdict": "", "warm": True})
+    made._turn(0.0)
+    assert ends == [("w0", 0)]
+
+
+def test_a_holder_that_is_dead_or_cut_off_for_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, limit_s in ((RuntimeError("dead"), 60.0), (ActorUnavailableError(), -1.0)):
+        monkeypatch.setattr("swell.engines.ray.launcher.CUT_S", limit_s)
+        made, _, ends = _launcher(monkeypatch)
+        call = _Call()
+        made._follow("w0", "ended", call)
+        call.future().set_exception(error)
+        made._turn(0.0)
+        assert ends == [("lost", 0)] and not made._held

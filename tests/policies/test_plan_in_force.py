@@ -28,9 +28,9 @@ ROUNDS = 8
 
 def moment(snapshot: Snapshot, pause_s: float = PAUSE_S, **columns: Any) -> Moment:
     """A snapshot as the planner sees it; `columns` replace fields of `Jobs`."""
-    n, top = len(snapshot), snapshot.capacity.bit_length()
+    n = len(snapshot)
     rates, gpus = shares_by_level(
-        snapshot.curves.rates, snapshot.curve, snapshot.min_gpus, snapshot.max_gpus, top
+        snapshot.curves.rates, snapshot.curve, snapshot.min_gpus, snapshot.max_gpus, snapshot.capacity
     )
     jobs = Jobs(
         work=snapshot.remaining,

@@ -148,7 +148,7 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
 
 def peer(link: Link, number: int) -> dict[str, Any]:
     """What a member of candidate `number` is told when it connects."""
-    with_secret = Connection.open(link._listener.getsockname()[:2], "s", timeout_s=5.0)
+    with_secret = Connection.open(link.peers.listener.getsockname()[:2], "s", timeout_s=5.0)
     with_secret.send({"mesh": number, "worker": "w1", "about": {}})
     return with_secret.receive(5.0)
 
@@ -160,7 +160,7 @@ def test_a_worker_that_ran_out_of_descriptors_accepts_peers_again(
     accept = socket.socket.accept
 
     def scarce(sock: socket.socket) -> Any:
-        if failures and sock is link._listener:
+        if failures and sock is link.peers.listener:
             raise failures.pop()
         return accept(sock)
 
@@ -176,7 +176,7 @@ def is_closed_or_answered(link: Link) -> bool:
 
 
 def test_a_proof_that_is_no_ascii_leaves_no_traceback(link: Link, capfd: pytest.CaptureFixture[str]) -> None:
-    address = link._listener.getsockname()[:2]
+    address = link.peers.listener.getsockname()[:2]
     assert is_closed(say(address, frame({"swell": VERSION, "nonce": "00", "proof": "é"})))
     assert peer(link, 6) == {"about": {}}
     assert capfd.readouterr().err == ""

@@ -46,6 +46,8 @@ def _describe(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
             return f"step {data.get('done', 0):g}{of}{figures(data)}"
         case "worker_lost":
             return f"worker {data.get('worker', '?')} was lost: {data.get('reason', '')}"
+        case "noticed":
+            return str(data.get("text", ""))
         case "checkpoint_saved":
             return f"checkpoint saved at step {data.get('step', '?')}"
         case "finished":

@@ -75,6 +75,8 @@ def _facts(job: Any, explained: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("Speed", f"steps/s by workers {{{', '.join(rates)}}}"))
     pauses = f", {say_duration(job.pause_s / job.resizes)} pause each" if job.resizes else ""
     facts.append(("Resizes", f"{job.resizes}{pauses}"))
+    notices = explained.get("notices", [])
+    facts += [("Noticed", f"{say_until(notice['time_s'])}: {notice['text']}") for notice in notices]
     if job.restarts:
         facts.append(("Restarts", f"{job.restarts} of at most {request.max_restarts}"))
     return facts

@@ -148,6 +148,8 @@ class Conductor:
             case "worker_lost":
                 worker, reason = str(report.data["worker"]), str(report.data["reason"])
                 self.feed(record, lifecycle.WorkerLost(worker, reason), report.time_s)
+            case "noticed":
+                self.feed(record, lifecycle.Noticed(str(report.data["text"])), report.time_s)
             case "checkpoint":
                 self.feed(record, lifecycle.Saved(int(report.data["step"])), report.time_s)
         return None

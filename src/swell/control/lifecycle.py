@@ -76,6 +76,13 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class Noticed:
+    """The job says what holds it up, or that it is over."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """The job saved a checkpoint after this many steps."""
 
@@ -122,6 +129,7 @@ Input = (
     | Progressed
     | Switched
     | WorkerLost
+    | Noticed
     | Saved
     | Answered
     | CancelAsked
@@ -182,6 +190,8 @@ def step(record: JobRecord, given: Input, now_s: float) -> Step:
             return _switched(record, gpus, pause_s, now_s)
         case WorkerLost(worker, reason):
             return record, [_log(record, EventKind.WORKER_LOST, now_s, worker=worker, reason=reason)]
+        case Noticed(text):
+            return record, [_log(record, EventKind.NOTICED, now_s, text=text)]
         case Saved(step_number):
             return record, [_log(record, EventKind.CHECKPOINT_SAVED, now_s, step=step_number)]
         case Answered(promise):

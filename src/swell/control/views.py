@@ -16,6 +16,7 @@ from swell.domain import Cluster, Event, EventKind
 from swell.perf.belief import JobBelief
 
 _ALLOCATIONS = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
+_MOST_NOTICES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,11 @@ def explain(
             for e in events
             if e.kind in _ALLOCATIONS
         ],
+        "notices": [
+            {"time_s": e.time_s, "text": str(e.data.get("text", ""))}
+            for e in events
+            if e.kind is EventKind.NOTICED
+        ][-_MOST_NOTICES:],
     }
     if knowledge is not None and not record.phase.over:
         answer["estimate"] = asdict(estimated(record, knowledge, scheduler, now_s))

@@ -40,6 +40,8 @@ class EventKind(StrEnum):
     batch_size, metrics, noise_scale ...)."""
     WORKER_LOST = "worker_lost"
     """A worker of a running job died or was given up; data: worker, reason."""
+    NOTICED = "noticed"
+    """What holds a running job up, or that it is over: cut links between workers, say; data: text."""
     CHECKPOINT_SAVED = "checkpoint_saved"
     """A job saved its state; data: step."""
     FINISHED = "finished"

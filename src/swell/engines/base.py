@@ -74,7 +74,7 @@ class Report:
     job_id: str
     time_s: float
     kind: str
-    """'progress', 'timing', 'noise', 'started', 'resized', 'worker_lost' or 'checkpoint'."""
+    """'progress', 'timing', 'noise', 'started', 'resized', 'worker_lost', 'noticed' or 'checkpoint'."""
     data: Mapping[str, Any]
 
 

@@ -56,6 +56,27 @@ class JobEvent:
     members: tuple[str, ...] = ()
     pause_s: float | None = None
     step: int = 0
+    others: tuple[str, ...] = ()
+    """Who cannot reach the worker; who is waited for; in whose place it came."""
+    silent_s: float | None = None
+    """How long nothing was heard of the worker."""
+
+    @property
+    def text(self) -> str:
+        """What people are told about links between workers; empty for other events."""
+        others = " and ".join(filter(None, [", ".join(self.others[:-1]), *self.others[-1:]]))
+        match self.kind:
+            case "left_out" if self.silent_s is not None:
+                return f"{self.worker} was left out: nothing was heard of it for {self.silent_s:.0f} s"
+            case "left_out":
+                return f"{self.worker} was left out: {others} cannot reach it"
+            case "unreachable":
+                return f"newcomer {self.worker} cannot be reached by {others}; it is tried again"
+            case "standstill":
+                return f"step {self.step + 1} stands still and waits for {others}"
+            case "back":
+                return f"{self.worker} is back in the place of {others}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +144,16 @@ def read_event(raw: object, slots: int) -> JobEvent:
         return JobEvent(kind, pause_s=_maybe(event, "pause_s", 0.0, MOST_S))
     if kind == "checkpoint":
         return JobEvent(kind, step=_whole(event.get("step"), "step", 0, int(MOST_STEPS)))
+    if kind in ("left_out", "unreachable"):
+        others = _names(event.get("by", []), "by")
+        silent_s = _maybe(event, "silent_s", 0.0, MOST_S)
+        return JobEvent(kind, _name(event.get("worker"), "worker"), others=others, silent_s=silent_s)
+    if kind == "standstill":
+        step = _whole(event.get("step"), "step", 0, int(MOST_STEPS))
+        return JobEvent(kind, step=step, others=_names(event.get("workers"), "workers"))
+    if kind == "back":
+        before = (_name(event.get("instead_of"), "instead_of"),)
+        return JobEvent(kind, _name(event.get("worker"), "worker"), others=before)
     if kind not in ("spawn", "exited", "ready", "fenced"):
         return JobEvent(kind)  # nothing that the engine acts on
     worker = _name(event.get("worker"), "worker")

@@ -371,6 +371,8 @@ class SupervisedEngine:
         trained, first = worker in job.members, not job.former
         with self._lock:
             job.follow(event)
+            if job.state is RunState.RUNNING and not job.members & job.live.keys():
+                job.state = RunState.STARTING  # until one of its workers reports again
             self._assign_slots(job)
         if what == "generation" and first:  # the job may have begun with fewer workers than are wanted
             self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.occupied(job.members)})
@@ -379,9 +381,14 @@ class SupervisedEngine:
             self._add_report(job, "resized", {"pause_s": event.pause_s, "gpus": gpus})
         elif what == "exited" and trained and event.code < 0:
             self._add_report(job, "worker_lost", {"worker": worker, "reason": _signal_name(event.code)})
-        elif what == "fenced" and trained:
+        elif what == "left_out" and trained:
+            job.left_out = worker
+            self._add_report(job, "worker_lost", {"worker": worker, "reason": event.text})
+        elif what == "fenced" and trained and worker != job.left_out:
             reason = "the worker did not answer and was given up"
             self._add_report(job, "worker_lost", {"worker": worker, "reason": reason})
+        elif event.text:
+            self._add_report(job, "noticed", {"text": event.text})
         elif what == "checkpoint":
             self._add_report(job, "checkpoint", {"step": event.step})
 

@@ -117,6 +117,8 @@ class SupervisedJob:
     """Those of the live workers that belong to the current generation."""
     former: set[str] = field(default_factory=set)
     """Workers that are or once were members."""
+    left_out: str = ""
+    """The last worker that others went on without because of a cut link."""
     connection: Connection | None = None
     fresh: bool = False
     """Set until the coordinator of this new connection has been sent the current target."""

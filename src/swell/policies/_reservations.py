@@ -108,18 +108,21 @@ def nothing_reserved(now_s: float, capacity: int, jobs: Jobs) -> Plan:
 
 @compiled
 def shares_by_level(
-    rates: FloatArray, curve: IntArray, least: IntArray, most: IntArray, top: int
+    rates: FloatArray, curve: IntArray, least: IntArray, most: IntArray, capacity: int
 ) -> tuple[FloatArray, IntArray]:
     """Jobs x levels: the best rate with at most that level, and the GPUs it takes.
 
     `rates` are the curves, `curve[i]` says which one is job i's; its share is from `least[i]` to `most[i]`
-    GPUs; `top` is the highest level.
+    GPUs, and at most `capacity`. If no power of two is in these bounds, the level below them is the least
+    share itself: a job that must have three of three GPUs gets them.
     """
-    n = len(curve)
+    n, top = len(curve), level_of(capacity)
     best, gpus = np.zeros((n, top + 1)), np.zeros((n, top + 1), np.int64)
     for i in range(n):
         for level in range(1, top + 1):
             count = 1 << (level - 1)
+            if count < least[i] <= min(most[i], capacity) < 2 * count:
+                count = least[i]
             best[i, level], gpus[i, level] = best[i, level - 1], gpus[i, level - 1]
             if least[i] <= count <= most[i] and rates[curve[i], count] > best[i, level]:
                 best[i, level], gpus[i, level] = rates[curve[i], count], count
@@ -147,6 +150,15 @@ def level_of(gpus: int) -> int:
     while gpus > 0:
         level += 1
         gpus >>= 1
+    return level
+
+
+@compiled
+def usable_level(gpus: IntArray, level: int, free: int) -> int:
+    """The highest level up to `level` whose share fits in so many GPUs."""
+    level = min(level, level_of(free))
+    while gpus[level] > free:
+        level -= 1
     return level
 
 
@@ -185,7 +197,7 @@ def fill_level(
             m += 1
         if start >= own.end_s:
             mine = 0
-        usable = min(level, level_of(free[b] + mine))
+        usable = usable_level(gpus, level, free[b] + mine)
         if start < still_s:
             usable = min(usable, at)
         new, new_rate = gpus[usable], rates[usable]
@@ -424,7 +436,7 @@ def spend_spare(jobs: Jobs, plan: Plan) -> tuple[Plan, IntArray]:
         j = level[i] + 1
         while j < levels and jobs.gpus[i, j] == jobs.gpus[i, level[i]]:
             j += 1
-        if j >= levels or jobs.gpus[i, min(j, level_of(free[0] + given[i]))] <= given[i]:
+        if j >= levels or jobs.gpus[i, usable_level(jobs.gpus[i], j, free[0] + given[i])] <= given[i]:
             continue
         own = Steps(step_s[first[i] : last[i]], step_gpus[first[i] : last[i]], ends[i])
         cover_s = jobs.cover_s[i] if plan.covered[i] else 0.0

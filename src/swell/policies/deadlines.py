@@ -21,7 +21,7 @@ import numpy as np
 from swell.domain import FloatArray, IntArray
 from swell.perf._compiled import compiled
 from swell.perf.curves import powers_of_two
-from swell.policies._reservations import Steps, level_of, take
+from swell.policies._reservations import Steps, level_of, take, usable_level
 from swell.policies.base import ADMITTED, Admission, Decision, Knowledge, PlacerName, Policy
 from swell.policies.snapshot import Snapshot
 
@@ -54,7 +54,13 @@ class Edf(Policy):
         scales = (rates > 0) & (np.diff(rates, axis=1, prepend=0) != 0)
         scales &= (counts >= snapshot.min_gpus[:, None]) & (counts <= snapshot.max_gpus[:, None])
         level = np.maximum.accumulate(np.where(scales, np.arange(len(counts)), 0), axis=1)
-        return np.take_along_axis(rates, level, axis=1), counts[level]
+        rates, gpus = np.take_along_axis(rates, level, axis=1), counts[level]
+        for i in np.flatnonzero(gpus[:, -1] == 0):  # no power of two is within its bounds
+            least = int(snapshot.min_gpus[i])
+            if least <= min(most, snapshot.max_gpus[i]):
+                gpus[i, level_of(least) :] = least
+                rates[i, level_of(least) :] = snapshot.curves.rates[snapshot.curve[i], least]
+        return rates, gpus
 
 
 @dataclass(kw_only=True)
@@ -113,7 +119,7 @@ def _give(gpus: IntArray, order: IntArray, capacity: int) -> IntArray:
     for i in order:
         if free == 0:
             break
-        given[i] = gpus[i, min(level_of(free), gpus.shape[1] - 1)]
+        given[i] = gpus[i, usable_level(gpus[i], gpus.shape[1] - 1, free)]
         free -= given[i]
     return given
 
@@ -142,7 +148,7 @@ def _play_forward(
     for i in order:
         left, share, lag = work[i], held[i], lag_s[i]
         for b in range(size):
-            level = min(level_of(free[b]), gpus.shape[1] - 1)
+            level = usable_level(gpus[i], gpus.shape[1] - 1, free[b])
             if gpus[i, level] != share:
                 share = gpus[i, level]
                 lag = pause_s

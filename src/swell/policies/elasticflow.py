@@ -30,7 +30,7 @@ from swell.policies._plan_in_force import (
     let_in,
     plan_the_late,
 )
-from swell.policies._reservations import Jobs, Plan, level_of, next_step_s, shares_by_level, spend_spare
+from swell.policies._reservations import Jobs, Plan, next_step_s, shares_by_level, spend_spare
 from swell.policies.base import ADMITTED, Admission, Decision, Knowledge, PlacerName, Policy
 from swell.policies.snapshot import Snapshot
 
@@ -92,8 +92,10 @@ class ElasticFlow(Policy):
         """The snapshot in the planner's terms."""
         pause_s = snapshot.resize_cost_s if self.overhead_s < 0 else self.overhead_s
         curves = snapshot.curves
-        top = level_of(min(snapshot.capacity, curves.max_gpus))
-        rates, gpus = shares_by_level(curves.rates, snapshot.curve, snapshot.min_gpus, snapshot.max_gpus, top)
+        most = min(snapshot.capacity, curves.max_gpus)
+        rates, gpus = shares_by_level(
+            curves.rates, snapshot.curve, snapshot.min_gpus, snapshot.max_gpus, most
+        )
         last_s = snapshot.deadline_s - SLACK_S
         if newcomer is not None:
             last_s[newcomer] -= SLACK_S  # what comes in must not hang on rounding later

@@ -176,7 +176,7 @@ class Stepper(Member):
         if self._adaptive is not None:
             header |= self._adaptive.header(self._crew.mesh.number)
             norms = self._adaptive.norms
-        if alone:
+        if alone and not mesh.broken:
             reduced = Reduced([header], 0.0, 0.0)
         else:
             try:

@@ -42,9 +42,20 @@ SETTINGS = {
     "prestart_worker_first_driver": False,
     "worker_niceness": 0,
 }
-"""With these health checks Ray notices a lost node in seconds; by default it takes up to a minute. Ray starts
-no processes in advance, because holders need processes with the job's own files and could not use them. And
-training is what the machine is for: by default Ray runs workers with the priority of background work."""
+"""For a Ray of swell's own, on one machine. With these health checks it notices a lost node in seconds; by
+default it takes up to a minute. Ray starts no processes in advance, because holders need processes with the
+job's own files and could not use them. And training is what the machine is for: by default Ray runs workers
+with the priority of background work."""
+CLUSTER_SETTINGS = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 5000,
+    "health_check_failure_threshold": 10,
+    "gcs_rpc_server_reconnect_timeout_s": 120,
+}
+"""For a head with nodes on other hosts (docs/ray.md, deploy/): a check that is not answered takes period plus
+timeout, so a node that is cut off from the head goes on for a minute. Nobody waits for that: a job goes on
+without a worker that is silent for five seconds. A raylet that Ray has given up ends itself."""
 
 
 def environment(home: Path) -> dict[str, str]:

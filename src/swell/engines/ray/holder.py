@@ -24,9 +24,12 @@ from typing import Any, Protocol
 from swell.engines.environment import for_jobs
 from swell.engines.processes import descendants, memory_bytes
 from swell.engines.ray.warm import socket_path
+from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable
 
 MEMORY_EVERY_S = 1.0
+BEGUN_S = 10.0
+"""How long the call that starts a worker may be on its way."""
 _LOST = -int(signal.SIGKILL)
 _PREFIX = f"swell-worker-{os.getuid()}-"
 
@@ -95,19 +98,35 @@ class Holder:
 
     def __init__(self, lifeline: tuple[str, int, str]) -> None:
         self._worker: Running | None = None
+        self._answer: dict[str, Any] | None = None
+        self._began, self._ended = threading.Event(), threading.Event()
         self._doomed = False
         self._verdict = ""
         host, port, token = lifeline
         self._line = socket.create_connection((host, port), timeout=10.0)
         self._line.sendall(token.encode())
         self._line.settimeout(None)
-        self._line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5)):
-            self._line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        # A supervisor that ends closes the connection at once. One that is cut off may come back for longer
+        # than its coordinator waits for its workers (`away_s`): only after that nobody needs this one.
+        keep_alive(self._line, every_s=15, probes=5)
         threading.Thread(target=self._watch_supervisor, name="swell-lifeline", daemon=True).start()
 
     def run(self, order: dict[str, Any]) -> dict[str, Any]:
         """Run the worker that `order` describes to its end; returns how it ended."""
+        self._began.set()
+        self._answer = self._run(order)
+        self._ended.set()
+        return self._answer
+
+    def ended(self) -> dict[str, Any]:
+        """What `run` returned or will return, for a caller whose call of it was cut off."""
+        if not self._began.wait(BEGUN_S):
+            return {"code": _LOST, "verdict": "", "warm": False}  # the call never came here
+        self._ended.wait()
+        assert self._answer is not None
+        return self._answer
+
+    def _run(self, order: dict[str, Any]) -> dict[str, Any]:
         if not sees(order):
             return {"blind": f"{socket.gethostname()} cannot read {order['env']['SWELL_JOB_DIR']}"}
         _prune()

@@ -32,6 +32,10 @@ UP_WITH_PIP_S = 900.0
 """The same for a job with requirements, which Ray installs first."""
 KILL_S = 2.0
 """If a worker has not ended this long after it was told to, its holder is killed."""
+ASK_AGAIN_S = 1.0
+CUT_S = 60.0
+"""A holder that Ray cannot reach, though its node counts as alive, is given up after this long. Its worker
+may train on meanwhile: whether it does is the coordinator's business."""
 
 
 @dataclass(slots=True)
@@ -43,6 +47,12 @@ class _Held:
     asked_s: float
     up: bool = False
     kill_by_s: float | None = None
+    ask_again_s: float | None = None
+    """When the holder is asked again how its worker ended, because the link to it was cut."""
+    cut_s: float = 0.0
+    """Since when the link to it has been cut."""
+    failed_s: float = float("-inf")
+    """When the last call failed because of that."""
 
 
 class RayLauncher(Launcher):
@@ -116,6 +126,9 @@ class RayLauncher(Launcher):
         now_s = time.monotonic()
         patience_s = UP_WITH_PIP_S if self._pip else UP_S
         for worker, held in list(self._held.items()):
+            if held.ask_again_s is not None and now_s > held.ask_again_s:
+                held.ask_again_s = None
+                self._follow(worker, "ended", held.actor.ended.remote())
             late = not held.up and now_s - held.asked_s > patience_s
             if late or (held.kill_by_s is not None and now_s > held.kill_by_s):
                 self._lost(worker)
@@ -145,7 +158,12 @@ class RayLauncher(Launcher):
 
         def done(future: Any) -> None:
             error = future.exception()
-            self._news.append((worker, "gone" if error is not None else what, error or future.result()))
+            if error is not None:
+                # Ray says that the actor lives and cannot be reached now: the link to its node is cut.
+                cut = type(error).__name__ == "ActorUnavailableError"
+                self._news.append((worker, f"cut {what}" if cut else "gone", error))
+            else:
+                self._news.append((worker, what, future.result()))
             with contextlib.suppress(OSError):
                 os.write(self._wake_w, b"!")
 
@@ -155,8 +173,15 @@ class RayLauncher(Launcher):
         held = self._held.get(worker)
         if held is None:
             return
-        if what == "up":
+        now_s = time.monotonic()
+        if what in ("up", "cut up"):
             held.up = True
+        elif what == "cut ended":
+            if now_s - held.failed_s > CUT_S / 2:  # it was reached in between
+                held.cut_s = now_s
+            held.failed_s, held.ask_again_s = now_s, now_s + ASK_AGAIN_S
+            if now_s - held.cut_s > CUT_S:
+                self._lost(worker)
         elif what == "gone":
             self._lost(worker)
         elif "blind" in answer:

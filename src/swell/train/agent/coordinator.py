@@ -19,8 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from swell.train.agent import membership_json
-from swell.train.agent.generations import Announce, Fence, Finish, Instruction, Kill, Spawn, Stop, Turn
+from swell.train.agent.generations import (
+    Announce,
+    Check,
+    Fence,
+    Finish,
+    Instruction,
+    Kill,
+    Say,
+    Spawn,
+    Stop,
+    Turn,
+)
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.membership import Membership
 from swell.train.agent.slots import place
 from swell.train.agent.wire import HANDSHAKE_S, MOST_STRANGERS, Channel, Message, WireError
@@ -66,6 +78,8 @@ class Coordinator:
                 kill_silent=self.config.get("kill_silent", True),
                 gather_s=self.config.get("gather_s", 1.0),
                 slots=place(self.config["target"], self.config.get("slots")),
+                host=self.config.get("host", ""),
+                away_s=self.config.get("away_s", 60.0),
             )
         )
         self.port = int(saved["port"]) if saved is not None else 0
@@ -126,6 +140,7 @@ class Coordinator:
             writer.close()
             return
         self.strangers.add(client)
+        keep_alive(writer.get_extra_info("socket"), every_s=1, probes=2)
         late = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._give_up, client)
         try:
             writer.write(client.channel.opening())
@@ -140,7 +155,7 @@ class Coordinator:
                     self._save()
         except WireError as error:
             self._grumble(f"refused a connection: {error}")
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
             late.cancel()
@@ -257,6 +272,17 @@ class Coordinator:
         number, certain = int(message["generation"]), bool(message.get("certain"))
         return self.membership.broken(client.name, number, operation, now, lost, certain)
 
+    def _on_worker_suspect(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        return self.membership.suspect(client.name, str(message["worker"]), now)
+
+    def _on_worker_checked(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        unreachable = [str(name) for name in message["unreachable"]]
+        return self.membership.checked(client.name, int(message["number"]), unreachable, now)
+
+    def _on_worker_waiting(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        others = [str(name) for name in message["workers"]]
+        return self.membership.waiting(int(message["step"]), others, now)
+
     def _on_worker_left(self, client: Client, message: Message, now: float) -> list[Instruction]:
         return self.membership.left(client.name, int(message["generation"]), now)
 
@@ -356,6 +382,12 @@ class Coordinator:
                         )
                     for worker in to:
                         self._tell(worker, message)
+                case Check(number, to):
+                    there = {n: self.membership.workers[n].address for n in to}
+                    for worker in to:
+                        self._tell(worker, {"type": "check", "number": number, "addresses": there})
+                case Say(event, fields):
+                    self._event(event, **fields)
                 case Finish(code, reason):
                     self._event("finish", code=code, reason=reason)
                     self._tell_agent({"type": "finish", "code": code, "reason": reason})

@@ -4,7 +4,6 @@ TrainError
   UsageError        the script uses the runtime in a way that cannot work; the message says what to change
   PeerLost          a member of the generation is gone; the survivors re-form (never seen by users)
   OutOfStep         members called different operations at the same point
-  CoordinatorLost   the coordinator stayed away longer than allowed
 """
 
 from __future__ import annotations
@@ -24,10 +23,6 @@ class PeerLost(TrainError):
 
 class OutOfStep(TrainError):
     """Members of one generation called different operations at the same point of the script."""
-
-
-class CoordinatorLost(TrainError):
-    """The coordinator is needed for a change of membership and stayed away too long."""
 
 
 LEFT = 0

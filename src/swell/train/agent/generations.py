@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class Status(StrEnum):
@@ -102,4 +103,20 @@ class Stop:
     to: tuple[str, ...]
 
 
-Instruction = Spawn | Kill | Fence | Announce | Turn | Finish | Stop
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Have these workers try whom of each other they reach, and say so."""
+
+    number: int
+    to: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Add an event to the job's history."""
+
+    event: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+Instruction = Spawn | Kill | Fence | Announce | Turn | Finish | Stop | Check | Say

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from swell.train.agent import links
 from swell.train.agent.errors import FENCED, RESPAWN
 from swell.train.agent.generations import (
     Announce,
@@ -26,7 +27,8 @@ from swell.train.agent.generations import (
     Turn,
     Worker,
 )
-from swell.train.agent.slots import age, newcomers, place
+from swell.train.agent.reach import Reach
+from swell.train.agent.slots import age, ended_early, newcomers, open_slots, place
 
 MAX_FRUITLESS_DEATHS = 5
 """The job fails after this many workers have died in a row without a step in between."""
@@ -58,6 +60,10 @@ class Membership:
     """How long a prepared newcomer waits for others that are being prepared, to join in one switch."""
     slots: tuple[int, ...] | None = None
     """The slots of the workers, one for each; None for a job without slots."""
+    host: str = ""
+    """The coordinator's address, which tells who is on another host; empty if nobody is."""
+    away_s: float = 60.0
+    """How long a coordinator that hears nobody on other hosts waits, because its own link may be down."""
 
     generation: int = 0
     members: list[str] = field(default_factory=list)
@@ -70,6 +76,11 @@ class Membership:
     fenced: set[str] = field(default_factory=set)
     accused: set[str] = field(default_factory=set)
     """Members of which a peer reported that their connection ended."""
+    reach: Reach = field(default_factory=Reach)
+    missing: dict[str, int | None] = field(default_factory=dict)
+    """Members that were left out because of cut links, with their slots: others come in their place."""
+    stood_at: int = -1
+    """The step that was last reported to stand still."""
     born: int = 0
     step: int = 0
     fruitless: int = 0
@@ -125,7 +136,8 @@ class Membership:
         worker = self.workers.get(name)
         if worker is None:
             worker = self.workers[name] = Worker(name, Status(status), now_s)
-        worker.address, worker.connected, worker.seen_s = address, True, now_s
+        links.heard(self, worker, now_s)
+        worker.address, worker.connected = address, True
         out: list[Instruction] = []
         if generation > self.generation:
             out += self._adopt(generation, members, now_s)
@@ -165,7 +177,7 @@ class Membership:
         """A worker is alive, at `step`."""
         worker = self.workers.get(name)
         if worker is not None:
-            worker.seen_s = now_s
+            links.heard(self, worker, now_s)
         if step > self.step:
             self.step, self.fruitless = step, 0
 
@@ -223,6 +235,18 @@ class Membership:
         ended = worker.status in (Status.DONE, Status.LEAVING)
         return self._give_up(name, now_s) if name in self.accused and not ended else []
 
+    def suspect(self, name: str, other: str, now_s: float) -> list[Instruction]:
+        """A worker's link to another one seems to be cut: have everybody check whom it reaches."""
+        return links.check(self, name, other, now_s) if self.result is None else []
+
+    def checked(self, name: str, number: int, unreachable: list[str], now_s: float) -> list[Instruction]:
+        """A worker says whom it cannot reach."""
+        return self._part(now_s) if self.reach.answer(name, number, unreachable) else []
+
+    def waiting(self, step: int, others: list[str], now_s: float) -> list[Instruction]:
+        """The step stands still, because these workers have not sent their part."""
+        return links.standstill(self, step, others) if self.result is None else []
+
     def exited(self, name: str, code: int, now_s: float, note: str = "") -> list[Instruction]:
         """A worker's process ended with `code` (negative: killed by that signal)."""
         worker = self.workers.get(name)
@@ -238,6 +262,8 @@ class Membership:
             return [*self._without(name, now_s), *(self._closing() or self._plan(now_s))]
         if code == RESPAWN and name not in self.members:
             self.workers.pop(name)
+            if worker.address is None and self.live:  # it never reached the coordinator: a cut link, say
+                return self._plan(now_s)
             return self._died_fruitless(name, "it asked to be started again") or self._plan(now_s)
         if worker.status is Status.DONE and code <= 0:
             self.workers.pop(name)
@@ -281,19 +307,14 @@ class Membership:
 
     def tick(self, now_s: float) -> list[Instruction]:
         """Time passed: give up silent members, and let gathered newcomers join."""
-        out: list[Instruction] = []
+        out: list[Instruction] = self._part(now_s) if self.reach.late(now_s) else []
         if self.ticked_s is not None and (gap_s := now_s - self.ticked_s) > 1.0:
             # The coordinator itself did not run (a suspended machine, say), so it heard no worker.
             for worker in self.workers.values():
                 worker.seen_s += gap_s
         self.ticked_s = now_s
-        for worker in list(self.workers.values()):
-            if (
-                worker.status is Status.MEMBER
-                and self.result is None
-                and now_s - worker.seen_s > self.silent_after_s
-            ):
-                out += [Fence(worker.name), *self._give_up(worker.name, now_s)]
+        for worker in links.silent(self, now_s) if self.result is None else []:
+            out += [links.gone(self, worker, now_s), Fence(worker.name), *self._give_up(worker.name, now_s)]
         return out or self._plan(now_s)
 
     def agent_connected(self, alive: list[str], now_s: float) -> list[Instruction]:
@@ -328,7 +349,7 @@ class Membership:
         staying = self._staying()
         ready = sorted(self._with(Status.READY), key=lambda w: age(w.name))
         starting = sorted(self._with(Status.STARTING), key=lambda w: age(w.name))
-        free = self._open_slots(staying)
+        free = open_slots(self.slots, [self.workers[name] for name in staying])
         missing = self.target - len(staying)
         waiting = max(missing, 0) + self.spares
         # A spare starts only after a switch, because its preparation would slow the steps around it.
@@ -346,7 +367,7 @@ class Membership:
             out.append(Spawn(name, slot))
             starting.append(self.workers[name])
 
-        joiners = [w for w in ready if w.connected][:missing]
+        joiners = [w for w in ready if w.connected and not self.reach.held(w.name, now_s)][:missing]
         if missing > len(joiners) and starting and joiners:
             # Others are still being prepared: wait for them, so that one switch is enough for all.
             waited = now_s - min(w.ready_s for w in joiners)
@@ -372,13 +393,6 @@ class Membership:
             return self.members[: self.target]
         return [m for m in self.members if m in self.workers and self.workers[m].slot in self.slots]
 
-    def _open_slots(self, staying: list[str]) -> list[int] | None:
-        """Slots without a member; None for a job without slots."""
-        if self.slots is None:
-            return None
-        taken = {self.workers[m].slot for m in staying}
-        return [slot for slot in self.slots if slot not in taken]
-
     def announce(self, members: list[str], recovery: bool = False) -> list[Instruction]:
         self.counter = max(self.counter, self.generation) + 1
         self.candidate = Candidate(self.counter, tuple(members), recovery, self.epoch)
@@ -389,9 +403,24 @@ class Membership:
 
     def _recover(self, now_s: float) -> list[Instruction]:
         self.calm_s = max(self.calm_s, now_s + SETTLE_S)
-        going = [m for m in self.members if m in self.workers]
-        going = [m for m in going if self.workers[m].status not in (Status.DONE, Status.LEAVING)]
+        going = self._going()
         return self.announce(going, recovery=True) if going else []
+
+    def _going(self) -> list[str]:
+        """Members that train on."""
+        there = [self.workers[m] for m in self.members if m in self.workers]
+        return [w.name for w in there if w.status not in (Status.DONE, Status.LEAVING)]
+
+    def _part(self, now_s: float) -> list[Instruction]:
+        """A check is over: go on with the largest set of members that all reach each other."""
+        cuts, mute = self.reach.end(now_s)
+        if self.result is not None or not cuts:
+            return []
+        before = self._going()
+        out = [*links.leave_out(self, before, cuts, mute), *links.hold_back(self, cuts, now_s)]
+        if len(self._going()) < len(before):
+            out += self._recover(now_s)
+        return [*out, *self._plan(now_s)]
 
     def _give_up(self, name: str, now_s: float) -> list[Instruction]:
         """Go on without `name`, and make sure that it cannot come back."""
@@ -409,6 +438,7 @@ class Membership:
 
     def _adopt(self, number: int, members: list[str], now_s: float) -> list[Instruction]:
         left = [m for m in self.members if m not in members]
+        out: list[Instruction] = list(links.returned(self, members))
         self.generation, self.live, self.settled_s = number, True, now_s + SPARE_AFTER_S
         self.counter = max(self.counter, number)
         self.members = [m for m in members if m in self.workers]
@@ -420,7 +450,6 @@ class Membership:
             if self.workers[name].status is not Status.DONE:
                 self.workers[name].status = Status.MEMBER
                 self.workers[name].seen_s = max(now_s, self.workers[name].seen_s)
-        out: list[Instruction] = []
         if self.candidate is not None and self.candidate.number <= number:
             self.candidate = None
         if len(self.members) < len(members) and self.members:  # a member died around the switch
@@ -447,20 +476,7 @@ class Membership:
         )
 
     def _ended_early(self, name: str) -> list[Instruction]:
-        worker = self.workers[name]
-        if worker.address is None:
-            return self.finish(
-                1,
-                f"the script ended in worker {name} without ever calling swell.elastic(model, optimizer), so "
-                "nothing can be made elastic. Add the call (see docs/runtime.md), try --auto, or use plain "
-                "python",
-            )
-        return self.finish(
-            1,
-            f"worker {name}'s script ended before training was over. Let every worker run the loop "
-            "`for epoch in job.epochs(n)` to its end, or leave it on all of them together with "
-            "`if job.agree(...): break`",
-        )
+        return self.finish(1, ended_early(name, self.workers[name]))
 
     def finish(self, code: int, reason: str) -> list[Instruction]:
         """End the job; later calls change nothing."""

@@ -1,4 +1,4 @@
-"""Which slots workers get, and which of the waiting workers are needed: helpers of `membership`."""
+"""Helpers of `membership`: which slots workers get, which of the waiting ones are needed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def place(
     if before is not None and len(before) < target:
         raise ValueError(f"slots: this job has {len(before)}; to grow it to {target}, name {target} slots")
     return None if before is None else before[:target]
+
+
+def open_slots(slots: tuple[int, ...] | None, members: list[Worker]) -> list[int] | None:
+    """The slots without a member; None for a job without slots."""
+    taken = {member.slot for member in members}
+    return None if slots is None else [slot for slot in slots if slot not in taken]
 
 
 def newcomers(
@@ -45,3 +51,18 @@ def newcomers(
 def age(name: str) -> int:
     """The number in a worker's name: the lower, the older."""
     return int(name[1:]) if name[1:].isdigit() else 0
+
+
+def ended_early(name: str, worker: Worker) -> str:
+    """Why a job is over in which a worker's script ended before the others', and what to do about it."""
+    if worker.address is None:
+        return (
+            f"the script ended in worker {name} without ever calling swell.elastic(model, optimizer), so "
+            "nothing can be made elastic. Add the call (see docs/runtime.md), try --auto, or use plain "
+            "python"
+        )
+    return (
+        f"worker {name}'s script ended before training was over. Let every worker run the loop "
+        "`for epoch in job.epochs(n)` to its end, or leave it on all of them together with "
+        "`if job.agree(...): break`"
+    )

@@ -205,9 +205,11 @@ class Connection:
         sock.settimeout(None)
 
     @classmethod
-    def open(cls, address: tuple[str, int], secret: str, *, timeout_s: float = 5.0) -> Connection:
-        """Connect to `address` and prove to know `secret`."""
-        sock = socket.create_connection(address, timeout=timeout_s)
+    def open(
+        cls, address: tuple[str, int], secret: str, *, timeout_s: float = 5.0, connect_s: float | None = None
+    ) -> Connection:
+        """Connect to `address` (in `connect_s` or else `timeout_s`) and prove to know `secret`."""
+        sock = socket.create_connection(address, timeout=timeout_s if connect_s is None else connect_s)
         try:
             return cls(sock, secret, timeout_s=timeout_s)
         except BaseException:

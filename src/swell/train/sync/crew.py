@@ -58,7 +58,7 @@ class Crew:
         self.handover = HandOver(carrier, flat.device)
         self._grouping = grouping
         if link is not None:
-            link.introduce, link.meet = self._introduce, self._meet
+            link.peers.introduce, link.peers.meet = self._introduce, self._meet
 
     def _introduce(self, newcomer: bool) -> Header:
         """What a peer learns of this worker when it connects; a thread calls this while others train."""

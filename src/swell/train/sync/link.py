@@ -9,38 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from swell.train.agent.errors import FENCED, RESPAWN, CoordinatorLost, PeerLost
+from swell.train.agent.errors import FENCED, RESPAWN, PeerLost
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable
-from swell.train.agent.wire import MOST_STRANGERS, Connection, Message, WireError
-from swell.train.sync.mesh import Mesh, Peer
+from swell.train.agent.wire import Connection, Message, WireError
+from swell.train.sync import peers
+from swell.train.sync.mesh import Mesh
+from swell.train.sync.peers import Offer, Peers
 
-_RETRY_S = 0.05
-_ANSWER_S = 5.0
-_PREPARE_S = 60.0
-"""Longest that a peer may take to map memory before it counts as connected."""
+_CONNECT_S = 2.0
+_STANDSTILL_S = 1.0
+"""A step that waits for others for this long, and for three steps, is reported."""
+_SUSPECT_EVERY_S = 0.5
 STOP = -1
 """Stands in place of a candidate's number: save the job's state and end this run."""
 PATIENCE_S = 120.0
-"""How long a worker that cannot train waits for the coordinator."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A candidate as the coordinator announced it."""
-
-    number: int
-    members: tuple[str, ...]
-    addresses: dict[str, tuple[str, int]]
-    recovery: bool
-    epoch: int
+"""How long a worker that cannot train waits for the coordinator, before it ends to be started again."""
+_LEASE = 0.75
+"""Members train on while the coordinator is cut off from them, for this part of `away_s`."""
 
 
 class Link:
@@ -57,27 +49,26 @@ class Link:
         self._beat_s = min(0.5, float(config.get("silent_after_s", 5.0)) / 6)
         # This worker may be on another host than the coordinator.
         self._host: str = os.environ.get("SWELL_HOST") or config.get("host", "127.0.0.1")
-        self._listener = socket.create_server((self._host, 0), backlog=64)
+        self._far = self._host != config.get("host", "127.0.0.1")
+        self._lease_s = _LEASE * float(config.get("away_s", 60.0))
+        self._lost_s: float | None = None
+        """Since when the coordinator has not been connected, if it was and is on another host."""
         self._changed = threading.Condition()
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
-
-        self.introduce: Callable[[bool], Message] = lambda newcomer: {}
-        """What a peer (a newcomer or a member) is told about this worker; called by connecting threads."""
-        self.meet: Callable[[Message], None] = lambda about: None
-        """Takes what a peer told about itself, and prepares for it, before the two count as connected."""
+        self.peers = Peers(name, self._host, self._secret, self._changed, self._suspect)
+        self._suspected: dict[str, float] = {}
+        self._stood: Any = None
+        """The exchange whose standstill was last reported."""
         self.step = 0
         self.report: Message = {}
         self.current: Mesh | None = None
         self._status = "starting"
         self._epoch = 0
-        self._generation = 0
-        self._members: tuple[str, ...] = ()
         self._broken = 0
         self._operation = 0
         self._offer: Offer | None = None
         self._meshes: dict[int, Mesh] = {}
-        self._inbound: dict[tuple[int, str], Peer] = {}
         self._welcome: Message | None = None
         self._turn: int | None = None
         self._pinned = 0
@@ -86,10 +77,7 @@ class Link:
         self._outbox: list[Message] = []
         self._connection: Connection | None = None
         self._closed = False
-        self._strangers = threading.Semaphore(MOST_STRANGERS)
-        """Taken by every connection until it has proved that it knows the job's secret."""
-        for target in (self._run, self._accept):
-            threading.Thread(target=target, name=f"swell-{target.__name__}", daemon=True).start()
+        threading.Thread(target=self._run, name="swell-link", daemon=True).start()
 
     # ------------------------------------------------------------------ for the main thread
 
@@ -132,9 +120,9 @@ class Link:
             return 0
         with self._changed:
             offer = self._offer
-            if offer is None or offer.recovery or offer.number <= self._generation:
+            if offer is None or offer.recovery or offer.number <= self.peers.generation:
                 return 0
-            if offer.epoch != epoch and not set(offer.members) <= set(self._members):
+            if offer.epoch != epoch and not set(offer.members) <= set(self.peers.members):
                 return 0  # its newcomers are in another epoch; the coordinator will tell them
             if self.name not in offer.members or offer.number in self._meshes:
                 self._pinned = offer.number
@@ -144,7 +132,11 @@ class Link:
     def newcomers(self) -> int:
         """The number of the pending candidate if it adds a worker that needs the job's state, else 0."""
         offer = self._offer
-        if offer is None or offer.number <= self._generation or set(offer.members) <= set(self._members):
+        if (
+            offer is None
+            or offer.number <= self.peers.generation
+            or set(offer.members) <= set(self.peers.members)
+        ):
             return 0
         return offer.number
 
@@ -204,12 +196,11 @@ class Link:
     def entered(self, mesh: Mesh, step: int, epoch: int) -> None:
         """Report that this worker has entered the generation of `mesh`."""
         with self._changed:
-            self.current, self._generation, self._members = mesh, mesh.number, mesh.members
+            self.current = mesh
+            self.peers.enter(mesh)
             self._status, self._broken, self._epoch, self.step = "member", 0, epoch, step
             for number in [n for n in self._meshes if n <= mesh.number]:
                 del self._meshes[number]
-            for key in [k for k in self._inbound if k[0] <= mesh.number]:
-                _close(self._inbound.pop(key).sock)
         self._send(
             {
                 "type": "switched",
@@ -267,19 +258,34 @@ class Link:
         """Close the connections; for workers inside a process that lives longer (tests)."""
         self._closed = True
         self._poke()
-        _close(self._listener)
+        self.peers.close()
 
     # ------------------------------------------------------------------ the control thread
 
     def _run(self) -> None:
         while not self._closed:
             try:
-                self._connection = connection = Connection.open(self.directory.address(), self._secret)
+                connection = Connection.open(self.directory.address(), self._secret, connect_s=_CONNECT_S)
+                self._connection = connection
+                if self._far:
+                    keep_alive(connection.sock, every_s=1, probes=2, unacknowledged_s=3.0)
                 self._hello(connection)
                 self._talk(connection)
             except (OSError, WireError, KeyError, ValueError, TypeError):  # it is gone, or talks nonsense
+                if self._connection is not None:
+                    self._connection.close()
                 self._connection = None
-                time.sleep(_RETRY_S)
+                self._check_lease()
+                time.sleep(peers.RETRY_S)
+
+    def _check_lease(self) -> None:
+        """Stop training if the coordinator has been cut off for so long that it may soon start others."""
+        now_s = time.monotonic()
+        if not self._far or self._welcome is None:
+            return
+        self._lost_s = now_s if self._lost_s is None else self._lost_s
+        if now_s - self._lost_s > self._lease_s and self.current is not None:
+            self.current.abandon()
 
     def _hello(self, connection: Connection) -> None:
         with self._changed:
@@ -291,10 +297,10 @@ class Link:
                 "role": "worker",
                 "worker": self.name,
                 "pid": os.getpid(),
-                "address": list(self._listener.getsockname()[:2]),
+                "address": list(self.peers.address),
                 "status": self._status,
-                "generation": self._generation,
-                "members": list(self._members),
+                "generation": self.peers.generation,
+                "members": list(self.peers.members),
                 "epoch": self._epoch,
                 "broken": self._broken,
                 "operation": self._operation,
@@ -308,6 +314,7 @@ class Link:
             if now >= next_beat:
                 connection.send({"type": "beat", "step": self.step, "report": self.report})
                 next_beat = now + self._beat_s
+                self._look_for_standstill()
             with self._changed:
                 outbox, self._outbox = self._outbox, []
             try:
@@ -317,8 +324,11 @@ class Link:
                 with self._changed:
                     self._outbox = outbox + self._outbox
                 raise
-            watch: list[Any] = [connection, self._wake_r]
+            pulses = self.peers.pulses()
+            watch: list[Any] = [connection, self._wake_r, *pulses]
             ready = readable(watch, next_beat - time.monotonic())
+            if ended := [sock for sock in pulses if sock in ready]:
+                self.peers.ended(ended)
             if self._wake_r in ready:
                 os.read(self._wake_r, 4096)
             if connection in ready:
@@ -328,6 +338,7 @@ class Link:
     def _on(self, message: Message) -> None:
         kind = message["type"]
         if kind == "welcome":
+            self._lost_s = None
             with self._changed:
                 self._welcome = self._welcome or message
                 self._changed.notify_all()
@@ -342,6 +353,29 @@ class Link:
             self._stop = True
         elif kind == "candidate":
             self._on_candidate(message["candidate"])
+        elif kind == "check":
+            threading.Thread(target=self._check, args=(message,), name="swell-check", daemon=True).start()
+
+    def _check(self, message: Message) -> None:
+        there = {n: (str(a[0]), int(a[1])) for n, a in message["addresses"].items() if a and n != self.name}
+        missing = peers.unreachable(there, self._host)
+        self._send({"type": "checked", "number": message["number"], "unreachable": missing})
+
+    def _suspect(self, other: str) -> None:
+        """Tell the coordinator, now and then, that a link seems to be cut."""
+        now_s = time.monotonic()
+        if now_s - self._suspected.get(other, float("-inf")) > _SUSPECT_EVERY_S:
+            self._suspected[other] = now_s
+            self._send({"type": "suspect", "worker": other})
+
+    def _look_for_standstill(self) -> None:
+        """Report a step that waits for others much longer than a step takes, once."""
+        waits = self.current.waits() if self.current is not None else None
+        if waits is None or waits.exchange == self._stood:
+            return
+        if waits.since_s > max(_STANDSTILL_S, 3 * float(self.report.get("step_s", 0.0))):
+            self._stood = waits.exchange
+            self._send({"type": "waiting", "step": self.step, "workers": waits.workers})
 
     def _on_candidate(self, data: Message | None) -> None:
         offer = None
@@ -370,83 +404,18 @@ class Link:
         if offer is not None and self.name in offer.members:
             threading.Thread(target=self._build, args=(offer,), name="swell-connect", daemon=True).start()
 
-    # ------------------------------------------------------------------ connecting a candidate
-
     def _build(self, offer: Offer) -> None:
-        """Connect to the members before this one in the list; those after it connect to this worker."""
-        rank = offer.members.index(self.name)
-        peers: dict[int, Peer] = {}
-        try:
-            for other in range(rank):
-                peers[other] = self._dial(offer, offer.members[other])
-            expected = {(offer.number, offer.members[r]): r for r in range(rank + 1, len(offer.members))}
-            with self._changed:
-                while self.still_offered(offer.number):
-                    if all(key in self._inbound for key in expected):
-                        for key, r in expected.items():
-                            peers[r] = self._inbound.pop(key)
-                        self._meshes[offer.number] = Mesh(offer.number, offer.members, self.name, peers)
-                        self._changed.notify_all()
-                        return
-                    self._changed.wait(0.5)
-        except (OSError, WireError, PeerLost):
-            pass
-        for peer in peers.values():  # replaced, or a member is gone: the coordinator decides what comes next
-            _close(peer.sock)
-
-    def _dial(self, offer: Offer, other: str) -> Peer:
-        while True:
-            try:
-                connection = Connection.open(offer.addresses[other], self._secret)
-                about = self.introduce(other not in self._members)
-                connection.send({"mesh": offer.number, "worker": self.name, "about": about})
-                answer = connection.receive(_ANSWER_S)
-                self.meet(answer["about"])
-                connection.send({"met": True})
-                connection.receive(_PREPARE_S)
-                return Peer(other, connection.sock, answer["about"])
-            except (OSError, KeyError):
-                if not self.still_offered(offer.number):
-                    raise PeerLost(f"{other} cannot be reached") from None
-                time.sleep(_RETRY_S)
-
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                time.sleep(_RETRY_S)  # no descriptor is free at the moment, say; `close` sets `_closed` first
-                continue
-            if not self._strangers.acquire(blocking=False):
-                _close(sock)
-                continue
-            threading.Thread(
-                target=self._receive_peer, args=(sock,), name="swell-accept", daemon=True
-            ).start()
-
-    def _receive_peer(self, sock: socket.socket) -> None:
-        try:
-            self._welcome_peer(sock)
-        finally:
-            self._strangers.release()
-
-    def _welcome_peer(self, sock: socket.socket) -> None:
-        try:
-            connection = Connection(sock, self._secret, server=True)
-            message = connection.receive(_ANSWER_S)
-            number, other = int(message["mesh"]), str(message["worker"])
-            if number <= self._generation:
-                raise PeerLost("stale")
-            connection.send({"about": self.introduce(other not in self._members)})
-            self.meet(message["about"])
-            connection.receive(_PREPARE_S)
-            connection.send({"met": True})
-        except (OSError, WireError, PeerLost, KeyError, ValueError, TypeError):
-            _close(sock)
+        """Connect the mesh of a candidate."""
+        found = self.peers.connect(offer, lambda: self.still_offered(offer.number))
+        if found is None:
             return
+        mesh = Mesh(offer.number, offer.members, self.name, found)
         with self._changed:
-            self._inbound[number, other] = Peer(other, sock, message["about"])
-            self._changed.notify_all()
+            if self.still_offered(offer.number):
+                self._meshes[offer.number] = mesh
+                self._changed.notify_all()
+                return
+        mesh.close()
 
     # ------------------------------------------------------------------ small things
 
@@ -456,10 +425,12 @@ class Link:
 
     def _wait(self, condition: Any, timeout_s: float | None, what: str) -> None:
         if not self._changed.wait_for(condition, timeout_s):
-            raise CoordinatorLost(
-                f"worker {self.name} waited {timeout_s:g} s {what}, but the coordinator does not answer; see"
-                " logs/coordinator.log in the job's directory, and start the job again to go on"
+            # No failure of the script: a link is cut, say. The coordinator has the worker started again.
+            sys.stderr.write(
+                f"worker {self.name} waited {timeout_s:g} s {what}; it ends, to be started again. See"
+                " logs/coordinator.log in the job's directory\n"
             )
+            raise SystemExit(RESPAWN)
 
     def _send(self, message: Message) -> None:
         with self._changed:
@@ -469,10 +440,3 @@ class Link:
     def _poke(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_w, b"x")
-
-
-def _close(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
-    with contextlib.suppress(OSError):
-        sock.close()

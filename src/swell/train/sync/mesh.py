@@ -14,6 +14,7 @@ import json
 import select
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,16 @@ class Peer:
     about: Header
 
 
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """That an exchange waits for others."""
+
+    exchange: tuple[int, int, int]
+    """Generation, operation and phase."""
+    since_s: float
+    workers: list[str]
+
+
 class Mesh:
     """All connections of one member in one generation."""
 
@@ -66,6 +77,8 @@ class Mesh:
         self._heard: set[int] = set()
         self._last_words = False
         """True if a leaving member's connection may end in the present exchange once its message is here."""
+        self._present: tuple[int, int, float] | None = None
+        """The present exchange: operation, phase and when it began."""
 
     def exchange(
         self,
@@ -79,10 +92,13 @@ class Mesh:
 
         Payloads arrive in `sinks`; both sides have agreed on their sizes before.
         """
+        if self.broken:
+            raise PeerLost(f"generation {self.number} was given up")
         if self.size == 1:
             return [header]
         text = json.dumps(header, separators=(",", ":")).encode()
         self._heard, self._last_words = set(), False
+        self._present = (operation, phase, time.monotonic())
         try:
             if payloads or sinks:
                 answers = self._exchange_bulk(operation, phase, text, payloads or {}, sinks or {})
@@ -101,8 +117,23 @@ class Mesh:
                     self._complain(rank, (operation, phase), (operation, phase), answer, header)
         except OSError as error:
             raise PeerLost(f"generation {self.number} broke: {error}") from None
+        finally:
+            self._present = None
         answers[self.rank] = header
         return [answers[rank] for rank in range(self.size)]
+
+    def waits(self) -> Waits | None:
+        """Which members the present exchange still waits for, if there is one; any thread may ask."""
+        present = self._present
+        if present is None or self.broken:
+            return None
+        silent = [rank for rank in list(self.peers) if rank not in self._heard]
+        missing = [rank for rank in silent if not self._has_word(rank)] or silent
+        if not missing:
+            return None
+        operation, phase, began_s = present
+        names = [self.members[rank] for rank in missing]
+        return Waits((self.number, operation, phase), time.monotonic() - began_s, names)
 
     def abandon(self) -> None:
         """Give this generation up: threads that wait on it, here or at the other end, wake up."""
@@ -243,6 +274,7 @@ class Mesh:
                             self._receive_some(rank, incoming[rank])
                         if not incoming[rank]:
                             waiting.discard(rank)
+                            self._heard.add(rank)
                     mask = (select.POLLIN if rank in waiting else 0) | (
                         select.POLLOUT if outgoing[rank] else 0
                     )

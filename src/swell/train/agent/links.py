@@ -1,0 +1,114 @@
+"""What `membership` concludes from cut links: who is given up, who is left out, who came back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from swell.train.agent.generations import Check, Fence, Instruction, Kill, Say, Status, Worker
+from swell.train.agent.reach import Pair, connected, pair
+
+if TYPE_CHECKING:
+    from swell.train.agent.membership import Membership
+
+
+def is_far(m: Membership, worker: Worker) -> bool:
+    """Whether a worker is on another host than the coordinator."""
+    return bool(m.host) and worker.address is not None and worker.address[0] != m.host
+
+
+def heard(m: Membership, worker: Worker, now_s: float) -> None:
+    """A worker said something. If nobody was heard before, everybody gets the time to speak again."""
+    if is_far(m, worker) and now_s - worker.seen_s > m.silent_after_s:
+        for other in m.workers.values():
+            other.seen_s = max(other.seen_s, now_s)
+    worker.seen_s = now_s
+
+
+def silent(m: Membership, now_s: float) -> list[Worker]:
+    """The members that are given up because they say nothing.
+
+    One that hangs still has its connection. Where that has ended too, the link to its host is cut; but if
+    nobody else on another host was heard after it, it is the coordinator's own link that is cut, and the
+    members may train on without it. Then it waits for `away_s`.
+    """
+    last_s = max((w.seen_s for w in m.workers.values() if is_far(m, w)), default=float("-inf"))
+    found = []
+    for worker in m.workers.values():
+        silent_s = now_s - worker.seen_s
+        if worker.status is not Status.MEMBER or silent_s <= m.silent_after_s:
+            continue
+        alone = is_far(m, worker) and not worker.connected and last_s - worker.seen_s < m.silent_after_s / 2
+        if not alone or silent_s > m.away_s:
+            found.append(worker)
+    return found
+
+
+def gone(m: Membership, worker: Worker, now_s: float) -> Say:
+    """The event of a silent member that is given up."""
+    m.missing[worker.name] = worker.slot
+    return Say("left_out", {"worker": worker.name, "silent_s": round(now_s - worker.seen_s, 1)})
+
+
+def standstill(m: Membership, step: int, others: list[str]) -> list[Instruction]:
+    """The event of a step that waits for these members; once for each step."""
+    others = [other for other in others if other in m.members]
+    if step == m.stood_at or not others:
+        return []
+    m.stood_at = step
+    return [Say("standstill", {"step": step, "workers": others})]
+
+
+def check(m: Membership, name: str, other: str, now_s: float) -> list[Instruction]:
+    """Have all members, and those that are about to join them, try whom they reach, if these two are some."""
+    names = dict.fromkeys([*m.members, *(m.candidate.members if m.candidate is not None else ())])
+    if name not in names or other not in names:
+        return []
+    there = [m.workers[one] for one in names if one in m.workers]
+    asked = tuple(w.name for w in there if w.connected and w.address is not None)
+    number = m.reach.begin(asked, now_s)
+    return [] if number is None else [Check(number, asked)]
+
+
+def leave_out(m: Membership, going: list[str], cuts: set[Pair], mute: Collection[str]) -> list[Instruction]:
+    """Go on with the largest set of these members that all reach each other; the others have to end.
+
+    Those in `mute` did not answer and cannot be reached by some: they go on only if there is nobody else.
+    """
+    stay = connected([name for name in going if name not in mute] or going, cuts)
+    out: list[Instruction] = []
+    for name in [name for name in going if name not in stay]:
+        m.missing[name] = m.workers.pop(name).slot
+        m.members.remove(name)
+        m.fenced.add(name)
+        m.accused.discard(name)
+        by = [other for other in stay if pair(other, name) in cuts]
+        out += [Say("left_out", {"worker": name, "by": by}), Fence(name)]
+        out += [Kill(name)] if m.kill_silent else []
+    return out
+
+
+def hold_back(m: Membership, cuts: set[Pair], now_s: float) -> list[Instruction]:
+    """Let the newcomers wait that members, or each other, cannot reach."""
+    coming = [w.name for w in m.workers.values() if w.status is Status.READY and w.name not in m.members]
+    stay = connected([*m.members, *coming], cuts, keep=m.members)
+    out: list[Instruction] = []
+    for name in [name for name in coming if name not in stay]:
+        if m.reach.hold(name, now_s):
+            by = [other for other in stay if pair(other, name) in cuts]
+            out.append(Say("unreachable", {"worker": name, "by": by}))
+    return out
+
+
+def returned(m: Membership, members: list[str]) -> list[Say]:
+    """The events of workers that join in the place of those that were left out."""
+    out = []
+    for name in [n for n in members if n not in m.members and n in m.workers and m.missing]:
+        slot = m.workers[name].slot
+        before = next((gone for gone, its in m.missing.items() if its == slot), None)
+        if before is not None:
+            del m.missing[before]
+            out.append(Say("back", {"worker": name, "instead_of": before}))
+    if len(members) >= m.target:
+        m.missing.clear()
+    return out

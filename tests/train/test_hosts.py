@@ -1,0 +1,67 @@
+"""Workers on several hosts (network namespaces): a cut link, and the same bits as on one host.
+
+`python -m benchmarks.runtime.hosts` has the longer form: every kind of cut, 20 s and 170 s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.runtime.hosts import HostsJob
+from benchmarks.runtime.netns import Hosts, why_not
+from tests.waiting import wait_until
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "runtime" / "identity_script.py"
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with Hosts(4) as made:
+        yield made
+
+
+@pytest.fixture
+def job(hosts: Hosts, _stage: Any, tmp_path: Path) -> Iterator[HostsJob]:
+    made = HostsJob(hosts, _stage.prepared, tmp_path / "job", epochs=60, pace_s=0.1)
+    yield made
+    hosts.heal_all()
+    made.close()
+
+
+def test_training_goes_on_without_a_worker_whose_link_is_cut_and_with_it_when_healed(job: HostsJob) -> None:
+    def happened(event: str) -> list[dict[str, Any]]:
+        return [e for e in job.directory.events() if e["event"] == event]
+
+    job.together()
+    job.hosts.cut(2, 3)
+    wait_until(lambda: happened("left_out"), 60, "the cut to be noticed")
+    (left,) = happened("left_out")
+    assert left["by"] == ["w1"] and left["worker"] == "w2", "of two that lose each other the younger"
+    two = job.wait_for(lambda s: s["members"] == ["w0", "w1"])
+    job.wait_for(lambda s: s["step"] > two["step"])
+    wait_until(lambda: happened("unreachable"), 60, "its successor to be found unreachable")
+    job.hosts.heal(2, 3)
+    job.together()
+    assert [e["instead_of"] for e in happened("back")] == ["w2"]
+    assert happened("standstill")[0]["workers"], "and people were told for whom the step waited"
+    assert job.finish() is None, "every sample once, no step twice"
+
+
+def test_three_hosts_give_the_bits_of_one(hosts: Hosts, stage: Any, tmp_path: Path) -> None:
+    digests = []
+    for name, options in (
+        ("one", {"workers": 1, "maximum": 1}),
+        ("three", {"workers": 3, "maximum": 3, "slots": [1, 2, 3], "hosts": hosts.describe()}),
+    ):
+        (tmp_path / name).mkdir()
+        job = stage.run(SCRIPT, "--epochs", "3", "--out", str(tmp_path / name), **options)
+        assert job.wait() == 0, job.output()
+        digests.append(json.loads((tmp_path / name / "result.json").read_text())["hash"])
+    assert digests[0] == digests[1]
