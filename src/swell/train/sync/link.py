@@ -385,7 +385,9 @@ class Link:
                     if all(key in self._inbound for key in expected):
                         for key, r in expected.items():
                             peers[r] = self._inbound.pop(key)
-                        self._meshes[offer.number] = Mesh(offer.number, offer.members, self.name, peers)
+                        mesh = Mesh(offer.number, offer.members, self.name, peers)
+                        mesh.recovery = offer.recovery
+                        self._meshes[offer.number] = mesh
                         self._changed.notify_all()
                         return
                     self._changed.wait(0.5)
