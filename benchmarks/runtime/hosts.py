@@ -8,15 +8,19 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.runtime import overhead
+from benchmarks.runtime.harness import WORKLOAD, Step, timeline
 from benchmarks.runtime.network import Hosts, NotPermitted, network
 from benchmarks.runtime.stage import Stage
+from swell.train.agent.client import JobClient
 from swell.train.agent.jobdir import JobDirectory
 
 RATES = (None, "1gbit")
@@ -73,11 +77,69 @@ def steps(sizes: tuple[str, ...] = ("0.4M", "10M", "60M")) -> dict[str, Any]:
         return {"skipped": str(error)}
 
 
+def join(model: str = "huge", rate: str | None = "1gbit", batch: int = 16, wait_s: float = 120.0) -> Any:
+    """Growth by one and by two workers on hosts of their own: what the members' steps took around it.
+
+    The pause is the time in the switch; `steps_ms` are the members' steps from the request to the switch, in
+    which the newcomers became level beside them, the last one with the switch in it.
+    """
+    out: dict[str, Any] = {}
+    with network(4, rate) as hosts, hosts.inside(0):
+        arguments = ["--model", model, "--batch", str(batch), "--hosts", hosts.name]
+        with job_on(hosts, WORKLOAD, arguments, minimum=1, maximum=4, workers=2) as directory:
+            client = JobClient(directory, wait_s=30.0)
+            client.wait_for(lambda s: len(s["members"]) == 2 and s["step"] >= 6, wait_s)
+            for newcomers in (1, 2):
+                asked_s = time.monotonic()
+                begin = client.status()["step"]
+                client.resize(2 + newcomers)
+                now = client.wait_for(lambda s, n=newcomers: len(s["members"]) == 2 + n, wait_s)
+                client.wait_for(lambda s, n=now: s["step"] >= n["step"] + 4, wait_s)
+                steps = timeline(directory.path.parent / f"{now['members'][0]}.steps")
+                switch = [e for e in directory.events() if e["event"] == "switch"][-1]
+                out[f"{newcomers} newcomers"] = _around(steps, begin, asked_s, switch)
+                client.resize(2)
+                now = client.wait_for(lambda s: len(s["members"]) == 2, wait_s)
+                client.wait_for(lambda s, n=now: s["step"] >= n["step"] + 3, wait_s)
+            client.close()
+    return out
+
+
+def _around(steps: list[Step], begin: int, asked_s: float, switch: dict[str, Any]) -> dict[str, Any]:
+    """Steps before the request, until the switch and after it."""
+    spans = {b.number: b.at_s - a.at_s for a, b in pairwise(steps)}
+    at = next(s.at_s for s in steps if s.number == switch["step"])
+    normal = [span for number, span in spans.items() if begin - 4 < number <= begin]
+    after = [span for number, span in spans.items() if switch["step"] < number <= switch["step"] + 4]
+    return {
+        "pause_ms": round(switch["pause_s"] * 1e3),
+        "of_that_waited_ms": round(switch["waited_s"] * 1e3),
+        "normal_step_ms": round(statistics.median(normal) * 1e3),
+        "steps_ms": [round(spans[n] * 1e3) for n in range(begin + 1, switch["step"] + 1) if n in spans],
+        "step_after_ms": round(statistics.median(after) * 1e3),
+        "newcomers_level": switch["level"],
+        "request_to_switch_s": round(at - asked_s, 2),
+    }
+
+
+def joins() -> dict[str, Any]:
+    """A join at 1 Gbit/s with 59 million parameters; why not, where namespaces are not permitted."""
+    try:
+        found: dict[str, Any] = join()
+    except NotPermitted as error:
+        return {"skipped": str(error)}
+    return found
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="0.4M,10M,60M")
     parser.add_argument("--rates", default="none,1gbit")
+    parser.add_argument("--join", help="measure joins of this model (small, large, huge) instead")
     chosen = parser.parse_args()
+    if chosen.join:
+        print(json.dumps(join(chosen.join), indent=1))
+        raise SystemExit
     for wanted in chosen.rates.split(","):
         limit = None if wanted == "none" else wanted
         for model in chosen.sizes.split(","):

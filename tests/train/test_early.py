@@ -32,8 +32,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swell.train.sync.reducer._DIRECT_BYTES", 0)
     monkeypatch.setattr("swell.train.sync.reducer._DIRECT_FAR_BYTES", 0)
 
-    def cut(layout: Layout, most: int = 4, smallest_bytes: int = 64) -> list[pieces.Piece]:
-        return real(layout, most, smallest_bytes)
+    def cut(layout: Layout, most: int, smallest_bytes: int = 64) -> list[pieces.Piece]:
+        return real(layout, max(most, 4), smallest_bytes)
 
     monkeypatch.setattr("swell.train.sync.reducer.pieces.cut", cut)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -124,6 +124,6 @@ class Raw:
                 part.copy_(host)
 
 
-def views(raws: dict[int, Iterable[Raw]]) -> dict[int, list[memoryview]]:
+def views(raws: Mapping[int, Iterable[Raw]]) -> dict[int, list[memoryview]]:
     """By rank: the memory of some stretches, one after the other."""
     return {rank: [view for raw in several for view in raw.views] for rank, several in raws.items()}

@@ -160,7 +160,7 @@ class FlatModel:
         if ready is not None:
             for index, parameter in enumerate(self.parameters.values()):
                 hook = functools.partial(_told, ready, index)
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     @property
     def watched(self) -> bool:

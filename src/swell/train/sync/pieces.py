@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from swell.train.sync.flat import Layout
 
-_MOST = 8
-"""A model's gradients are cut into about this many pieces."""
 _SMALLEST_BYTES = 1 << 20
 LINE = 16
 """Stretches begin at multiples of this many elements (which norms of a part of the elements rely on)."""
@@ -30,8 +28,8 @@ class Stretch(NamedTuple):
 Piece = tuple[Stretch, ...]
 
 
-def cut(layout: Layout, most: int = _MOST, smallest_bytes: int = _SMALLEST_BYTES) -> list[Piece]:
-    """The pieces of a model in the order of their exchange; buffers go with the last one."""
+def cut(layout: Layout, most: int, smallest_bytes: int = _SMALLEST_BYTES) -> list[Piece]:
+    """About `most` pieces of a model in the order of their exchange; buffers go with the last one."""
     out: list[Piece] = []
     for index in reversed(range(len(layout.buckets))):
         bucket = layout.buckets[index]

@@ -35,6 +35,8 @@ _DIRECT_BYTES = 4 << 20
 """Vectors up to this size in all are summed by every member, in one exchange."""
 _DIRECT_FAR_BYTES = 256 << 10
 """The same where three or more members are on several hosts: there it sends more than parts would."""
+_PIECES, _PIECES_APART = 3, 8
+"""Pieces of a large model on one host and on several: an exchange costs processor time, a network waits."""
 
 
 class Reducer:
@@ -99,7 +101,8 @@ class Reducer:
         self.early = not self._direct and on_cpu
         self.adder = Adder(self.flat, self.inputs_of, mesh.rank, mesh.size)
         if not self._direct:
-            self.pieces = pieces.cut(layout) if on_cpu else pieces.cut(layout, most=1)
+            count = 1 if not on_cpu else _PIECES_APART if apart else _PIECES
+            self.pieces = pieces.cut(layout, count)
             self._release = Release(layout, self.pieces, list(self.flat.parameters))
 
     def _map(self, mesh: Mesh, near: set[int]) -> None:
