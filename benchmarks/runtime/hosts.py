@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -132,6 +133,7 @@ def joins() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="0.4M,10M,60M")
     parser.add_argument("--rates", default="none,1gbit")

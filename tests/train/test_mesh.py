@@ -56,11 +56,11 @@ def test_everybody_hears_everybody_in_rank_order() -> None:
     assert all([h["rank"] for h in headers] == [0, 1, 2, 3] for headers in heard)
 
 
-@pytest.mark.parametrize("size", [3, 9], ids=["small", "large"])
-def test_through_rank_0_everybody_hears_everybody_and_sees_a_death(
+@pytest.mark.parametrize("size", [3, 12], ids=["star", "tree"])
+def test_along_a_tree_everybody_hears_everybody_and_sees_a_death(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swell.train.sync.mesh.HUB_FROM", 3)
+    monkeypatch.setattr("swell.train.sync.mesh.TREE_FROM", 3)
     crowd = meshes(size)
     for operation in range(3):
         heard = together(
@@ -79,10 +79,10 @@ def test_through_rank_0_everybody_hears_everybody_and_sees_a_death(
     assert all(isinstance(r, PeerLost) for r in results)
 
 
-def test_through_rank_0_whoever_has_all_votes_may_be_gone_before_others_have_them(
+def test_along_a_tree_whoever_has_all_votes_may_be_gone_before_others_have_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("swell.train.sync.mesh.HUB_FROM", 3)
+    monkeypatch.setattr("swell.train.sync.mesh.TREE_FROM", 3)
     crowd = meshes(3)
     leaver = subprocess.Popen(["true"])
     leaver.wait()

@@ -26,8 +26,9 @@ _FRAME = struct.Struct("!QBIQ")  # operation, phase, header bytes, payload bytes
 
 READY, REDUCED, VOTE, ENTER, STATE, PIECE, LEVEL = range(7)
 
-HUB_FROM = 8
-"""From this many members on, small messages go through rank 0 (measured: decision 0005)."""
+TREE_FROM = 24
+"""From this many members on, small messages go along a tree (measured: decision 0005)."""
+_CHILDREN = 8
 _GLANCE_S = 0.008
 """How long to wait for a member before checking whether it is still alive."""
 _PF_EXITING = 0x4
@@ -68,6 +69,8 @@ class Mesh:
                 peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._inbox = {rank: bytearray() for rank in self.peers}
         self._heard: set[int] = set()
+        self._awaited: tuple[int, ...] = ()
+        """In an exchange along a tree: the members that this one waits for."""
         self._last_words = False
         """True if a leaving member's connection may end in the present exchange once its message is here."""
 
@@ -90,8 +93,8 @@ class Mesh:
         try:
             if payloads or sinks:
                 answers = self._exchange_bulk(operation, phase, text, payloads or {}, sinks or {})
-            elif self.size >= HUB_FROM:
-                answers = self._exchange_through_hub(operation, phase, text)
+            elif self.size >= TREE_FROM:
+                answers = self._exchange_along_tree(operation, phase, text)
             else:
                 frame = _FRAME.pack(operation, phase, len(text), 0) + text
                 for peer in self.peers.values():
@@ -146,8 +149,8 @@ class Mesh:
         second; /proc shows at once that it is exiting.
         """
         for rank, pid in self.processes.items():
-            if self._last_words and self.size >= HUB_FROM and rank and self.rank:
-                continue  # whoever has the votes of all may leave, and only rank 0 sends them
+            if self._last_words and self._awaited and rank not in self._awaited:
+                continue  # whoever has the votes of all, and has sent them on, may leave
             if _exiting(pid) and not (self._last_words and self._has_word(rank)):
                 self.certain = not self.broken
                 raise self._gone(rank)
@@ -174,24 +177,34 @@ class Mesh:
 
     # ------------------------------------------------------------------ small messages
 
-    def _exchange_through_hub(self, operation: int, phase: int, text: bytes) -> dict[int, Header]:
-        """Have rank 0 collect all headers and send every member all of them: two messages for each member."""
+    def _exchange_along_tree(self, operation: int, phase: int, text: bytes) -> dict[int, Header]:
+        """Collect all headers at rank 0, each member those of its children first, and send all of them back.
+
+        Every member has at most a parent and a few children to talk to; only rank 0's answer is read as JSON.
+        """
+        first = self.rank * _CHILDREN + 1
+        children = range(first, min(first + _CHILDREN, self.size))
+        parent = (self.rank - 1) // _CHILDREN
         self._last_words = phase == VOTE
-        if self.rank:
-            self.peers[0].sock.sendall(_FRAME.pack(operation, phase, len(text), 0) + text)
-            everything = self._receive_text(0, operation, phase)
-        else:
-            texts = [text]
-            for rank in self.peers:
-                texts.append(self._receive_text(rank, operation, phase))
-                self._heard.add(rank)
-            everything = b"[" + b",".join(texts) + b"]"
-            frame = _FRAME.pack(operation, phase, len(everything), 0) + everything
-            for peer in self.peers.values():
-                peer.sock.sendall(frame)
-        self._last_words = False
-        headers = json.loads(everything)
-        return {rank: header for rank, header in enumerate(headers) if rank != self.rank}
+        try:
+            self._awaited = tuple(children)
+            texts = [b"[%d,%s]" % (self.rank, text)]
+            for child in children:
+                texts.append(self._receive_text(child, operation, phase))
+                self._heard.add(child)
+            everything = b",".join(texts)
+            if self.rank:
+                self._awaited = (parent,)
+                self._send_text(parent, operation, phase, everything)
+                everything = self._receive_text(parent, operation, phase)
+            for child in children:
+                self._send_text(child, operation, phase, everything)
+        finally:
+            self._awaited, self._last_words = (), False
+        return {rank: header for rank, header in json.loads(b"[%s]" % everything) if rank != self.rank}
+
+    def _send_text(self, rank: int, operation: int, phase: int, text: bytes) -> None:
+        self.peers[rank].sock.sendall(_FRAME.pack(operation, phase, len(text), 0) + text)
 
     def _receive(self, rank: int, operation: int, phase: int) -> Header:
         return _decode(self._receive_text(rank, operation, phase))
