@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +25,8 @@ from benchmarks.runtime import (
     disaster,
     exactly_once,
     identity,
+    links,
+    mesh_size,
     overhead,
     quality,
     start,
@@ -34,6 +38,9 @@ TARGETS: dict[str, Any] = {
     "death": {"median_ms": 80, "largest_ms": 1000, "steps_lost_or_repeated": 0, "frozen": "detection + 1 s"},
     "start": {"cold_s": 4.0, "spare_s": 0.4},
     "overhead": {"fixed": 1.02, "adaptive": 1.05, "consistent": 1.06},
+    "sizes": {"ratio": 1.00},
+    "hosts": {"ratio": 1.05},
+    "join_across_hosts": {"pause": "at most a normal step, for two newcomers too"},
     "identity": {"identical": True},
     "exactly_once": {"failed": 0, "schedules": 200},
     "coordinator": {"steps_lost_or_repeated": 0, "kills": 10},
@@ -60,6 +67,10 @@ def parts(quick: bool) -> dict[str, Callable[[], Any]]:
         "death": lambda: {m: death.measure(m, 5 if few else 50) for m in models} | {"frozen": death.frozen()},
         "start": lambda: {k: start.measure(k, 3 if few else 10) for k in ("cold", "fork", "spare")},
         "overhead": lambda: {m: overhead.measure(m) for m in ("fixed", "adaptive", "consistent")},
+        "sizes": overhead.sizes,
+        "hosts": lambda: links.steps(("0.4M", "10M") if few else ("0.4M", "10M", "60M")),
+        "join_across_hosts": links.joins,
+        "mesh": lambda: mesh_size.measure((2, 8, 32) if few else (2, 4, 8, 16, 32, 64)),
         "identity": identity.measure,
         "exactly_once": lambda: exactly_once.measure(10 if few else 200),
         "coordinator": lambda: coordinator.measure(3 if few else 10),
@@ -67,11 +78,14 @@ def parts(quick: bool) -> dict[str, Callable[[], Any]]:
         "auto": lambda: auto.measure(2 if few else 5, 60),
         "disaster": lambda: disaster.run(quick=few),
         "torchrun_death": lambda: anchors.torchrun_death(1 if few else 4),
+        "torchft_death": lambda: anchors.torchft_death(1 if few else 3),
+        "ray_train_death": lambda: anchors.ray_death(1),
     }
 
 
 def main() -> None:
     """Run the parts asked for (all by default) and merge them into out/runtime.json."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # namespaces and jobs end with this process
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("parts", nargs="*")

@@ -67,9 +67,7 @@ class Running:
 
     def timeline(self, worker: str) -> list[Step]:
         """The steps a worker committed so far."""
-        path = self.out / f"{worker}.steps"
-        rows = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-        return [Step(int(a), int(b), int(c), float(d)) for a, b, c, d in (r for r in rows if len(r) == 4)]
+        return timeline(self.out / f"{worker}.steps")
 
     def stop(self) -> None:
         """End the job."""
@@ -82,6 +80,12 @@ class Running:
             self.process.wait(5)
         self.client.close()
         self.log.close()
+
+
+def timeline(path: Path) -> list[Step]:
+    """The steps that a worker has written to this file."""
+    rows = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return [Step(int(a), int(b), int(c), float(d)) for a, b, c, d in (r for r in rows if len(r) == 4)]
 
 
 @contextlib.contextmanager

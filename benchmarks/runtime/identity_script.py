@@ -69,7 +69,9 @@ def main() -> None:
         nn.ReLU(),
         nn.Dropout(0.3),
         nn.Flatten(),
-        nn.Linear(8 * 36, 10),
+        nn.Linear(8 * 36, 2048),  # large enough for sums that begin during backward
+        nn.ReLU(),
+        nn.Linear(2048, 10),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)

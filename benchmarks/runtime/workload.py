@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +18,13 @@ from torch.utils.data import TensorDataset
 
 import swell
 
-SIZES = {"small": (256, 512, 512), "large": (512, 2048, 2048, 1800), "tiny": (16, 32)}
-"""Layer widths: about 0.4 million, 9 million and a thousand parameters."""
+SIZES = {
+    "small": (256, 512, 512),
+    "large": (512, 2048, 2048, 1800),
+    "huge": (2048, 4096, 4096, 4096, 4096),
+    "tiny": (16, 32),
+}
+"""Layer widths: about 0.4, 9 and 59 million and a thousand parameters."""
 
 
 def build(name: str) -> nn.Module:
@@ -46,8 +52,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--mode", default="fixed")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds to sleep in each step")
+    parser.add_argument("--hosts", help="the network whose hosts the workers move to")
+    parser.add_argument("--host-count", type=int, default=4)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    if options.hosts:
+        sys.path.insert(0, str(Path(__file__).parents[2]))
+        from benchmarks.runtime import network
+
+        network.move(options.hosts, options.host_count)
     model = build(options.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     job = swell.elastic(model, optimizer, mode=options.mode, checkpoint_every_s=None)

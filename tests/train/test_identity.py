@@ -56,3 +56,16 @@ def test_kills_change_no_bit(stage: Any, tmp_path: Path, reference: str) -> None
         job.wait_for(lambda s, old=status: s["generation"] > old["generation"])
     assert digest(job) == reference
     assert len(job.events("recovery")) >= 2
+
+
+def test_newcomers_on_other_hosts_become_level_and_change_no_bit(
+    stage: Any, tmp_path: Path, reference: str
+) -> None:
+    apart = {"shared_memory": False}  # as workers on several hosts are
+    job = run(stage, tmp_path / "out", "--pace", "0.1", workers=2, settings=apart)
+    job.members(2)
+    job.resize(4)
+    job.members(4)
+    assert digest(job) == reference
+    grown = [e for e in job.events("switch") if e["world"] == 4]
+    assert [e["level"] for e in grown] == [2]

@@ -56,6 +56,42 @@ def test_everybody_hears_everybody_in_rank_order() -> None:
     assert all([h["rank"] for h in headers] == [0, 1, 2, 3] for headers in heard)
 
 
+@pytest.mark.parametrize("size", [3, 12], ids=["star", "tree"])
+def test_along_a_tree_everybody_hears_everybody_and_sees_a_death(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swell.train.sync.mesh.TREE_FROM", 3)
+    crowd = meshes(size)
+    for operation in range(3):
+        heard = together(
+            *[lambda m=m, o=operation: m.exchange(o, READY, {"rank": m.rank}) for m in crowd],
+        )
+        assert all([h["rank"] for h in headers] == list(range(size)) for headers in heard)
+    crowd[1].close()
+
+    def act(mesh: Mesh) -> None:
+        try:
+            mesh.exchange(3, READY, {})
+        finally:
+            mesh.close()  # as whoever recovers does
+
+    results = together(*[lambda m=m: act(m) for m in crowd if m.rank != 1])
+    assert all(isinstance(r, PeerLost) for r in results)
+
+
+def test_along_a_tree_whoever_has_all_votes_may_be_gone_before_others_have_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swell.train.sync.mesh.TREE_FROM", 3)
+    crowd = meshes(3)
+    leaver = subprocess.Popen(["true"])
+    leaver.wait()
+    crowd[1].processes[2] = leaver.pid
+    threading.Timer(0.1, lambda: crowd[0].exchange(1, VOTE, {})).start()
+    results = together(lambda: crowd[1].exchange(1, VOTE, {}), lambda: crowd[2].exchange(1, VOTE, {}))
+    assert results == [[{}, {}, {}], [{}, {}, {}]]
+
+
 def test_bulk_of_any_size_arrives_whole_and_blocks_nobody() -> None:
     crowd = meshes(3)
     size = 3_000_000
@@ -191,4 +227,4 @@ def test_memory_mapped_beforehand_is_what_a_switch_uses(monkeypatch: pytest.Monk
     reducer.connect(mesh, set(reducer.readable(mesh)))
     assert not reducer.is_far(1)
     flats[1].inputs[0].fill_(7.0)
-    assert torch.equal(reducer._remote_in[1][0], flats[1].inputs[0])
+    assert torch.equal(reducer.inputs_of[1][0], flats[1].inputs[0])

@@ -37,6 +37,7 @@ from swell.train.stepping import Stepper
 from swell.train.sync import transfer as states
 from swell.train.sync.crew import Crew
 from swell.train.sync.flat import FlatModel
+from swell.train.sync.level import Optimized
 from swell.train.sync.link import Link
 from swell.train.sync.mesh import Header
 
@@ -326,7 +327,7 @@ class Job(Stepper):
         run out of memory: the batch is then handed out again in smaller pieces, and the job remembers what
         did not fit.
         """
-        self.backward(loss)
+        self._backward(loss, early=True)
         return self.commit()
 
     def reduce(self, **values: float | Tensor) -> dict[str, float]:
@@ -402,6 +403,10 @@ class Job(Stepper):
         """The tensors of the captured state that change only in the optimizer's step; buffers do not."""
         parameters = dict(self.model.named_parameters())
         return statetree.split({"model": parameters, "optimizer": self.optimizer.state_dict()})[1]
+
+    def optimized(self) -> Optimized | None:
+        """What the optimizer changes, for newcomers that make its steps by themselves."""
+        return Optimized(dict(self.model.named_parameters()), self.optimizer)
 
     def found(self) -> None:
         """Begin without live state: from the newest checkpoint, or from what the script built."""

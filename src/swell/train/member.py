@@ -107,15 +107,23 @@ class Member:
         return number
 
     def _prepared(self, number: int) -> bool:
-        """Whether the memory for handing the state to newcomers is ready; a thread allocates it meanwhile."""
+        """Whether the members may switch to a candidate, as far as this one is concerned.
+
+        Newcomers on other hosts are level, and the memory for handing the state to others is ready: threads
+        see to both while this worker trains.
+        """
         assert self._link is not None
+        try:
+            mesh = self._link.take(number)
+        except PeerLost:
+            return True  # replaced by a newer candidate: no member will agree on this one
+        if mesh is None or set(mesh.members) <= set(self._crew.mesh.members):
+            return True
+        if not self._crew.levelled(mesh):
+            return False
+        if not self._crew.needs_staging(mesh):
+            return True
         if self._preparing is None or self._preparing[0] != number:
-            try:
-                mesh = self._link.take(number)
-            except PeerLost:
-                return True  # replaced by a newer candidate: no member will agree on this one
-            if mesh is None or set(mesh.members) <= set(self._crew.mesh.members):
-                return True
             if next(m for m in mesh.members if m in self._crew.mesh.members) != self._link.name:
                 return True  # another member hands the state over
             state = statetree.split(self.capture())[1]
@@ -153,6 +161,7 @@ class Member:
                 return False
             standing = self.epoch
             try:
+                self._crew.follow(found)
                 entered = self._crew.enter(found, {})
             except PeerLost:
                 found.close()
@@ -191,8 +200,14 @@ class Member:
         self._link.entered(mesh, self.steps, self.epoch)
         self._shares.settle(entered.covered, self.rank, self.world)
         if self.rank == 0:
-            pause_s, waited_s = time.perf_counter() - begin, entered.waited_s
-            self._link.event("switch", step=self.steps, world=self.world, pause_s=pause_s, waited_s=waited_s)
+            self._link.event(
+                "switch",
+                step=self.steps,
+                world=self.world,
+                pause_s=time.perf_counter() - begin,
+                waited_s=entered.waited_s,
+                level=entered.level,
+            )
 
     def _leave_all(self) -> NoReturn:
         """Save the state and leave: the job was asked to stop, and may be started again later."""

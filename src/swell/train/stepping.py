@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,18 +20,28 @@ from torch import Tensor, nn
 from swell.train import reporting
 from swell.train.agent.errors import PeerLost, UsageError
 from swell.train.data import plan
-from swell.train.data.loader import ElasticLoader
+from swell.train.data.loader import ElasticLoader, Share
 from swell.train.data.plan import Tree
 from swell.train.data.room import Room
 from swell.train.member import Member
 from swell.train.modes.ranks import PartialSums
-from swell.train.sync.mesh import Header
-from swell.train.sync.reducer import Reduced
+from swell.train.sync.adding import Norms
+from swell.train.sync.mesh import Header, Mesh
+from swell.train.sync.reduction import Reduced, Reduction
 
 log = logging.getLogger(__name__)
 
 GPU_LOSS_EVERY = 10
 """On a GPU the job's loss is read in one of this many steps."""
+
+
+@dataclass(slots=True)
+class Early:
+    """A sum that began during backward."""
+
+    reduction: Reduction
+    mesh: Mesh
+    began_s: float
 
 
 class Stepper(Member):
@@ -54,6 +65,12 @@ class Stepper(Member):
     _epochs: int | None
     _loss: reporting.SmoothedLoss
     _until_loss: float | None
+    _early: Early | None = None
+    """The sum that began during this step's last backward."""
+    _fired: list[int] | None = None
+    """In the first backward that is watched: the parameters whose gradients came, in order."""
+    _fires_once: bool | None = None
+    """Whether backward computed each gradient in one go; with layers that it computes again it may not."""
 
     def enough(self) -> bool:
         """Whether training is over, even in the middle of a pass; the same on every worker."""
@@ -63,6 +80,10 @@ class Stepper(Member):
 
     def backward(self, loss: Tensor | Callable[[], Tensor]) -> None:
         """The first half of `step`: add this batch's gradients."""
+        self._backward(loss, early=False)
+
+    def _backward(self, loss: Tensor | Callable[[], Tensor], *, early: bool) -> None:
+        """Add this batch's gradients; with `early`, no other gradients of this batch come afterwards."""
         if not self._shares.drawn:
             raise UsageError(
                 "job.step: no batch was drawn since the last step. Iterate a loader made by job.loader(...), "
@@ -77,15 +98,18 @@ class Stepper(Member):
         rank, (low, high) = share.current
         try:
             weighted = (loss() if callable(loss) else loss) * ((high - low) / share.size)
-            self._scaled(weighted).backward()  # type: ignore[no-untyped-call]
             if self._asks_loss:
                 part = weighted.detach()
                 share.loss = part if share.loss is None else share.loss + part
+            self._watch(share, high - low, early)
+            self._scaled(weighted).backward()  # type: ignore[no-untyped-call]
         except torch.OutOfMemoryError:
             if self._ranks is not None or len(self._shares.drawn) > 1 or high - low == 1:
                 raise
             self._cut(self._shares.drawn[0], high - low)
             return
+        if self._fired is not None:
+            self._fires_once, self._fired = len(self._fired) == len(set(self._fired)), None
         if self._room is not None:
             self._room.settled()
         if self._ranks is not None:
@@ -153,39 +177,82 @@ class Stepper(Member):
         if self._room is not None and self._ranks is None:
             self._room.trying(samples)
 
+    def _watch(self, share: Share, samples: int, early: bool) -> None:
+        """Before a backward: have gradients taken as they come, and begin the sum if this is the last one."""
+        wanted = self._crew.reducer.early_now
+        if wanted != self._flat.watched:
+            self._flat.watch(self._on_gradient if wanted else None)
+        if not wanted or not early:
+            return
+        if share.pending or len(self._shares.drawn) > 1 or self._shares.drawn[0].streaming:
+            return
+        if self._fires_once is None:  # see first that backward computes each gradient in one go
+            self._fired = []
+        elif self._fires_once:
+            header, norms = self._header(share, share.samples + samples)
+            began_s = time.perf_counter()
+            reduction = self._crew.begin(header, self._tree(share.size), norms=norms)
+            self._early = Early(reduction, self._crew.mesh, began_s)
+
+    def _on_gradient(self, index: int) -> None:
+        """In backward: the gradient of a parameter is complete."""
+        if self._rehearsing:
+            return
+        if self._fired is not None:
+            self._fired.append(index)
+        early = self._early.reduction if self._early is not None else None
+        if self._ranks is None:
+            if self._flat.keep(index) and early is not None:
+                early.ready(index)
+        elif early is not None:
+            self._sums.finish(index)
+            early.ready(index)
+
+    def _header(self, share: Share, samples: int) -> tuple[Header, Norms | None]:
+        """What the others learn of this worker's part of the step, and how norms are taken in the sum."""
+        header: Header = {"what": "step", "n": samples, "candidate": self._offer()}
+        if share.loss is not None and math.isfinite(loss := float(share.loss)):
+            header["loss"] = loss
+        streams = {ld.name: ld.header() for ld in self._shares.drawn if ld.streaming}
+        if streams:
+            header["streams"] = streams
+        if self._adaptive is None:
+            return header, None
+        return header | self._adaptive.header(self._crew.mesh.number), self._adaptive.norms
+
+    def _gather(self, share: Share) -> Header:
+        """Complete this worker's input of the sum; returns what only that shows."""
+        if self._ranks is not None:
+            block = range(*plan.blocks(self._logical, self.world)[self.rank])
+            self._flat.gather_ranks(self._ranks.after_step(block, share.ranks))
+        elif share.samples and (unused := self._flat.gather(share.samples / share.size)):
+            return {"unused": unused}
+        return {}
+
     def _sync(self) -> bool:
         """Sum the gradients over all members and commit; False if a death means that samples come again."""
         share = self._shares.drawn[0].share
         assert share is not None
+        early, self._early = self._early, None
         mesh, alone = self._crew.mesh, self._crew.size == 1
-        header: Header = {"what": "step", "n": share.samples, "candidate": self._offer()}
-        if share.loss is not None and math.isfinite(loss := float(share.loss)):
-            header["loss"] = loss
-        if self._ranks is not None:
-            if not alone:
-                block = range(*plan.blocks(self._logical, self.world)[self.rank])
-                self._flat.gather_ranks(self._ranks.after_step(block, share.ranks))
-        elif not alone and share.samples:
-            unused = self._flat.gather(share.samples / share.size)
-            if unused:
-                header["unused"] = unused
-        streams = {ld.name: ld.header() for ld in self._shares.drawn if ld.streaming}
-        if streams:
-            header["streams"] = streams
-        norms = None
-        if self._adaptive is not None:
-            header |= self._adaptive.header(self._crew.mesh.number)
-            norms = self._adaptive.norms
-        if alone and not mesh.broken:
-            reduced = Reduced([header], 0.0, 0.0)
-        else:
-            try:
-                reduced = self._crew.all_reduce(header, self._tree(share.size), norms=norms)
-            except PeerLost:
-                if not self._recover():
-                    return False
-                assert self._crew.reducer.result is not None
-                reduced = self._crew.reducer.result
+        try:
+            if early is not None:
+                header, mesh = early.reduction.header, early.mesh
+                early.reduction.complete(self._gather(share))
+                reduced = early.reduction.result()
+                reduced.began_s = early.began_s
+            else:
+                header, norms = self._header(share, share.samples)
+                if alone and not mesh.broken:
+                    reduced = Reduced([header], 0.0, 0.0)
+                else:
+                    header |= {} if alone else self._gather(share)
+                    reduced = self._crew.all_reduce(header, self._tree(share.size), norms=norms)
+        except PeerLost:
+            if not self._recover():
+                return False
+            assert self._crew.reducer.result is not None
+            reduced = self._crew.reducer.result
         offered = header["candidate"]
         agreed = mesh is self._crew.mesh and all(h["candidate"] == offered for h in reduced.headers)
         if offered and agreed:

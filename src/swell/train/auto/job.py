@@ -16,6 +16,7 @@ from swell.train import reporting
 from swell.train.agent.errors import PeerLost
 from swell.train.data.plan import Tree
 from swell.train.job import Job
+from swell.train.sync.level import Optimized
 from swell.train.sync.link import Link
 from swell.train.sync.mesh import Header
 from swell.train.sync.reducer import Reduced
@@ -60,6 +61,10 @@ class ScriptJob(Job):
     def steady(self) -> dict[str, Tensor]:
         """As for any job, except for a state that is kept until the script arrives: that is freed then."""
         return super().steady() if self.later is None else {}
+
+    def optimized(self) -> Optimized | None:
+        """None: every step of the optimizer counts as one of the script's."""
+        return None
 
     def restore(self, state: dict[str, Any]) -> None:
         """Load a state now, or keep it until the script has come to its position."""

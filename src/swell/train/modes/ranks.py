@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from swell.train.agent.errors import UsageError
 from swell.train.data.loader import key, seed_all
 from swell.train.data.plan import FOLD
 
@@ -91,21 +92,60 @@ class PartialSums:
         self._depth = 0
         self._program: list[int] = []
         self._paired = False
+        self._finished: set[int] = set()
+        """Parameters for which `finish` did what `after` has to do for the last rank."""
 
     def forget(self) -> None:
         """Drop every gradient, because the step begins again."""
+        self._finished = set()
         self._clear()
 
     def start(self, program: list[int]) -> None:
         """Begin a step whose work is `program`: logical ranks and folds, in order."""
         self._depth, self._paired, self._program = 0, False, list(program)
+        self._finished = set()
+
+    @torch.no_grad()
+    def finish(self, index: int) -> None:
+        """In the last rank's backward: put the sum of one parameter's gradients where the total ends up.
+
+        These are the additions that `after` makes for all parameters, in the same order.
+        """
+        if index in self._finished:
+            raise UsageError(
+                "model: backward computed the gradient of a parameter twice, which consistent mode does not "
+                "support in only some of the steps; use non-reentrant checkpoints (use_reentrant=False)"
+            )
+        self._finished.add(index)
+        parameter, depth = self._parameters[index], self._depth
+        folds = len(self._program) - 1 - self._paired
+        gradient = parameter.grad
+        if folds:
+            folds -= 1
+            if gradient is not None:
+                self._levels[depth - 1][index].add_(gradient)
+        else:
+            place = self._levels[depth][index]
+            place.zero_() if gradient is None else place.copy_(gradient)
+            depth += 1
+        for _ in range(folds):
+            depth -= 1
+            self._levels[depth - 1][index].add_(self._levels[depth][index])
+        parameter.grad = None
 
     @torch.no_grad()
     def after(self, rank: int) -> None:
         """Rank `rank` has run backward: keep, push or fold as the program says."""
         program = self._program
-        if program.pop(0) != rank:
+        if program[0] != rank:
             raise AssertionError("logical ranks run in the order of the tree")
+        if self._finished:
+            for index in range(len(self._parameters)):
+                if index not in self._finished:
+                    self.finish(index)
+            self.start([])
+            return
+        program.pop(0)
         if len(program) >= 2 and program[0] != FOLD and program[1] == FOLD and not self._paired:
             self._paired = True  # the next rank is this one's sibling: autograd adds it
             return

@@ -14,12 +14,15 @@ from torch import Tensor
 
 from swell.train.agent.errors import UsageError
 from swell.train.data.plan import Range, Tree
+from swell.train.sync import level
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.groups import Grouping
 from swell.train.sync.handover import Carrier, HandOver
+from swell.train.sync.level import Optimized, Source
 from swell.train.sync.link import Link
 from swell.train.sync.mesh import ENTER, READY, VOTE, Header, Mesh, solo
 from swell.train.sync.reducer import Norms, Reduced, Reducer
+from swell.train.sync.reduction import Reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Entered:
     """True if this worker joined without state and received it."""
     waited_s: float
     """Seconds until all members had entered."""
+    level: int = 0
+    """Newcomers that had become level before the switch."""
 
 
 class Crew:
@@ -56,6 +61,11 @@ class Crew:
         self._held = -1
         self._held_headers: list[Header] = []
         self.handover = HandOver(carrier, flat.device)
+        self._source: Source | None = None
+        """What brings the newcomers of the present candidate level."""
+        self._level = False
+        self._tries = 0
+        """How often this newcomer began to become level."""
         self._grouping = grouping
         if link is not None:
             link.peers.introduce, link.peers.meet = self._introduce, self._meet
@@ -104,6 +114,16 @@ class Crew:
         """Sum the gradients over all members; PeerLost if a member is gone."""
         return self.reducer.all_reduce(self.operation, header, tree, norms=norms)
 
+    def begin(
+        self,
+        header: Header,
+        tree: Callable[[list[Header]], Tree | None],
+        *,
+        norms: Norms | None = None,
+    ) -> Reduction:
+        """Begin to sum the gradients over all members while backward computes them."""
+        return self.reducer.begin(self.operation, header, tree, norms=norms)
+
     def completed(self) -> None:
         """Record that the present operation took effect here, and that newcomers in it have their state."""
         self.operation += 1
@@ -122,9 +142,51 @@ class Crew:
 
     # ------------------------------------------------------------------ generations
 
+    def _levels(self, mesh: Mesh) -> Optimized | None:
+        """What newcomers on other hosts get in the background; None if the model is small."""
+        large = self.flat.layout.region_bytes >= level.LEAST_BYTES
+        return self._carrier.optimized() if large and not mesh.recovery else None
+
+    def levelled(self, mesh: Mesh) -> bool:
+        """Between two steps: whether the newcomers of candidate `mesh` are as level as they can be."""
+        optimized = self._levels(mesh)
+        if optimized is None:
+            return True
+        if self._source is None or self._source.mesh is not mesh:
+            self._drop_source()
+            self._source = Source(mesh, optimized, self.reducer.readable(mesh))
+        return self._source.at_boundary()
+
+    def needs_staging(self, mesh: Mesh) -> bool:
+        """Whether some newcomer of `mesh` gets the whole state in the pause."""
+        members = set(self.mesh.members)
+        newcomers = [rank for rank, name in enumerate(mesh.members) if name not in members]
+        source = self._source
+        return source is None or source.gave_up or set(newcomers) != set(source.newcomers)
+
+    def follow(self, mesh: Mesh) -> None:
+        """As a newcomer: become level with the members of candidate `mesh`, until they switch to it."""
+        optimized = self._levels(mesh)
+        self._level = False
+        if optimized is not None:
+            self._tries += 1
+            self._level = level.follow(mesh, optimized, self.reducer.readable(mesh), self._tries - 1)
+
+    def _drop_source(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
     def enter(self, mesh: Mesh, covered: dict[str, list[Range]]) -> Entered:
         """Begin a generation: agree on the position of all members, and give state to those without."""
         self.mesh = mesh
+        levelling = self._level
+        if self._source is not None:
+            levelling = self._source.mesh is mesh and bool(self._source.newcomers)
+            if self._source.mesh is mesh:
+                self._source.finish()
+            self._drop_source()
+        self._level = False
         holding = max(self._held, self.reducer.held)
         mine: Header = {
             "what": "enter",
@@ -135,6 +197,7 @@ class Crew:
             "facts": self._facts,
             "staging": self.handover.staging,
             "reads": self.reducer.readable(mesh),
+            "level": level.fingerprint(self._carrier.steady()) if levelling else None,
         }
         begin = time.perf_counter()
         headers = mesh.exchange(0, ENTER, mine)
@@ -149,18 +212,19 @@ class Crew:
                         f"{mesh.members[mesh.rank]} has {value!r}; every worker must build the same"
                     )
         reads = mine["reads"]
-        self.reducer.connect(mesh, {r for r in reads if mesh.rank in headers[r]["reads"]})
+        pairs = {(a, b) for a in range(mesh.size) for b in headers[a]["reads"]}
+        apart = any((b, a) not in pairs for a in range(mesh.size) for b in range(mesh.size) if a != b)
+        self.reducer.connect(mesh, {r for r in reads if mesh.rank in headers[r]["reads"]}, apart)
         live = [rank for rank, header in enumerate(headers) if header["live"]]
         top = max((headers[r]["operation"] for r in live), default=self.operation)
         joined = not self.live
         if not live:
             if mesh.rank == 0:
                 self._carrier.found()
-            self._hand_over(0, [r for r in range(mesh.size) if r != 0], None)
+            self._hand_over(0, [r for r in range(mesh.size) if r != 0], headers)
         elif len(live) < mesh.size:
             source = next(r for r in live if headers[r]["operation"] == top)
-            staging = headers[source]["staging"]
-            self._hand_over(source, [r for r in range(mesh.size) if r not in live], staging)
+            self._hand_over(source, [r for r in range(mesh.size) if r not in live], headers)
         complete = False
         if not joined:
             if self.operation < top:
@@ -178,18 +242,21 @@ class Crew:
                         merged.setdefault(name, []).extend((int(a), int(b)) for a, b in ranges)
         if not complete:
             self._held = self.reducer.held = -1
-        return Entered(complete, merged, joined, waited_s)
+        equal = sum(not h["live"] and h["level"] is not None and h["level"] == mine["level"] for h in headers)
+        return Entered(complete, merged, joined, waited_s, equal)
 
-    def _hand_over(self, source: int, to: list[int], staging: Header | None) -> None:
+    def _hand_over(self, source: int, to: list[int], headers: list[Header]) -> None:
         """Give the state of `source` to the ranks in `to`."""
         mesh = self.mesh
         if not to:
             return
         if mesh.rank == source:
             far = [r for r in to if self.reducer.is_far(r)]
-            self.handover.give(mesh, to, far, self.operation)
+            mine = headers[source]["level"]
+            equal = [r for r in far if mine is not None and headers[r]["level"] == mine]
+            self.handover.give(mesh, to, far, equal, self.operation)
             return
-        near = not self.reducer.is_far(source)
+        near, staging = not self.reducer.is_far(source), headers[source]["staging"]
         operation = self.handover.take(mesh, source, mesh.rank in to, near, staging)
         if operation is not None:
             self.operation = operation

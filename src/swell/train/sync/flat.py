@@ -8,8 +8,10 @@ travel at the end of their bucket and come back as the mean over samples.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +103,7 @@ class FlatModel:
                 "move all of it to one with model.to(device)"
             )
         self.device = devices.pop()
+        self._ordered = list(self.parameters.values())
         if self.device.type not in ("cpu", "cuda"):
             raise UsageError(f"model: it is on {self.device}; elastic jobs train on cpu or cuda")
         if rank_buffers is not None:
@@ -115,6 +118,7 @@ class FlatModel:
         self.layout = Layout(dict(self.parameters), self.buffers)
         self._memory: Memory | None = None
         self._lock = threading.Lock()
+        self._hooks: list[Any] = []
 
     def memory(self) -> Memory:
         """The memory that peers read, allocated when it is first needed: a job of one worker has none."""
@@ -148,18 +152,53 @@ class FlatModel:
         """The place of each parameter's gradient in the input."""
         return self.memory().grad_in
 
+    def watch(self, ready: Callable[[int], None] | None) -> None:
+        """Have `ready` called with a parameter's index when backward has its gradient; None: no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if ready is not None:
+            for index, parameter in enumerate(self.parameters.values()):
+                hook = functools.partial(_told, ready, index)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    @property
+    def watched(self) -> bool:
+        """Whether a function is called for each gradient."""
+        return bool(self._hooks)
+
+    @torch.no_grad()
+    def keep(self, index: int) -> bool:
+        """Move a parameter's gradient into its place in the input, and make the gradient a view of that.
+
+        Later micro-batches then add to the input itself. False if that cannot be done (a sparse gradient).
+        """
+        parameter, place = self._ordered[index], self.memory().grad_in[index]
+        gradient = parameter.grad
+        if gradient is place:
+            return True
+        if gradient is None or gradient.layout != torch.strided:
+            return False
+        place.copy_(gradient)
+        parameter.grad = place
+        return True
+
     def gather(self, weight: float) -> list[int]:
-        """Copy gradients, and buffers times `weight`, into the input; returns parameters without gradient."""
+        """Complete the input: gradients that are elsewhere, and buffers times `weight`.
+
+        Returns the parameters that have no gradient.
+        """
         memory, unused = self.memory(), []
         places: list[Tensor] = []
         gradients: list[Tensor] = []
-        for index, parameter in enumerate(self.parameters.values()):
-            if parameter.grad is None:
+        for index, parameter in enumerate(self._ordered):
+            gradient, place = parameter.grad, memory.grad_in[index]
+            if gradient is None:
                 unused.append(index)
-                memory.grad_in[index].zero_()
-            else:
-                places.append(memory.grad_in[index])
-                gradients.append(parameter.grad)
+                place.zero_()
+            elif gradient is not place:
+                places.append(place)
+                gradients.append(gradient)
         if places:
             torch._foreach_copy_(places, gradients)
         if memory.buffer_in:
@@ -200,6 +239,10 @@ class FlatModel:
         """Forget all gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
+
+
+def _told(ready: Callable[[int], None], index: int, _: Tensor) -> None:
+    ready(index)
 
 
 class Memory:

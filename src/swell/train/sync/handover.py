@@ -3,7 +3,8 @@
 Tensors travel in one of three ways. On one GPU the newcomer maps the source's memory and copies from it: only
 for tensors that change in no other way than by a committed step, because the next step needs the newcomer's
 vote, and it votes after it has copied. On one host the source copies into shared memory (`staging`), which
-the newcomer maps. Between hosts the same memory goes through the sockets of the mesh.
+the newcomer maps. Between hosts the same memory goes through the sockets of the mesh, less what the newcomer
+got in the background (`level`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from swell.train.agent.errors import PeerLost
 from swell.train.state import statetree
 from swell.train.sync import device, transfer
+from swell.train.sync.level import Optimized
 from swell.train.sync.mesh import STATE, Header, Mesh
 from swell.train.sync.segment import Segment
 
@@ -40,6 +42,9 @@ class Carrier(Protocol):
 
         A thread may ask while the main thread trains.
         """
+
+    def optimized(self) -> Optimized | None:
+        """What only the optimizer changes, if a newcomer can make the optimizer's steps by itself."""
 
 
 class HandOver:
@@ -101,12 +106,20 @@ class HandOver:
 
     # ------------------------------------------------------------------ in the pause
 
-    def give(self, mesh: Mesh, to: list[int], far: list[int], operation: int) -> None:
-        """Hand this worker's state to the ranks in `to`; memory is not shared with those in `far`."""
+    def give(self, mesh: Mesh, to: list[int], far: list[int], level: list[int], operation: int) -> None:
+        """Hand this worker's state to the ranks in `to`.
+
+        Memory is not shared with those in `far`. Those in `level` have what the optimizer changes already.
+        """
         self._gave = True
         document, named = statetree.split(self._carrier.capture())
         direct = {} if any(not self.same_device(mesh, r) for r in to) else self._direct()
-        tensors = {name: tensor.detach() for name, tensor in named.items() if name not in direct}
+        steady = self._carrier.steady() if level else {}
+        needed = {name: tensor.detach() for name, tensor in named.items() if name not in direct}
+        tensors = {name: tensor for name, tensor in needed.items() if name not in steady}
+        light = len(tensors)
+        if set(to) - set(level):
+            tensors |= needed
         description = transfer.describe(tensors.values())
         self.prepare(list(tensors.values()))
         assert self._staging is not None
@@ -121,22 +134,27 @@ class HandOver:
             "segment": self._staging.describe(),
             "operation": operation,
             "through_sockets": far,
+            "level": level,
+            "light": light,
         }
         mesh.exchange(0, STATE, message)
         if far:
-            raw = [self._staging.bytes(0, transfer.staged_bytes(description))]
-            mesh.exchange(1, STATE, {}, dict.fromkeys(far, raw), {})
+            sizes = {r: transfer.staged_bytes(description[: light if r in level else None]) for r in far}
+            mesh.exchange(1, STATE, {}, {r: [self._staging.bytes(0, size)] for r, size in sizes.items()}, {})
 
     def take(self, mesh: Mesh, source: int, wanted: bool, near: bool, staging: Header | None) -> int | None:
         """Receive the state of `source`, if `wanted` here; returns the number of the present operation."""
         # Map the memory while the source is still copying into it.
         expected = Segment.open(staging) if wanted and near else None
         message = mesh.exchange(0, STATE, {})[source]
+        level = mesh.rank in message["level"]
+        count = int(message["light"]) if level else None
+        names, description = message["names"][:count], message["tensors"][:count]
         segment: Segment | None = None
         if message["through_sockets"]:
             sinks: dict[int, list[memoryview]] = {}
             if mesh.rank in message["through_sockets"]:
-                size = transfer.staged_bytes(message["tensors"])
+                size = transfer.staged_bytes(description)
                 segment = Segment.create(size)
                 sinks = {source: [segment.bytes(0, size)]}
             mesh.exchange(1, STATE, {}, {}, sinks)
@@ -147,7 +165,8 @@ class HandOver:
         segment = segment or Segment.open(message["segment"])
         if segment is None:
             raise PeerLost(f"the state of {mesh.members[source]} vanished while it was handed over")
-        views = dict(zip(message["names"], transfer.staged(message["tensors"], segment)))
+        views = dict(self._carrier.steady()) if level else {}
+        views |= dict(zip(names, transfer.staged(description, segment)))
         for name, found in message["direct"].items():
             views[name] = self._view(found, mesh.members[source])
         self._carrier.restore(statetree.join(message["document"], views))

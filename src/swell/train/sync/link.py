@@ -410,6 +410,7 @@ class Link:
         if found is None:
             return
         mesh = Mesh(offer.number, offer.members, self.name, found)
+        mesh.recovery = offer.recovery
         with self._changed:
             if self.still_offered(offer.number):
                 self._meshes[offer.number] = mesh

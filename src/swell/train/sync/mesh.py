@@ -25,8 +25,11 @@ from swell.train.agent.polling import readable
 
 _FRAME = struct.Struct("!QBIQ")  # operation, phase, header bytes, payload bytes
 
-READY, REDUCED, VOTE, ENTER, STATE = range(5)
+READY, REDUCED, VOTE, ENTER, STATE, PIECE, LEVEL = range(7)
 
+TREE_FROM = 24
+"""From this many members on, small messages go along a tree (measured: decision 0005)."""
+_CHILDREN = 8
 _GLANCE_S = 0.008
 """How long to wait for a member before checking whether it is still alive."""
 _PF_EXITING = 0x4
@@ -62,6 +65,8 @@ class Mesh:
         self.rank = members.index(me)
         self.size = len(members)
         self.peers = dict(peers)
+        self.recovery = False
+        """True if this replaces a generation that broke."""
         self.broken = False
         self.lost = ""
         """The peer whose connection ended first, or ''."""
@@ -75,6 +80,8 @@ class Mesh:
                 peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._inbox = {rank: bytearray() for rank in self.peers}
         self._heard: set[int] = set()
+        self._awaited: tuple[int, ...] = ()
+        """In an exchange along a tree: the members that this one waits for."""
         self._last_words = False
         """True if a leaving member's connection may end in the present exchange once its message is here."""
         self._present: tuple[int, int, float] | None = None
@@ -102,6 +109,8 @@ class Mesh:
         try:
             if payloads or sinks:
                 answers = self._exchange_bulk(operation, phase, text, payloads or {}, sinks or {})
+            elif self.size >= TREE_FROM:
+                answers = self._exchange_along_tree(operation, phase, text)
             else:
                 frame = _FRAME.pack(operation, phase, len(text), 0) + text
                 for peer in self.peers.values():
@@ -127,13 +136,22 @@ class Mesh:
         present = self._present
         if present is None or self.broken:
             return None
-        silent = [rank for rank in list(self.peers) if rank not in self._heard]
+        silent = [rank for rank in self._awaited or list(self.peers) if rank not in self._heard]
         missing = [rank for rank in silent if not self._has_word(rank)] or silent
         if not missing:
             return None
         operation, phase, began_s = present
         names = [self.members[rank] for rank in missing]
         return Waits((self.number, operation, phase), time.monotonic() - began_s, names)
+
+    def pair(self, rank: int) -> Mesh:
+        """A mesh of this member and one other, over their connection; not while this mesh exchanges."""
+        low, high = sorted((self.rank, rank))
+        other = 1 if rank == high else 0
+        names = (self.members[low], self.members[high])
+        pair = Mesh(self.number, names, self.members[self.rank], {other: self.peers[rank]})
+        pair._inbox[other] = self._inbox[rank]  # what arrives early belongs to the connection
+        return pair
 
     def abandon(self) -> None:
         """Give this generation up: threads that wait on it, here or at the other end, wake up."""
@@ -162,6 +180,8 @@ class Mesh:
         second; /proc shows at once that it is exiting.
         """
         for rank, pid in self.processes.items():
+            if self._last_words and self._awaited and rank not in self._awaited:
+                continue  # whoever has the votes of all, and has sent them on, may leave
             if _exiting(pid) and not (self._last_words and self._has_word(rank)):
                 self.certain = not self.broken
                 raise self._gone(rank)
@@ -188,12 +208,45 @@ class Mesh:
 
     # ------------------------------------------------------------------ small messages
 
+    def _exchange_along_tree(self, operation: int, phase: int, text: bytes) -> dict[int, Header]:
+        """Collect all headers at rank 0, each member those of its children first, and send all of them back.
+
+        Every member has at most a parent and a few children to talk to; only rank 0's answer is read as JSON.
+        """
+        first = self.rank * _CHILDREN + 1
+        children = range(first, min(first + _CHILDREN, self.size))
+        parent = (self.rank - 1) // _CHILDREN
+        self._last_words = phase == VOTE
+        try:
+            self._awaited = tuple(children)
+            texts = [b"[%d,%s]" % (self.rank, text)]
+            for child in children:
+                texts.append(self._receive_text(child, operation, phase))
+                self._heard.add(child)
+            everything = b",".join(texts)
+            if self.rank:
+                self._awaited = (parent,)
+                self._send_text(parent, operation, phase, everything)
+                everything = self._receive_text(parent, operation, phase)
+            for child in children:
+                self._send_text(child, operation, phase, everything)
+        finally:
+            self._awaited, self._last_words = (), False
+        return {rank: header for rank, header in json.loads(b"[%s]" % everything) if rank != self.rank}
+
+    def _send_text(self, rank: int, operation: int, phase: int, text: bytes) -> None:
+        self.peers[rank].sock.sendall(_FRAME.pack(operation, phase, len(text), 0) + text)
+
     def _receive(self, rank: int, operation: int, phase: int) -> Header:
+        return _decode(self._receive_text(rank, operation, phase))
+
+    def _receive_text(self, rank: int, operation: int, phase: int) -> bytes:
         head = self._read(rank, _FRAME.size)
         got_operation, got_phase, length, _ = _FRAME.unpack(head)
-        header = _decode(self._read(rank, length))
-        self._check(rank, (operation, phase), (got_operation, got_phase), header)
-        return header
+        text = self._read(rank, length)
+        if (operation, phase) != (got_operation, got_phase):
+            self._check(rank, (operation, phase), (got_operation, got_phase), _decode(text))
+        return text
 
     def _read(self, rank: int, count: int) -> bytes:
         inbox, sock = self._inbox[rank], self.peers[rank].sock
@@ -347,8 +400,7 @@ def _advance(parts: list[memoryview], count: int) -> None:
 
 def _decode(data: bytes) -> Header:
     header = json.loads(data)
-    assert isinstance(header, dict)
-    return header
+    return header if isinstance(header, dict) else {}
 
 
 def _exiting(pid: int) -> bool:

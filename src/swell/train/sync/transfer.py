@@ -52,6 +52,29 @@ def staged(description: list[list[Any]], segment: Segment) -> list[Tensor]:
     return out
 
 
+class HostBytes:
+    """Tensors as raw memory of the host, to be sent (`filled`) or to be received and stored."""
+
+    def __init__(self, tensors: list[Tensor], filled: bool = False) -> None:
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        for tensor in (t.detach() for t in tensors):
+            host = tensor
+            if tensor.device.type != "cpu" or not tensor.is_contiguous():
+                host = torch.empty(tensor.shape, dtype=tensor.dtype)
+                if filled:
+                    host.copy_(tensor)
+            self._pairs.append((tensor, host))
+        flat = [host.reshape(-1).view(torch.uint8) for _, host in self._pairs if host.numel()]
+        self.views = [memoryview(part.numpy().data) for part in flat]
+
+    @torch.no_grad()
+    def store(self) -> None:
+        """Put what was received where it belongs."""
+        for tensor, host in self._pairs:
+            if tensor is not host:
+                tensor.copy_(host)
+
+
 def let_go(memory: list[Any]) -> None:
     """Unmap memory of other workers, but later, so that the next step does not wait for it."""
     if memory:
