@@ -7,6 +7,7 @@ script did. The crew, generations, recovery, state and checkpoints are the same.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -187,6 +188,17 @@ class ScriptJob(Job):
         groups = self.optimizer.param_groups
         return any(p.grad is not None and id(p) not in known for g in groups for p in g["params"])
 
+    def has_layout(self) -> bool:
+        """Whether this worker exchanges what the members exchange, if they have changed that."""
+        try:
+            return self._layout_note().read_text() == self._flat.layout.digest
+        except OSError:
+            return True
+
+    def _layout_note(self) -> Path:
+        assert self._link is not None
+        return self._link.directory.path / "private" / "layout"
+
     def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Exchange the gradients of what is trained now; only for a worker that is in no generation of two.
 
@@ -200,3 +212,5 @@ class ScriptJob(Job):
         crew._facts["model"] = self._flat.layout.digest
         if self._entered:
             crew.reducer.connect(crew.mesh, set())
+            self._layout_note().parent.mkdir(parents=True, exist_ok=True)
+            self._layout_note().write_text(self._flat.layout.digest)

@@ -70,7 +70,6 @@ class Observer(Position):
         self._agreed = 0
         self._loss: Tensor | None = None
         self._last = Reduced([], 0.0, 0.0)
-        self._unfrozen = False
 
     # ------------------------------------------------------------------ loaders
 
@@ -243,7 +242,7 @@ class Observer(Position):
             size = len(drawn.window)
             self._look_at_loss(drawn, header, job)
         header["steps"] = job.steps
-        unfrozen = self._unfrozen = job.trains_others()
+        unfrozen = job.trains_others()
         if unfrozen and job.rank:
             os._exit(RESPAWN)  # joins again, with a layout that has what is trained now
         if drawn is not None and not drawn.samples and job.world == 1:
@@ -257,7 +256,7 @@ class Observer(Position):
         if self.reduction.kind == NEITHER and not job.confined:
             confinement.confine(self, confinement.LOSS)
         if unfrozen:
-            self._lay_out(job)
+            job.lay_out(auto_script.find_model(self.optimizers), self._whole_optimizer())
         going = _going(reduced.headers)
         if going and (going[0]["at"], going[0]["steps"]) != (header["at"], header["steps"]):
             os._exit(RESPAWN)  # this worker's script is at another place: a new worker replaces it
@@ -317,7 +316,6 @@ class Observer(Position):
         elif not any(optimizer is known for known in self.optimizers):
             self.optimizers.append(optimizer)
             self.job.optimizer = self._whole_optimizer()
-            self._unfrozen = self._unfrozen or self.job.trains_others()
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """The optimizer has stepped."""
@@ -341,14 +339,11 @@ class Observer(Position):
                 self._boundary()
 
     def _arrive_after_step(self, here: Pass) -> None:
-        if self._unfrozen or (self.job is not None and self.job.trains_others()):
-            assert self.job is not None
-            self._lay_out(self.job)
-        while here.ordinal == self.job.epoch if self.job else False:
-            if self._arrive(here):
+        job = self.job
+        assert job is not None
+        while here.ordinal == job.epoch:
+            if self._arrive(here) or job.later is not None:  # in the latter case there are batches to count
                 return
-            if self.job is not None and self.job.later is not None:
-                return  # more batches to count
 
     def _why_not(self) -> str:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -385,12 +380,6 @@ class Observer(Position):
         self.link.at_epoch(here.ordinal)
         if self._backwards and self._dirty:
             self._reduce(job)
-
-    def _lay_out(self, job: ScriptJob) -> None:
-        """Exchange what is trained now, other than at the first step; the other workers join again."""
-        self._unfrozen = False
-        self.optimizers = [o for o in self.optimizers if _trains_any(o)]
-        job.lay_out(auto_script.find_model(self.optimizers), self._whole_optimizer())
 
     # ------------------------------------------------------------------ the end
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib.abc
 import importlib.util
+import logging
 import os
 import sys
 import time
@@ -138,6 +139,7 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
     )
     if first and not resumes:
         files.begin_anew()
+    logging.getLogger("swell").propagate = False  # the script's log is the script's
     try:
         with _patched(observer, iterations), files.installed(), _after_imports(iterations, files):
             yield
