@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from swell.train.data.plan import Tree
 from swell.train.data.room import Room
 from swell.train.member import Member
 from swell.train.modes.ranks import PartialSums
+from swell.train.optimizers import Several
 from swell.train.sync.mesh import Header
 from swell.train.sync.reducer import Reduced
 
@@ -54,6 +55,8 @@ class Stepper(Member):
     _epochs: int | None
     _loss: reporting.SmoothedLoss
     _until_loss: float | None
+    _total_steps: int | None = None
+    """The length of a job that trains by steps (`job.loop`)."""
 
     def enough(self) -> bool:
         """Whether training is over, even in the middle of a pass; the same on every worker."""
@@ -61,7 +64,7 @@ class Stepper(Member):
             return True
         return self._adaptive is not None and self._adaptive.enough()
 
-    def backward(self, loss: Tensor | Callable[[], Tensor]) -> None:
+    def backward(self, loss: Tensor | Sequence[Tensor] | Callable[[], Tensor]) -> None:
         """The first half of `step`: add this batch's gradients."""
         if not self._shares.drawn:
             raise UsageError(
@@ -70,16 +73,14 @@ class Stepper(Member):
             )
         share = self._shares.drawn[0].share
         if self._rehearsing or share is None or share.current is None:
-            self._scaled(loss() if callable(loss) else loss).backward()  # type: ignore[no-untyped-call]
+            self._descend(loss, 1.0)
             if self._room is not None:
                 self._room.settled()
             return
         rank, (low, high) = share.current
         try:
-            weighted = (loss() if callable(loss) else loss) * ((high - low) / share.size)
-            self._scaled(weighted).backward()  # type: ignore[no-untyped-call]
+            part = self._descend(loss, (high - low) / share.size)
             if self._asks_loss:
-                part = weighted.detach()
                 share.loss = part if share.loss is None else share.loss + part
         except torch.OutOfMemoryError:
             if self._ranks is not None or len(self._shares.drawn) > 1 or high - low == 1:
@@ -94,6 +95,25 @@ class Stepper(Member):
         self._shares.cover()
         if self._adaptive is not None and self._crew.size == 1 and len(share.covered) == 1 and share.pending:
             self._adaptive.after_backward(share.samples)
+
+    def _descend(self, loss: Tensor | Sequence[Tensor] | Callable[[], Tensor], weight: float) -> Tensor:
+        """Compute the gradients of `weight` times the loss; returns that. Of several losses each belongs to
+        one of the job's optimizers."""
+        given = loss() if callable(loss) else loss
+        if isinstance(given, Tensor):
+            weighted = given * weight
+            self._scaled(weighted).backward()  # type: ignore[no-untyped-call]
+            return weighted.detach()
+        parts = self.optimizer.parts if isinstance(self.optimizer, Several) else [self.optimizer]
+        if len(given) != len(parts):
+            raise UsageError(f"job.step: got {len(given)} losses, but the job has {len(parts)} optimizers")
+        total = torch.zeros(())
+        for index, (one, part) in enumerate(zip(given, parts)):
+            own = [p for group in part.param_groups for p in group["params"] if p.requires_grad]
+            weighted = one * weight
+            torch.autograd.backward(self._scaled(weighted), inputs=own, retain_graph=index < len(parts) - 1)
+            total = total.to(weighted.device) + weighted.detach()
+        return total
 
     @property
     def _asks_loss(self) -> bool:
@@ -328,8 +348,9 @@ class Stepper(Member):
         """The job's progress and its total, in steps at the tuned batch."""
         out: dict[str, float | None]
         if self._adaptive is None:
-            endless = self._epochs is None or loader.streaming
-            out = {"done": self.steps, "of": None if endless else (self._epochs or 0) * len(loader)}
+            endless = (self._epochs is None or loader.streaming) and self._total_steps is None
+            whole = self._total_steps or (self._epochs or 0) * len(loader)
+            out = {"done": self.steps, "of": None if endless else whole}
         else:
             passes = self.epoch + loader.cursor / len(loader.dataset)
             out = self._adaptive.progress(self._epochs, passes if self._by == "data" else None)

@@ -37,8 +37,8 @@ class Count(TrainerCallback):
 
 
 torch.manual_seed(3)
-x = torch.randn(168, 4)
-y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(168, 1)
+x = torch.randn(648, 4)
+y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(648, 1)
 options = TrainingArguments(
     output_dir=folder,
     num_train_epochs=epochs,
@@ -58,7 +58,13 @@ options = TrainingArguments(
     seed=3,
 )
 count = Count()
-trainer = Trainer(Net(), options, train_dataset=Data(x[:160], y[:160]), eval_dataset=Data(x[160:], y[160:]), callbacks=[count])
+trainer = Trainer(
+    Net(),
+    options,
+    train_dataset=Data(x[:640], y[:640]),
+    eval_dataset=Data(x[640:], y[640:]),
+    callbacks=[count],
+)
 trainer.train()
 state = trainer.state
 logged = [entry["step"] for entry in state.log_history if "loss" in entry]

@@ -68,6 +68,7 @@ class Observer(Position):
         self._in_step = 0
         """Backward passes since the optimizer's step was called, with a closure."""
         self._agreed = 0
+        self._most_in_flight = 0
         self._loss: Tensor | None = None
         self._last = Reduced([], 0.0, 0.0)
 
@@ -110,7 +111,7 @@ class Observer(Position):
             here.touched = True
             if idle is not None:
                 return self._fetch(here, idle)
-        elif len(here.flight) >= self._ahead + _UNTRAINED:
+        elif len(here.flight) >= self._most_in_flight + _UNTRAINED:
             here.to_evaluation()
             return self._whole(here)
         elif not self._ahead and here.main is None:
@@ -223,7 +224,7 @@ class Observer(Position):
                     drawn.ordinal, drawn.counts = here.ordinal, self.job.rank == 0
         if group:
             self._current = [here.flight.popleft() for here in group]
-            self._ahead = max(self._ahead, *(len(here.flight) for here in group))
+            self._most_in_flight = max(self._most_in_flight, *(len(here.flight) for here in group))
         for here in self._active:
             here.touched = False
         if self.job is not None and not self.job.forwarding:
@@ -329,6 +330,8 @@ class Observer(Position):
             if self._in_step > 1 and not job.confined:
                 confinement.confine(self, confinement.CLOSURE)
             here = self._training()
+            if here is not None and not here.over:
+                self._ahead = max(self._ahead, len(here.flight))
             if job.forwarding:
                 if self._ahead and here is not None and here.ordinal == job.epoch and not here.over:
                     self._arrive_after_step(here)

@@ -48,7 +48,7 @@ class Position:
         self._dirty = False
         """True if a backward pass has run since the last step."""
         self._ahead = 0
-        """How many batches the script draws ahead of the one that it computes."""
+        """How many batches the script has drawn ahead when its optimizer steps."""
         self._counts = False
         """True if the script does not step with every batch or leaves passes early: then its count of batches
         matters."""

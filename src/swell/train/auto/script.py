@@ -135,7 +135,7 @@ def set_variables(frames: list[FrameType], values: dict[str, Any]) -> None:
         owner, _, key = name.rpartition(".")
         here = found.get(name)
         if isinstance(value, Tensor):
-            if _is_number(here) and here.dtype == value.dtype:
+            if isinstance(here, Tensor) and _is_number(here) and here.dtype == value.dtype:
                 here.copy_(value)
         elif owner in owners:
             with contextlib.suppress(AttributeError):  # a frozen object

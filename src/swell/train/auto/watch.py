@@ -116,6 +116,7 @@ class Iterations:
 
     def undo(self) -> None:
         """Restore the classes."""
+        kind: Any
         for kind, original in self._originals.items():
             kind.__iter__ = original
 
