@@ -68,6 +68,7 @@ def fail(line: str) -> NoReturn:
     target = os.environ.get("SWELL_ERROR_FILE")
     if target:
         Path(target).write_text(f"{line}\n")
+    sys.__stderr__.write(f"{line}\n")  # type: ignore[union-attr]
     raise SystemExit(2)
 
 
