@@ -80,7 +80,7 @@ def run(
     minimum, maximum = _workers(workers)
     for option in misplaced(arguments, [name for p in ctx.command.params for name in p.opts if "--" in name]):
         click.echo(
-            f"note: {option} stands after {script} and goes to the script; put options of swell run before it",
+            f"note: {option} stands after {script} and goes to the script; put options of swell before it",
             err=True,
         )
     try:

@@ -104,7 +104,7 @@ class Observer(Position):
         assert job is not None
         if here.drawn == 0:
             others = [p for p in self._active if p is not here and p.training and p.main is None]
-            together = next((p for p in others if p.touched and not p.over), None)
+            together = next((p for p in others if p.drawn == 1 and p.loader is not here.loader), None)
             self._begin_pass(here, follows=together)
         if job.forwarding:
             idle = self._forward(here)
@@ -215,7 +215,8 @@ class Observer(Position):
         if self.job is None and self._backwards > 1 and not any(ref() is not None for ref in self.made):
             confinement.run_alone(self, confinement.BY_HAND)
             return
-        group = [p for p in self._active if p.flight and (p.training or p.touched)]
+        known = self.job is not None
+        group = [p for p in self._active if p.flight and (p.training or p.touched or not known)]
         if self.job is not None:
             for here in [p for p in group if not p.training]:  # this loader's first use in training
                 main = next((p for p in group if p.training and p.main is None), None)
@@ -331,7 +332,7 @@ class Observer(Position):
                 confinement.confine(self, confinement.CLOSURE)
             here = self._training()
             if here is not None and not here.over:
-                self._ahead = max(self._ahead, len(here.flight))
+                self._ahead = len(here.flight) or self._ahead
             if job.forwarding:
                 if self._ahead and here is not None and here.ordinal == job.epoch and not here.over:
                     self._arrive_after_step(here)
