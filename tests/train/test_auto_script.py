@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import random
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +12,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from swell.train.auto import script as auto_script
 from swell.train.auto.output import LeaderOnly
-from swell.train.auto.passes import Pass
-
-HERE = Path(__file__).resolve().parent
+from swell.train.auto.passes import Drawn, Order, Pass
+from swell.train.auto.reduction import Reduction, judge
 
 
 def _loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(10)), batch_size=4, **options)
+
+
+def _batches(loader: DataLoader[Any], seed: int) -> list[list[int]]:
+    order, out = Order(loader, seed), []
+    while (batch := order.get(len(out))) is not None:
+        out.append(batch)
+    return out
 
 
 @given(st.integers(1, 200), st.integers(1, 8))
@@ -42,55 +47,100 @@ def test_the_samplers_own_order_is_the_same_everywhere_and_leaves_the_generators
     random.seed(1)
     weighted = WeightedRandomSampler([0.1] * 5 + [1.0] * 5, 10)
     for loader in (_loader(shuffle=True), _loader(sampler=weighted)):
-        assert auto_script.batches(loader, 5) == auto_script.batches(loader, 5)
-        assert auto_script.batches(loader, 5) != auto_script.batches(loader, 6)
+        assert _batches(loader, 5) == _batches(loader, 5)
+        assert _batches(loader, 5) != _batches(loader, 6)
     assert torch.equal(torch.rand(3), expected[0]) and random.random() == expected[1]
-    assert auto_script.batches(_loader(), 5) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert _batches(_loader(), 5) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_a_samplers_own_generator_does_not_remember_earlier_passes() -> None:
     loader = _loader(shuffle=True, generator=torch.Generator().manual_seed(9))
-    assert auto_script.batches(loader, 5) == auto_script.batches(loader, 5)
+    assert _batches(loader, 5) == _batches(loader, 5)
+
+
+def test_an_endless_sampler_is_drawn_from_as_needed() -> None:
+    data = TensorDataset(torch.arange(10))
+    loader = DataLoader(data, batch_size=4, sampler=RandomSampler(data, replacement=True, num_samples=10**10))
+    order, again = Order(loader, 5), Order(loader, 5)
+    assert [order.get(i) for i in range(40)] == [again.peek(i) for i in range(40)]
+    assert again.get(500) == order.get(500), "positions far ahead are found by drawing up to them"
+
+
+def _mine(drawn: Drawn) -> list[int]:
+    return drawn.window[drawn.part[0] : drawn.part[1]]
 
 
 def test_samples_a_dead_worker_took_along_come_back_with_the_next_batch() -> None:
     here = Pass(_loader(), 0, 5, lambda p: None, training=True)
-    assert here.take(0, 2) == [0, 1]
-    here.reduced, here.missing = True, [2, 3]
-    here.advance()
-    assert here.take(0, 1) == [2, 3, 4, 5, 6, 7]
-    here.reduced = True
-    here.advance()
-    assert here.take(0, 1) == [8, 9]
-    here.reduced, here.missing = True, [9]
-    here.advance()
+    assert _mine(here.take(0, 2)) == [0, 1]
+    here.carry = [2, 3]
+    assert _mine(here.take(0, 1)) == [2, 3, 4, 5, 6, 7]
+    assert _mine(here.take(0, 1)) == [8, 9]
+    assert here.at_end()
+    here.carry = [9]
     assert not here.at_end(), "the last batch's samples are not lost either"
-    assert here.take(0, 1) == [9]
-    here.reduced = True
-    here.advance()
+    assert _mine(here.take(0, 1)) == [9]
     assert here.at_end()
 
 
 def test_a_pass_that_turns_out_not_to_train_shows_every_sample() -> None:
     here = Pass(_loader(), 0, 5, lambda p: None, training=True)
-    seen = here.take(1, 2)
+    seen = _mine(here.take(1, 2)) + _mine(here.take(1, 2))
     here.to_evaluation()
-    while here.index < len(here.batches):
-        seen = seen + here.take_whole()
-        here.index += 1
+    while (drawn := here.take_whole()) is not None:
+        seen = seen + drawn.window
     assert sorted(seen) == list(range(10))
+
+
+def test_a_newcomer_takes_over_what_is_in_flight_and_a_restarted_worker_draws_it_again() -> None:
+    leader = Pass(_loader(), 3, 5, lambda p: None, training=True)
+    leader.take(0, 1)
+    leader.take(0, 1)
+    for live, expected in ((True, 2), (False, 0)):
+        newcomer = Pass(_loader(), 3, 5, lambda p: None, training=True)
+        newcomer.idle()
+        newcomer.idle()
+        newcomer.go_to(leader.position(), live=live)
+        assert newcomer.index == expected
+        assert [drawn.samples for drawn in newcomer.flight] == [0, 0], "what it has in hand does not count"
+
+
+@pytest.mark.parametrize(
+    ("losses", "kind"),
+    [
+        ([2.0, 2.0, 2.0], "mean"),
+        ([2.0, 1.6, 1.3], "mean"),
+        ([2.0, 3.2, 1.3], "sum"),
+        ([-4.0, -8.0, -4.0], "sum"),
+        ([2.0, 3.0, 2.0], "neither"),
+        ([float("nan"), 1.0, 1.0], "neither"),
+        ([0.0, 0.0, 0.0], "neither"),
+    ],
+)
+def test_a_sum_is_told_from_a_mean_by_the_same_samples_twice(losses: list[float], kind: str) -> None:
+    assert judge(losses) == kind
+
+
+def test_a_loss_that_is_neither_is_tried_three_times() -> None:
+    reduction = Reduction()
+    for attempt in range(9):
+        assert reduction.found is None
+        number, samples = reduction.samples(list(range(10)))
+        assert number == attempt % 3 and len(samples) == (10 if number == 1 else 5)
+        reduction.tried(number, [2.0, 3.0, 2.0][number])
+    assert reduction.found == "neither"
 
 
 def test_one_module_is_the_model_itself() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert auto_script.find_model(torch.optim.SGD(model.parameters(), lr=1.0)) is model
+    assert auto_script.find_model([torch.optim.SGD(model.parameters(), lr=1.0)]) is model
 
 
 def test_several_modules_and_loose_parameters_are_one_model() -> None:
     encoder, decoder = nn.Linear(2, 3), nn.Linear(3, 2)
     loose = torch.zeros(4, requires_grad=True)
     optimizer = torch.optim.SGD([loose, *decoder.parameters(), *encoder.parameters()], lr=1.0)
-    found = auto_script.find_model(optimizer)
+    found = auto_script.find_model([optimizer])
     assert {id(p) for p in found.parameters()} == {id(p) for g in optimizer.param_groups for p in g["params"]}
     assert list(found.state_dict()) == [
         *("parts.0.weight", "parts.0.bias", "parts.1.weight", "parts.1.bias", "loose.0")
@@ -110,20 +160,27 @@ class Count:
 
 def _frames() -> list[Any]:
     """The frame of the test that calls."""
-    return [f for f in auto_script.script_frames(HERE) if f.f_code.co_name.startswith("test_")]
+    return [f for f in auto_script.script_frames() if f.f_code.co_name.startswith("test_")]
 
 
 def test_plain_variables_and_own_objects_travel() -> None:
     epoch, best, history, meter = 3, 0.5, [1.0, 2.0], Meter()
-    weights, data = torch.zeros(2), list(range(50_000))
-    found = auto_script.variables(_frames(), HERE)
+    weights, data, total = torch.zeros(2), list(range(50_000)), torch.tensor(2.5)
+    found = auto_script.variables(_frames())
     assert found["0.epoch"] == 3 and found["0.history"] == [1.0, 2.0]
     assert found["0.meter.total"] == 1.5 and found["0.meter.inner.n"] == 7
     assert "0.weights" not in found and "0.data" not in found, "tensors and data stay"
-    changed = {**found, "0.epoch": 9, "0.best": 0.75, "0.meter.inner.n": 8, "5.none": 1}
-    auto_script.set_variables(_frames(), changed, HERE)
+    changed = {
+        **found,
+        "0.epoch": 9,
+        "0.best": 0.75,
+        "0.meter.inner.n": 8,
+        "5.none": 1,
+        "0.total": torch.tensor(4.0),
+    }
+    auto_script.set_variables(_frames(), changed)
     assert (epoch, best, history, meter.total, meter.inner.n) == (9, 0.75, [1.0, 2.0], 1.5, 8)
-    assert len(data) == 50_000 and weights.sum() == 0
+    assert len(data) == 50_000 and weights.sum() == 0 and total == 4.0
 
 
 def test_what_has_a_state_is_found_but_the_model_and_its_optimizer() -> None:
@@ -131,18 +188,14 @@ def test_what_has_a_state_is_found_but_the_model_and_its_optimizer() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     besides = {id(model), id(optimizer)}
-    found = auto_script.stateful(_frames(), HERE, besides)
+    found = auto_script.stateful(_frames(), besides)
     assert found == {"0.ema": ema, "0.scheduler": scheduler}
 
 
-@pytest.mark.parametrize(("leads", "expected"), [(True, "ab"), (False, "")])
-def test_output_waits_until_it_is_known_who_leads(leads: bool, expected: str) -> None:
-    role: list[bool | None] = [None]
+@pytest.mark.parametrize(("leads", "expected"), [(True, "a"), (False, "")])
+def test_only_the_leaders_output_is_shown(leads: bool, expected: str) -> None:
     stream = io.StringIO()
-    output = LeaderOnly(stream, lambda: role[0])
-    output.write("a")
-    assert stream.getvalue() == ""
-    role[0] = leads
-    output.write("b")
+    output = LeaderOnly(stream, lambda: leads)
+    assert output.write("a") == 1
     assert stream.getvalue() == expected
     assert not output.isatty() and sys.stdout is not output

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
+from pathlib import Path
+
 import click
+
+from swell.cli._story import Story, misplaced
+
+_FAILED = re.compile(r"worker \w+ failed; its traceback:")
 
 
 def _workers(text: str) -> tuple[int, int]:
@@ -18,7 +27,12 @@ def _workers(text: str) -> tuple[int, int]:
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--workers", default="1", metavar="MIN:MAX", help="How many workers the job may have.")
+@click.option(
+    "--workers",
+    default=None,
+    metavar="MIN:MAX",
+    help="How many workers the job may have [default: 1; with --auto 1 up to the cores, at most 4].",
+)
 @click.option("--start", type=int, default=None, help="Workers to begin with [default: MAX].")
 @click.option("--name", default=None, help="Name of the job [default: made from the script's name].")
 @click.option("--spares", type=click.IntRange(0), default=0, help="Prepared workers to keep waiting.")
@@ -39,7 +53,7 @@ def _workers(text: str) -> tuple[int, int]:
 @click.pass_context
 def run(
     ctx: click.Context,
-    workers: str,
+    workers: str | None,
     start: int | None,
     name: str | None,
     spares: int,
@@ -61,7 +75,14 @@ def run(
     from swell.train.agent.errors import TrainError
     from swell.train.agent.launcher import Launcher, RunConfig
 
+    if workers is None:
+        workers = f"1:{min(os.cpu_count() or 1, 4)}" if auto else "1"
     minimum, maximum = _workers(workers)
+    for option in misplaced(arguments, [name for p in ctx.command.params for name in p.opts if "--" in name]):
+        click.echo(
+            f"note: {option} stands after {script} and goes to the script; put options of swell before it",
+            err=True,
+        )
     try:
         config = RunConfig(
             script=script,
@@ -80,18 +101,48 @@ def run(
         raise click.UsageError(str(error)) from None
 
     def say(line: str) -> None:
-        if not quiet or not line.startswith("w"):
+        shown = _FAILED.match(line) if not quiet else line.startswith("w") and not _FAILED.match(line)
+        if not shown:  # a worker's traceback is among its own lines, unless those are not shown
             click.echo(line)
 
     try:
         launcher = Launcher(config, say)
     except TrainError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(
-        f"job {launcher.name}: {config.workers or maximum} workers, resize with `swell resize "
-        f"{launcher.name} N`"
-    )
-    ctx.exit(launcher.run())
+    begun = config.workers or maximum
+    more = f"; change that with `swell resize {launcher.name} N`, N from {minimum} to {maximum}"
+    click.echo(f"job {launcher.name}: {begun} worker{'s' * (begun != 1)}{more if maximum > minimum else ''}")
+    story, told = Story(launcher.name), 0
+
+    def tell() -> None:
+        nonlocal told
+        events = launcher.job.events()
+        for event in events[told:]:
+            if line := story.tell(event):
+                click.echo(f"job {launcher.name}: {line}")
+        told = len(events)
+
+    changed = _Changed(launcher.job.path / "events.jsonl")
+    code = launcher.run(lambda: tell() if changed() else None)
+    tell()
+    click.echo(f"job {launcher.name}: {story.summary(time.time(), code)}")
+    ctx.exit(code)
+
+
+class _Changed:
+    """Whether a file has grown since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bytes = 0
+
+    def __call__(self) -> bool:
+        try:
+            size = self._path.stat().st_size
+        except OSError:
+            return False
+        before, self._bytes = self._bytes, size
+        return size != before
 
 
 @click.command()
@@ -101,13 +152,16 @@ def resize(job: str, workers: int) -> None:
     """Change the number of WORKERS of the running JOB."""
     from swell.train.agent.client import JobClient
     from swell.train.agent.errors import TrainError
+    from swell.train.agent.jobdir import JobDirectory
 
     try:
         with JobClient.find(job) as client:
             client.resize(workers)
-    except OSError as error:
+    except OSError:
+        ends = [e for e in JobDirectory.find(job).events() if e["event"] == "finish"]
+        why = f"is over: {ends[-1]['reason']}" if ends else "does not answer; it is starting, or was killed"
         raise click.ClickException(
-            f"job {job!r} does not answer ({error}); is it still running? 'swell run --name NAME' starts one"
+            f"job {job!r} {why}; start it again with `swell run --name {job} ...`"
         ) from None
     except TrainError as error:
         raise click.ClickException(str(error)) from None

@@ -26,14 +26,15 @@ from torch import Tensor, nn
 from swell.train import checks, reporting
 from swell.train.agent.errors import RESPAWN, UsageError
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.by_steps import BySteps
 from swell.train.data import room
 from swell.train.data.loader import ElasticLoader, MapDataset
 from swell.train.data.room import Room
 from swell.train.modes.ranks import LogicalRanks, PartialSums
+from swell.train.optimizers import Several
 from swell.train.shares import Shares
 from swell.train.state import statetree
 from swell.train.state.keeper import Keeper
-from swell.train.stepping import Stepper
 from swell.train.sync import transfer as states
 from swell.train.sync.crew import Crew
 from swell.train.sync.flat import FlatModel
@@ -51,7 +52,7 @@ MODES = ("fixed", "adaptive", "consistent")
 DEFAULT_CHECKPOINT_S = 60.0
 
 
-class Job(Stepper):
+class Job(BySteps):
     """One training run, seen from one of its workers."""
 
     def __init__(
@@ -139,6 +140,7 @@ class Job(Stepper):
         self._epochs: int | None = None
         self._loss = reporting.SmoothedLoss()
         self._until_loss: float | None = None
+        self._samples = {}
 
     # ------------------------------------------------------------------ what scripts use
 
@@ -320,8 +322,10 @@ class Job(Stepper):
         if self._rehearsing:
             self._quit_rehearsal()
 
-    def step(self, loss: Tensor | Callable[[], Tensor]) -> bool:
+    def step(self, loss: Tensor | Sequence[Tensor] | Callable[[], Tensor]) -> bool:
         """Use one batch's loss (its mean over the batch). True if this completed an optimizer step.
+
+        A job with several optimizers takes as many losses: each changes the parameters of its optimizer only.
 
         If the loss is given as a function, `job.step(lambda: loss_fn(model(x), y))`, the forward pass too may
         run out of memory: the batch is then handed out again in smaller pieces, and the job remembers what
@@ -434,21 +438,30 @@ class Job(Stepper):
             self._link.at_epoch(self.epoch)
 
 
-_taken: set[tuple[str, str]] = set()
+_taken: set[str] = set()
 
 
-def elastic(model: nn.Module, optimizer: torch.optim.Optimizer, *, name: str = "job", **options: Any) -> Job:
+def elastic(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    **options: Any,
+) -> Job:
     """Make a training loop elastic: under `swell run` a member of a job, otherwise a job of one.
 
-    See `Job` for the options (scheduler, mode, logical_ranks, clip_norm, scaler, seed, device, ...).
+    Several models and optimizers are given as lists: `swell.elastic([maker, critic], [optimizer_m,
+    optimizer_c])`. See `Job` for the options (scheduler, mode, logical_ranks, clip_norm, scaler, seed, ...).
     """
+    if not isinstance(model, nn.Module):
+        model = nn.ModuleList(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = Several(optimizer)
     directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
     if not directory or not worker:
         return Job(model, optimizer, **options)
-    if (directory, name) in _taken:
+    if directory in _taken:
         raise UsageError(
-            f"name: this script calls swell.elastic twice with name={name!r}; one worker belongs "
-            "to one elastic job"
+            "swell.elastic: this script calls it twice, and one worker belongs to one elastic job; give all "
+            "models and optimizers to one call: swell.elastic([maker, critic], [optimizer_m, optimizer_c])"
         )
-    _taken.add((directory, name))
+    _taken.add(directory)
     return Job(model, optimizer, **options, link=Link(JobDirectory(Path(directory)), worker))

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,15 @@ from swell.train.data.plan import Tree
 from swell.train.data.room import Room
 from swell.train.member import Member
 from swell.train.modes.ranks import PartialSums
+from swell.train.optimizers import Several
 from swell.train.sync.adding import Norms
 from swell.train.sync.mesh import Header, Mesh
 from swell.train.sync.reduction import Reduced, Reduction
 
 log = logging.getLogger(__name__)
+
+Loss = Tensor | Sequence[Tensor] | Callable[[], Tensor]
+"""A loss, one for each of several optimizers, or a function that computes it."""
 
 GPU_LOSS_EVERY = 10
 """On a GPU the job's loss is read in one of this many steps."""
@@ -71,6 +75,8 @@ class Stepper(Member):
     """In the first backward that is watched: the parameters whose gradients came, in order."""
     _fires_once: bool | None = None
     """Whether backward computed each gradient in one go; with layers that it computes again it may not."""
+    _total_steps: int | None = None
+    """The length of a job that trains by steps (`job.loop`)."""
 
     def enough(self) -> bool:
         """Whether training is over, even in the middle of a pass; the same on every worker."""
@@ -78,11 +84,11 @@ class Stepper(Member):
             return True
         return self._adaptive is not None and self._adaptive.enough()
 
-    def backward(self, loss: Tensor | Callable[[], Tensor]) -> None:
+    def backward(self, loss: Loss) -> None:
         """The first half of `step`: add this batch's gradients."""
         self._backward(loss, early=False)
 
-    def _backward(self, loss: Tensor | Callable[[], Tensor], *, early: bool) -> None:
+    def _backward(self, loss: Loss, *, early: bool) -> None:
         """Add this batch's gradients; with `early`, no other gradients of this batch come afterwards."""
         if not self._shares.drawn:
             raise UsageError(
@@ -91,18 +97,18 @@ class Stepper(Member):
             )
         share = self._shares.drawn[0].share
         if self._rehearsing or share is None or share.current is None:
-            self._scaled(loss() if callable(loss) else loss).backward()  # type: ignore[no-untyped-call]
+            self._descend(self._weighted(loss, 1.0))
             if self._room is not None:
                 self._room.settled()
             return
         rank, (low, high) = share.current
         try:
-            weighted = (loss() if callable(loss) else loss) * ((high - low) / share.size)
+            weighted = self._weighted(loss, (high - low) / share.size)
             if self._asks_loss:
-                part = weighted.detach()
+                part = sum(one.detach() for one in weighted)
                 share.loss = part if share.loss is None else share.loss + part
-            self._watch(share, high - low, early)
-            self._scaled(weighted).backward()  # type: ignore[no-untyped-call]
+            self._watch(share, high - low, early and len(weighted) == 1)
+            self._descend(weighted)
         except torch.OutOfMemoryError:
             if self._ranks is not None or len(self._shares.drawn) > 1 or high - low == 1:
                 raise
@@ -118,6 +124,26 @@ class Stepper(Member):
         self._shares.cover()
         if self._adaptive is not None and self._crew.size == 1 and len(share.covered) == 1 and share.pending:
             self._adaptive.after_backward(share.samples)
+
+    def _weighted(self, loss: Loss, weight: float) -> list[Tensor]:
+        """`weight` times the loss, or times each of several losses, which belong to one optimizer each."""
+        given = loss() if callable(loss) else loss
+        if isinstance(given, Tensor):
+            return [given * weight]
+        count = len(self.optimizer.parts) if isinstance(self.optimizer, Several) else 1
+        if len(given) != count:
+            raise UsageError(f"job.step: got {len(given)} losses, but the job has {count} optimizers")
+        return [one * weight for one in given]
+
+    def _descend(self, losses: list[Tensor]) -> None:
+        """Compute the gradients of a loss; of several losses each for the parameters of its own optimizer."""
+        if len(losses) == 1:
+            self._scaled(losses[0]).backward()  # type: ignore[no-untyped-call]
+            return
+        assert isinstance(self.optimizer, Several)
+        for index, (one, part) in enumerate(zip(losses, self.optimizer.parts)):
+            own = [p for group in part.param_groups for p in group["params"] if p.requires_grad]
+            torch.autograd.backward(self._scaled(one), inputs=own, retain_graph=index < len(losses) - 1)
 
     @property
     def _asks_loss(self) -> bool:
@@ -395,8 +421,9 @@ class Stepper(Member):
         """The job's progress and its total, in steps at the tuned batch."""
         out: dict[str, float | None]
         if self._adaptive is None:
-            endless = self._epochs is None or loader.streaming
-            out = {"done": self.steps, "of": None if endless else (self._epochs or 0) * len(loader)}
+            endless = (self._epochs is None or loader.streaming) and self._total_steps is None
+            whole = self._total_steps or (self._epochs or 0) * len(loader)
+            out = {"done": self.steps, "of": None if endless else whole}
         else:
             passes = self.epoch + loader.cursor / len(loader.dataset)
             out = self._adaptive.progress(self._epochs, passes if self._by == "data" else None)

@@ -302,6 +302,8 @@ class Coordinator:
     def _on_worker_event(self, client: Client, message: Message, now: float) -> list[Instruction]:
         fields = dict(message.get("fields", {}))
         self._event(str(message["name"]), worker=client.name, **fields)
+        if message["name"] == "confined":
+            return self.membership.confine(int(fields["workers"]), str(fields["reason"]), now)
         return []
 
     def _on_agent_exited(self, client: Client, message: Message, now: float) -> list[Instruction]:
@@ -418,6 +420,7 @@ class Coordinator:
             "target": m.target,
             "minimum": m.minimum,
             "maximum": m.maximum,
+            "confined": m.confined,
             "workers": {w.name: w.status.value for w in m.workers.values()},
             "slots": {w.name: w.slot for w in m.workers.values() if w.slot is not None},
             "epoch": m.epoch,

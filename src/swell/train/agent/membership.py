@@ -96,21 +96,32 @@ class Membership:
     settled_s: float = 0.0
     """Before this time no spare is started, because a switch comes first."""
     result: Finish | None = None
+    confined: str = ""
+    """Why the job may have fewer workers than it was started with, or ''."""
 
     # ------------------------------------------------------------------ events
 
     def resize(self, target: int, now_s: float, slots: list[int] | None = None) -> list[Instruction]:
         """Change the number of workers to `target`, on these slots if the job has slots."""
         if not self.minimum <= target <= self.maximum:
+            why = self.confined or f"it was started with --workers {self.minimum}:{self.maximum}"
             raise ValueError(
-                f"workers: got {target}, this job allows {self.minimum} to {self.maximum} "
-                f"(it was started with --workers {self.minimum}:{self.maximum})"
+                f"workers: got {target}, this job allows {self.minimum} to {self.maximum} ({why})"
             )
         if self.result is not None:
             raise ValueError("the job is over and cannot be resized; start it again to go on")
         self.slots = place(target, slots, self.slots)
         self.target = target
         return self._plan(now_s)
+
+    def confine(self, most: int, reason: str, now_s: float) -> list[Instruction]:
+        """Allow no more than `most` workers from now on: a worker found out that the job cannot use more."""
+        self.maximum = max(self.minimum, min(most, self.maximum))
+        self.confined = reason
+        if self.target <= self.maximum:
+            return []
+        slots = None if self.slots is None else list(self.slots[: self.maximum])
+        return self.resize(self.maximum, now_s, slots)
 
     def stop(self, now_s: float) -> list[Instruction]:
         """Have the job save its state and end; it can be started again."""

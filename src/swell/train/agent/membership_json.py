@@ -10,7 +10,7 @@ from swell.train.agent.membership import Membership
 _PLAIN = (
     "minimum", "maximum", "target", "spares", "silent_after_s", "kill_silent", "gather_s", "slots",
     "generation", "members", "counter", "epoch", "live", "born", "step", "leader", "stopping", "finished",
-    "host", "away_s", "missing",
+    "host", "away_s", "missing", "confined",
 )  # fmt: skip
 """Fields that are written as they are."""
 

@@ -7,6 +7,7 @@ script did. The crew, generations, recovery, state and checkpoints are the same.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -16,10 +17,11 @@ from swell.train import reporting
 from swell.train.agent.errors import PeerLost
 from swell.train.data.plan import Tree
 from swell.train.job import Job
+from swell.train.sync.flat import FlatModel
 from swell.train.sync.level import Optimized
 from swell.train.sync.link import Link
-from swell.train.sync.mesh import Header
-from swell.train.sync.reducer import Reduced
+from swell.train.sync.mesh import READY, VOTE, Header
+from swell.train.sync.reducer import Reduced, Reducer
 from swell.train.sync.transfer import _cloned as cloned
 
 
@@ -46,6 +48,10 @@ class ScriptJob(Job):
         self._script = script
         self.later: dict[str, Any] | None = None
         """A state that this worker has received and will load once its script has come to its position."""
+        self.confined = ""
+        """Why this job has only one worker, or ''."""
+        self.resumed = False
+        """True if this worker has begun from a checkpoint, and not from another worker's state."""
 
     @property
     def forwarding(self) -> bool:
@@ -65,6 +71,11 @@ class ScriptJob(Job):
     def optimized(self) -> Optimized | None:
         """None: every step of the optimizer counts as one of the script's."""
         return None
+
+    def found(self) -> None:
+        """Begin without live state: from the newest checkpoint, or from what the script built."""
+        self.resumed = True
+        super().found()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Load a state now, or keep it until the script has come to its position."""
@@ -96,9 +107,14 @@ class ScriptJob(Job):
         self.epoch, self._turned = self._turned, None
         return False
 
-    def average(self, header: Header, weight: float, tree: Callable[[list[Header]], Tree | None]) -> Reduced:
-        """Replace this worker's gradients (and buffers) by the weighted sum over all members."""
-        header["candidate"] = self._offer()
+    def average(
+        self, header: Header, weight: float, tree: Callable[[list[Header]], Tree | None], *, may_change: bool
+    ) -> Reduced:
+        """Replace this worker's gradients (and buffers) by the weighted sum over all members.
+
+        With `may_change` the members may go to another generation after this step.
+        """
+        header["candidate"] = self._offer() if may_change else 0
         if self.world == 1:
             return Reduced([header], 0.0, 0.0)
         if weight:
@@ -122,6 +138,21 @@ class ScriptJob(Job):
         self._crew.completed()
         return reduced
 
+    def end_together(self, header: Header) -> bool:
+        """Whether the leader has come to the end of the script too, or is gone."""
+        while self.world > 1:
+            try:
+                headers = self._crew.mesh.exchange(self._crew.operation, READY, header)
+                if headers[0]["at"] != header["at"]:
+                    return False
+                self._crew.mesh.exchange(self._crew.operation, VOTE, {})
+            except PeerLost:
+                self._recover()
+                continue
+            self._crew.completed()
+            break
+        return True
+
     @torch.no_grad()
     def rescale(self, factor: float) -> None:
         """Multiply gradients and buffers by `factor`, for a batch of which some samples are missing."""
@@ -130,14 +161,21 @@ class ScriptJob(Job):
         if tensors:
             torch._foreach_mul_(tensors, factor)
 
+    def add_loss(self, loss: float) -> None:
+        """Record the mean loss of one step's batch, for the reports."""
+        self._loss.add(loss)
+
     def stepped(self, reduced: Reduced, batch_size: int) -> None:
-        """Record that the script's optimizer has stepped on a batch of that size."""
+        """Record that one of the script's optimizers has stepped on a batch of that size."""
         self.steps += 1
         step_s = self._report(reduced)
         if self._link is not None:
-            self._pace.add((self._crew.mesh.number, batch_size), step_s, reduced.sync_s)
-            self._link.report |= reporting.timing(self._pace, batch_size, None, self.world, self._crew.nodes)
+            size = max(batch_size, 1)
+            self._pace.add((self._crew.mesh.number, size), step_s, reduced.sync_s)
+            self._link.report |= reporting.timing(self._pace, size, None, self.world, self._crew.nodes)
             self._link.report["of"] = None  # only the script knows how long it will train
+            if self.confined:  # a smallest part as large as the batch: there is room for one worker
+                self._link.report["limits"]["min_local"] = size
 
     def boundary(self, agreed: int) -> None:
         """Between two steps: save if it is time, and go to another generation if all members agreed to."""
@@ -148,3 +186,36 @@ class ScriptJob(Job):
     def parameters(self) -> list[Tensor]:
         """The parameters that are trained."""
         return list(self._flat.parameters.values())
+
+    def trains_others(self) -> bool:
+        """Whether a parameter has a gradient that the job does not exchange: it was frozen when it began."""
+        known = {id(p) for p in self._flat.parameters.values()}
+        groups = self.optimizer.param_groups
+        return any(p.grad is not None and id(p) not in known for g in groups for p in g["params"])
+
+    def has_layout(self) -> bool:
+        """Whether this worker exchanges what the members exchange, if they have changed that."""
+        try:
+            return self._layout_note().read_text() == self._flat.layout.digest
+        except OSError:
+            return True
+
+    def _layout_note(self) -> Path:
+        assert self._link is not None
+        return self._link.directory.path / "private" / "layout"
+
+    def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Exchange the gradients of what is trained now; only for a worker that is in no generation of two.
+
+        The layout is part of what all members must agree on, so the others join again with the new one.
+        """
+        self.model, self.optimizer = model, optimizer
+        self._flat = FlatModel(model)
+        crew = self._crew
+        crew.flat = self._flat
+        crew.reducer = Reducer(self._flat, crew._grouping)
+        crew._facts["model"] = self._flat.layout.digest
+        if self._entered:
+            crew.reducer.connect(crew.mesh, set())
+            self._layout_note().parent.mkdir(parents=True, exist_ok=True)
+            self._layout_note().write_text(self._flat.layout.digest)

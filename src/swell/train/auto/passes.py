@@ -1,17 +1,130 @@
-"""One iteration over a script's DataLoader, with a known order."""
+"""One iteration over a script's DataLoader, with a known order.
+
+A script may draw batches ahead of the one that it computes (Accelerate reads one ahead, Hugging Face's
+`Trainer` all batches of an accumulated step). So a pass keeps the batches that were drawn and not yet used in
+a backward pass, oldest first: its *flight*.
+"""
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader
 
 from swell.train.auto import script as auto_script
+from swell.train.data.plan import Range
+
+_CHUNK = 16
+"""How many batches are drawn from the script's sampler at a time."""
+
+
+class Order:
+    """The sample indices of each batch, drawn from the loader's own sampler as they are needed.
+
+    The sampler may be endless. It draws from random generators of its own, seeded with `seed`, and leaves
+    those of the script as they are.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        self._loader = loader
+        self._seed = seed
+        self._batches: Iterator[Any] | None = None
+        self._random: Any = None
+        self._known: deque[list[int]] = deque()
+        self._first = 0
+        self._over = False
+
+    def get(self, index: int) -> list[int] | None:
+        """Batch number `index`, or None after the last one; earlier batches are forgotten."""
+        while not self._over and index >= self._first + len(self._known):
+            self._draw()
+            while self._known and self._first + len(self._known) <= index:
+                self._forget()
+        while self._known and self._first < index:
+            self._forget()
+        return self._known[0] if self._known and self._first == index else None
+
+    def peek(self, index: int) -> list[int] | None:
+        """Batch number `index`, not before the last one that `get` gave; nothing is forgotten."""
+        while not self._over and index >= self._first + len(self._known):
+            self._draw()
+        at = index - self._first
+        return self._known[at] if 0 <= at < len(self._known) else None
+
+    def _forget(self) -> None:
+        self._known.popleft()
+        self._first += 1
+
+    def _draw(self) -> None:
+        kept = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+        try:
+            if self._batches is None:
+                seed_all_on_host(self._seed)
+                for owner in (self._loader, self._loader.sampler, self._loader.batch_sampler):
+                    generator = getattr(owner, "generator", None)
+                    if isinstance(generator, torch.Generator):
+                        generator.manual_seed(self._seed)
+                assert self._loader.batch_sampler is not None
+                self._batches = iter(self._loader.batch_sampler)
+            else:
+                _set_random(self._random)
+            for _ in range(_CHUNK):
+                batch = next(self._batches, None)
+                if batch is None:
+                    self._over = True
+                    break
+                self._known.append([int(i) for i in batch] if _is_numbers(batch) else list(batch))
+            self._random = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+        finally:
+            _set_random(kept)
+
+
+def seed_all_on_host(seed: int) -> None:
+    """Seed the generators that samplers use, and none of a device."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
+
+
+def _set_random(states: Any) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    torch.set_rng_state(states[2])
+
+
+def _is_numbers(batch: Any) -> bool:
+    return all(isinstance(i, int | np.integer | torch.Tensor) for i in batch)
+
+
+@dataclass(slots=True)
+class Drawn:
+    """One batch that the script has drawn, and this worker's part of it."""
+
+    ordinal: int
+    index: int
+    window: list[Any]
+    """The samples of the batch, for all workers together; empty if they are computed without effect."""
+    part: Range
+    counts: bool = True
+    """True if no other worker computes the same samples."""
+    probe: int = -1
+    """Which part of a probe of the loss this is (see `reduction`), or -1."""
+    missing: list[Any] = field(default_factory=list)
+
+    @property
+    def samples(self) -> int:
+        """How many samples of this worker count."""
+        return self.part[1] - self.part[0] if self.counts else 0
 
 
 class Pass:
-    """The batches of one pass; `auto.Watch` decides which of their samples this worker computes."""
+    """The batches of one pass; `Watch` decides which of their samples this worker computes."""
 
     def __init__(
         self, loader: DataLoader[Any], ordinal: int, seed: int, draw: Callable[[Pass], Any], *, training: bool
@@ -20,20 +133,18 @@ class Pass:
         self.ordinal = ordinal
         """The number of this training pass, or the number it would have if it were one."""
         self.training = training
-        self.batches: list[list[int]] = auto_script.batches(loader, seed)
+        self.order = Order(loader, seed)
         self.index = 0
-        self.carry: list[int] = []
+        """The number of the batch that is drawn next."""
+        self.carry: list[Any] = []
         """Samples of a worker that died, which come again with the next batch."""
-        self.window: list[int] = []
-        """The samples of the present batch, for all workers together."""
-        self.part = (0, 0)
-        self.counts = True
-        """True if no other worker computes the same samples."""
-        self.missing: list[int] = []
-        self.reduced = False
-        """True if the gradients of the present batch have been averaged over all workers."""
+        self.flight: deque[Drawn] = deque()
         self.drawn = 0
         self.over = False
+        self.touched = False
+        """True if the script has asked for a batch since the optimizer's last step."""
+        self.main: Pass | None = None
+        """The pass that this one goes along with, if the script draws from two loaders for each step."""
         self._draw = draw
 
     def __iter__(self) -> Iterator[Any]:
@@ -43,61 +154,71 @@ class Pass:
         return self._draw(self)
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.loader)
 
     def reorder(self, seed: int) -> None:
         """Change to the order of another seed (the leader's)."""
-        self.batches = auto_script.batches(self.loader, seed)
+        self.order = Order(self.loader, seed)
 
     def position(self) -> dict[str, Any]:
         """The position in this pass, for newcomers and checkpoints."""
-        return {"pass": self.ordinal, "batch": self.index, "carry": list(self.carry)}
+        return {
+            "pass": self.ordinal,
+            "batch": self.index,
+            "carry": list(self.carry),
+            "flight": [drawn.index for drawn in self.flight],
+        }
 
-    def go_to(self, position: dict[str, Any]) -> None:
-        """Go to the position of another worker's pass."""
-        self.index, self.carry = int(position["batch"]), [int(i) for i in position["carry"]]
-        self.window, self.missing, self.reduced = [], [], False
-
-    def advance(self) -> None:
-        """Go on to the next batch if the present one is done."""
-        if self.window and self.reduced:
-            self.index += 1
-            self.carry, self.window, self.missing, self.reduced = self.missing, [], [], False
+    def go_to(self, position: dict[str, Any], *, live: bool) -> None:
+        """Go to the position of another worker's pass. If no worker is live, batches in flight come again."""
+        self.index, self.carry = int(position["batch"]), list(position["carry"])
+        theirs = [int(index) for index in position["flight"]]
+        if theirs and not live:
+            self.index = min(theirs)
+        for drawn, index in zip(self.flight, theirs if live else [-1] * len(self.flight)):
+            drawn.ordinal, drawn.index, drawn.counts = self.ordinal, index, False
+            drawn.window, drawn.part = [], (0, 0)
 
     def at_end(self) -> bool:
         """Whether nothing is left."""
-        return self.index >= len(self.batches) and not self.carry
+        return not self.carry and self.order.peek(self.index) is None
 
-    def take(self, rank: int, world: int) -> list[int]:
-        """Draw the next batch; returns this worker's samples of it."""
-        fresh = self.batches[self.index] if self.index < len(self.batches) else []
-        self.window = self.carry + fresh
-        self.part, self.counts = auto_script.part(len(self.window), rank, world)
-        self.drawn += 1
-        return self.window[self.part[0] : self.part[1]]
+    def take(self, rank: int, world: int) -> Drawn:
+        """Draw the next batch, cut for `world` workers."""
+        fresh = self.order.get(self.index) or []
+        window, self.carry = self.carry + fresh, []
+        part, counts = auto_script.part(len(window), rank, world)
+        return self._add(Drawn(self.ordinal, self.index, window, part, counts))
 
-    def take_whole(self) -> list[int]:
-        """Draw the next batch with all its samples."""
-        self.window = self.batches[self.index]
-        self.part, self.counts, self.reduced = (0, len(self.window)), True, False
-        self.drawn += 1
-        return self.window
+    def take_whole(self, *, counts: bool = True) -> Drawn | None:
+        """Draw the next batch with all its samples; None at the end."""
+        fresh = self.order.get(self.index)
+        if fresh is None and not self.carry:
+            return None
+        window, self.carry = self.carry + (fresh or []), []
+        return self._add(Drawn(self.ordinal, self.index, window, (0, len(window)), counts))
 
-    def idle(self) -> list[int]:
+    def idle(self) -> list[Any]:
         """Some samples to compute without effect."""
+        some = self.order.peek(self.index) or self.order.peek(0) or []
+        self.flight.append(Drawn(self.ordinal, -1, [], (0, 0), False))
         self.drawn += 1
-        self.window = []
-        return self.batches[0][: max(2, len(self.batches[0]) // 2)]
+        return some[: max(2, len(some) // 2)]
 
-    def upcoming(self, rank: int, world: int, count: int) -> list[list[int]]:
-        """The samples this worker needs now and in the next batches, if membership does not change."""
-        coming = [self.window, *self.batches[self.index + 1 : self.index + count]]
-        cut = [(b, auto_script.part(len(b), rank, world)[0]) for b in coming]
+    def upcoming(self, rank: int, world: int, count: int) -> list[list[Any]]:
+        """The samples this worker needs in the next batches, if membership does not change."""
+        coming = [self.order.peek(self.index + i) or [] for i in range(count)]
+        cut = [(b, auto_script.part(len(b), rank, world)[0]) for b in coming if b]
         return [b[low:high] for b, (low, high) in cut]
 
     def to_evaluation(self) -> None:
         """Make this an evaluation pass: the script gets all samples that it has not had yet."""
-        low, high = self.part
-        rest = self.window[:low] + self.window[high:]
-        self.batches = [*([rest] if rest else []), *self.batches[self.index + 1 :]]
-        self.training, self.index, self.window = False, 0, []
+        self.carry = [s for d in self.flight for s in d.window[: d.part[0]] + d.window[d.part[1] :]]
+        self.training = False
+        self.flight.clear()
+
+    def _add(self, drawn: Drawn) -> Drawn:
+        self.flight.append(drawn)
+        self.index += 1
+        self.drawn += 1
+        return drawn

@@ -5,16 +5,18 @@ The functions here only look at the script and copy values; `auto` decides how w
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
-import random
+import os
+import site
 import sys
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -25,6 +27,8 @@ from swell.train.state import statetree
 
 _MAX_ITEMS = 10_000
 """A variable with more parts than this counts as data, not as state."""
+_MOST_MEMBERS = 32
+"""Own objects are looked for in lists of at most this length (callbacks, say)."""
 
 
 class Parts(nn.Module):
@@ -36,9 +40,9 @@ class Parts(nn.Module):
         self.loose = nn.ParameterList(loose)
 
 
-def find_model(optimizer: torch.optim.Optimizer) -> nn.Module:
-    """The module whose parameters `optimizer` trains; several modules are combined into one."""
-    trained = [p for group in optimizer.param_groups for p in group["params"]]
+def find_model(optimizers: Sequence[torch.optim.Optimizer]) -> nn.Module:
+    """The module whose parameters the optimizers train; several modules are combined into one."""
+    trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     place = {id(p): index for index, p in reversed(list(enumerate(trained)))}
     modules: list[nn.Module] = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
     inner = {id(child) for module in modules for child in list(module.modules())[1:]}
@@ -64,24 +68,6 @@ def _as_parameter(tensor: Tensor) -> nn.Parameter:
     return tensor  # type: ignore[return-value]
 
 
-def batches(loader: DataLoader[Any], seed: int) -> list[list[int]]:
-    """The sample indices of each batch of one pass, as the loader's own sampler draws them under `seed`."""
-    kept = random.getstate(), np.random.get_state()  # noqa: NPY002 - scripts use the legacy generator
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
-        for owner in (loader, loader.sampler, loader.batch_sampler):
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator):
-                generator.manual_seed(seed)
-        assert loader.batch_sampler is not None
-        out = [list(batch) for batch in loader.batch_sampler]
-    random.setstate(kept[0])
-    np.random.set_state(kept[1])  # noqa: NPY002
-    return out
-
-
 def part(size: int, rank: int, world: int) -> tuple[Range, bool]:
     """This worker's range of a batch, and whether its gradient counts.
 
@@ -94,35 +80,66 @@ def part(size: int, rank: int, world: int) -> tuple[Range, bool]:
 
 # ---------------------------------------------------------------------- the script's variables
 
+FRAMEWORKS = ("transformers.trainer", "lightning.pytorch", "pytorch_lightning", "accelerate")
+"""Packages whose loops count steps and epochs: their variables travel like the script's own."""
 
-def script_frames(root: Path) -> list[FrameType]:
-    """The active calls of the script and of modules beside it, outermost first."""
+_LIBRARIES = tuple(
+    {
+        f"{Path(folder).resolve()}{os.sep}"
+        for folder in (*site.getsitepackages(), *sysconfig.get_paths().values(), *sys.path_importer_cache)
+        if "site-packages" in str(folder) or "dist-packages" in str(folder)
+    }
+    | {f"{Path(sysconfig.get_paths()['stdlib']).resolve()}{os.sep}"}
+)
+_SWELL = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+
+
+def is_own(module: str, file: str) -> bool:
+    """Whether code is the script's: its file, packages beside it or on its path, or a framework's loop."""
+    if module.startswith(FRAMEWORKS):
+        return True
+    if not file or file.startswith(("<", _SWELL)):
+        return False
+    return not file.startswith(_LIBRARIES) and "site-packages" not in file
+
+
+def script_frames() -> list[FrameType]:
+    """The active calls of the script's own code, outermost first."""
     found: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
-    here = str(Path(__file__).parent)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(str(root)) and not name.startswith(here) and "site-packages" not in name:
+        if is_own(str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename):
             found.append(frame)
         frame = frame.f_back
     return found[::-1]
 
 
-def variables(frames: list[FrameType], root: Path) -> dict[str, Any]:
+def variables(frames: list[FrameType]) -> dict[str, Any]:
     """Numbers, texts and collections of them in the script's variables and in its own objects, by name.
 
     Names are 'depth.name' for a variable of the call at that depth, 'depth.name.attribute' inside objects.
+    Tensors of one element, in which scripts add up losses, belong to them.
     """
-    return {name: value for name, value in _walk(frames, root) if _is_plain(value)}
+    return {
+        name: value.detach().clone() if isinstance(value, Tensor) else value
+        for name, value in _walk(frames)
+        if _is_plain(value) or _is_number(value)
+    }
 
 
-def set_variables(frames: list[FrameType], values: dict[str, Any], root: Path) -> None:
+def set_variables(frames: list[FrameType], values: dict[str, Any]) -> None:
     """Set the script's variables to other values in place, as a debugger does."""
-    owners = {name: vars(value) for name, value in _walk(frames, root) if _is_own(value, root)}
+    found = dict(_walk(frames))
+    owners = {name: vars(value) for name, value in found.items() if _is_own(value)}
     for name, value in values.items():
         owner, _, key = name.rpartition(".")
-        if owner in owners:
-            owners[owner][key] = value
+        here = found.get(name)
+        if isinstance(value, Tensor):
+            if isinstance(here, Tensor) and _is_number(here) and here.dtype == value.dtype:
+                here.copy_(value)
+        elif owner in owners:
+            with contextlib.suppress(AttributeError):  # a frozen object
+                owners[owner][key] = value
         elif owner.isdigit() and int(owner) < len(frames):
             frame = frames[int(owner)]
             if _is_plain(frame.f_locals.get(key)):
@@ -130,38 +147,44 @@ def set_variables(frames: list[FrameType], values: dict[str, Any], root: Path) -
                 _to_fast(frame)
 
 
-def stateful(frames: list[FrameType], root: Path, besides: set[int]) -> dict[str, Any]:
+def stateful(frames: list[FrameType], besides: set[int]) -> dict[str, Any]:
     """Schedulers, scalers, averaged models and the like: variables with state_dict and load_state_dict."""
     out: dict[str, Any] = {}
     seen = set(besides)
-    for name, item in _walk(frames, root):
-        if id(item) in seen or isinstance(item, type):
+    for name, item in _walk(frames):
+        if id(item) in seen or isinstance(item, type | DataLoader):
             continue
         if not callable(getattr(item, "load_state_dict", None)) or not callable(
             getattr(item, "state_dict", None)
         ):
             continue
         seen.add(id(item))
+        wrapped = getattr(item, "optimizer", None)
+        if id(wrapped) in besides and hasattr(item, "step") and hasattr(item, "zero_grad"):
+            continue  # a framework's wrapper of an optimizer, which travels itself
+        if ".loops." in type(item).__module__:
+            continue  # Lightning's loops: their counters travel as variables
         try:
             statetree.split(item.state_dict())
-        except (statetree.UnsupportedState, TypeError, RuntimeError, NotImplementedError):
+        except Exception:
             continue  # this worker keeps the object as its own script made it
         out[name] = item
     return out
 
 
-def instances(frames: list[FrameType], kind: type, root: Path) -> list[Any]:
-    """The distinct objects of `kind` in the script's variables."""
-    return list({id(item): item for _, item in _walk(frames, root) if isinstance(item, kind)}.values())
-
-
-def _walk(frames: list[FrameType], root: Path) -> Iterator[tuple[str, Any]]:
+def _walk(frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
     """All variables of the script's calls and, a few levels down, attributes of its own objects."""
     seen: set[int] = set()
 
     def inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
         yield name, value
-        if depth and _is_own(value, root) and id(value) not in seen:
+        if not depth:
+            return
+        if type(value) in (list, tuple) and len(value) <= _MOST_MEMBERS:
+            for index, item in enumerate(value):
+                if _is_own(item):
+                    yield from inside(f"{name}[{index}]", item, depth - 1)
+        elif _is_own(value) and id(value) not in seen:
             seen.add(id(value))
             for key, item in list(vars(value).items()):
                 yield from inside(f"{name}.{key}", item, depth - 1)
@@ -169,19 +192,22 @@ def _walk(frames: list[FrameType], root: Path) -> Iterator[tuple[str, Any]]:
     for index, frame in enumerate(frames):
         for key, value in list(frame.f_locals.items()):
             if not key.startswith(("__", ".")):
-                yield from inside(f"{index}.{key}", value, 4)
+                yield from inside(f"{index}.{key}", value, 5)
 
 
-def _is_own(value: Any, root: Path) -> bool:
-    """An object of a class that the script defines, other than modules and data."""
+def _is_own(value: Any) -> bool:
+    """An object of a class that the script (or a framework's trainer) defines, besides modules and data."""
     kind = type(value)
+    if kind.__module__ == "builtins" or isinstance(value, nn.Module | Dataset | DataLoader | type):
+        return False
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None) or ""
-    return (
-        (kind.__module__ == "__main__" or (file.startswith(str(root)) and "site-packages" not in file))
-        and not isinstance(value, nn.Module | Dataset | type)
-        and hasattr(value, "__dict__")
-    )
+    own = kind.__module__ == "__main__" or is_own(kind.__module__, file)
+    return own and hasattr(value, "__dict__")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,496 +1,267 @@
 """`swell run --auto train.py`: an ordinary single-device script, data-parallel and elastic, unchanged.
 
-This follows CoDDL (NSDI'21, section 3), which does the same for its users' graphs. Here the job is a Python
-script, which is observed at three places only:
-
-- `DataLoader.__iter__`: a pass in which the optimizer steps is a *training pass*. Each worker gets its part
-  of every batch, so the global batch is the script's own. Every worker runs other passes (evaluation) whole.
-- the end of `loss.backward()` (hooks on the parameters): gradients are averaged over the workers, weighted by
-  samples. Whatever the script does then (clipping, GradScaler, logging) sees what one device would see.
-- `optimizer.step()` (torch's global step hooks): counts steps; the first step shows what is trained.
-
-The script's position is (training pass, batch). Membership changes when the script asks for its next batch
-and no gradient is pending, because then none of its state is in the middle of a change. A newcomer runs the
-same script, gets a single batch in every pass that is over (its output and `torch.save` do nothing), waits in
-the running pass, and receives model, optimizer, schedulers and the script's plain variables; then it goes on
-like the others. The samples of a worker that dies during a step come again with the next batch.
+`watched` is the context in which the script runs: it puts an `Observer` and the redirection of files in place
+of what the script calls. Only one worker runs the script until its first step, so that data are downloaded
+once and a script that cannot be shared is run once; the others wait until that worker trains, and then come
+as newcomers. A worker that cannot follow, for whatever reason, is replaced, and after some tries the job goes
+on with the workers that it has: trouble of one worker never ends a healthy job.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.abc
+import importlib.util
+import logging
 import os
 import sys
+import time
+import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from swell.train.agent.client import JobClient
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.jobdir import JobDirectory
-from swell.train.auto import script as auto_script
-from swell.train.auto.job import ScriptJob
+from swell.train.agent.slots import age
+from swell.train.auto import confinement
+from swell.train.auto.files import Files
+from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
-from swell.train.auto.passes import Pass
-from swell.train.data import plan
-from swell.train.data.loader import fetch, key
-from swell.train.data.plan import Tree
-from swell.train.data.pool import LoaderPool
 from swell.train.sync.link import Link
-from swell.train.sync.mesh import Header
-from swell.train.sync.reducer import Reduced
-from swell.train.sync.transfer import _cloned as cloned
 
-NO_LOADER = "it steps its optimizer without having drawn a batch from a DataLoader"
-ITERABLE = "its DataLoader has an iterable data set, which has no indices to cut"
-UNBATCHED = "its DataLoader has no batches to cut (batch_size=None)"
-CLOSURE = "it gives optimizer.step() a closure, which may run the model any number of times"
-OPTIMIZERS = "it has more than one optimizer"
-DISTRIBUTED = "it sets up torch.distributed by itself"
-FROZEN = "parameters that were frozen at the first step are trained now; use swell.elastic instead of --auto"
+_LOOK_S = 0.1
+_PATIENCE_S = 60.0
+"""A worker that waits longer than this for the first one says so."""
+_TRIES = 3
+"""After so many workers that could not follow, the job goes on with those it has."""
 
 
-class Watch:
-    """Observes what the script does and makes it one worker of a job."""
+def goes_first(link: Link) -> bool:
+    """Wait until another worker trains; True if there is none, and this worker is the oldest of all."""
+    begin, said = time.monotonic(), False
+    while True:
+        with contextlib.suppress(OSError, ValueError), JobClient(link.directory, wait_s=10.0) as client:
+            while True:
+                others = {n: s for n, s in client.status()["workers"].items() if n != link.name}
+                if any(status in ("ready", "member", "done") for status in others.values()):
+                    return False
+                older = [n for n, s in others.items() if s == "starting" and age(n) < age(link.name)]
+                if not older:
+                    return True
+                if not said and time.monotonic() - begin > _PATIENCE_S:
+                    said = True
+                    sys.stderr.write(
+                        f"--auto: {link.name} waits until {older[0]}, which began first, trains\n"
+                    )
+                time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)
 
-    def __init__(self, script: Path, link: Link, whole_iter: Callable[[Any], Iterator[Any]]) -> None:
-        self.root = script.resolve().parent
-        self.link = link
-        self.job: ScriptJob | None = None
-        self.seed = 0
-        self.alone = False
-        """True if the script cannot be shared among workers: it runs as it is, on one worker."""
-        self._left = False
-        self._pid = os.getpid()
-        self._whole_iter = whole_iter
-        self._trains: weakref.WeakKeyDictionary[DataLoader[Any], bool] = weakref.WeakKeyDictionary()
-        self._pools: weakref.WeakKeyDictionary[DataLoader[Any], LoaderPool] = weakref.WeakKeyDictionary()
-        self._odd = NO_LOADER
-        self._pass: Pass | None = None
-        self._passes = 0
-        """The number of training passes that have begun."""
-        self._founding = False
-        self._dirty = False
-        """True if a backward pass has run since the last step."""
-        self._queued = False
-        self._agreed = 0
-        self._counts = False
-        """True if the script does not step with every batch or leaves passes early: then its count of batches
-        matters."""
-        self._last = Reduced([], 0.0, 0.0)
-        self._strangers: list[Tensor] = []
-        self._given: dict[str, Any] = {}
 
-    # ------------------------------------------------------------------ loaders
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function with a module once that has been imported."""
 
-    def open(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """The script begins to iterate `loader`."""
-        if self.alone or os.getpid() != self._pid:
-            return self._whole_iter(loader)
-        trains = self._trains.get(loader)
-        if not torch.is_grad_enabled() or trains is False:
-            return self._evaluation(loader)
-        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-            self._odd = ITERABLE if isinstance(loader.dataset, IterableDataset) else UNBATCHED
-            self._pass = None
-            return self._whole_iter(loader)
-        self.seed = self.seed or torch.initial_seed() & (2**53 - 1)
-        order = key(self.seed, self._passes)
-        return Pass(loader, self._passes, order, self.draw, training=bool(trains))
+    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._actions = dict(actions)
+        for name in [name for name in actions if name in sys.modules]:
+            self._actions.pop(name)(sys.modules[name])
 
-    def _evaluation(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        for batch in self._whole_iter(loader):
-            yield batch
-            if self._forwarding:
-                return
-
-    def draw(self, here: Pass) -> Any:
-        """The next batch of `here` for this worker."""
-        self._queued = False
-        if here.over or self.alone:
-            return self._whole(here)
-        if not here.training:
-            return self._whole(here)
-        job = self.job
-        assert job is not None
-        if here.drawn == 0:
-            self._begin_pass(here)
-        self._pass = here
-        here.advance()
-        if job.forwarding:
-            idle = self._forward(here)
-            if idle is not None:
-                return self._fetch(here, idle)
-        elif here.window:  # no backward pass followed the last batch: this is not training
-            here.to_evaluation()
-            return self._whole(here)
-        self._boundary()
-        if here.at_end():
-            here.over = True
-            raise StopIteration
-        mine = here.take(job.rank, job.world)
-        if here.loader.num_workers:
-            pool = self._pool(here.loader)
-            pool.plan(here.upcoming(job.rank, job.world, 2 * here.loader.num_workers), None)
-        return self._fetch(here, mine)
-
-    def _whole(self, here: Pass) -> Any:
-        if here.window and not here.over:
-            here.index += 1
-        if here.over or here.index >= len(here.batches) or (self._forwarding and here.drawn):
-            if here.drawn and not here.over and not self._forwarding:
-                self._trains.setdefault(here.loader, False)
-            here.over = True
-            raise StopIteration
-        self._pass = here
-        return self._fetch(here, here.take_whole())
-
-    def _fetch(self, here: Pass, indices: list[int]) -> Any:
-        if here.loader.num_workers:
-            return self._pool(here.loader).get(indices, None)
-        return fetch(here.loader.dataset, indices, here.loader.collate_fn, None)  # type: ignore[arg-type]
-
-    def _pool(self, loader: DataLoader[Any]) -> LoaderPool:
-        if loader not in self._pools:
-            assert loader.collate_fn is not None
-            made = LoaderPool(loader.dataset, loader.collate_fn, loader.num_workers)  # type: ignore[arg-type]
-            self._pools[loader] = made
-        return self._pools[loader]
-
-    def _begin_pass(self, here: Pass) -> None:
-        """Begin a training pass."""
-        before = self._pass
-        if before is not None and before is not here and before.training and not before.over:
-            self._counts = True  # the script has left a pass before its end
-        if here.ordinal != self._passes:
-            here.ordinal = self._passes
-            here.reorder(key(self.seed, here.ordinal))
-        here.training = self._trains[here.loader] = True
-        self._passes += 1
-        self._pass = here
-        if self.job is not None and not self.job.forwarding and not self._founding:
-            self.job.epoch = here.ordinal
-            self.link.at_epoch(here.ordinal)
-
-    def _boundary(self) -> None:
-        agreed, self._agreed = self._agreed, 0
-        if self._dirty:
-            self._counts = True
-            if agreed:
-                self.link.release()
-            return
-        assert self.job is not None
-        try:
-            self.job.boundary(agreed)
-        except SystemExit:
-            self._left = True
-            raise
-
-    # ------------------------------------------------------------------ catching up
-
-    @property
-    def _forwarding(self) -> bool:
-        return self.job is not None and self.job.forwarding
-
-    def _forward(self, here: Pass) -> list[int] | None:
-        """Samples to compute without effect while catching up; None once caught up. May end the pass."""
-        job = self.job
-        assert job is not None
-        while True:
-            if here.ordinal > job.epoch:
-                job._quit_rehearsal()
-            if here.ordinal < job.epoch:
-                if not here.drawn:
-                    return here.idle()
-                here.over = True
-                raise StopIteration
-            if self._dirty:  # go on until a step, so that gradient accumulation stays in phase
-                return here.idle()
-            if job.later is not None:
-                if self._short_of(here, job.later["script"]):
-                    return here.idle()
-                job.arrive(job.later)
-                self.link.at_epoch(here.ordinal)
-            elif not job.join() or job.later is not None:
-                continue
-            here.reorder(key(self.seed, here.ordinal))
-            here.go_to(self._given["position"])
-            frames = auto_script.script_frames(self.root)
-            auto_script.set_variables(frames, self._given["variables"], self.root)
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module's own spec, with a loader that calls the action at the end."""
+        action = self._actions.pop(fullname, None)
+        if action is None:
             return None
-
-    def _short_of(self, here: Pass, state: dict[str, Any]) -> int:
-        """How many batches the script is behind, if its count of batches matters (negative: ahead)."""
-        return int(state["position"]["batch"]) - here.drawn if state["counts"] else 0
-
-    def is_at(self, state: dict[str, Any], steps: int) -> bool:
-        """Whether the script stands where `state` was captured, after that many steps."""
-        here = self._pass
-        assert here is not None
-        if self._founding:
-            return steps == 0
-        if here.ordinal != int(state["position"]["pass"]):
-            return False
-        short = self._short_of(here, state)
-        if short < 0:  # the script has counted too many batches
-            os._exit(RESPAWN)
-        return short == 0
-
-    # ------------------------------------------------------------------ state
-
-    def capture(self) -> dict[str, Any]:
-        """The script's position, its variables, and the states of its stateful objects."""
-        assert self._pass is not None
-        frames = auto_script.script_frames(self.root)
-        return {
-            "position": self._pass.position(),
-            "seed": self.seed,
-            "counts": self._counts,
-            "variables": auto_script.variables(frames, self.root),
-            "objects": {name: item.state_dict() for name, item in self._stateful(frames).items()},
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `capture` gave; position and variables follow once the script has come there."""
-        self.seed, self._counts = int(state["seed"]), bool(state["counts"])
-        self._given = cloned(state)
-        items = self._stateful(auto_script.script_frames(self.root))
-        for name, value in self._given["objects"].items():
-            if name in items:
-                items[name].load_state_dict(value)
-
-    def _stateful(self, frames: list[Any]) -> dict[str, Any]:
-        assert self.job is not None
-        own = {id(m) for m in self.job.model.modules()} | {id(self.job.optimizer)}
-        return auto_script.stateful(frames, self.root, own)
-
-    # ------------------------------------------------------------------ gradients and steps
-
-    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """The script calls optimizer.step()."""
-        if self.alone or os.getpid() != self._pid:
-            return
-        reason = self._why_not(optimizer, args, kwargs)
-        if reason:
-            self._run_alone(reason)
-            return
-        if self.job is None:
-            self._begin(optimizer)
-        assert self.job is not None
-        here = self._pass
-        if not self.job.forwarding and here is not None and here.window and not here.reduced:
-            self._reduce()
-        if any(p.grad is not None for p in self._strangers):
-            raise SystemExit(_failed(f"--auto: {FROZEN}"))
-
-    def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """The optimizer has stepped."""
-        self._dirty = False
-        if self.alone:
-            self.link.step += 1
-        elif self.job is not None and not self.job.forwarding:
-            here = self._pass
-            self.job.stepped(self._last, (here.loader.batch_size or len(here.window)) if here else 1)
-
-    def _why_not(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> str:
-        if (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None:
-            return CLOSURE
-        if self.job is not None:
-            return "" if optimizer is self.job.optimizer else OPTIMIZERS
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return DISTRIBUTED
-        if self._pass is None or not self._pass.window:
-            return self._odd
-        kinds = torch.optim.Optimizer
-        named = auto_script.instances(auto_script.script_frames(self.root), kinds, self.root)
-        return OPTIMIZERS if any(o is not optimizer for o in named) else ""
-
-    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the job, at the first step of the first training pass, which shows what is trained."""
-        here = self._pass
-        assert here is not None
-        job = ScriptJob(self, auto_script.find_model(optimizer), optimizer, self.link, self.seed)
-        trained = job.parameters()
-        for parameter in trained:
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
-        known = {id(p) for p in trained}
-        self._strangers = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in known]
-        self._founding, self.job = True, job
-        self._begin_pass(here)
-        found = job.begin()
-        while not found and not job.rehearsing:
-            found = job.join()
-        self._founding = False
-        if job.forwarding:
-            return
-        if job.rank != 0:  # every worker computes the first batch whole; only the leader's counts
-            here.reorder(key(self.seed, 0))
-            here.go_to(self._given["position"])
-            here.window = here.batches[here.index]
-            here.counts = False
-        job.epoch = here.ordinal
-        self.link.at_epoch(here.ordinal)
-
-    def _on_gradient(self, _parameter: Tensor) -> None:
-        """At the first gradient of a backward pass, ask for a call at its end, as torch's DDP does."""
-        if not self._queued and not self.alone:
-            self._queued = True
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._after_backward)
-
-    def _after_backward(self) -> None:
-        self._queued, self._dirty = False, True
-        here = self._pass
-        if self._forwarding or self.alone:
-            return
-        if here is not None and here.window and not here.training:  # this loader's first use in training
-            self._begin_pass(here)
-            here.counts = self.job is None or self.job.rank == 0
-        self._reduce()
-
-    def _reduce(self) -> None:
-        """Average the gradients of the present batch over all workers that have a part of it."""
-        job, here = self.job, self._pass
-        assert job is not None
-        if here is None or not here.window:  # no data in it: all workers computed the same
-            header: Header = {"what": "step", "n": 1, "at": [-1, 0], "part": [0, 0]}
-            size = job.world
-        else:
-            low, high = here.part
-            at = [here.ordinal, here.index]
-            header = {"what": "step", "n": high - low if here.counts else 0, "at": at, "part": [low, high]}
-            size = len(here.window)
-        header["steps"] = job.steps
-        reduced = self._last = job.average(header, header["n"] / size, _tree)
-        self._agreed = _common([h["candidate"] for h in reduced.headers])
-        if header["candidate"] and not self._agreed:
-            self.link.release()
-        going = _going(reduced.headers)
-        if going and (going[0]["at"], going[0]["steps"]) != (header["at"], header["steps"]):
-            os._exit(RESPAWN)  # this worker's script is at another place: a new worker replaces it
-        total = sum(h["n"] for h in going)
-        if total and total != size:
-            job.rescale(size / total)
-        if here is None or not here.window:
-            return
-        here.reduced = True
-        gaps = plan.missing(size, [(h["part"][0], h["part"][1]) for h in going])
-        here.missing = [here.window[i] for low, high in gaps for i in range(low, high)]
-
-    # ------------------------------------------------------------------ the end
-
-    def leads(self) -> bool | None:
-        """Whether this worker is the leader; None while that is not decided."""
-        if self.alone:
-            return True
-        if self.job is None:
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
             return None
-        return self.job.is_leader and not self.job.forwarding
+        loader: Any = spec.loader
+        run = loader.exec_module
 
-    def finish(self) -> None:
-        """The script has run to its end."""
-        if self._left:
-            return
-        for pool in self._pools.values():
-            pool.close()
-        if self.job is None:
-            if not self.alone:  # the script never trained
-                self._be_the_only_one()
-            self.link.done(0)
-            self.link.flush()
-        elif self.job.forwarding:
-            self.job._quit_rehearsal()
-        else:
-            self.job._end()
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            action(module)
 
-    def _run_alone(self, reason: str) -> None:
-        """Go on as a plain script, on one worker."""
-        minimum = int(self.link.config["minimum"])
-        line = f"--auto: this script cannot be shared among workers, because {reason}"
-        if minimum > 1 or self.job is not None:
-            more = "run it with --workers 1" if minimum > 1 or self.job is None else "run it without --auto"
-            raise SystemExit(_failed(f"{line}; {more}"))
-        self.alone = True
-        sys.stderr.write(f"{line}; it runs on one worker\n")
-        self._be_the_only_one()
-
-    def _be_the_only_one(self) -> None:
-        """Become the job's single worker; the coordinator ends the others."""
-        with JobClient(self.link.directory, wait_s=10.0) as client:
-            client.resize(1)
-        epoch = int(self.link.welcome()["epoch"])
-        while True:
-            self.link.announce_ready(epoch)
-            found = self.link.wait_join()
-            if isinstance(found, int):
-                epoch = found
-            elif found.size == 1:
-                self.link.entered(found, 0, epoch)
-                return
+        loader.exec_module = exec_module
+        return spec
 
 
-def _going(headers: list[Header]) -> list[Header]:
-    """Headers of the members with samples that are furthest and have stepped as often as the leader."""
-    furthest = max(h["at"] for h in headers)
-    steps = headers[0]["steps"]
-    return [h for h in headers if h["n"] and h["at"] == furthest and h["steps"] == steps]
+class Iterations:
+    """`__iter__` of DataLoaders, of torch's own and of subclasses with their own."""
 
+    def __init__(self) -> None:
+        self._originals: dict[type, Any] = {}
+        self.open: Callable[[Any], Iterator[Any]] = self.whole
 
-def _tree(headers: list[Header]) -> Tree | None:
-    going = _going(headers)
-    return plan.balanced([rank for rank, h in enumerate(headers) if any(h is g for g in going)])
+    def whole(self, loader: Any) -> Iterator[Any]:
+        """Iterate as the loader itself does."""
+        kind = next(kind for kind in type(loader).__mro__ if kind in self._originals)
+        found: Iterator[Any] = self._originals[kind](loader)
+        return found
 
+    def watch(self, kind: Any) -> None:
+        """Have iterations over loaders of this class come here."""
+        self._originals[kind] = kind.__iter__
+        kind.__iter__ = lambda loader: self.open(loader)
 
-def _common(candidates: list[int]) -> int:
-    return candidates[0] if len(set(candidates)) == 1 else 0
-
-
-def _failed(line: str) -> int:
-    """Write the reason of a failure where the launcher looks for it; returns the exit code."""
-    target = os.environ.get("SWELL_ERROR_FILE")
-    if target:
-        Path(target).write_text(f"{line}\n")
-    sys.stderr.write(f"{line}\n")
-    return 2
+    def undo(self) -> None:
+        """Restore the classes."""
+        kind: Any
+        for kind, original in self._originals.items():
+            kind.__iter__ = original
 
 
 @contextlib.contextmanager
 def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
     """Within this context the script that runs is one worker of the job in `directory`."""
-    whole_iter, save, stdout = DataLoader.__iter__, torch.save, sys.stdout
-    watch = Watch(script, Link(JobDirectory(directory), worker), whole_iter)
-    output = LeaderOnly(stdout, watch.leads)
+    link = Link(JobDirectory(directory), worker)
+    first = not link.welcome()["live"] and goes_first(link)
+    checkpoints = Path(link.config.get("checkpoints") or directory / "checkpoints")
+    resumes = first and checkpoints.is_dir() and any(checkpoints.iterdir())
+    iterations = Iterations()
+    observer = Observer(link, iterations.whole, leads=first and not resumes)
+    iterations.open = observer.open
+    files = Files(
+        directory / "private" / worker,
+        checkpoints.with_name("files"),
+        [directory, checkpoints],
+        observer.leads,
+        lambda: not observer.leads() and (observer.job is None or observer.forwarding),
+    )
+    if first and not resumes:
+        files.begin_anew()
+    logging.getLogger("swell").propagate = False  # the script's log is the script's
+    try:
+        with _patched(observer, iterations), files.installed(), _after_imports(iterations, files):
+            yield
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            _give_way(observer, first, stop)
+            raise
+        observer.finish()
+        raise
+    except Exception as error:
+        _give_way(observer, first, error)
+        raise
+    else:
+        observer.finish()
 
-    def save_as_leader(*args: Any, **kwargs: Any) -> None:
-        if os.getpid() != watch._pid or watch.leads() is not False:
-            save(*args, **kwargs)
 
-    patched: Any = DataLoader
-    patched.__iter__ = lambda loader: watch.open(loader)
-    torch.save = save_as_leader
-    sys.stdout = output
+@contextlib.contextmanager
+def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
+    backward, make = torch.autograd.backward, torch.optim.Optimizer.__init__
+    streams = sys.stdout, sys.stderr
+    depth = 0
+
+    def watch_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> None:
+        nonlocal depth
+        if depth:  # checkpointed layers compute gradients inside a backward pass
+            backward(tensors, grad_tensors, *args, **options)
+            return
+        depth += 1
+        try:
+            backward(tensors, observer.before_backward(tensors, grad_tensors), *args, **options)
+        finally:
+            depth -= 1
+        observer.after_backward()
+
+    def watch_optimizer(optimizer: Any, *args: Any, **options: Any) -> None:
+        make(optimizer, *args, **options)
+        observer.made.append(weakref.ref(optimizer))
+
+    initialize = getattr(torch.distributed, "init_process_group", None)
+
+    def refuse_distributed(*args: Any, **options: Any) -> Any:
+        if not observer.alone and os.getpid() == observer.pid:
+            confinement.run_alone(observer, confinement.DISTRIBUTED)
+        assert initialize is not None
+        return initialize(*args, **options)
+
+    patched: Any = torch
+    iterations.watch(DataLoader)
+    patched.autograd.backward, patched.optim.Optimizer.__init__ = watch_backward, watch_optimizer
+    if initialize is not None:
+        patched.distributed.init_process_group = refuse_distributed
+    shown: Any = [LeaderOnly(stream, observer.leads) for stream in streams]
+    sys.stdout, sys.stderr = shown
     hooks = [
-        register_optimizer_step_pre_hook(watch.before_step),
-        register_optimizer_step_post_hook(watch.after_step),
+        register_optimizer_step_pre_hook(observer.before_step),
+        register_optimizer_step_post_hook(observer.after_step),
     ]
     try:
         yield
-    except SystemExit as stop:
-        if stop.code in (None, 0):
-            watch.finish()
-        raise
-    else:
-        watch.finish()
     finally:
-        if watch.leads() is not False:
-            output.release()
-        sys.stdout, torch.save = stdout, save
-        patched.__iter__ = whole_iter
+        sys.stdout, sys.stderr = streams
+        iterations.undo()
+        patched.autograd.backward, patched.optim.Optimizer.__init__ = backward, make
+        if initialize is not None:
+            patched.distributed.init_process_group = initialize
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def _after_imports(iterations: Iterations, files: Files) -> Iterator[None]:
+    """Reach what the script imports later: loaders with an `__iter__` of their own, and writers of files."""
+
+    def save_tensors(module: Any) -> None:
+        write = module.serialize_file
+
+        def serialize_file(tensors: Any, filename: Any, *args: Any, **options: Any) -> None:
+            write(tensors, files.destination(filename), *args, **options)
+
+        module.serialize_file = serialize_file
+
+    finder = AfterImport(
+        {
+            "safetensors.torch": save_tensors,
+            "torchdata.stateful_dataloader.stateful_dataloader": lambda m: iterations.watch(
+                m.StatefulDataLoader
+            ),
+        }
+    )
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def _give_way(observer: Observer, first: bool, error: BaseException) -> None:
+    """If it is not the leader's script that failed: ask for another worker in its place."""
+    job = observer.job
+    if observer.left or observer.leads() or (first and (job is None or job.forwarding)):
+        return  # what happens to the leader happens to the job
+    what = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, SystemExit):
+        what = f"its script ended with {error.code}"
+    sys.stderr.write(f"--auto: worker {observer.link.name} could not follow the others: {what}\n")
+    note = observer.link.directory.path / "private" / "failed"
+    with contextlib.suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with note.open("a") as file:
+            file.write(f"{observer.link.name}\n")
+        if len(note.read_text().splitlines()) >= _TRIES:
+            _stay_as_it_is(observer.link, what)
+    observer.link.flush()
+    sys.stderr.flush()
+    os._exit(RESPAWN)
+
+
+def _stay_as_it_is(link: Link, what: str) -> None:
+    """Have the job go on with the workers that it has."""
+    with contextlib.suppress(Exception), JobClient(link.directory, wait_s=5.0) as client:
+        members = [m for m in client.status()["members"] if m != link.name]
+        reason = f"{_TRIES} workers could not follow it ({what})"
+        link.event("confined", workers=max(len(members), 1), reason=reason)
+        sys.stderr.write(f"--auto: the job goes on with {max(len(members), 1)} workers: {reason}\n")

@@ -1,0 +1,83 @@
+"""Scripts that cannot be shared among workers: they run on one, are told why, and are never given more."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from swell.train.sync.link import Link
+
+if TYPE_CHECKING:
+    from swell.train.auto.job import ScriptJob
+    from swell.train.auto.observer import Observer
+
+NO_LOADER = "it steps its optimizer without having drawn a batch from a DataLoader"
+ITERABLE = "its DataLoader has an iterable data set, which has no indices to cut"
+UNBATCHED = "its DataLoader has no batches to cut (batch_size=None)"
+CLOSURE = "it gives optimizer.step() a closure, which runs the model several times"
+DISTRIBUTED = "it sets up torch.distributed by itself"
+BY_HAND = "it changes its parameters by hand, without an optimizer of torch.optim"
+LOSS = "its loss is neither the mean nor the sum over the batch, as far as three tries show"
+
+NEXT = {
+    NO_LOADER: "draw batches with a DataLoader, or use swell.elastic with job.sample (docs/training.md)",
+    ITERABLE: "use swell.elastic with job.stream (docs/streams.md)",
+    UNBATCHED: "give the DataLoader a batch_size",
+    CLOSURE: "another optimizer than LBFGS can be shared",
+    DISTRIBUTED: "take the set-up of torch.distributed out: swell does its work",
+    BY_HAND: "use an optimizer of torch.optim, SGD for example",
+    LOSS: "use swell.elastic and give job.step the mean (docs/training.md)",
+}
+
+
+def confine(observer: Observer, reason: str, job: ScriptJob | None = None) -> None:
+    """Keep the job on one worker, with its checkpoints and its position as for any other."""
+    job = job or observer.job
+    assert job is not None
+    job.confined = reason
+    if observer.leads():
+        _say(observer.link, reason)
+
+
+def run_alone(observer: Observer, reason: str) -> None:
+    """Go on as a plain script, on one worker; nobody but the script itself can save its state."""
+    if observer.job is not None:
+        fail(f"{_cannot(reason)}; run it without --auto")
+    observer.alone = True
+    _say(observer.link, reason, "; if it is interrupted it begins again, or from its own checkpoint")
+    be_the_only_one(observer.link)
+
+
+def be_the_only_one(link: Link) -> None:
+    """Become the job's single worker; the coordinator ends the others."""
+    epoch = int(link.welcome()["epoch"])
+    while True:
+        link.announce_ready(epoch)
+        found = link.wait_join()
+        if isinstance(found, int):
+            epoch = found
+        elif found.size == 1:
+            link.entered(found, 0, epoch)
+            return
+
+
+def fail(line: str) -> NoReturn:
+    """End the job with `line` as its reason, without a traceback."""
+    target = os.environ.get("SWELL_ERROR_FILE")
+    if target:
+        Path(target).write_text(f"{line}\n")
+    sys.__stderr__.write(f"{line}\n")  # type: ignore[union-attr]
+    raise SystemExit(2)
+
+
+def _cannot(reason: str) -> str:
+    return f"--auto: this script cannot be shared among workers, because {reason}"
+
+
+def _say(link: Link, reason: str, more: str = "") -> None:
+    if int(link.config["minimum"]) > 1:
+        fail(f"{_cannot(reason)}; run it with --workers 1, or {NEXT[reason]}")
+    sys.__stderr__.write(f"{_cannot(reason)}; it runs on one worker{more}. To share it: {NEXT[reason]}\n")  # type: ignore[union-attr]
+    link.event("confined", workers=1, reason=reason)

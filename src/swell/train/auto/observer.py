@@ -1,0 +1,443 @@
+"""What happens in a step of an unmodified script, seen from outside.
+
+This follows CoDDL (NSDI'21, section 3), which does the same for its users' graphs. Here the job is a Python
+script, which is observed at three places only:
+
+- `DataLoader.__iter__`: a pass in which gradients are computed is a *training pass*. Each worker gets its
+  part of every batch, so the global batch is the script's own. Other passes (evaluation) run whole.
+- the end of `loss.backward()`: gradients are averaged over the workers, weighted by samples. Whatever the
+  script does then (clipping, GradScaler, logging) sees what one device would see.
+- `optimizer.step()` (torch's global step hooks): counts steps; the first step shows what is trained.
+
+Membership changes when the script asks for its next batch and no gradient is pending, because then none of
+its state is in the middle of a change; or after an optimizer's step, if the script draws batches ahead. The
+samples of a worker that dies during a step come again with the next batch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from swell.train.agent.errors import RESPAWN
+from swell.train.auto import confinement
+from swell.train.auto import script as auto_script
+from swell.train.auto.job import ScriptJob
+from swell.train.auto.passes import Drawn, Pass
+from swell.train.auto.position import Position
+from swell.train.auto.reduction import NEITHER, SUM
+from swell.train.data import plan
+from swell.train.data.loader import fetch, key
+from swell.train.data.plan import Tree
+from swell.train.data.pool import LoaderPool
+from swell.train.sync.link import Link
+from swell.train.sync.mesh import Header
+from swell.train.sync.reducer import Reduced
+
+_UNTRAINED = 3
+"""A training pass in which so many batches in a row were not trained on is no training pass after all."""
+_MOST_IN_FLIGHT = 512
+_LEAST_STEPS = 2
+"""Where batches are drawn ahead, newcomers join after so many steps of a pass: they made one too."""
+
+
+class Observer(Position):
+    """Observes what the script does and makes it one worker of a job."""
+
+    def __init__(self, link: Link, whole_iter: Callable[[Any], Iterator[Any]], *, leads: bool) -> None:
+        super().__init__(link)
+        self.alone = False
+        """True if the script cannot be shared among workers and not be followed: it runs as it is."""
+        self.left = False
+        self._leads = leads
+        """Whether this worker's output counts before it has come to its first step."""
+        self.pid = os.getpid()
+        self.made: list[weakref.ref[torch.optim.Optimizer]] = []
+        """All optimizers that the script has made."""
+        self._whole_iter = whole_iter
+        self._pools: weakref.WeakKeyDictionary[DataLoader[Any], LoaderPool] = weakref.WeakKeyDictionary()
+        self._odd = confinement.NO_LOADER
+        self._backwards = 0
+        self._in_step = 0
+        """Backward passes since the optimizer's step was called, with a closure."""
+        self._agreed = 0
+        self._most_in_flight = 0
+        self._loss: Tensor | None = None
+        self._last = Reduced([], 0.0, 0.0)
+
+    # ------------------------------------------------------------------ loaders
+
+    def open(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """The script begins to iterate `loader`."""
+        if self.alone or os.getpid() != self.pid:
+            return self._whole_iter(loader)
+        trains = self._trains.get(loader)
+        if not torch.is_grad_enabled() or trains is False:
+            return self._evaluation(loader)
+        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+            streams = isinstance(loader.dataset, IterableDataset)
+            self._odd = confinement.ITERABLE if streams else confinement.UNBATCHED
+            return self._whole_iter(loader)
+        self.seed = self.seed or torch.initial_seed() & (2**53 - 1)
+        return Pass(loader, self._passes, key(self.seed, self._passes), self.draw, training=bool(trains))
+
+    def _evaluation(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        for batch in self._whole_iter(loader):
+            yield batch
+            if self.forwarding:
+                return
+
+    def draw(self, here: Pass) -> Any:
+        """The next batch of `here` for this worker."""
+        if here.over:
+            raise StopIteration
+        if self.alone or not here.training:
+            return self._whole(here)
+        job = self.job
+        assert job is not None
+        if here.drawn == 0:
+            others = [p for p in self._active if p is not here and p.training and p.main is None]
+            together = next((p for p in others if p.drawn == 1 and p.loader is not here.loader), None)
+            self._begin_pass(here, follows=together)
+        if job.forwarding:
+            idle = self._forward(here)
+            here.touched = True
+            if idle is not None:
+                return self._fetch(here, idle)
+        elif len(here.flight) >= self._most_in_flight + _UNTRAINED:
+            here.to_evaluation()
+            return self._whole(here)
+        elif not self._ahead and here.main is None:
+            self._boundary()
+        here.touched = True
+        if here.at_end():
+            here.over = True
+            raise StopIteration
+        samples = self._cut(here, job.rank, job.world)
+        if here.loader.num_workers:
+            pool = self._pool(here.loader)
+            ahead = here.upcoming(job.rank, job.world, 2 * here.loader.num_workers)
+            pool.plan([samples, *ahead], None)
+        return self._fetch(here, samples)
+
+    def _cut(self, here: Pass, rank: int, world: int) -> list[Any]:
+        """Draw a batch; returns this worker's samples of it."""
+        if world > 1 and self.reduction.kind in (None, NEITHER):
+            whole = here.take_whole(counts=rank == 0)
+            assert whole is not None
+            if rank and here.main is None:
+                whole.probe, samples = self.reduction.samples(whole.window)
+                return samples
+            return whole.window
+        drawn = here.take(rank, world)
+        return drawn.window[drawn.part[0] : drawn.part[1]]
+
+    def _whole(self, here: Pass) -> Any:
+        """A whole batch, in a pass that is not (or not yet) a training pass."""
+        drawn = None if self.forwarding and here.drawn else here.take_whole()
+        if drawn is None:
+            if here.drawn and not self.forwarding:
+                self._trains.setdefault(here.loader, False)
+            here.over = True
+            here.flight.clear()
+            raise StopIteration
+        if not torch.is_grad_enabled() or len(here.flight) > _MOST_IN_FLIGHT:
+            here.flight.popleft()
+        here.touched = True
+        if here not in self._active:
+            self._active = [p for p in self._active if p.training or p.loader is not here.loader]
+            self._active.append(here)
+        return self._fetch(here, drawn.window)
+
+    def _fetch(self, here: Pass, indices: list[Any]) -> Any:
+        if here.loader.num_workers:
+            return self._pool(here.loader).get(indices, None)
+        return fetch(here.loader.dataset, indices, here.loader.collate_fn, None)  # type: ignore[arg-type]
+
+    def _pool(self, loader: DataLoader[Any]) -> LoaderPool:
+        if loader not in self._pools:
+            assert loader.collate_fn is not None
+            made = LoaderPool(loader.dataset, loader.collate_fn, loader.num_workers)  # type: ignore[arg-type]
+            self._pools[loader] = made
+        return self._pools[loader]
+
+    def _boundary(self) -> None:
+        """Between two steps: change membership if all agreed to."""
+        agreed, self._agreed = self._agreed, 0
+        if self._dirty or (not self._ahead and any(p.flight for p in self._active if p.training)):
+            self._counts = self._counts or self._dirty
+            if agreed:
+                self.link.release()
+            return
+        assert self.job is not None
+        try:
+            self.job.boundary(agreed)
+        except SystemExit:
+            self.left = True
+            raise
+
+    # ------------------------------------------------------------------ gradients
+
+    def before_backward(self, roots: Any, gradients: Any) -> Any:
+        """The script computes gradients of `roots`; returns the gradients to begin with.
+
+        The sum over a worker's part is made as large as the sum over the whole batch would be, because the
+        parts are averaged.
+        """
+        if self.alone or self.job is None or os.getpid() != self.pid:
+            return gradients
+        losses = [roots] if isinstance(roots, Tensor) else list(roots)
+        if gradients is not None or any(loss.numel() != 1 for loss in losses):
+            return gradients
+        self._loss = losses[0].detach()
+        head = next((p.flight[0] for p in self._active if p.training and p.flight), None)
+        head = head or (self._current[0] if self._current else None)
+        if self.reduction.kind != SUM or head is None or not head.samples or self.job.forwarding:
+            return gradients
+        factor = len(head.window) / (head.part[1] - head.part[0])
+        scaled = [torch.full_like(loss, factor) for loss in losses]
+        return scaled[0] if isinstance(roots, Tensor) else scaled
+
+    def after_backward(self) -> None:
+        """The gradients have been computed."""
+        if self.alone or os.getpid() != self.pid:
+            return
+        self._dirty = True
+        self._backwards += 1
+        self._in_step += 1
+        if self.job is None and self._backwards > 1 and not any(ref() is not None for ref in self.made):
+            confinement.run_alone(self, confinement.BY_HAND)
+            return
+        known = self.job is not None
+        group = [p for p in self._active if p.flight and (p.training or p.touched or not known)]
+        if self.job is not None:
+            for here in [p for p in group if not p.training]:  # this loader's first use in training
+                main = next((p for p in group if p.training and p.main is None), None)
+                self._begin_pass(here, follows=main)
+                for drawn in here.flight:
+                    drawn.ordinal, drawn.counts = here.ordinal, self.job.rank == 0
+        if group:
+            self._current = [here.flight.popleft() for here in group]
+            self._most_in_flight = max(self._most_in_flight, *(len(here.flight) for here in group))
+        for here in self._active:
+            here.touched = False
+        if self.job is not None and not self.job.forwarding:
+            self._reduce(self.job)
+
+    def _reduce(self, job: ScriptJob) -> None:
+        """Average the gradients of the present batch over all workers that have a part of it."""
+        drawn = self._current[0] if self._current else None
+        header: Header
+        if drawn is None:  # no data in it: all workers computed the same
+            header = {"what": "step", "n": 1, "at": [-1, 0], "part": [0, 0]}
+            size = job.world
+        else:
+            at, part = [drawn.ordinal, drawn.index], list(drawn.part)
+            header = {"what": "step", "n": drawn.samples, "at": at, "part": part}
+            size = len(drawn.window)
+            self._look_at_loss(drawn, header, job)
+        header["steps"] = job.steps
+        unfrozen = job.trains_others()
+        if unfrozen and job.rank:
+            os._exit(RESPAWN)  # joins again, with a layout that has what is trained now
+        if drawn is not None and not drawn.samples and job.world == 1:
+            job.rescale(0.0)  # samples that this worker had drawn before it came to the job's position
+        weight = header["n"] / size if size else 0.0
+        reduced = self._last = job.average(header, weight, _tree, may_change=self._may_change())
+        self._agreed = _common([h["candidate"] for h in reduced.headers])
+        if header["candidate"] and not self._agreed:
+            self.link.release()
+        self.reduction.hear(reduced.headers)
+        if self.reduction.kind == NEITHER and not job.confined:
+            confinement.confine(self, confinement.LOSS)
+        if unfrozen:
+            job.lay_out(auto_script.find_model(self.optimizers), self._whole_optimizer())
+        going = _going(reduced.headers)
+        if going and (going[0]["at"], going[0]["steps"]) != (header["at"], header["steps"]):
+            os._exit(RESPAWN)  # this worker's script is at another place: a new worker replaces it
+        self._hear_loss(job, going)
+        total = sum(h["n"] for h in going)
+        if not going or drawn is None:
+            return
+        full = max(int(h.get("size", size)) for h in going)
+        if total != full:
+            job.rescale(full / total)
+        gaps = plan.missing(full, [(h["part"][0], h["part"][1]) for h in going])
+        if gaps and drawn.window:
+            here = next((p for p in self._active if p.ordinal == drawn.ordinal and p.main is None), None)
+            if here is not None:
+                here.carry += [drawn.window[i] for low, high in gaps for i in range(low, high)]
+                here.over = False
+
+    def _may_change(self) -> bool:
+        """Whether workers may come and go after this step."""
+        here = self._training()
+        if here is None or not self._ahead:
+            return True
+        return self._ahead == len(here.flight) and here.index - self._ahead > _LEAST_STEPS
+
+    def _look_at_loss(self, drawn: Drawn, header: Header, job: ScriptJob) -> None:
+        """Put this worker's part of the step's loss into the header, and judge a probe."""
+        header["size"] = len(drawn.window)
+        loss, self._loss = self._loss, None
+        seldom = loss is not None and loss.device.type != "cpu" and job.steps % 10 and drawn.probe < 0
+        value = None if loss is None or seldom else float(loss)
+        if drawn.probe >= 0 and self.reduction.kind is None:
+            self.reduction.tried(drawn.probe, value)
+            if self.reduction.found:
+                header["loss_is"] = self.reduction.found
+        if value is not None and math.isfinite(value) and drawn.samples:
+            header["loss"] = value * (1 if self.reduction.kind == SUM else drawn.samples)
+
+    def _hear_loss(self, job: ScriptJob, going: list[Header]) -> None:
+        if going and all("loss" in h for h in going):
+            total = sum(h["loss"] for h in going)
+            job.add_loss(total if self.reduction.kind == SUM else total / sum(h["n"] for h in going))
+
+    # ------------------------------------------------------------------ steps
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """The script calls optimizer.step()."""
+        if self.alone or os.getpid() != self.pid:
+            return
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        self._in_step = 0
+        if self.job is None:
+            reason = self._why_not()
+            if reason:
+                confinement.run_alone(self, reason)
+                return
+            self._begin(optimizer, confinement.CLOSURE if _may_repeat(optimizer, closure) else "")
+        elif not any(optimizer is known for known in self.optimizers):
+            self.optimizers.append(optimizer)
+            self.job.optimizer = self._whole_optimizer()
+
+    def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """The optimizer has stepped."""
+        if os.getpid() != self.pid:
+            return
+        self._dirty = False
+        job = self.job
+        if self.alone:
+            self.link.step += 1
+        elif job is not None:
+            if self._in_step > 1 and not job.confined:
+                confinement.confine(self, confinement.CLOSURE)
+            here = self._training()
+            if here is not None and not here.over:
+                self._ahead = len(here.flight) or self._ahead
+            if job.forwarding:
+                if self._ahead and here is not None and here.ordinal == job.epoch and not here.over:
+                    self._arrive_after_step(here)
+                return
+            size = len(self._current[0].window) if self._current else 1
+            job.stepped(self._last, size)
+            if self._ahead:
+                self._boundary()
+
+    def _arrive_after_step(self, here: Pass) -> None:
+        job = self.job
+        assert job is not None
+        while here.ordinal == job.epoch:
+            if self._arrive(here) or job.later is not None:  # in the latter case there are batches to count
+                return
+
+    def _why_not(self) -> str:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return confinement.DISTRIBUTED
+        drew = any(p.flight or p.drawn for p in self._active)
+        return "" if self._current or drew else self._odd
+
+    def _begin(self, optimizer: torch.optim.Optimizer, confined: str) -> None:
+        """Make the job, at the first step of the first training pass, which shows what is trained."""
+        passes = [p for p in self._active if not p.over or p.flight or p.drawn]
+        alive = [made for ref in self.made if (made := ref()) is not None and _trains_any(made)]
+        first = [optimizer] if not any(o is optimizer for o in alive) else []
+        self.optimizers = first + alive
+        model = auto_script.find_model(self.optimizers)
+        job = ScriptJob(self, model, self._whole_optimizer(), self.link, self.seed)
+        if confined:
+            confinement.confine(self, confined, job)
+        self._founding, self.job = True, job
+        for here in passes:
+            self._begin_pass(here, follows=None if here is passes[0] else passes[0])
+        here = passes[0]
+        found = job.begin()
+        while not found and not job.rehearsing:
+            found = job.join()
+        self._founding = False
+        if job.forwarding:
+            return
+        if job.rank != 0:  # every worker computes the first batch whole; only the leader's counts
+            for mine in passes:
+                mine.reorder(self._order(mine))
+                for drawn in (*mine.flight, *self._current):
+                    drawn.counts, drawn.ordinal = False, here.ordinal
+        job.epoch = here.ordinal
+        self.link.at_epoch(here.ordinal)
+        if self._backwards and self._dirty:
+            self._reduce(job)
+
+    # ------------------------------------------------------------------ the end
+
+    def leads(self) -> bool:
+        """Whether this worker is the leader, whose output and files count."""
+        if self.alone:
+            return True
+        if self.job is None or self._founding:
+            return self._leads
+        return self.job.is_leader and not self.job.forwarding
+
+    def finish(self) -> None:
+        """The script has run to its end."""
+        if self.left:
+            return
+        for pool in self._pools.values():
+            pool.close()
+        if self.job is None:
+            if not self.alone:  # the script never trained
+                confinement.be_the_only_one(self.link)
+            self.link.done(0)
+            self.link.flush()
+        elif self.job.forwarding:
+            self.job._quit_rehearsal()
+        else:
+            self._end_together(self.job)
+            self.job._end()
+
+    def _end_together(self, job: ScriptJob) -> None:
+        """Let all members come to the end; one that is there alone is at another place than the job."""
+        header: Header = {"what": "step", "n": 0, "at": [2**60, 0], "part": [0, 0], "steps": job.steps}
+        if not job.end_together({**header, "candidate": 0, "unused": []}):
+            os._exit(RESPAWN)
+
+
+def _trains_any(optimizer: torch.optim.Optimizer) -> bool:
+    return any(p.requires_grad for group in optimizer.param_groups for p in group["params"])
+
+
+def _may_repeat(optimizer: torch.optim.Optimizer, closure: Any) -> bool:
+    return closure is not None and isinstance(optimizer, torch.optim.LBFGS)
+
+
+def _going(headers: list[Header]) -> list[Header]:
+    """Headers of the members with samples that are where the leader is, or furthest if it has none."""
+    usable = [h for h in headers if h["n"] and h["steps"] == headers[0]["steps"]]
+    furthest = max((h["at"] for h in usable), default=None)
+    return [h for h in usable if h["at"] == furthest]
+
+
+def _tree(headers: list[Header]) -> Tree | None:
+    going = _going(headers)
+    return plan.balanced([rank for rank, h in enumerate(headers) if any(h is g for g in going)])
+
+
+def _common(candidates: list[int]) -> int:
+    return candidates[0] if len(set(candidates)) == 1 else 0

@@ -1,0 +1,36 @@
+"""An Accelerate loop: prepare, accumulate, clip, schedule."""
+
+import json
+import sys
+import time
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+epochs, pace = int(sys.argv[1]), float(sys.argv[2])
+torch.manual_seed(3)
+x = torch.randn(320, 4)
+y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(320, 1)
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=epochs * 16)
+loader = DataLoader(TensorDataset(x, y), batch_size=10, shuffle=True)
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+steps = 0
+for epoch in range(epochs):
+    for a, b in loader:
+        with accelerator.accumulate(model):
+            time.sleep(pace)
+            accelerator.backward(nn.functional.mse_loss(model(a), b))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 5.0)
+                steps += 1
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+with torch.no_grad():
+    final = nn.functional.mse_loss(model(x), y).item()
+accelerator.print("result", json.dumps({"final": final, "steps": steps, "lr": scheduler.get_last_lr()[0]}))

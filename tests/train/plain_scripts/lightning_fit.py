@@ -1,0 +1,67 @@
+"""Lightning's Trainer.fit with validation, a schedule and a checkpoint callback."""
+
+import json
+import logging
+import sys
+import time
+import warnings
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore")
+epochs, pace, folder = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+
+
+class Regression(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.batches = 0
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(pace)
+        self.batches += 1
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.5)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.7)]
+
+
+torch.manual_seed(3)
+x = torch.randn(168, 4)
+y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(168, 1)
+train = DataLoader(TensorDataset(x[:160], y[:160]), batch_size=20, shuffle=True)
+valid = DataLoader(TensorDataset(x[160:], y[160:]), batch_size=4)
+best = ModelCheckpoint(folder, monitor="val_loss", filename="best")
+trainer = L.Trainer(
+    max_epochs=epochs,
+    accelerator="cpu",
+    devices=1,
+    logger=False,
+    callbacks=[best],
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    gradient_clip_val=5.0,
+)
+model = Regression()
+trainer.fit(model, train, valid)
+result = {
+    "final": trainer.callback_metrics["val_loss"].item(),
+    "steps": trainer.global_step,
+    "epoch": trainer.current_epoch,
+    "batches": model.batches,
+    "lr": trainer.optimizers[0].param_groups[0]["lr"],
+    "best": best.best_model_path.rsplit("/", 1)[-1],
+}
+print("result", json.dumps(result))

@@ -1,0 +1,90 @@
+"""Files of an unmodified script: only the leader changes them, and newcomers see them as the job found them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from swell.train.auto.files import Files
+
+
+class Role:
+    def __init__(self) -> None:
+        self.leads, self.behind = False, False
+
+
+@contextmanager
+def _worker(tmp_path: Path, role: Role, name: str = "w1") -> Iterator[Files]:
+    own, keep = tmp_path / "job" / name, tmp_path / "job" / "files"
+    files = Files(own, keep, [tmp_path / "job"], lambda: role.leads, lambda: role.behind)
+    with files.installed():
+        yield files
+
+
+def test_what_others_write_goes_nowhere_and_they_read_it_back(tmp_path: Path) -> None:
+    (tmp_path / "best.pt").write_bytes(b"the leader's")
+    (tmp_path / "old.txt").write_text("old")
+    with _worker(tmp_path, Role()):
+        with open(tmp_path / "best.pt", "wb") as file:
+            torch.save({"a": 1}, file)
+        torch.save({"a": 2}, tmp_path / "last.pt")
+        os.replace(tmp_path / "last.pt", tmp_path / "newest.pt")
+        shutil.copyfile(tmp_path / "best.pt", tmp_path / "copy.pt")
+        shutil.copy(tmp_path / "newest.pt", tmp_path / "copied.pt")
+        os.makedirs(tmp_path / "run")
+        os.makedirs(tmp_path / "run"), "a folder that an earlier worker made is no error"
+        os.remove(tmp_path / "old.txt")
+        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "note.txt").write_text("mine")
+        assert torch.load(tmp_path / "copy.pt") == {"a": 1} and torch.load(tmp_path / "newest.pt") == {"a": 2}
+        assert (tmp_path / "note.txt").read_text() == "mine" and (tmp_path / "copied.pt").exists()
+        assert not (tmp_path / "last.pt").exists()
+    assert (tmp_path / "best.pt").read_bytes() == b"the leader's"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "job", "old.txt", "run"]
+    assert not (tmp_path / "job" / "w1").exists(), "nothing private is left behind"
+
+
+def test_a_log_goes_on_where_the_leader_left_it(tmp_path: Path) -> None:
+    role = Role()
+    with _worker(tmp_path, role):
+        handler = logging.FileHandler(tmp_path / "train.log", mode="w")
+        log = logging.Logger("of the script")
+        log.addHandler(handler)
+        log.info("not shown")
+        (tmp_path / "job" / "x").mkdir(parents=True)
+        role.leads = True
+        with open(tmp_path / "train.log", "w") as file:
+            file.write("epoch 0\n")
+        log.info("epoch 1")
+        handler.close()
+    assert (tmp_path / "train.log").read_text() == "epoch 0\nepoch 1\n"
+
+
+def test_a_newcomer_sees_the_files_as_the_job_found_them(tmp_path: Path) -> None:
+    (tmp_path / "resume.txt").write_text("10")
+    leader, newcomer = Role(), Role()
+    leader.leads = newcomer.behind = True
+    with _worker(tmp_path, leader, "w0"):
+        assert (tmp_path / "resume.txt").read_text() == "10"
+        (tmp_path / "resume.txt").write_text("49")
+        (tmp_path / "made.txt").write_text("49")
+    with _worker(tmp_path, newcomer) as files:
+        assert (tmp_path / "resume.txt").read_text() == "10"
+        assert not os.path.exists(tmp_path / "made.txt") and "made.txt" not in os.listdir(tmp_path)
+        with pytest.raises(FileNotFoundError):
+            open(tmp_path / "made.txt")
+        newcomer.behind = False
+        assert (tmp_path / "made.txt").read_text() == "49", "it has come to the job's position"
+        files.begin_anew()
+    newcomer.behind = True
+    with _worker(tmp_path, newcomer):
+        assert (tmp_path / "resume.txt").read_text() == "49", (
+            "another run of the job begins with what is there"
+        )

@@ -1,0 +1,111 @@
+"""Scripts in everyone's style, unchanged, on changing workers (tests/train/plain_scripts)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "plain_scripts"
+
+
+def _run(stage: Any, name: str, *arguments: str, **config: Any) -> Any:
+    settings = {"auto": True, **config.pop("settings", {})}
+    return stage.run(SCRIPTS / name, *arguments, settings=settings, workers=1, minimum=1, **config)
+
+
+def _resize(job: Any, *counts: int, timeout_s: float = 60.0) -> None:
+    for count in counts:
+        job.resize(count)
+        status = job.wait_for(lambda s, count=count: len(s["members"]) == count and s["step"], timeout_s)
+        job.wait_for(lambda s, begin=status["step"]: s["step"] >= begin + 3, timeout_s)
+
+
+def _result(job: Any, timeout_s: float = 120.0) -> dict[str, Any]:
+    assert job.wait(timeout_s) == 0, job.output()
+    found = [line for line in job.output().splitlines() if '{"' in line]
+    assert len(found) == 1, f"only the leader speaks: {job.output()}"
+    result: dict[str, Any] = json.loads(found[0][found[0].index('{"') :])
+    return result
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_files_own_checkpoints_packages_sums_and_layers_unfrozen_later(
+    stage: Any, tmp_path: Path, reduction: str
+) -> None:
+    job = _run(stage, "everyday.py", "80", "0.004", str(tmp_path), reduction, maximum=3)
+    _resize(job, 2, 3)
+    job.kill(-1 if reduction == "mean" else 0)  # the leader's death moves its files to another worker
+    _resize(job, 1, 3)
+    result = _result(job)
+    assert result["final"] == result["best"] < 0.03, "plain runs: 0.013 to 0.018; a wrong sum: above 0.1"
+    assert 640 <= result["steps"] <= 644, "one more for each batch whose samples came again"
+    rows = (tmp_path / "curve.csv").read_text().splitlines()[1:]
+    assert [int(row.split(",")[0]) for row in rows] == list(range(80)), "each epoch's line once, in order"
+    assert (tmp_path / "train.log").read_text().splitlines() == [f"epoch {i}" for i in range(80)]
+    assert (tmp_path / "best.pt").read_bytes() == (tmp_path / "copy.pt").read_bytes() != b""
+    losses = [float(row.split(",")[1]) for row in rows]
+    assert min(losses) == pytest.approx(result["best"])
+
+
+def test_batches_drawn_ahead_from_an_endless_sampler(stage: Any) -> None:
+    job = _run(stage, "prefetch.py", "500", "0.004", maximum=3)
+    _resize(job, 2, 3)
+    job.kill(-1)
+    _resize(job, 1, 3)
+    result = _result(job)
+    assert result["steps"] == 500 and result["final"] < 0.06
+    assert "could not follow" not in job.output()
+
+
+def test_two_optimizers_of_a_gan_are_elastic(stage: Any) -> None:
+    job = _run(stage, "gan.py", "60", "0.004", maximum=3)
+    _resize(job, 2, 3)
+    job.kill(-1)
+    _resize(job, 1, 2)
+    result = _result(job)
+    assert 600 <= result["count"] <= 602 and result["off"] < 0.8
+
+
+def _needs(package: str) -> pytest.MarkDecorator:
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"{package} is not installed (pip install 'swell[frameworks]')")
+
+
+@_needs("transformers")
+def test_the_trainer_of_hugging_face(stage: Any, tmp_path: Path) -> None:
+    job = _run(stage, "hugging_face.py", "14", "0.004", str(tmp_path), maximum=2)
+    _resize(job, 2, timeout_s=150.0)
+    job.kill(-1)
+    _resize(job, 1, timeout_s=150.0)
+    result = _result(job, 250.0)
+    assert result["steps"] == result["counted"] == 14 * 32 and result["epoch"] == 14.0
+    assert result["logged"] == list(range(5, 14 * 32 + 1, 5)), "the log history is continuous"
+    assert result["final"] < 0.06 and result["lr"] == pytest.approx(0.0, abs=1e-9)
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 2, "save_total_limit"
+
+
+@_needs("accelerate")
+def test_a_loop_with_accelerate(stage: Any) -> None:
+    job = _run(stage, "accelerated.py", "60", "0.004", maximum=2)
+    _resize(job, 2, timeout_s=150.0)
+    job.kill(-1)
+    _resize(job, 1, timeout_s=150.0)
+    result = _result(job, 250.0)
+    assert result["steps"] == 60 * 16 and result["lr"] == pytest.approx(0.025)
+    assert result["final"] < 0.04
+
+
+@_needs("lightning")
+def test_lightnings_trainer_fit(stage: Any, tmp_path: Path) -> None:
+    job = _run(stage, "lightning_fit.py", "60", "0.004", str(tmp_path), maximum=2)
+    _resize(job, 2, timeout_s=150.0)
+    job.kill(-1)
+    _resize(job, 1, timeout_s=150.0)
+    result = _result(job, 250.0)
+    assert 480 <= result["steps"] == result["batches"] <= 482 and result["epoch"] == 60
+    assert result["lr"] == pytest.approx(0.05 * 0.7**6) and result["final"] < 0.06
+    assert result["best"] == "best.ckpt" and (tmp_path / "best.ckpt").exists()
