@@ -39,6 +39,7 @@ from typing import Any
 from benchmarks.platform.audit import most_slots_held, overlapping_runs
 from benchmarks.platform.postgres import PostgresServer
 from swell.api.client import Client
+from swell.control.errors import Conflict
 from swell.domain import Event
 from swell.engines.processes import processes_of, workers_of
 
@@ -359,9 +360,9 @@ def run(
 
 def _settle(admin: Client, account: Account, trained: str) -> None:
     """Cancel what still waits, then wait until everything is over."""
-    for view in admin.jobs(phase="queued"):
-        admin.cancel(view)
-    admin.cancel(trained)
+    for view in [*admin.jobs(phase="queued"), admin.job(trained)]:
+        with contextlib.suppress(Conflict):  # it has ended meanwhile
+            admin.cancel(view)
     for job_id in [trained, *account.keys.values()]:
         admin.wait(job_id, timeout_s=300)
 
