@@ -319,6 +319,7 @@ class Watch(threading.Thread):
         self.twice: list[str] = []
         """Jobs that had two supervisors in two looks in a row."""
         self.most_workers = 0
+        """The most workers of honest jobs in one look."""
 
     def run(self) -> None:
         """Until `over` is set."""
@@ -333,7 +334,10 @@ class Watch(threading.Thread):
             now = {job_id for job_id, many in supervisors(self.stage.home).items() if many > 1}
             self.twice += sorted(now & before)
             before = now
-            self.most_workers = max(self.most_workers, sum(workers(self.stage.home).values()))
+            honest = [
+                many for job_id, many in workers(self.stage.home).items() if job_id.startswith("honest")
+            ]
+            self.most_workers = max(self.most_workers, sum(honest))
             began_s = time.perf_counter()
             with contextlib.suppress(Exception), self.stage.server.client(retry_s=0.0) as client:
                 client.jobs(limit=20)
