@@ -137,10 +137,10 @@ class Harm:
         _send(pid, signal.SIGKILL)
         return "killed: nursery"
 
-    def do_plane(self) -> str | None:
-        """Kill the control plane with -9, and start it again after a while."""
+    def do_plane(self, *, training: bool = True) -> str | None:
+        """Kill the control plane with -9, and start it again later; by default only if a job trains."""
         with self.stage.lock:
-            if self.sparing_plane or self.stage.pid is None or not self._training():
+            if self.sparing_plane or self.stage.pid is None or (training and not self._training()):
                 return None
             self.stage.server.kill()
         self._later(self.chance.uniform(0.0, 4.0), self.bring_back)
