@@ -171,7 +171,7 @@ def _disturb(harm: Harm, watch: Watch, people: People, seconds: float, say: Any)
             harm.bring_back()
         harm.one()
         if passed_s > KILLED_BY * seconds and not harm.count["killed: control plane"]:
-            harm.count["killed: control plane"] += harm.do_plane() is not None
+            harm.count["killed: control plane"] += harm.do_plane(training=False) is not None
         if time.monotonic() - said_s > TALK_S:
             said_s = time.monotonic()
             harms = sum(harm.count.values())

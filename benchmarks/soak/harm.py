@@ -137,10 +137,10 @@ class Harm:
         _send(pid, signal.SIGKILL)
         return "killed: nursery"
 
-    def do_plane(self) -> str | None:
-        """Kill the control plane with -9, and start it again after a while."""
+    def do_plane(self, *, training: bool = True) -> str | None:
+        """Kill the control plane with -9, and start it again later; by default only if a job trains."""
         with self.stage.lock:
-            if self.sparing_plane or self.stage.pid is None or not self._training():
+            if self.sparing_plane or self.stage.pid is None or (training and not self._training()):
                 return None
             self.stage.server.kill()
         self._later(self.chance.uniform(0.0, 4.0), self.bring_back)
@@ -319,6 +319,7 @@ class Watch(threading.Thread):
         self.twice: list[str] = []
         """Jobs that had two supervisors in two looks in a row."""
         self.most_workers = 0
+        """The most workers of honest jobs in one look."""
 
     def run(self) -> None:
         """Until `over` is set."""
@@ -333,7 +334,10 @@ class Watch(threading.Thread):
             now = {job_id for job_id, many in supervisors(self.stage.home).items() if many > 1}
             self.twice += sorted(now & before)
             before = now
-            self.most_workers = max(self.most_workers, sum(workers(self.stage.home).values()))
+            honest = [
+                many for job_id, many in workers(self.stage.home).items() if job_id.startswith("honest")
+            ]
+            self.most_workers = max(self.most_workers, sum(honest))
             began_s = time.perf_counter()
             with contextlib.suppress(Exception), self.stage.server.client(retry_s=0.0) as client:
                 client.jobs(limit=20)

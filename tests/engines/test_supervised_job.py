@@ -46,3 +46,18 @@ def test_a_job_that_moves_before_it_trains_is_reported_on_its_new_slot(tmp_path:
     engine._send_target(job, 0.0)
     assert job.told == (3,)
     assert [(r.kind, r.data["gpus"]) for r in engine.reports()] == [("resized", (3,))]
+
+
+def test_a_job_that_was_started_on_another_slot_than_it_wants_stays_there_until_that_is_free(
+    tmp_path: Path,
+) -> None:
+    engine = LocalEngine(tmp_path, slots=4)
+    leaving = SupervisedJob("leaving", tmp_path, alive=True, live={"w0": 3})
+    job = SupervisedJob("a", tmp_path, wanted=(3,), told=(0,), alive=True, target=1, fresh=True)
+    job.connection = cast(Connection, object())
+    engine._jobs |= {"leaving": leaving, "a": job}
+    engine._send_target(job, 0.0)
+    assert job.told == (0,) and list(engine.reports()) == []
+    leaving.live = {}
+    engine._send_target(job, 1.0)
+    assert job.told == (3,) and len(list(engine.reports())) == 1

@@ -198,6 +198,8 @@ class LocalEngine(SupervisedEngine):
         return {"type": "resize", "workers": len(granted)}
 
     def _connected(self, job: SupervisedJob) -> None:
+        if len(job.told) == job.target:
+            return  # the slots that the job was started on; those it wants may still have other workers
         known = job.wanted if len(job.wanted) >= job.target else tuple(range(job.target))
         job.told = known[: job.target]
 
