@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -96,22 +98,30 @@ def river(
     lost = {window.column(time_s) for time_s, kind, _ in marks if kind != "node_joined"}
     lines = []
     for row in range(height):
-        line = Text()
+        cells = []
         for column in range(window.columns):
             upper, lower = halves - 1 - 2 * row, halves - 2 - 2 * row
             stack, roof = stacks[column], round(there[column] / most * halves)
             top = stack[upper] if upper < len(stack) else None
             low = stack[lower] if lower < len(stack) else None
             if row == 0 and column in lost:
-                line.append("▼", "bold red")
+                cells.append(("▼", "bold red"))
             elif top is not None and low is not None:
-                line.append("▀", f"{top} on {low}")
+                cells.append(("█", top) if top == low else ("▀", f"{top} on {low}"))
             elif low is not None:
-                line.append("▄", low)
+                cells.append(("▄", low))
             else:
-                line.append("·" if lower < roof else " ", "dim")
-        lines.append(line)
+                cells.append(("·" if lower < roof else " ", "dim"))
+        lines.append(_joined(cells))
     return lines
+
+
+def _joined(cells: Iterable[tuple[str, str]]) -> Text:
+    """Characters with their styles; neighbours of one style together, because every piece costs time."""
+    pieces = (
+        ("".join(character for character, _ in run), style) for style, run in groupby(cells, itemgetter(1))
+    )
+    return Text.assemble(*pieces)
 
 
 def _capacity_at(capacity: Sequence[tuple[float, int]], slots: int, moment_s: float) -> int:
@@ -214,14 +224,11 @@ def plot(
     labels = {0: number(high), height - 1: number(low)}
     lines = []
     for row in range(height):
-        line = Text(f"{labels.get(row, ''):>8} ", "dim")
-        for column in range(window.columns):
-            bits = grid[row][column]
-            line.append(
-                chr(0x2800 + bits) if bits else "│" if column in stripes else " ",
-                colour if bits else "#8a63d2",
-            )
-        lines.append(line)
+        cells = [(f"{labels.get(row, ''):>8} ", "dim")]
+        for column, bits in enumerate(grid[row]):
+            empty = ("│" if column in stripes else " ", COLOURS[6])
+            cells.append((chr(0x2800 + bits), colour) if bits else empty)
+        lines.append(_joined(cells))
     return lines
 
 
