@@ -68,7 +68,7 @@ class Lanes(Static):
         for row, text in enumerate(
             draw.river(lanes, live.capacity, live.slots, live.marks, paint, window, RIVER)
         ):
-            lines.append(Text(f"{roof if row == 0 else '':>{NAME}}  ", "dim").append_text(text))
+            lines.append(Text.assemble((f"{roof if row == 0 else '':>{NAME}}  ", "dim")).append_text(text))
         lines.append(Text(" " * (NAME + 2)).append_text(draw.axis(window)))
         shown = self._shown(lanes)
         most = max((gpus for lane in shown for _, gpus in lane.changes), default=1)
