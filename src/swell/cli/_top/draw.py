@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#3d9bd6", "#e69f00", "#26b98a", "#cc79a7", "#7fc8f0", "#e0702d", "#a585e0", "#bdbd4c")
 """Told apart with any kind of colour vision, after Okabe and Ito; light enough for a dark terminal."""
+MARK = "#7a8794"
 _BARS = " ▁▂▃▄▅▆▇█"
 _STEPS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400)
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -226,7 +227,7 @@ def plot(
     for row in range(height):
         cells = [(f"{labels.get(row, ''):>8} ", "dim")]
         for column, bits in enumerate(grid[row]):
-            empty = ("│" if column in stripes else " ", COLOURS[6])
+            empty = ("│" if column in stripes else " ", MARK)
             cells.append((chr(0x2800 + bits), colour) if bits else empty)
         lines.append(_joined(cells))
     return lines
