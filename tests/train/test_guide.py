@@ -69,7 +69,7 @@ def script() -> str:
             indented("adaptive.md", "job = swell.elastic("),
             STREAM,
             stream,
-            "job.save()",
+            "job.save(wait=True)",
             "before = model.weight.detach().clone()",
             "torch.nn.init.zeros_(model.weight)",
             "import glob",

@@ -20,7 +20,7 @@ export function words(event: LogEvent): string {
     case "finished": return `finished after ${duration(data.jct_s ?? 0)}${data.met === true ? ", its deadline met" : data.met === false ? ", its deadline missed" : ""}`;
     case "failed": return `failed${why.split("\n").pop()}`;
     case "cancelled": return "was cancelled";
-    case "node_joined": return `joined with ${gpus(data.gpus ?? 0)}`;
+    case "node_joined": return data.gpus ? `joined with ${gpus(data.gpus)}` : "joined";
     case "node_lost": return "was lost";
     default: return event.kind.replace(/_/g, " ");
   }

@@ -241,6 +241,8 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void; drawSoo
     }
   }
 
+  // At once when the card gets its width, which may be after the first drawing.
+  new ResizeObserver(() => canvas.parentElement!.clientWidth && draw()).observe(canvas.parentElement!);
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     const left = box.width < 520 ? 84 : LEFT;

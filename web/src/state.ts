@@ -100,6 +100,7 @@ class State {
     this.capacity = lanes.capacity;
     this.marks = lanes.marks;
     this.readAt = lanes.last_seq;
+    this.recent = this.past();
     this.paint();
     this.changed([]);
     const first = Math.max(lanes.last_seq - PAST_EVENTS, 0);
@@ -210,7 +211,7 @@ class State {
   private apply(events: LogEvent[]): void {
     for (const event of events) {
       this.events += 1;
-      if (event.kind !== "progress") this.recent.push(event);
+      if (event.seq > this.readAt ? event.kind !== "progress" : ["submitted", "rejected", "admitted"].includes(event.kind)) this.recent.push(event);
       if (event.job_id !== null) this.applySpeed(event.job_id, event);
       if (event.seq <= this.readAt) continue;
       if (event.job_id !== null) this.applyToJob(event.job_id, event);
@@ -281,6 +282,20 @@ class State {
       queueMicrotask(() => this.paint());
     }
     return lane;
+  }
+
+  // What happened before the page was opened, as far as the lanes tell it.
+  private past(): LogEvent[] {
+    const found: LogEvent[] = this.marks.map(([time_s, kind, about]) => ({ seq: 0, time_s, kind, job_id: kind === "worker_lost" ? about : null, node: kind === "worker_lost" ? null : about, data: {} }));
+    for (const [job_id, lane] of this.lanes) {
+      lane.changes.forEach(([time_s, gpus], at) => {
+        const before = at ? lane.changes[at - 1][1] : 0;
+        const over = lane.ended_s !== null && time_s >= lane.ended_s;
+        const kind = over ? "ended" : !before ? "allocated" : gpus ? "resized" : "preempted";
+        found.push({ seq: 0, time_s, kind, job_id, node: null, data: { before: new Array(before), gpus: new Array(gpus) } });
+      });
+    }
+    return found.sort((a, b) => a.time_s - b.time_s).slice(-PAST_EVENTS);
   }
 
   private paint(): void {

@@ -80,10 +80,10 @@ export function clusterView(): View {
   }
 
   function tellEvents(): void {
-    const last = state.recent[state.recent.length - 1]?.seq ?? 0;
+    const last = (state.recent[state.recent.length - 1]?.seq ?? 0) + state.recent.length;
     if (last === newest) return;
     newest = last;
-    const shown = state.recent.filter((event) => event.kind !== "admitted" || event.data.finish_s).slice(-60).reverse();
+    const shown = state.recent.filter((event) => event.kind !== "admitted" || event.data.finish_s).sort((a, b) => a.time_s - b.time_s).slice(-60).reverse();
     happened.replaceChildren(...shown.map((event) => {
       const [mark, look] = sign(event);
       const about = event.job_id === null

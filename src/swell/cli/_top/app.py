@@ -10,7 +10,6 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen, Screen
-from textual.widget import Widget
 from textual.widgets import DataTable, Footer, Input, RichLog, Static
 
 from swell.cli._common import bar
@@ -33,23 +32,31 @@ SPANS = (None, 300.0, 900.0, 3600.0, 6 * 3600.0)
 """Spans of time that the lanes show; None: what fits."""
 LOOKS = {"good": "green", "bad": "red", "": ""}
 PHASES = {"running": "▶", "queued": "…", "paused": "‖", "finished": "✓", "failed": "✗", "refused": "⊘"}
-DRAW_S = 0.25
+DRAW_S = 0.5
 
 
-class Lanes(Widget):
+class Lanes(Static):
     """GPUs over time: all jobs on top of each other, then a lane for each, then the nodes."""
 
     DEFAULT_CSS = "Lanes { height: auto; max-height: 62%; padding: 0 1; }"
 
     def __init__(self, live: LiveCluster) -> None:
-        super().__init__()
+        super().__init__(markup=False)
         self.live = live
         self.span_s: float | None = None
         self.chosen = ""
         """The job that the cursor is on in the queue."""
         self.most_lanes = 8
+        self._height = 0
 
-    def render(self) -> Text:
+    def draw(self) -> None:
+        """Show what is known now."""
+        lines = self._lines()
+        # Laying the screen out again is what takes time.
+        self.update(Text("\n").join(lines), layout=len(lines) != self._height)
+        self._height = len(lines)
+
+    def _lines(self) -> list[Text]:
         live, now_s = self.live, time.time()
         width = max(self.size.width - 2, 40)
         window = draw.fitting(live.lanes.values(), now_s, width - NAME - 2, self.span_s)
@@ -61,7 +68,7 @@ class Lanes(Widget):
         for row, text in enumerate(
             draw.river(lanes, live.capacity, live.slots, live.marks, paint, window, RIVER)
         ):
-            lines.append(Text(f"{roof if row == 0 else '':>{NAME}}  ", "dim").append_text(text))
+            lines.append(Text.assemble((f"{roof if row == 0 else '':>{NAME}}  ", "dim")).append_text(text))
         lines.append(Text(" " * (NAME + 2)).append_text(draw.axis(window)))
         shown = self._shown(lanes)
         most = max((gpus for lane in shown for _, gpus in lane.changes), default=1)
@@ -73,11 +80,7 @@ class Lanes(Widget):
             lines.append(line.append_text(draw.lane_line(lane, paint[lane.job_id], window, most)))
         if len(lanes) > len(shown):
             lines.append(Text(f"{'':>{NAME}}  and {len(lanes) - len(shown)} more jobs", "dim"))
-        lines += draw.nodes_lines(live.nodes, live.jobs.values(), paint, width)
-        return Text("\n").join(lines)
-
-    def get_content_height(self, container: Any, viewport: Any, width: int) -> int:
-        return len(self.render().plain.splitlines())
+        return lines + draw.nodes_lines(live.nodes, live.jobs.values(), paint, width)
 
     def _shown(self, lanes: list[Lane]) -> list[Lane]:
         """Jobs that hold GPUs first, then those that ended last; in order of their start."""
@@ -125,6 +128,7 @@ class TopApp(App[None]):
         self._text = ""
         self._with_ended = True
         self._dirty = True
+        self._drawn_s = 0.0
 
     def compose(self) -> ComposeResult:
         yield Static(id="head", markup=False)
@@ -139,9 +143,8 @@ class TopApp(App[None]):
         self.queue.focus()
         self.run_worker(self._follow(), group="feed")
         self.run_worker(self.feed.keep_fresh(self._changed), group="feed")
-        self.set_interval(DRAW_S, self._draw_if_changed)
-        self.set_interval(1.0, self.draw)
-        self.draw()
+        self.set_interval(DRAW_S, self._draw_if_due)
+        self.call_after_refresh(self.draw)
 
     @property
     def queue(self) -> DataTable[Text]:
@@ -158,20 +161,21 @@ class TopApp(App[None]):
     def _changed(self) -> None:
         self._dirty = True
 
-    def _draw_if_changed(self) -> None:
-        if self._dirty:
+    def _draw_if_due(self) -> None:
+        """Draw if something changed, and once a second for the clock; not below another screen."""
+        if len(self.screen_stack) == 1 and (self._dirty or time.monotonic() - self._drawn_s > 0.95):
             self.draw()
 
     # -- drawing -----------------------------------------------------------------------------------------
 
     def draw(self) -> None:
         """Show what is known now."""
-        self._dirty = False
+        self._dirty, self._drawn_s = False, time.monotonic()
         main = self.screen_stack[0]
         main.query_one("#head", Static).update(self._head())
         lanes = main.query_one(Lanes)
         lanes.most_lanes = max(self.size.height // 2 - RIVER - 4, 2)
-        lanes.refresh(layout=True)
+        lanes.draw()
         self._draw_queue()
 
     def _head(self) -> Text:
@@ -232,7 +236,7 @@ class TopApp(App[None]):
     def on_data_table_row_highlighted(self, _: DataTable.RowHighlighted) -> None:
         lanes = self.screen_stack[0].query_one(Lanes)
         lanes.chosen = self._at_cursor() or ""
-        lanes.refresh()
+        lanes.draw()
 
     def on_data_table_row_selected(self, chosen: DataTable.RowSelected) -> None:
         if chosen.row_key.value is not None:
@@ -275,7 +279,7 @@ class TopApp(App[None]):
         lanes.span_s = SPANS[at % len(SPANS)]
         shown = "what fits" if lanes.span_s is None else f"the last {say_duration(lanes.span_s)}"
         self.notify(f"Lanes show {shown}.", timeout=2)
-        lanes.refresh(layout=True)
+        lanes.draw()
 
     def action_events(self) -> None:
         """Show what happened."""

@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#3d9bd6", "#e69f00", "#26b98a", "#cc79a7", "#7fc8f0", "#e0702d", "#a585e0", "#bdbd4c")
 """Told apart with any kind of colour vision, after Okabe and Ito; light enough for a dark terminal."""
+MARK = "#7a8794"
 _BARS = " ▁▂▃▄▅▆▇█"
 _STEPS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400)
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -96,22 +99,30 @@ def river(
     lost = {window.column(time_s) for time_s, kind, _ in marks if kind != "node_joined"}
     lines = []
     for row in range(height):
-        line = Text()
+        cells = []
         for column in range(window.columns):
             upper, lower = halves - 1 - 2 * row, halves - 2 - 2 * row
             stack, roof = stacks[column], round(there[column] / most * halves)
             top = stack[upper] if upper < len(stack) else None
             low = stack[lower] if lower < len(stack) else None
             if row == 0 and column in lost:
-                line.append("▼", "bold red")
+                cells.append(("▼", "bold red"))
             elif top is not None and low is not None:
-                line.append("▀", f"{top} on {low}")
+                cells.append(("█", top) if top == low else ("▀", f"{top} on {low}"))
             elif low is not None:
-                line.append("▄", low)
+                cells.append(("▄", low))
             else:
-                line.append("·" if lower < roof else " ", "dim")
-        lines.append(line)
+                cells.append(("·" if lower < roof else " ", "dim"))
+        lines.append(_joined(cells))
     return lines
+
+
+def _joined(cells: Iterable[tuple[str, str]]) -> Text:
+    """Characters with their styles; neighbours of one style together, because every piece costs time."""
+    pieces = (
+        ("".join(character for character, _ in run), style) for style, run in groupby(cells, itemgetter(1))
+    )
+    return Text.assemble(*pieces)
 
 
 def _capacity_at(capacity: Sequence[tuple[float, int]], slots: int, moment_s: float) -> int:
@@ -214,14 +225,11 @@ def plot(
     labels = {0: number(high), height - 1: number(low)}
     lines = []
     for row in range(height):
-        line = Text(f"{labels.get(row, ''):>8} ", "dim")
-        for column in range(window.columns):
-            bits = grid[row][column]
-            line.append(
-                chr(0x2800 + bits) if bits else "│" if column in stripes else " ",
-                colour if bits else "#8a63d2",
-            )
-        lines.append(line)
+        cells = [(f"{labels.get(row, ''):>8} ", "dim")]
+        for column, bits in enumerate(grid[row]):
+            empty = ("│" if column in stripes else " ", MARK)
+            cells.append((chr(0x2800 + bits), colour) if bits else empty)
+        lines.append(_joined(cells))
     return lines
 
 
