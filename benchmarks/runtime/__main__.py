@@ -22,6 +22,7 @@ from benchmarks.runtime import (
     death,
     disaster,
     exactly_once,
+    hosts,
     identity,
     overhead,
     quality,
@@ -36,6 +37,7 @@ TARGETS: dict[str, Any] = {
     "overhead": {"fixed": 1.02, "adaptive": 1.05, "consistent": 1.06},
     "identity": {"identical": True},
     "exactly_once": {"failed": 0, "schedules": 200},
+    "hosts": {"longest_gap_s": 5, "steps_of_the_cut_off": 0, "problem": None},
     "coordinator": {"steps_lost_or_repeated": 0, "kills": 10},
     "quality": {
         "modes": "within the spread of 5 runs",
@@ -62,6 +64,7 @@ def parts(quick: bool) -> dict[str, Callable[[], Any]]:
         "overhead": lambda: {m: overhead.measure(m) for m in ("fixed", "adaptive", "consistent")},
         "identity": identity.measure,
         "exactly_once": lambda: exactly_once.measure(10 if few else 200),
+        "hosts": lambda: hosts.figures(quick=few),
         "coordinator": lambda: coordinator.measure(3 if few else 10),
         "quality": lambda: quality.run(quick=few),
         "auto": lambda: auto.measure(2 if few else 5, 60),
