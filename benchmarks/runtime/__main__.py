@@ -24,6 +24,7 @@ from benchmarks.runtime import (
     death,
     disaster,
     exactly_once,
+    hosts,
     identity,
     links,
     mesh_size,
@@ -43,6 +44,7 @@ TARGETS: dict[str, Any] = {
     "join_across_hosts": {"pause": "at most a normal step, for two newcomers too"},
     "identity": {"identical": True},
     "exactly_once": {"failed": 0, "schedules": 200},
+    "hosts": {"longest_gap_s": 5, "steps_of_the_cut_off": 0, "problem": None},
     "coordinator": {"steps_lost_or_repeated": 0, "kills": 10},
     "quality": {
         "modes": "within the spread of 5 runs",
@@ -73,6 +75,7 @@ def parts(quick: bool) -> dict[str, Callable[[], Any]]:
         "mesh": lambda: mesh_size.measure((2, 8, 32) if few else (2, 4, 8, 16, 32, 64)),
         "identity": identity.measure,
         "exactly_once": lambda: exactly_once.measure(10 if few else 200),
+        "hosts": lambda: hosts.figures(quick=few),
         "coordinator": lambda: coordinator.measure(3 if few else 10),
         "quality": lambda: quality.run(quick=few),
         "auto": lambda: auto.measure(2 if few else 5, 60),

@@ -1,6 +1,6 @@
 """Cut links between hosts: how long training stands still, who commits, who comes back.
 
-    python -m benchmarks.runtime.hosts [--quick] [--events] [case ...]
+    python -m benchmarks.runtime.hosts [--quick] [--events] [--schedules N] [case ...]
 
 A head and three workers, each in a network namespace of its own (`netns`), train a model that counts its
 samples (`counting`). A link is cut for a while and healed; then the job is run to its end. Reported for each
@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -194,21 +195,66 @@ def play(hosts: Hosts, stage: Stage, case: Case, *, pace_s: float = 0.1) -> dict
         shutil.rmtree(root, ignore_errors=True)
 
 
-def measure(names: list[str] | None = None, *, quick: bool = False) -> dict[str, Any]:
-    """All cases, or those named; quickly without the longest."""
+def play_at_random(hosts: Hosts, stage: Stage, seed: int) -> dict[str, Any]:
+    """One job in which links are cut and healed and workers killed at random."""
+    rng = random.Random(seed)
+    root = Path(tempfile.mkdtemp(prefix="swell-hosts-"))
+    job = HostsJob(hosts, stage, root, epochs=60, pace_s=0.1)
+    done: list[str] = []
+    try:
+        job.together()
+        for _ in range(rng.randint(2, 4)):
+            one, other = rng.sample(range(hosts.count), 2)
+            kind = rng.choice(["cut", "cut", "cut one way", "heal", "kill"])
+            if kind == "heal":
+                hosts.heal_all()
+            elif kind == "kill":
+                status = job.wait_for(lambda s: s["members"])
+                with contextlib.suppress(ProcessLookupError, KeyError):
+                    os.kill(status["pids"][rng.choice(status["members"])], signal.SIGKILL)
+            else:
+                hosts.cut(one, other, both=kind == "cut")
+            done.append(f"{kind} {one} {other}")
+            time.sleep(rng.choice([0.0, 1.0, 4.0, 7.0]))
+        hosts.heal_all()
+        job.together(120.0)
+        return {"done": done, "problem": job.finish()}
+    except TimeoutError as error:
+        return {"done": done, "problem": str(error)}
+    finally:
+        job.close()
+        hosts.heal_all()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def measure(names: list[str] | None = None, *, quick: bool = False, schedules: int = 0) -> dict[str, Any]:
+    """All cases, or those named; quickly without the longest. And some random schedules, or only those."""
     reason = why_not()
     if reason is not None:
         return {"skipped": reason}
-    chosen = names or [name for name, case in CASES.items() if not quick or case.cut_s < 100]
+    chosen = list(names or [])
+    if not chosen and not schedules:
+        chosen = [name for name, case in CASES.items() if not quick or case.cut_s < 100]
     stage = Stage()
-    result = {}
+    result: dict[str, Any] = {}
     try:
         with Hosts(4) as hosts:
             for name in chosen:
                 result[name] = play(hosts, stage, CASES[name])
+            for seed in range(schedules):
+                result[f"schedule {seed}"] = play_at_random(hosts, stage, seed)
     finally:
         stage.close()
     return result
+
+
+def figures(*, quick: bool) -> dict[str, Any]:
+    """All cases and some random schedules, without the events."""
+    found = measure(quick=quick) | measure(schedules=3 if quick else 10)
+    for result in found.values():
+        if isinstance(result, dict):
+            result.pop("events", None)
+    return found
 
 
 def main() -> None:
@@ -217,9 +263,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--events", action="store_true", help="and the job's events, by time since the cut")
+    parser.add_argument("--schedules", type=int, default=0, help="so many random ones instead")
     parser.add_argument("cases", nargs="*")
     options = parser.parse_args()
-    for name, result in measure(options.cases, quick=options.quick).items():
+    for name, result in measure(options.cases, quick=options.quick, schedules=options.schedules).items():
         events = result.pop("events", []) if isinstance(result, dict) else []
         print(json.dumps({name: result}))
         for event in events if options.events else []:

@@ -12,7 +12,7 @@ from swell.control.model import Phase
 from swell.domain import Cluster, JobSpec
 
 
-@pytest.mark.parametrize("policy", ["elasticflow", "tide", "edf", "edl", "afs-l", "pollux", "optimus"])
+@pytest.mark.parametrize("policy", ["elasticflow", "edf", "edf-admission", "afs-l", "max-min"])
 @pytest.mark.parametrize(("cluster", "least"), [("1x3", 3), ("3x1", 3), ("1x6", 5)])
 def test_a_job_alone_on_the_cluster_gets_the_minimum_that_it_is_told_to_have(
     tmp_path: Path, policy: str, cluster: str, least: int

@@ -19,7 +19,7 @@ from swell.control.model import Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.domain import Cluster, JobRequest
-from swell.engines import Report, supervised_job
+from swell.engines import Report, RunState, supervised_job
 from swell.engines.border import BadMessage, read_beat, read_event, read_status
 from swell.engines.local import LocalEngine
 from swell.engines.null import NullEngine
@@ -270,3 +270,31 @@ def test_cut_links_are_told_in_words(event: dict[str, Any], text: str) -> None:
 def test_nonsense_about_links_is_refused(event: dict[str, Any]) -> None:
     with pytest.raises(BadMessage):
         read_event(event, 4)
+
+
+def test_a_job_without_a_living_worker_is_not_running_and_each_loss_is_told_once(tmp_path: Path) -> None:
+    engine = LocalEngine(tmp_path, slots=2)
+    job = SupervisedJob("a", tmp_path / "a")
+    job.alive, job.state = True, RunState.RUNNING
+
+    def happens(**event: Any) -> None:
+        engine._take_event(job, {"type": "event", **event})
+
+    for name in ("w0", "w1"):
+        happens(event="spawn", worker=name)
+    happens(event="generation", members=["w0", "w1"])
+    happens(event="standstill", step=4, workers=["w1"])
+    happens(event="left_out", worker="w1", by=["w0"])
+    happens(event="fenced", worker="w1")
+    assert job.state is RunState.RUNNING
+    told = [(r.kind, r.data.get("reason") or r.data.get("text")) for r in engine.reports()]
+    assert [one for one in told if one[0] != "resized"] == [
+        ("noticed", "step 5 stands still and waits for w1"),
+        ("worker_lost", "w1 was left out: w0 cannot reach it"),
+    ]
+    happens(event="generation", members=["w0"])
+    happens(event="exited", worker="w0", code=-9)
+    assert job.observed().state is RunState.STARTING
+    happens(event="spawn", worker="w2")
+    engine._take_report(job, {"step": 5, "rank": 0})
+    assert job.observed().state is RunState.RUNNING

@@ -69,8 +69,13 @@ def test_coddl_shares_are_factors_and_multiples_of_a_node(make_snapshot: Any) ->
 @given(data=st.data())
 def test_shares_are_legal(policy: str, data: Any, snapshots: Any) -> None:
     snapshot = data.draw(snapshots)
-    node = snapshot.cluster.gpus_per_node
-    assert all(node % k == 0 if 0 < k < node else k % node == 0 for k in shares(policy, snapshot))
+    legal = legal_shares("coddl", snapshot.cluster.gpus_per_node, snapshot.curves.max_gpus)
+    for i, share in enumerate(shares(policy, snapshot)):
+        if not legal[share]:
+            most = min(snapshot.max_gpus[i], snapshot.curves.max_gpus)
+            within = range(snapshot.min_gpus[i], most + 1)
+            runs = [k for k in within if snapshot.curves.rates[snapshot.curve[i], k] > 0]
+            assert share == runs[0] and not any(legal[k] for k in runs), "its bounds contain no legal share"
 
 
 def beats(i: int, j: int, rate: Any, up: Any, left: Any) -> bool:

@@ -62,12 +62,20 @@ def test_a_job_that_is_late_anyway_does_not_close_the_gate(make_snapshot: Any) -
     assert EdfAdmission().admit(snapshot, 1).admitted
 
 
+def assert_powers_of_two_where_bounds_have_one(snapshot: Any, gpus: Any) -> None:
+    """A share is a power of two; only a job whose bounds contain none gets its minimum."""
+    for share, least, most in zip(gpus, snapshot.min_gpus, snapshot.max_gpus, strict=True):
+        if share & (share - 1):
+            assert share == least
+            assert 1 << int(least).bit_length() > min(most, snapshot.capacity)
+
+
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_shares_are_legal_and_within_capacity(snapshots: Any, data: st.DataObject) -> None:
     snapshot = data.draw(snapshots)
     gpus = Edf().allocate(snapshot).gpus
     assert gpus.sum() <= snapshot.capacity
-    assert np.all(gpus & (gpus - 1) == 0)
+    assert_powers_of_two_where_bounds_have_one(snapshot, gpus)
     assert np.all(gpus <= snapshot.max_gpus)
     assert np.all(snapshot.rate_at(gpus)[gpus > 0] > 0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.policies.test_deadlines import assert_powers_of_two_where_bounds_have_one
 
 from swell.domain import Cluster
 from swell.policies import make_policy
@@ -191,7 +192,7 @@ def test_shares_are_legal_and_within_capacity(snapshots: Any, data: st.DataObjec
     gpus = make_policy("elasticflow").allocate(snapshot).gpus
     assert gpus.sum() <= snapshot.capacity
     running = gpus > 0
-    assert np.all(gpus & (gpus - 1) == 0)
+    assert_powers_of_two_where_bounds_have_one(snapshot, gpus)
     assert np.all(gpus[running] >= snapshot.min_gpus[running])
     assert np.all(gpus <= snapshot.max_gpus)
     assert np.all(snapshot.rate_at(np.minimum(gpus, snapshot.curves.max_gpus))[running] > 0)

@@ -371,7 +371,8 @@ class SupervisedEngine:
         trained, first = worker in job.members, not job.former
         with self._lock:
             job.follow(event)
-            if job.state is RunState.RUNNING and not job.members & job.live.keys():
+            nobody = what == "exited" and not job.members & job.live.keys()
+            if nobody and job.state is RunState.RUNNING:
                 job.state = RunState.STARTING  # until one of its workers reports again
             self._assign_slots(job)
         if what == "generation" and first:  # the job may have begun with fewer workers than are wanted

@@ -42,14 +42,20 @@ def _least(rates: FloatArray, curve: IntArray, low: IntArray, high: IntArray, le
     found = np.zeros(len(curve), dtype=np.int64)
     for i in range(len(curve)):
         for k in range(max(low[i], 1), high[i] + 1):
-            if rates[curve[i], k] > 0.0 and (len(legal) == 0 or legal[k]):
-                found[i] = k
-                break
+            if rates[curve[i], k] > 0.0:
+                if len(legal) == 0 or legal[k]:
+                    found[i] = k
+                    break
+                if found[i] == 0:
+                    found[i] = k  # unless there is a legal one
     return found
 
 
 def least_share(snapshot: Snapshot, legal: IntArray = ANY_SHARE) -> IntArray:
-    """The smallest legal share on which each job progresses, at least its own minimum; 0 if there is none."""
+    """The smallest legal share within each job's bounds on which it progresses; 0 if there is none.
+
+    A job whose bounds contain no legal share gets the smallest of them all the same.
+    """
     return _least(snapshot.curves.rates, snapshot.curve, snapshot.min_gpus, snapshot.max_gpus, legal)
 
 

@@ -55,11 +55,12 @@ class Edf(Policy):
         scales &= (counts >= snapshot.min_gpus[:, None]) & (counts <= snapshot.max_gpus[:, None])
         level = np.maximum.accumulate(np.where(scales, np.arange(len(counts)), 0), axis=1)
         rates, gpus = np.take_along_axis(rates, level, axis=1), counts[level]
-        for i in np.flatnonzero(gpus[:, -1] == 0):  # no power of two is within its bounds
-            least = int(snapshot.min_gpus[i])
-            if least <= min(most, snapshot.max_gpus[i]):
-                gpus[i, level_of(least) :] = least
-                rates[i, level_of(least) :] = snapshot.curves.rates[snapshot.curve[i], least]
+        for i in np.flatnonzero(gpus[:, -1] == 0):
+            least, bound = int(snapshot.min_gpus[i]), min(most, int(snapshot.max_gpus[i]))
+            level_below = level_of(least)
+            if 1 << (level_below - 1) < least <= bound < 1 << level_below:  # no power of two is within bounds
+                rate = snapshot.curves.rates[snapshot.curve[i], least]
+                gpus[i, level_below:], rates[i, level_below:] = (least, rate) if rate > 0 else (0, 0.0)
         return rates, gpus
 
 
