@@ -71,15 +71,15 @@ def parts(quick: bool) -> dict[str, Callable[[], Any]]:
         "hosts": lambda: hosts.steps(("0.4M", "10M") if few else ("0.4M", "10M", "60M")),
         "join_across_hosts": hosts.joins,
         "mesh": lambda: mesh_size.measure((2, 8, 32) if few else (2, 4, 8, 16, 32, 64)),
+        "torchrun_death": lambda: anchors.torchrun_death(1 if few else 4),
+        "torchft_death": lambda: anchors.torchft_death(1 if few else 3),
+        "ray_train_death": lambda: anchors.ray_death(1),
         "identity": identity.measure,
         "exactly_once": lambda: exactly_once.measure(10 if few else 200),
         "coordinator": lambda: coordinator.measure(3 if few else 10),
         "quality": lambda: quality.run(quick=few),
         "auto": lambda: auto.measure(2 if few else 5, 60),
         "disaster": lambda: disaster.run(quick=few),
-        "torchrun_death": lambda: anchors.torchrun_death(1 if few else 4),
-        "torchft_death": lambda: anchors.torchft_death(1 if few else 3),
-        "ray_train_death": lambda: anchors.ray_death(1),
     }
 
 
