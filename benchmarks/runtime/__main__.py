@@ -65,7 +65,7 @@ def parts(quick: bool) -> dict[str, Callable[[], Any]]:
     models = ("small", "large")
     few = quick
     return {
-        "switch": lambda: {m: switch.measure(m, *((4, 30.0) if few else (10, 240.0))) for m in models},
+        "switch": lambda: {m: switch.measure(m, *((4, 30.0) if few else (10, 120.0))) for m in models},
         "death": lambda: {m: death.measure(m, 5 if few else 50) for m in models} | {"frozen": death.frozen()},
         "start": lambda: {k: start.measure(k, 3 if few else 10) for k in ("cold", "fork", "spare")},
         "overhead": lambda: {m: overhead.measure(m) for m in ("fixed", "adaptive", "consistent")},
@@ -73,6 +73,9 @@ def parts(quick: bool) -> dict[str, Callable[[], Any]]:
         "hosts": lambda: links.steps(("0.4M", "10M") if few else ("0.4M", "10M", "60M")),
         "join_across_hosts": links.joins,
         "mesh": lambda: mesh_size.measure((2, 8, 32) if few else (2, 4, 8, 16, 32, 64)),
+        "torchrun_death": lambda: anchors.torchrun_death(1 if few else 4),
+        "torchft_death": lambda: anchors.torchft_death(1 if few else 3),
+        "ray_train_death": lambda: anchors.ray_death(1),
         "identity": identity.measure,
         "exactly_once": lambda: exactly_once.measure(10 if few else 200),
         "hosts": lambda: hosts.figures(quick=few),
@@ -80,9 +83,6 @@ def parts(quick: bool) -> dict[str, Callable[[], Any]]:
         "quality": lambda: quality.run(quick=few),
         "auto": lambda: auto.measure(2 if few else 5, 60),
         "disaster": lambda: disaster.run(quick=few),
-        "torchrun_death": lambda: anchors.torchrun_death(1 if few else 4),
-        "torchft_death": lambda: anchors.torchft_death(1 if few else 3),
-        "ray_train_death": lambda: anchors.ray_death(1),
     }
 
 
@@ -91,6 +91,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # namespaces and jobs end with this process
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--minutes", type=float, default=20.0, help="begin no part after this time")
     parser.add_argument("parts", nargs="*")
     options = parser.parse_args()
     known = parts(options.quick)
@@ -101,7 +102,13 @@ def main() -> None:
     path = OUT / "runtime.json"
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() and options.parts else {}
     report["machine"] = {"cores": os.cpu_count(), "torch": torch.__version__, "transport": "loopback"}
+    started = time.monotonic()
     for name in options.parts or known:
+        if time.monotonic() - started > options.minutes * 60:
+            report[name] = {"measured": {"skipped": f"{options.minutes:g} minutes were over; run it alone"}}
+            path.write_text(json.dumps(report, indent=1))
+            print(name, "skipped: no time left", flush=True)
+            continue
         load = os.getloadavg()[0]
         begin = time.monotonic()
         report[name] = {

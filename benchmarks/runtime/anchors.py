@@ -186,8 +186,9 @@ RAY = """
 
 def ray_death(rounds: int = 1, timeout_s: float = 90.0) -> dict[str, Any]:
     """From a kill -9 of one of three workers of an elastic Ray Train job to the first step after it."""
-    if importlib.util.find_spec("ray") is None:
-        return {"skipped": "ray is not installed"}
+    missing = [name for name in ("ray", "pandas", "pyarrow") if importlib.util.find_spec(name) is None]
+    if missing:
+        return {"skipped": f"ray[train] is not installed: no {', '.join(missing)}"}
     found = [t for t in (_ray_once(timeout_s) for _ in range(rounds)) if t is not None]
     median = round(statistics.median(found), 2) if found else None
     return {"median_s": median, "rounds": rounds, "hung": rounds - len(found)}

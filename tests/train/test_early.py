@@ -242,3 +242,43 @@ def test_finishing_parameter_by_parameter_has_the_bits_of_finishing_all_at_once(
         return bottom
 
     assert all(torch.equal(a, b) for a, b in zip(run(True), run(False)))
+
+
+COUNTING = """
+    import sys, time, torch, swell
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = (nn.Parameter(torch.zeros(350_000)) for _ in range(2))
+
+        def forward(self, x):  # each gradient is the mean of the samples
+            return x * (self.first.mul(1.0).sum() + self.last.mul(1.0).sum())
+
+    model = Model()
+    job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=1.0), checkpoint_every_s=None)
+    data = torch.utils.data.TensorDataset(torch.arange(100.0, 164.0))
+    loader = job.loader(data, batch_size=16, micro_batch=4)
+    for _ in job.epochs(10):
+        for (x,) in loader:
+            time.sleep(0.01)
+            job.step(model(x).mean())
+    if job.is_leader:
+        values = [float(v) for p in model.parameters() for v in (p.detach().min(), p.detach().max())]
+        print("values", *values, "steps", job.steps)
+"""
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared-memory", "sockets"])
+def test_a_death_during_early_sums_loses_and_repeats_no_sample(stage: Any, shared: bool) -> None:
+    job = stage.run(COUNTING, workers=3, settings={"shared_memory": shared})
+    before = job.wait_for(lambda s: len(s["members"]) == 3 and s["step"] >= 3)
+    dead = job.kill(1)
+    job.wait_for(lambda s: dead not in s["members"] and s["step"] > before["step"])
+    assert job.wait() == 0, job.output()
+    said = next(line for line in job.output().splitlines() if "steps" in line).split()
+    at = said.index("values")
+    assert said[-1] == "40"
+    assert [float(v) for v in said[at + 1 : at + 5]] == pytest.approx([-10 * 64 * 131.5 / 16] * 4, rel=1e-5)
+    assert len(job.events("recovery")) == 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.waiting import wait_until
 from torch import nn
 
 from swell.train.agent.errors import OutOfStep, PeerLost
@@ -132,8 +133,13 @@ def test_whoever_voted_may_be_gone_before_the_others_have_voted() -> None:
     leaver = subprocess.Popen(["true"])
     leaver.wait()
     crowd[0].processes[2] = leaver.pid
-    threading.Timer(0.1, lambda: crowd[1].exchange(1, VOTE, {})).start()
-    results = together(lambda: crowd[0].exchange(1, VOTE, {}), lambda: crowd[2].exchange(1, VOTE, {}))
+
+    def after_the_leaver(mesh: Mesh) -> list[dict[str, Any]]:
+        wait_until(lambda: crowd[0]._has_word(2), 20.0, "the vote of the leaver")
+        return mesh.exchange(1, VOTE, {})
+
+    threading.Timer(0.1, lambda: after_the_leaver(crowd[1])).start()
+    results = together(lambda: after_the_leaver(crowd[0]), lambda: crowd[2].exchange(1, VOTE, {}))
     assert results == [[{}, {}, {}], [{}, {}, {}]]
     assert isinstance(together(lambda: crowd[0].exchange(2, READY, {}))[0], PeerLost)
 
@@ -212,6 +218,16 @@ def test_a_member_without_samples_takes_part_but_adds_nothing() -> None:
     flats[0].adopt(set())
     assert models[0].weight.grad is not None and models[1].weight.grad is not None
     assert torch.equal(models[0].weight.grad, models[1].weight.grad)
+
+
+def test_the_only_member_left_has_its_own_input_as_the_sum() -> None:
+    flat = FlatModel(wide(0, 8))
+    reducer = Reducer(flat)
+    reducer.connect(meshes(1)[0], set())
+    flat.gather(1.0)
+    result = reducer.all_reduce(1, {"n": 1}, lambda _: 0, norms=Norms())
+    assert torch.equal(flat.outputs[0], flat.inputs[0])
+    assert result.total_square == result.part_squares[0] > 0
 
 
 def test_memory_mapped_beforehand_is_what_a_switch_uses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,11 +42,14 @@ class Adder:
     """Adds the inputs of all members of a generation."""
 
     def __init__(self, flat: FlatModel, inputs: dict[int, list[Tensor]], rank: int, size: int) -> None:
-        """`inputs`: the vectors of each rank, by bucket."""
+        """`inputs`: the vectors of each other rank, by bucket."""
         self._flat = flat
-        self._inputs = inputs
+        self._others = inputs
         self._rank = rank
         self._size = size
+
+    def _inputs(self, rank: int) -> list[Tensor]:
+        return self._flat.inputs if rank == self._rank else self._others[rank]
 
     def add(self, tree: Tree | None, piece: Piece, norms: Norms | None) -> list[float]:
         """Sum a piece along `tree` into the output.
@@ -62,7 +65,7 @@ class Adder:
                 out[low:high].zero_()
                 continue
             if isinstance(tree, int) and tree == self._rank and norms is None:
-                out[low:high].copy_(self._inputs[tree][index][low:high])
+                out[low:high].copy_(self._inputs(tree)[index][low:high])
                 continue
             scratch: list[Tensor] = []
             for begin in range(low, high, chunk):
@@ -71,7 +74,7 @@ class Adder:
                 if norms is not None and begin < gradients:
                     stop = min(end, gradients)
                     for rank in leaves:
-                        squares[rank].append(norms.square(self._inputs[rank][index], index, begin, stop))
+                        squares[rank].append(norms.square(self._inputs(rank)[index], index, begin, stop))
                     squares[-1].append(norms.square(out, index, begin, stop))
         return [float(torch.stack(parts).double().sum()) if parts else 0.0 for parts in squares]
 
@@ -80,16 +83,16 @@ class Adder:
     ) -> None:
         """Write the sum of `tree` over [begin, end) into `into`; right subtrees that are sums use scratch."""
         if isinstance(tree, int):
-            into.copy_(self._inputs[tree][bucket][begin:end])
+            into.copy_(self._inputs(tree)[bucket][begin:end])
             return
         left, right = tree
         if isinstance(left, int):
-            a = self._inputs[left][bucket][begin:end]
+            a = self._inputs(left)[bucket][begin:end]
         else:
             self._add(left, bucket, begin, end, into, scratch, depth)
             a = into
         if isinstance(right, int):
-            b = self._inputs[right][bucket][begin:end]
+            b = self._inputs(right)[bucket][begin:end]
         else:
             if len(scratch) <= depth:
                 scratch.append(torch.empty_like(into))
