@@ -1,4 +1,4 @@
-"""Files in all the ways people write them, own checkpoints, a package beside, sums, a layer unfrozen later."""
+"""Files in all the ways people write them, own checkpoints, a package beside, sums, layers unfrozen."""
 
 import csv
 import json
