@@ -42,14 +42,14 @@ def _result(job: Any) -> dict[str, Any]:
 
 
 def test_a_loop_by_steps_draws_the_same_batches_on_any_workers(stage: Any) -> None:
-    alone = _result(stage.run(BY_STEPS, "300", "0", workers=1))
-    job = stage.run(BY_STEPS, "300", "0.005", workers=1)
+    alone = _result(stage.run(BY_STEPS, "1200", "0", workers=1))
+    job = stage.run(BY_STEPS, "1200", "0.005", workers=1)
     job.members(1)
     for count in (3, 1, 2):
         job.resize(count)
         job.members(count)
     result = _result(job)
-    assert result["steps"] == alone["steps"] == 300
+    assert result["steps"] == alone["steps"] == 1200
     assert result["weight"] == pytest.approx(alone["weight"], abs=1e-4)
     assert result["bias"] == pytest.approx(alone["bias"], abs=1e-4)
 
