@@ -1,4 +1,4 @@
-"""Files of an unmodified script: only the leader changes them, and newcomers see them as the job found them."""
+"""Files of an unmodified script: only the leader changes them, and newcomers see what the job found."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_others_write_goes_nowhere_and_they_read_it_back(tmp_path: Path) ->
         shutil.copyfile(tmp_path / "best.pt", tmp_path / "copy.pt")
         shutil.copy(tmp_path / "newest.pt", tmp_path / "copied.pt")
         os.makedirs(tmp_path / "run")
-        os.makedirs(tmp_path / "run"), "a folder that an earlier worker made is no error"
+        os.makedirs(tmp_path / "run")  # a folder that an earlier worker made is no error
         os.remove(tmp_path / "old.txt")
         shutil.rmtree(tmp_path / "run")
         (tmp_path / "note.txt").write_text("mine")

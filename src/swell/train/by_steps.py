@@ -36,7 +36,7 @@ class BySteps(Stepper):
                 yield self.steps
                 if not self._rehearsing:
                     continue
-                if not self._shares.drawn and not self._rehearsed:
+                if not self._samples:
                     raise UsageError("job.loop: the loop body never called job.sample")
                 self._rehearsed = True
                 while not self._join():
@@ -44,10 +44,13 @@ class BySteps(Stepper):
                     self.epoch, self._turned = self._turned, None
                 for loader in self._samples.values():
                     loader.again()
-        finally:
+        except GeneratorExit:
             if self._rehearsing:
                 self._quit_rehearsal()
-            self._end()
+            raise
+        finally:
+            if not self._rehearsing:
+                self._end()
 
     def sample(self, source: int | MapDataset, batch_size: int, *, replace: bool | None = None) -> Any:
         """This worker's part of the next step's batch: a tensor of numbers below `source`, or samples of it.

@@ -1,5 +1,4 @@
-"""Files in all the ways people write them, the script's own checkpoint, a package beside, a summed loss, and a layer
-that is unfrozen later."""
+"""Files in all the ways people write them, own checkpoints, a package beside, sums, layers unfrozen."""
 
 import csv
 import json

@@ -24,164 +24,38 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
-from swell.train.agent.errors import RESPAWN
+from swell.train.agent.errors import LEFT, RESPAWN
 from swell.train.auto import confinement
 from swell.train.auto import script as auto_script
+from swell.train.auto.draws import Draws
 from swell.train.auto.job import ScriptJob
 from swell.train.auto.passes import Drawn, Pass
-from swell.train.auto.position import Position
 from swell.train.auto.reduction import NEITHER, SUM
 from swell.train.data import plan
-from swell.train.data.loader import fetch, key
 from swell.train.data.plan import Tree
-from swell.train.data.pool import LoaderPool
-from swell.train.sync.link import Link
+from swell.train.sync.link import STOP, Link
 from swell.train.sync.mesh import Header
 from swell.train.sync.reducer import Reduced
 
-_UNTRAINED = 3
-"""A training pass in which so many batches in a row were not trained on is no training pass after all."""
-_MOST_IN_FLIGHT = 512
 _LEAST_STEPS = 2
 """Where batches are drawn ahead, newcomers join after so many steps of a pass: they made one too."""
 
 
-class Observer(Position):
+class Observer(Draws):
     """Observes what the script does and makes it one worker of a job."""
 
     def __init__(self, link: Link, whole_iter: Callable[[Any], Iterator[Any]], *, leads: bool) -> None:
-        super().__init__(link)
-        self.alone = False
-        """True if the script cannot be shared among workers and not be followed: it runs as it is."""
-        self.left = False
+        super().__init__(link, whole_iter)
         self._leads = leads
         """Whether this worker's output counts before it has come to its first step."""
-        self.pid = os.getpid()
         self.made: list[weakref.ref[torch.optim.Optimizer]] = []
         """All optimizers that the script has made."""
-        self._whole_iter = whole_iter
-        self._pools: weakref.WeakKeyDictionary[DataLoader[Any], LoaderPool] = weakref.WeakKeyDictionary()
-        self._odd = confinement.NO_LOADER
         self._backwards = 0
         self._in_step = 0
         """Backward passes since the optimizer's step was called, with a closure."""
-        self._agreed = 0
-        self._most_in_flight = 0
         self._loss: Tensor | None = None
         self._last = Reduced([], 0.0, 0.0)
-
-    # ------------------------------------------------------------------ loaders
-
-    def open(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """The script begins to iterate `loader`."""
-        if self.alone or os.getpid() != self.pid:
-            return self._whole_iter(loader)
-        trains = self._trains.get(loader)
-        if not torch.is_grad_enabled() or trains is False:
-            return self._evaluation(loader)
-        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-            streams = isinstance(loader.dataset, IterableDataset)
-            self._odd = confinement.ITERABLE if streams else confinement.UNBATCHED
-            return self._whole_iter(loader)
-        self.seed = self.seed or torch.initial_seed() & (2**53 - 1)
-        return Pass(loader, self._passes, key(self.seed, self._passes), self.draw, training=bool(trains))
-
-    def _evaluation(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        for batch in self._whole_iter(loader):
-            yield batch
-            if self.forwarding:
-                return
-
-    def draw(self, here: Pass) -> Any:
-        """The next batch of `here` for this worker."""
-        if here.over:
-            raise StopIteration
-        if self.alone or not here.training:
-            return self._whole(here)
-        job = self.job
-        assert job is not None
-        if here.drawn == 0:
-            others = [p for p in self._active if p is not here and p.training and p.main is None]
-            together = next((p for p in others if p.drawn == 1 and p.loader is not here.loader), None)
-            self._begin_pass(here, follows=together)
-        if job.forwarding:
-            idle = self._forward(here)
-            here.touched = True
-            if idle is not None:
-                return self._fetch(here, idle)
-        elif len(here.flight) >= self._most_in_flight + _UNTRAINED:
-            here.to_evaluation()
-            return self._whole(here)
-        elif not self._ahead and here.main is None:
-            self._boundary()
-        here.touched = True
-        if here.at_end():
-            here.over = True
-            raise StopIteration
-        samples = self._cut(here, job.rank, job.world)
-        if here.loader.num_workers:
-            pool = self._pool(here.loader)
-            ahead = here.upcoming(job.rank, job.world, 2 * here.loader.num_workers)
-            pool.plan([samples, *ahead], None)
-        return self._fetch(here, samples)
-
-    def _cut(self, here: Pass, rank: int, world: int) -> list[Any]:
-        """Draw a batch; returns this worker's samples of it."""
-        if world > 1 and self.reduction.kind in (None, NEITHER):
-            whole = here.take_whole(counts=rank == 0)
-            assert whole is not None
-            if rank and here.main is None:
-                whole.probe, samples = self.reduction.samples(whole.window)
-                return samples
-            return whole.window
-        drawn = here.take(rank, world)
-        return drawn.window[drawn.part[0] : drawn.part[1]]
-
-    def _whole(self, here: Pass) -> Any:
-        """A whole batch, in a pass that is not (or not yet) a training pass."""
-        drawn = None if self.forwarding and here.drawn else here.take_whole()
-        if drawn is None:
-            if here.drawn and not self.forwarding:
-                self._trains.setdefault(here.loader, False)
-            here.over = True
-            here.flight.clear()
-            raise StopIteration
-        if not torch.is_grad_enabled() or len(here.flight) > _MOST_IN_FLIGHT:
-            here.flight.popleft()
-        here.touched = True
-        if here not in self._active:
-            self._active = [p for p in self._active if p.training or p.loader is not here.loader]
-            self._active.append(here)
-        return self._fetch(here, drawn.window)
-
-    def _fetch(self, here: Pass, indices: list[Any]) -> Any:
-        if here.loader.num_workers:
-            return self._pool(here.loader).get(indices, None)
-        return fetch(here.loader.dataset, indices, here.loader.collate_fn, None)  # type: ignore[arg-type]
-
-    def _pool(self, loader: DataLoader[Any]) -> LoaderPool:
-        if loader not in self._pools:
-            assert loader.collate_fn is not None
-            made = LoaderPool(loader.dataset, loader.collate_fn, loader.num_workers)  # type: ignore[arg-type]
-            self._pools[loader] = made
-        return self._pools[loader]
-
-    def _boundary(self) -> None:
-        """Between two steps: change membership if all agreed to."""
-        agreed, self._agreed = self._agreed, 0
-        if self._dirty or (not self._ahead and any(p.flight for p in self._active if p.training)):
-            self._counts = self._counts or self._dirty
-            if agreed:
-                self.link.release()
-            return
-        assert self.job is not None
-        try:
-            self.job.boundary(agreed)
-        except SystemExit:
-            self.left = True
-            raise
 
     # ------------------------------------------------------------------ gradients
 
@@ -207,7 +81,10 @@ class Observer(Position):
 
     def after_backward(self) -> None:
         """The gradients have been computed."""
-        if self.alone or os.getpid() != self.pid:
+        if os.getpid() != self.pid:
+            return
+        if self.alone:
+            self._stop_if_asked()
             return
         self._dirty = True
         self._backwards += 1
@@ -327,6 +204,7 @@ class Observer(Position):
         job = self.job
         if self.alone:
             self.link.step += 1
+            self._stop_if_asked()
         elif job is not None:
             if self._in_step > 1 and not job.confined:
                 confinement.confine(self, confinement.CLOSURE)
@@ -386,6 +264,13 @@ class Observer(Position):
             self._reduce(job)
 
     # ------------------------------------------------------------------ the end
+
+    def _stop_if_asked(self) -> None:
+        """End a script that cannot be followed when the job is paused; it will begin again."""
+        if self.link.offer(0) == STOP:
+            self.left = True
+            self.link.stopped()
+            raise SystemExit(LEFT)
 
     def leads(self) -> bool:
         """Whether this worker is the leader, whose output and files count."""
