@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import click
 
 
@@ -32,9 +35,10 @@ def _workers(text: str) -> tuple[int, int]:
     help="Give a worker up after this long without a sign of life.",
 )
 @click.option("--auto", is_flag=True, help="SCRIPT does not import swell: make it elastic from outside.")
+@click.option("--command", is_flag=True, help="SCRIPT is any program that saves and resumes by itself.")
 @click.option("--cold", is_flag=True, help="Start workers as new processes, not by forking a prepared one.")
 @click.option("--quiet", is_flag=True, help="Do not show the workers' output.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("script", type=click.Path(dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(
@@ -46,6 +50,7 @@ def run(
     threads: int | None,
     silent_after: float,
     auto: bool,
+    command: bool,
     cold: bool,
     quiet: bool,
     script: str,
@@ -62,9 +67,11 @@ def run(
     from swell.train.agent.launcher import Launcher, RunConfig
 
     minimum, maximum = _workers(workers)
+    if auto and command:
+        raise click.UsageError("--command is for any program, --auto for PyTorch scripts: give one of them")
     try:
         config = RunConfig(
-            script=script,
+            script=(command and not Path(script).is_file() and shutil.which(script)) or script,
             arguments=list(arguments),
             minimum=minimum,
             maximum=maximum,
@@ -74,7 +81,7 @@ def run(
             silent_after_s=silent_after,
             threads=threads,
             cold=cold,
-            settings={"auto": True} if auto else {},
+            settings={"auto": auto, "command": command},
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +27,9 @@ Flags of swell stand before the script, the script's own arguments behind it. Ex
 accepted, with -d), 1 failed or cancelled, 3 the deadline was refused.
 
 \b
-Example:
+Examples:
   swell submit --deadline 2h train.py --epochs 2
+  swell submit --command -- ./train.sh 300
 """
 QUOTE_EPILOG = """\b
 Exit code 3: the deadline would be refused.
@@ -152,13 +154,15 @@ def script_and_options(script: str, arguments: tuple[str, ...], **flags: Any) ->
         script, options = read_job(Path(script))  # type: ignore[assignment]  # any TypedDict is a dict
     else:
         where = Path(flags["workdir"] or ".").absolute()
-        if not (where / script).is_file():
+        path = where / script
+        if flags.get("command") and not path.is_file():
+            path = Path(shutil.which(script) or path)
+        if not path.is_file():
             raise InputError(
-                f"script: there is no file '{where / script}'; check the path, or give --workdir",
-                field="script",
+                f"script: there is no file '{path}'; check the path, or give --workdir", field="script"
             )
         options["workdir"] = str(where)
-        script = str(where / script)
+        script = str(path)
     if arguments:
         options["args"] = list(arguments)
     for name, field in FIELDS.items():

@@ -126,6 +126,15 @@ class JobRequest:
             for_runtime=True,
         ),
     )
+    command: bool = field(
+        default=False,
+        metadata=_about(
+            Kind.SWITCH,
+            "The script is any program that saves and resumes its state by itself: run it as it is.",
+            True,
+            for_runtime=True,
+        ),
+    )
     deadline_s: float | None = field(
         default=None,
         metadata=_about(
@@ -220,6 +229,12 @@ class JobRequest:
                 field="max_workers",
             )
 
+        if self.command and self.auto:
+            raise InputError(
+                "command must be false for a job with auto: one is for any program, the other for PyTorch",
+                field="command",
+            )
+
     def to_json(self) -> dict[str, Any]:
         """The request as plain values."""
         return {name: getattr(self, name) for name in FIELDS}
@@ -252,6 +267,7 @@ class JobOptions(TypedDict, total=False):
     workdir: str | os.PathLike[str]
     env: dict[str, str]
     auto: bool
+    command: bool
     deadline_s: float | None
     within_s: float
     """In place of deadline_s: seconds from now."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from swell.domain import Cluster, InputError, Placement
-from swell.engines.accounts import Account, of_job
+from swell.engines.accounts import of_job
 from swell.engines.base import Launch
 from swell.engines.nursery import Nursery
 from swell.engines.supervised import HANDOVER_S, SupervisedEngine
@@ -70,14 +70,16 @@ class LocalEngine(SupervisedEngine):
                 field="pip",
             )
 
-    def _start_supervisor(self, directory: Path, env: dict[str, str], account: Account | None) -> Child:
-        name = None if account is None else account.name
-        forked = self._nursery.supervisor(directory, env, name) if self._nursery is not None else None
-        return forked or super()._start_supervisor(directory, env, account)
+    def _start_supervisor(self, job: SupervisedJob, env: dict[str, str]) -> Child:
+        name = None if job.account is None else job.account.name
+        if self._nursery is None or job.runs_any_command:
+            return super()._start_supervisor(job, env)
+        return self._nursery.supervisor(job.directory, env, name) or super()._start_supervisor(job, env)
 
     def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
         """As many slots as are free: the wanted ones first, then any that no other job uses."""
-        if not job.alive and self._nursery is not None and self._nursery.in_preparation:
+        nursery = None if job.runs_any_command else self._nursery
+        if not job.alive and nursery is not None and nursery.in_preparation:
             return ()  # the job starts sooner from there than without it
         taken = self._taken(job)
         count, told = len(job.wanted), len(job.told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Status(StrEnum):
@@ -102,4 +103,27 @@ class Stop:
     to: tuple[str, ...]
 
 
-Instruction = Spawn | Kill | Fence | Announce | Turn | Finish | Stop
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Write down who is in this generation, before its processes are started (see `restarts`)."""
+
+    number: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Tell the processes of this generation to save their state and end."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Add an event to the job's history."""
+
+    event: str
+    fields: dict[str, Any]
+
+
+Instruction = Spawn | Kill | Fence | Announce | Turn | Finish | Stop | Begin | Save | Tell

@@ -25,6 +25,7 @@ from typing import Any
 
 from swell.train.agent import children
 from swell.train.agent.jobdir import JobDirectory, home
+from swell.train.agent.lines import said
 from swell.train.agent.outputs import Tail
 from swell.train.agent.polling import readable
 from swell.train.agent.regular import read_regular
@@ -63,6 +64,16 @@ class RunConfig:
     env: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     """Further entries of job.json, for the runtime inside the workers."""
+
+    @property
+    def command(self) -> bool:
+        """Whether the script is any program, which is resized by save and restart (docs/any-command.md)."""
+        return bool(self.settings.get("command"))
+
+    @property
+    def path(self) -> Path:
+        """The script's absolute path. Links to programs stay: a virtual environment's Python is one."""
+        return Path(self.script).absolute() if self.command else Path(self.script).resolve()
 
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.maximum:
@@ -157,7 +168,7 @@ class Launcher:
                 "name": self.name,
                 "launch": self._launch,
                 "secret": new_secret(),
-                "script": str(Path(config.script).resolve()),
+                "script": str(config.path),
                 "minimum": config.minimum,
                 "maximum": config.maximum,
                 "target": config.workers or config.maximum,
@@ -186,6 +197,8 @@ class Launcher:
         self._unsent: list[Message] = []
         self._tails: dict[str, Tail] = {}
         self._errors: dict[str, str] = {}
+        self._last_lines: dict[str, str] = {}
+        """Of a job that runs any program: the last line that each worker printed."""
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
 
@@ -207,7 +220,7 @@ class Launcher:
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_w)
         try:
-            if not self.config.cold:
+            if not self.config.cold and not self.config.command:
                 self._zygote = ZygoteProcess(self.job.path / "logs" / "zygote.log")
             self._start_coordinator()
             while self._finish is None:
@@ -311,7 +324,8 @@ class Launcher:
             "cwd": str(Path.cwd()),
             "log": str(self.job.log(worker)),
             "threads": threads,
-            "script": str(Path(self.config.script).resolve()),
+            "module": f"swell.train.start.{'command' if self.config.command else 'bootstrap'}",
+            "script": str(self.config.path),
             "arguments": self.config.arguments,
         }
 
@@ -323,7 +337,7 @@ class Launcher:
             return
         with Path(order["log"]).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "swell.train.start.bootstrap", order["script"], *order["arguments"]],
+                [sys.executable, "-m", order["module"], order["script"], *order["arguments"]],
                 env={**os.environ, **order["env"]},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -351,6 +365,10 @@ class Launcher:
         if code > 0 and error.exists():
             self._errors[worker] = _beginning(error)
             message["note"] = f"the script failed in worker {worker}"
+        elif code > 0 and self.config.command:
+            self._show_output()
+            last = self._last_lines.get(worker, "it printed nothing")
+            message["note"] = f"the program ended with exit code {code} in worker {worker}: {last:.200}"
         self._tell(message)
 
     # ------------------------------------------------------------------ zygote
@@ -462,5 +480,16 @@ class Launcher:
                 lines = self._tails[path.name].lines(all_of_it=all_of_it)
                 for line in lines:
                     self.say(f"{path.stem}| {line}")
+                if lines and self.config.command:
+                    self._listen(path.stem, lines)
                 if not lines:
                     break
+
+    def _listen(self, worker: str, lines: list[str]) -> None:
+        """Pass on what a program says about itself: of several figures of one kind only the last."""
+        figures: dict[str, Any] = {}
+        for line in lines:
+            self._last_lines[worker] = line or self._last_lines.get(worker, line)
+            figures |= said(line) or {}
+        if figures:
+            self._tell({"type": "said", "worker": worker, "figures": figures})
