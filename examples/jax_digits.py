@@ -9,6 +9,7 @@ number of workers, so neither does the result. See docs/any-command.md for the c
 """
 
 import argparse
+import time
 
 import jax
 import numpy as np
@@ -21,6 +22,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=400)
 parser.add_argument("--batch-size", type=int, default=240)
 parser.add_argument("--lr", type=float, default=0.5)
+parser.add_argument("--step-ms", type=float, default=0.0, help="least time of a step, to watch resizes")
 args = parser.parse_args()
 
 if signals.workers > 1:
@@ -80,6 +82,7 @@ while step < args.steps:
     weights, loss, leaving = train_step(weights, *divide(*batch(step), asked))
     step += 1
     leaving = int(leaving)
+    time.sleep(args.step_ms / 1000)
     if signals.rank == 0 and (step % 10 == 0 or step == args.steps):
         signals.progress(step, args.steps, loss=float(loss))
     if leaving or signals.save_due():

@@ -20,7 +20,7 @@ _next_s = time.monotonic() + _every_s
 
 def save_now() -> bool:
     """Whether swell asks this program to save and leave. Ranks see it at different moments: agree first."""
-    return os.path.exists(os.environ.get("SWELL_SAVE_NOW", ""))
+    return "SWELL_SAVE_NOW" in os.environ and Path(os.environ["SWELL_SAVE_NOW"]).exists()
 
 
 def save_due() -> bool:

@@ -185,7 +185,13 @@ def test_a_line_of_output_is_a_report() -> None:
     assert said("swell: progress=40%") == {"done": 40.0, "of": 100.0}
     assert said("swell: saved=12") == {"saved": 12}
     assert said("swell: progress=3 loss=nan") == {"done": 3.0}
-    for other in ("swell: hello", "progress=3", "swell: progress=three", "swell: =3", "swell: " + "a=1 " * 999):
+    for other in (
+        "swell: hello",
+        "progress=3",
+        "swell: progress=three",
+        "swell: =3",
+        "swell: " + "a=1 " * 600,
+    ):
         assert said(other) is None
 
 

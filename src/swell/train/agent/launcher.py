@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 import secrets
@@ -220,7 +221,8 @@ class Launcher:
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_w)
         try:
-            if not self.config.cold and not self.config.command:
+            plain = self.config.cold or self.config.command or importlib.util.find_spec("torch") is None
+            if not plain:  # the zygote is for scripts that import torch
                 self._zygote = ZygoteProcess(self.job.path / "logs" / "zygote.log")
             self._start_coordinator()
             while self._finish is None:
