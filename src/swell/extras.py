@@ -14,6 +14,8 @@ _PARTS = {
     "torch": "PyTorch",
     "ray": "Ray",
     "postgres": "the Postgres driver",
+    "xgboost": "XGBoost",
+    "track": "the experiment trackers",
 }
 _EXTRA_OF_MODULE = {
     "fastapi": "server",
@@ -25,6 +27,10 @@ _EXTRA_OF_MODULE = {
     "torch": "torch",
     "ray": "ray",
     "psycopg": "postgres",
+    "xgboost": "xgboost",
+    "mlflow": "track",
+    "tensorboard": "track",
+    "wandb": "track",
 }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import click
+
+from swell.domain.request import TRACKER
 
 
 def _workers(text: str) -> tuple[int, int]:
@@ -36,6 +39,12 @@ def _workers(text: str) -> tuple[int, int]:
 )
 @click.option("--auto", is_flag=True, help="SCRIPT does not import swell: make it elastic from outside.")
 @click.option("--command", is_flag=True, help="SCRIPT is any program that saves and resumes by itself.")
+@click.option(
+    "--track",
+    multiple=True,
+    metavar="TRACKER",
+    help="Send the job's figures to mlflow:URI, tensorboard:DIR or wandb:PROJECT.",
+)
 @click.option("--cold", is_flag=True, help="Start workers as new processes, not by forking a prepared one.")
 @click.option("--quiet", is_flag=True, help="Do not show the workers' output.")
 @click.argument("script", type=click.Path(dir_okay=False))
@@ -51,6 +60,7 @@ def run(
     silent_after: float,
     auto: bool,
     command: bool,
+    track: tuple[str, ...],
     cold: bool,
     quiet: bool,
     script: str,
@@ -67,6 +77,11 @@ def run(
     from swell.train.agent.launcher import Launcher, RunConfig
 
     minimum, maximum = _workers(workers)
+    for tracker in track:
+        if not re.fullmatch(TRACKER, tracker):
+            raise click.BadParameter(
+                f"got {tracker!r}, must be mlflow:URI, tensorboard:DIR or wandb:PROJECT", param_hint="--track"
+            )
     if auto and command:
         raise click.UsageError("--command is for any program, --auto for PyTorch scripts: give one of them")
     try:
@@ -81,7 +96,7 @@ def run(
             silent_after_s=silent_after,
             threads=threads,
             cold=cold,
-            settings={"auto": auto, "command": command},
+            settings={"auto": auto, "command": command, "track": list(track)},
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None

@@ -27,6 +27,8 @@ NO_NUL = r"^[^\x00]*$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Name of an environment variable, of at most MAX_VARIABLE characters."""
 MAX_VARIABLE = 256
+TRACKER = r"(mlflow|tensorboard|wandb):.+"
+"""An experiment tracker, and where it is."""
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 """Name of a job. Job ids begin with it: a '.' in front would hide directories, a '-' looks like a flag."""
 
@@ -184,6 +186,16 @@ class JobRequest:
             for_runtime=True,
         ),
     )
+    track: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            Kind.WORDS,
+            "Experiment tracker to send the job's figures to: mlflow:URI, tensorboard:DIR or wandb:PROJECT.",
+            ["tensorboard:runs"],
+            most=10,
+            for_runtime=True,
+        ),
+    )
     time_limit_s: float | None = field(
         default=None,
         metadata=_about(
@@ -235,6 +247,13 @@ class JobRequest:
                 field="command",
             )
 
+        for tracker in self.track:
+            if not re.fullmatch(TRACKER, tracker):
+                raise InputError(
+                    f"track must be mlflow:URI, tensorboard:DIR or wandb:PROJECT, got {tracker!r:.200}",
+                    field="track",
+                )
+
     def to_json(self) -> dict[str, Any]:
         """The request as plain values."""
         return {name: getattr(self, name) for name in FIELDS}
@@ -276,6 +295,7 @@ class JobOptions(TypedDict, total=False):
     workers: int
     memory_bytes: int | None
     checkpoint_s: float
+    track: Sequence[str]
     time_limit_s: float | None
     max_restarts: int
     pip: Sequence[str]

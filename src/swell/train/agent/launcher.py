@@ -11,11 +11,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
-import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +27,7 @@ from swell.train.agent.jobdir import JobDirectory, home
 from swell.train.agent.lines import said
 from swell.train.agent.outputs import Tail
 from swell.train.agent.polling import readable
+from swell.train.agent.prepared import ZygoteProcess, end
 from swell.train.agent.regular import read_regular
 from swell.train.agent.wire import Connection, Message, WireError, new_secret
 
@@ -36,6 +35,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 5.0
 _LAST_PIECES = 64
 """How many pieces of a worker's output are still shown when the job ends."""
+_TRACKER_S = 20.0
+"""How long the trackers may take to send what they have once the job is over."""
 _PREPARATIONS = 3
 """How often a zygote that was killed before it could prepare itself is started again."""
 
@@ -91,67 +92,12 @@ class RunConfig:
             raise ValueError(f"script: there is no file {self.script}")
 
 
-class ZygoteProcess:
-    """The launcher's end of a zygote."""
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-        self._sock, theirs = socket.socketpair()
-        self.process = children.start(
-            "swell.train.start.zygote", [str(theirs.fileno())], log, keep=[theirs.fileno()]
-        )
-        theirs.close()
-        self._buffer = b""
-        self.alive = True
-        self.spoke = False
-        """True once the zygote has started a worker."""
-
-    def fileno(self) -> int:
-        """The socket's descriptor, for selectors."""
-        return self._sock.fileno()
-
-    def order(self, order: dict[str, Any]) -> None:
-        """Ask the zygote to fork a worker."""
-        with contextlib.suppress(OSError):  # the zygote is gone: `_reap` notices that
-            self._sock.sendall(json.dumps(order).encode() + b"\n")
-
-    def hear(self) -> list[dict[str, Any]]:
-        """The zygote's messages since the last call."""
-        if not self.alive:
-            return []
-        try:
-            data = self._sock.recv(1 << 16, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        self.alive = bool(data)
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        self.spoke = self.spoke or bool(lines)
-        return [json.loads(line) for line in lines]
-
-    def close(self) -> None:
-        """End the zygote; its workers live on."""
-        self.alive = False
-        self._sock.close()
-        if self.process.returncode is None:
-            _end(self.process)
-
-
 def _beginning(path: Path) -> str:
     """The beginning of a file that a worker wrote."""
     try:
         return read_regular(path).decode(errors="replace")
     except OSError as error:
         return str(error)
-
-
-def _end(process: children.Child) -> None:
-    try:
-        process.wait(1.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(_GRACE_S)
 
 
 class Launcher:
@@ -187,6 +133,8 @@ class Launcher:
         self._coordinator: children.Child | None = None
         self._connection: Connection | None = None
         self._zygote: ZygoteProcess | None = None
+        self._tracker: children.Child | None = None
+        """The process that feeds the job's experiment trackers, if it has any."""
         lifeline = self.path / "lifeline"
         lifeline.unlink(missing_ok=True)
         os.mkfifo(lifeline)
@@ -225,6 +173,8 @@ class Launcher:
             if not plain:  # the zygote is for scripts that import torch
                 self._zygote = ZygoteProcess(self.job.path / "logs" / "zygote.log")
             self._start_coordinator()
+            if self.config.settings.get("track"):
+                self._tracker = self._start_tracker()
             while self._finish is None:
                 self._turn(0.2)
                 each_turn()
@@ -265,6 +215,18 @@ class Launcher:
             "swell.train.agent.coordinator", [str(self.path), self._launch], log
         )
         self._connect()
+
+    def _start_tracker(self) -> children.Child:
+        """Start the process that feeds the trackers: the job's variables may hold their keys."""
+        with (self.job.path / "logs" / "tracking.log").open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "swell.train.track.process", str(self.path)],
+                env={**os.environ, **self.config.env},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
 
     def _connect(self) -> None:
         if self._connection is not None or self._coordinator is None or self._finish is not None:
@@ -405,6 +367,10 @@ class Launcher:
                         self._connection.close()
                         self._connection = None
                     self._start_coordinator()
+            elif self._tracker is not None and pid == self._tracker.pid:
+                self._tracker.returncode = code
+                if self._finish is None and code != 0:
+                    self._tracker = self._start_tracker()
             elif self._zygote is not None and pid == self._zygote.process.pid:
                 self._zygote.process.returncode = code
                 self._lost_zygote()
@@ -448,6 +414,8 @@ class Launcher:
 
     def _end_everything(self) -> None:
         self._end_workers()
+        if self._tracker is not None and self._tracker.returncode is None:
+            end(self._tracker, _TRACKER_S)
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.send({"type": "goodbye"})
@@ -455,7 +423,7 @@ class Launcher:
         if self._zygote is not None:
             self._zygote.close()
         if self._coordinator is not None and self._coordinator.returncode is None:
-            _end(self._coordinator)
+            end(self._coordinator)
         os.close(self._lifeline_w)
         for descriptor in (self._wake_r, self._wake_w):
             os.close(descriptor)
@@ -486,6 +454,16 @@ class Launcher:
                     self._listen(path.stem, lines)
                 if not lines:
                     break
+
+        if self._tracker is not None:
+            self._show_tracker()
+
+    def _show_tracker(self) -> None:
+        """Show what the trackers' process has to say to the user; libraries' chatter stays in its log."""
+        path = self.path / "logs" / "tracking.log"
+        for line in self._tails.setdefault(path.name, Tail(path)).lines():
+            if line.startswith("swell: "):
+                self.say(line)
 
     def _listen(self, worker: str, lines: list[str]) -> None:
         """Pass on what a program says about itself: of several figures of one kind only the last."""
