@@ -45,8 +45,12 @@ def _alone(seed: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 def _trains_on(job: Any, workers: int) -> None:
     """Wait until so many workers have done a round together."""
-    start = job.wait_for(lambda s: len(s["members"]) == workers, 120)["step"]
-    job.wait_for(lambda s: len(s["members"]) == workers and s["step"] > start, 120)
+
+    def done(status: dict[str, Any]) -> bool:
+        members, reports = status["members"], status["reports"]
+        return len(members) == workers and reports.get(members[0], {}).get("world") == workers
+
+    job.wait_for(done, 120)
 
 
 def test_four_resizes_and_a_kill_leave_the_model_as_good_as_a_fixed_size_one(

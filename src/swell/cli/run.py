@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import click
 
-from swell.domain.request import TRACKER
+from swell.cli.submit import F, flag
+from swell.domain import InputError, JobRequest
+from swell.domain.request import FIELDS
+
+RUNTIME = [field for field in FIELDS.values() if field.about.for_runtime]
+"""The fields of a job that `swell run` has flags for too: the settings of the training runtime."""
+
+
+def runtime_options(command: F) -> F:
+    """Add a flag for each setting of the runtime."""
+    for field in reversed(RUNTIME):
+        command = flag(field)(command)
+    return command
 
 
 def _workers(text: str) -> tuple[int, int]:
@@ -37,14 +49,7 @@ def _workers(text: str) -> tuple[int, int]:
     metavar="SECONDS",
     help="Give a worker up after this long without a sign of life.",
 )
-@click.option("--auto", is_flag=True, help="SCRIPT does not import swell: make it elastic from outside.")
-@click.option("--command", is_flag=True, help="SCRIPT is any program that saves and resumes by itself.")
-@click.option(
-    "--track",
-    multiple=True,
-    metavar="TRACKER",
-    help="Send the job's figures to mlflow:URI, tensorboard:DIR or wandb:PROJECT.",
-)
+@runtime_options
 @click.option("--cold", is_flag=True, help="Start workers as new processes, not by forking a prepared one.")
 @click.option("--quiet", is_flag=True, help="Do not show the workers' output.")
 @click.argument("script", type=click.Path(dir_okay=False))
@@ -58,13 +63,11 @@ def run(
     spares: int,
     threads: int | None,
     silent_after: float,
-    auto: bool,
-    command: bool,
-    track: tuple[str, ...],
     cold: bool,
     quiet: bool,
     script: str,
     arguments: tuple[str, ...],
+    **flags: Any,
 ) -> None:
     """Run SCRIPT elastically on this machine.
 
@@ -77,16 +80,16 @@ def run(
     from swell.train.agent.launcher import Launcher, RunConfig
 
     minimum, maximum = _workers(workers)
-    for tracker in track:
-        if not re.fullmatch(TRACKER, tracker):
-            raise click.BadParameter(
-                f"got {tracker!r}, must be mlflow:URI, tensorboard:DIR or wandb:PROJECT", param_hint="--track"
-            )
-    if auto and command:
-        raise click.UsageError("--command is for any program, --auto for PyTorch scripts: give one of them")
+    settings = {field.name: flags[field.spoken] for field in RUNTIME if flags[field.spoken]}
+    if settings.get("command") and not Path(script).is_file():
+        script = shutil.which(script) or script
+    try:
+        settings = JobRequest(name="job", script=script, **settings).for_runtime()
+    except InputError as error:
+        raise click.UsageError(str(error)) from None
     try:
         config = RunConfig(
-            script=(command and not Path(script).is_file() and shutil.which(script)) or script,
+            script=script,
             arguments=list(arguments),
             minimum=minimum,
             maximum=maximum,
@@ -96,7 +99,7 @@ def run(
             silent_after_s=silent_after,
             threads=threads,
             cold=cold,
-            settings={"auto": auto, "command": command, "track": list(track)},
+            settings=settings,
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None

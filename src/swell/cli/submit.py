@@ -54,14 +54,15 @@ _CLICK_TYPES: dict[Kind, dict[str, Any]] = {
 
 def job_options(command: F) -> F:
     """Add the flags that describe a job to `submit` or `quote`: one for each field of a request."""
-    flags = [_flag(field) for field in FIELDS.values() if not field.about.positional]
+    flags = [flag(field) for field in FIELDS.values() if not field.about.positional]
     flags += [click.argument("script"), click.argument("arguments", nargs=-1, type=click.UNPROCESSED)]
-    for flag in reversed(flags):
-        command = flag(command)
+    for one in reversed(flags):
+        command = one(command)
     return command
 
 
-def _flag(field: RequestField) -> Callable[[F], F]:
+def flag(field: RequestField) -> Callable[[F], F]:
+    """The flag of `submit`, `quote` or `run` for a field of a request."""
     about, settings = field.about, dict(_CLICK_TYPES[field.about.kind])
     if about.kind is Kind.COUNT:
         settings["type"] = click.IntRange(None if about.least is None else int(about.least))

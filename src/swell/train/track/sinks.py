@@ -88,10 +88,11 @@ class WandB:
     def __init__(self, project: str, job: str, memory: Memory) -> None:
         import wandb
 
-        mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        if "WANDB_MODE" not in os.environ and "WANDB_API_KEY" not in os.environ:
+            os.environ["WANDB_MODE"] = "offline"
         memory.setdefault("id", secrets.token_hex(4))
         self._run = wandb.init(
-            project=project, name=job, id=memory["id"], resume="allow", mode=mode, settings={"silent": True}
+            project=project, name=job, id=memory["id"], resume="allow", settings={"silent": True}
         )
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
