@@ -57,6 +57,7 @@ def _workers(text: str) -> tuple[int, int]:
 @click.pass_context
 def run(
     ctx: click.Context,
+    /,
     workers: str,
     start: int | None,
     name: str | None,
