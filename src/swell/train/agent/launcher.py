@@ -38,7 +38,7 @@ _LAST_PIECES = 64
 _TRACKER_S = 20.0
 """How long the trackers may take to send what they have once the job is over."""
 _PREPARATIONS = 3
-"""How often a zygote that was killed before it could prepare itself is started again."""
+"""How often a zygote that was killed before it could prepare itself is started again; likewise a tracker."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -135,6 +135,7 @@ class Launcher:
         self._zygote: ZygoteProcess | None = None
         self._tracker: children.Child | None = None
         """The process that feeds the job's experiment trackers, if it has any."""
+        self._tracker_ends = 0
         lifeline = self.path / "lifeline"
         lifeline.unlink(missing_ok=True)
         os.mkfifo(lifeline)
@@ -369,7 +370,8 @@ class Launcher:
                     self._start_coordinator()
             elif self._tracker is not None and pid == self._tracker.pid:
                 self._tracker.returncode = code
-                if self._finish is None and code != 0:
+                self._tracker_ends += 1
+                if self._finish is None and code != 0 and self._tracker_ends <= _PREPARATIONS:
                     self._tracker = self._start_tracker()
             elif self._zygote is not None and pid == self._zygote.process.pid:
                 self._zygote.process.returncode = code
@@ -415,7 +417,9 @@ class Launcher:
     def _end_everything(self) -> None:
         self._end_workers()
         if self._tracker is not None and self._tracker.returncode is None:
-            end(self._tracker, _TRACKER_S)
+            if self.reason.startswith("stopped by SIG"):  # who ends the job so does not wait for long
+                self._tracker.send_signal(signal.SIGTERM)
+            end(self._tracker, _GRACE_S if self.reason.startswith("stopped by SIG") else _TRACKER_S)
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.send({"type": "goodbye"})
@@ -461,7 +465,9 @@ class Launcher:
     def _show_tracker(self) -> None:
         """Show what the trackers' process has to say to the user; libraries' chatter stays in its log."""
         path = self.path / "logs" / "tracking.log"
-        for line in self._tails.setdefault(path.name, Tail(path)).lines():
+        if path.name not in self._tails:
+            self._tails[path.name] = Tail(path)
+        for line in self._tails[path.name].lines():
             if line.startswith("swell: "):
                 self.say(line)
 

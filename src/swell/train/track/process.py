@@ -145,7 +145,12 @@ def main() -> None:
         sys.stdout.flush()
 
     tracking = Tracking(list(config["track"]), str(config["name"]), home / FILE, say)
-    tracking.end(follow(job, tracking, parent))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the launcher was told to end the job
+    outcome = "failed"
+    try:
+        outcome = follow(job, tracking, parent)
+    finally:
+        tracking.end(outcome)
 
 
 if __name__ == "__main__":
