@@ -17,6 +17,8 @@ _PARTS = {
     "sweep": "Optuna",
     "top": "textual",
     "png": "resvg, which draws pixels,",
+    "xgboost": "XGBoost",
+    "track": "the experiment trackers",
 }
 _EXTRA_OF_MODULE = {
     "fastapi": "server",
@@ -31,6 +33,10 @@ _EXTRA_OF_MODULE = {
     "optuna": "sweep",
     "textual": "top",
     "resvg_py": "png",
+    "xgboost": "xgboost",
+    "mlflow": "track",
+    "tensorboard": "track",
+    "wandb": "track",
 }
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from swell.control.knowledge import HISTORY_VERSION, Knowledge
+from swell.control.knowledge import HISTORY_VERSION, Knowledge, fingerprint
+from swell.domain import JobRequest
 from swell.perf.goodput import BatchLimits, best_goodput
 from swell.perf.throughput import ThroughputParams, iteration_s, step_times
 
@@ -231,3 +233,18 @@ def test_progress_alone_works_as_it_did() -> None:
     knowledge.of = 30.0
     assert not knowledge.progressed(1.0, 3.0)
     assert knowledge.of == 30.0 and knowledge.left(3.0) == 27.0
+
+
+def test_any_command_is_known_by_the_file_that_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("one")
+
+    def kind(*args: str) -> str:
+        return fingerprint(
+            JobRequest(name="a", script="/bin/sh", args=args, workdir=str(tmp_path), command=True)
+        )
+
+    first = kind("train.py", "--lr", "1")
+    assert kind("train.py", "--lr", "1") == first
+    assert kind("train.py", "--lr", "2") != first
+    (tmp_path / "train.py").write_text("two")
+    assert kind("train.py", "--lr", "1") != first

@@ -38,6 +38,8 @@ def test_the_least_a_request_needs() -> None:
         ("env", {"A B": "1"}),
         ("env", {"A": 1}),
         ("auto", 1),
+        ("track", ("comet:project",)),
+        ("track", ("mlflow:",)),
         ("deadline_s", 0.0),
         ("deadline_s", float("nan")),
         ("min_workers", 0),
@@ -111,3 +113,10 @@ def test_the_sdk_takes_every_field() -> None:
 )
 def test_names_are_made_from_paths(path: str, name: str) -> None:
     assert name_from(path) == name
+
+
+def test_a_job_is_any_program_or_plain_pytorch_but_not_both() -> None:
+    with pytest.raises(InputError, match="one is for any program") as refused:
+        JobRequest(**GOOD, command=True, auto=True)
+    assert refused.value.field == "command"
+    assert JobRequest(**GOOD, command=True).for_runtime()["command"] is True

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from swell.cli._story import Story, misplaced
+from swell.cli.submit import F, flag
+from swell.domain import InputError, JobRequest
+from swell.domain.request import FIELDS
 
 _FAILED = re.compile(r"worker \w+ failed; its traceback:")
+RUNTIME = [field for field in FIELDS.values() if field.about.for_runtime]
+"""The fields of a job that `swell run` has flags for too: the settings of the training runtime."""
+
+
+def runtime_options(command: F) -> F:
+    """Add a flag for each setting of the runtime."""
+    for field in reversed(RUNTIME):
+        command = flag(field)(command)
+    return command
 
 
 def _workers(text: str) -> tuple[int, int]:
@@ -45,25 +59,26 @@ def _workers(text: str) -> tuple[int, int]:
     metavar="SECONDS",
     help="Give a worker up after this long without a sign of life.",
 )
-@click.option("--auto", is_flag=True, help="SCRIPT does not import swell: make it elastic from outside.")
+@runtime_options
 @click.option("--cold", is_flag=True, help="Start workers as new processes, not by forking a prepared one.")
 @click.option("--quiet", is_flag=True, help="Do not show the workers' output.")
-@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("script", type=click.Path(dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(
     ctx: click.Context,
+    /,
     workers: str | None,
     start: int | None,
     name: str | None,
     spares: int,
     threads: int | None,
     silent_after: float,
-    auto: bool,
     cold: bool,
     quiet: bool,
     script: str,
     arguments: tuple[str, ...],
+    **flags: Any,
 ) -> None:
     """Run SCRIPT elastically on this machine.
 
@@ -76,13 +91,20 @@ def run(
     from swell.train.agent.launcher import Launcher, RunConfig
 
     if workers is None:
-        workers = f"1:{min(os.cpu_count() or 1, 4)}" if auto else "1"
+        workers = f"1:{min(os.cpu_count() or 1, 4)}" if flags["auto"] else "1"
     minimum, maximum = _workers(workers)
     for option in misplaced(arguments, [name for p in ctx.command.params for name in p.opts if "--" in name]):
         click.echo(
             f"note: {option} stands after {script} and goes to the script; put options of swell before it",
             err=True,
         )
+    settings = {field.name: flags[field.spoken] for field in RUNTIME if flags[field.spoken]}
+    if settings.get("command") and not Path(script).is_file():
+        script = shutil.which(script) or script
+    try:
+        settings = JobRequest(name="job", script=script, **settings).for_runtime()
+    except InputError as error:
+        raise click.UsageError(str(error)) from None
     try:
         config = RunConfig(
             script=script,
@@ -95,7 +117,7 @@ def run(
             silent_after_s=silent_after,
             threads=threads,
             cold=cold,
-            settings={"auto": True} if auto else {},
+            settings=settings,
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None

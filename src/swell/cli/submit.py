@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +27,9 @@ Flags of swell stand before the script, the script's own arguments behind it. Ex
 accepted, with -d), 1 failed or cancelled, 3 the deadline was refused.
 
 \b
-Example:
+Examples:
   swell submit --deadline 2h train.py --epochs 2
+  swell submit --command -- ./train.sh 300
 """
 QUOTE_EPILOG = """\b
 Exit code 3: the deadline would be refused.
@@ -52,14 +54,15 @@ _CLICK_TYPES: dict[Kind, dict[str, Any]] = {
 
 def job_options(command: F) -> F:
     """Add the flags that describe a job to `submit` or `quote`: one for each field of a request."""
-    flags = [_flag(field) for field in FIELDS.values() if not field.about.positional]
+    flags = [flag(field) for field in FIELDS.values() if not field.about.positional]
     flags += [click.argument("script"), click.argument("arguments", nargs=-1, type=click.UNPROCESSED)]
-    for flag in reversed(flags):
-        command = flag(command)
+    for one in reversed(flags):
+        command = one(command)
     return command
 
 
-def _flag(field: RequestField) -> Callable[[F], F]:
+def flag(field: RequestField) -> Callable[[F], F]:
+    """The flag of `submit`, `quote` or `run` for a field of a request."""
     about, settings = field.about, dict(_CLICK_TYPES[field.about.kind])
     if about.kind is Kind.COUNT:
         settings["type"] = click.IntRange(None if about.least is None else int(about.least))
@@ -152,13 +155,15 @@ def script_and_options(script: str, arguments: tuple[str, ...], **flags: Any) ->
         script, options = read_job(Path(script))  # type: ignore[assignment]  # any TypedDict is a dict
     else:
         where = Path(flags["workdir"] or ".").absolute()
-        if not (where / script).is_file():
+        path = where / script
+        if flags.get("command") and not path.is_file():
+            path = Path(shutil.which(script) or path)
+        if not path.is_file():
             raise InputError(
-                f"script: there is no file '{where / script}'; check the path, or give --workdir",
-                field="script",
+                f"script: there is no file '{path}'; check the path, or give --workdir", field="script"
             )
         options["workdir"] = str(where)
-        script = str(where / script)
+        script = str(path)
     if arguments:
         options["args"] = list(arguments)
     for name, field in FIELDS.items():

@@ -49,15 +49,24 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def fingerprint(request: JobRequest) -> str:
     """Jobs with the same fingerprint are expected to run alike."""
-    script = Path(request.workdir, request.script)
-    try:
-        with open(script, "rb", opener=_without_waiting) as file:
-            content = file.read(MAX_SCRIPT_BYTES)
-    except OSError:
-        content = request.script.encode()
-    digest = hashlib.sha256(content)
-    digest.update(json.dumps([list(request.args), request.auto]).encode())
+    digest = hashlib.sha256(_content(request, request.script) or request.script.encode())
+    how: list[Any] = [list(request.args), request.auto]
+    if request.command:
+        # What `python train.py` does is in its first argument that is a file.
+        inside = (_content(request, word) for word in request.args if not word.startswith("-"))
+        digest.update(next((content for content in inside if content), b""))
+        how.append("command")
+    digest.update(json.dumps(how).encode())
     return digest.hexdigest()[:32]
+
+
+def _content(request: JobRequest, path: str) -> bytes:
+    """The beginning of a file in a job's working directory; nothing if there is no such file."""
+    try:
+        with open(Path(request.workdir, path), "rb", opener=_without_waiting) as file:
+            return file.read(MAX_SCRIPT_BYTES)
+    except (OSError, ValueError):
+        return b""
 
 
 @dataclass(slots=True)

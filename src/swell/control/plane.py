@@ -386,7 +386,13 @@ class ControlPlane:
         if not os.path.isfile(script):  # noqa: PTH113 - a name too long for the file system is not there
             raise no_script(script)
         self.engine.check(self._conductor.launch(self._new_record(request, owner)))
-        if script.stat().st_size > MAX_SCRIPT_BYTES:
+        if request.command and not os.access(script, os.X_OK):
+            raise InputError(
+                f"script: '{script}' cannot be run; make it executable (chmod +x), or name first the "
+                "program that runs it, such as: sh train.sh",
+                field="script",
+            )
+        if script.stat().st_size > MAX_SCRIPT_BYTES and not request.command:
             raise InputError(
                 f"script: '{script}' has {script.stat().st_size} bytes, allowed are {MAX_SCRIPT_BYTES}",
                 field="script",

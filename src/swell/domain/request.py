@@ -28,6 +28,8 @@ NO_NUL = r"^[^\x00]*$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Name of an environment variable, of at most MAX_VARIABLE characters."""
 MAX_VARIABLE = 256
+TRACKER = r"(mlflow|tensorboard|wandb):.+"
+"""An experiment tracker, and where it is."""
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 """Name of a job. Job ids begin with it: a '.' in front would hide directories, a '-' looks like a flag."""
 
@@ -127,6 +129,15 @@ class JobRequest:
             for_runtime=True,
         ),
     )
+    command: bool = field(
+        default=False,
+        metadata=_about(
+            Kind.SWITCH,
+            "The script is any program that saves and resumes its state by itself: run it as it is.",
+            True,
+            for_runtime=True,
+        ),
+    )
     deadline_s: float | None = field(
         default=None,
         metadata=_about(
@@ -186,6 +197,16 @@ class JobRequest:
             for_runtime=True,
         ),
     )
+    track: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            Kind.WORDS,
+            "Experiment tracker to send the job's figures to: mlflow:URI, tensorboard:DIR or wandb:PROJECT.",
+            ["tensorboard:runs"],
+            most=10,
+            for_runtime=True,
+        ),
+    )
     time_limit_s: float | None = field(
         default=None,
         metadata=_about(
@@ -231,6 +252,19 @@ class JobRequest:
                 field="max_workers",
             )
 
+        if self.command and self.auto:
+            raise InputError(
+                "command must be false for a job with auto: one is for any program, the other for PyTorch",
+                field="command",
+            )
+
+        for tracker in self.track:
+            if not re.fullmatch(TRACKER, tracker):
+                raise InputError(
+                    f"track must be mlflow:URI, tensorboard:DIR or wandb:PROJECT, got {tracker!r:.200}",
+                    field="track",
+                )
+
     def to_json(self) -> dict[str, Any]:
         """The request as plain values."""
         return {name: getattr(self, name) for name in FIELDS}
@@ -263,6 +297,7 @@ class JobOptions(TypedDict, total=False):
     workdir: str | os.PathLike[str]
     env: dict[str, str]
     auto: bool
+    command: bool
     deadline_s: float | None
     within_s: float
     """In place of deadline_s: seconds from now."""
@@ -272,6 +307,7 @@ class JobOptions(TypedDict, total=False):
     workers: int
     memory_bytes: int | None
     checkpoint_s: float
+    track: Sequence[str]
     time_limit_s: float | None
     max_restarts: int
     pip: Sequence[str]

@@ -17,7 +17,7 @@ from typing import Any
 
 from swell.domain import Cluster, InputError, Placement
 from swell.engines import fence, groups
-from swell.engines.accounts import Account, no_script, of_job
+from swell.engines.accounts import no_script, of_job
 from swell.engines.base import Launch
 from swell.engines.nursery import Nursery
 from swell.engines.processes import sweep
@@ -128,16 +128,18 @@ class LocalEngine(SupervisedEngine):
         visible = fence.shown(self._home, launch.job_dir, [launch.workdir, script])
         return not any(real.is_relative_to(path) for path in visible)
 
-    def _start_supervisor(self, directory: Path, env: dict[str, str], account: Account | None) -> Child:
-        name = None if account is None else account.name
+    def _start_supervisor(self, job: SupervisedJob, env: dict[str, str]) -> Child:
+        name = None if job.account is None else job.account.name
         if groups.where() is not None:
-            env = {**env, groups.VARIABLE: groups.beginning(directory)}
+            env = {**env, groups.VARIABLE: groups.beginning(job.directory)}
         if self._can_fence():
             env = {**env, fence.VARIABLE: json.dumps(self._hidden())}
-        forked = self._nursery.supervisor(directory, env, name) if self._nursery is not None else None
-        child = forked or super()._start_supervisor(directory, env, account)
+        child: Child | None = None
+        if self._nursery is not None and not job.runs_any_command:
+            child = self._nursery.supervisor(job.directory, env, name)
+        child = child or super()._start_supervisor(job, env)
         try:
-            groups.enter(directory, child.pid)  # the supervisor waits for this
+            groups.enter(job.directory, child.pid)  # the supervisor waits for this
         except OSError:
             child.kill()
             raise
@@ -166,7 +168,8 @@ class LocalEngine(SupervisedEngine):
 
     def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
         """As many slots as are free: the wanted ones first, then any that no other job uses."""
-        if not job.alive and self._nursery is not None and self._nursery.in_preparation:
+        nursery = None if job.runs_any_command else self._nursery
+        if not job.alive and nursery is not None and nursery.in_preparation:
             return ()  # the job starts sooner from there than without it
         taken = self._taken(job)
         count, told = len(job.wanted), len(job.told)

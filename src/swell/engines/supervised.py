@@ -26,7 +26,7 @@ from typing import Any
 
 from swell.domain import Cluster, Placement
 from swell.engines import clock
-from swell.engines.accounts import Account, of_job
+from swell.engines.accounts import of_job
 from swell.engines.base import Launch, Observed, Report, RunState
 from swell.engines.border import BadMessage, read_beat, read_event
 from swell.engines.environment import for_jobs
@@ -138,11 +138,12 @@ class SupervisedEngine:
     def _assign_slots(self, job: SupervisedJob) -> None:
         """Assign a slot to each worker of a job, in engines where the job itself does not say it."""
 
-    def _start_supervisor(self, directory: Path, env: dict[str, str], account: Account | None) -> Child:
-        """Start the supervisor of the job in this directory, with this environment, as this account."""
-        with open_for_append(directory / "supervisor.log") as errors:
+    def _start_supervisor(self, job: SupervisedJob, env: dict[str, str]) -> Child:
+        """Start the supervisor of a job, with this environment, as the job's account."""
+        account = job.account
+        with open_for_append(job.directory / "supervisor.log") as errors:
             return subprocess.Popen(
-                [sys.executable, "-m", "swell.engines.supervisor", str(directory)],
+                [sys.executable, "-m", "swell.engines.supervisor", str(job.directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
@@ -303,7 +304,7 @@ class SupervisedEngine:
         env = {**self._environment(), MARK: mark(job.directory)}
         if job.account is not None:
             env |= job.account.environment
-        child = self._start_supervisor(job.directory, env, job.account)
+        child = self._start_supervisor(job, env)
         with self._lock:
             job.started(child, granted, now_s)
         self._add_report(job, "started", {"gpus": granted})

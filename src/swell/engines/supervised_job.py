@@ -171,6 +171,11 @@ class SupervisedJob:
         return self.alive or bool(self.wanted) or self.outcome is not None
 
     @property
+    def runs_any_command(self) -> bool:
+        """Whether the job runs any program (docs/any-command.md), which need not report anything."""
+        return self.launch is not None and self.launch.request.command
+
+    @property
     def over(self) -> bool:
         """Whether the job's script has ended, so that it must not be started again."""
         return self.outcome is not None and self.outcome.state is not RunState.STOPPED
@@ -198,7 +203,8 @@ class SupervisedJob:
         Of a job that another engine started this is not known, because its reports went there.
         """
         young = self.child is not None and now_s - self.started_s < UNBORN_S
-        return young and not self.former and self.state in (RunState.STARTING, RunState.STOPPING)
+        silent = not self.former and not self.runs_any_command
+        return young and silent and self.state in (RunState.STARTING, RunState.STOPPING)
 
     @property
     def leaving(self) -> bool:

@@ -49,7 +49,7 @@ class ColdWorker:
     def __init__(self, order: dict[str, Any]) -> None:
         with Path(order["log"]).open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "swell.train.start.bootstrap", order["script"], *order["arguments"]],
+                [sys.executable, "-m", order["module"], order["script"], *order["arguments"]],
                 cwd=order["cwd"],
                 env={**for_jobs(os.environ), **order["env"], **order["visible"]},
                 stdin=subprocess.DEVNULL,

@@ -65,7 +65,7 @@ class RayLauncher(Launcher):
         self._memory_bytes: int | None = request.memory_bytes
         self._pip = bool(request.pip)
         self._mark = str(order.launch.job_dir.resolve())
-        self._script = _script_path(config.script, order.launch.workdir)
+        self._script = _script_path(config.path, order.launch.workdir)
         here = self._ray.util.get_node_ip_address()
         self._host = "127.0.0.1" if is_loopback(here) else here
         if settings["address"].startswith("ray://"):
@@ -101,7 +101,7 @@ class RayLauncher(Launcher):
             "script": self._script,
             "memory_bytes": self._memory_bytes,
             "visible": {MARK: self._mark},
-            "warm": None if self._pip else self._settings["warm"],
+            "warm": None if self._pip or self.config.command else self._settings["warm"],
         }
         actor = self._holder.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False), **options
@@ -265,7 +265,6 @@ def _runtime_env(order: Order) -> dict[str, Any]:
     return env
 
 
-def _script_path(script: str, workdir: Path) -> str:
+def _script_path(path: Path, workdir: Path) -> str:
     """The script's path on any node: relative if it is inside the working directory, else absolute."""
-    path = Path(workdir, script).resolve()
     return str(path.relative_to(workdir)) if path.is_relative_to(workdir) else str(path)

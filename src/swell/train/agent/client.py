@@ -45,9 +45,14 @@ class JobClient:
         """End the job."""
         self._connection.request({"type": "stop", "code": code})
 
+    def listen(self) -> Connection:
+        """Ask for events and reports; they arrive on the connection, which is good for nothing else then."""
+        self._connection.request({"type": "watch"})
+        return self._connection
+
     def watch(self) -> Iterator[Message]:
         """Events and reports as they come; after this the connection can be used for nothing else."""
-        self._connection.request({"type": "watch"})
+        self.listen()
         while True:
             yield self._connection.receive()
 

@@ -21,19 +21,24 @@ from typing import Any
 from swell.train.agent import membership_json
 from swell.train.agent.generations import (
     Announce,
+    Begin,
     Check,
     Fence,
     Finish,
     Instruction,
     Kill,
+    Save,
     Say,
     Spawn,
+    Status,
     Stop,
     Turn,
 )
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.keepalive import keep_alive
+from swell.train.agent.lines import Pace
 from swell.train.agent.membership import Membership
+from swell.train.agent.restarts import Restarts
 from swell.train.agent.slots import place
 from swell.train.agent.wire import HANDSHAKE_S, MOST_STRANGERS, Channel, Message, WireError
 
@@ -66,22 +71,8 @@ class Coordinator:
         now = time.monotonic()
         saved = self.job.load_state()
         self.fresh = saved is None
-        self.membership = (
-            membership_json.from_json(saved["membership"], now)
-            if saved is not None
-            else Membership(
-                minimum=self.config["minimum"],
-                maximum=self.config["maximum"],
-                target=self.config["target"],
-                spares=self.config.get("spares", 0),
-                silent_after_s=self.config.get("silent_after_s", 5.0),
-                kill_silent=self.config.get("kill_silent", True),
-                gather_s=self.config.get("gather_s", 1.0),
-                slots=place(self.config["target"], self.config.get("slots")),
-                host=self.config.get("host", ""),
-                away_s=self.config.get("away_s", 60.0),
-            )
-        )
+        self.membership = _membership(self.config, None if saved is None else saved["membership"], now)
+        self.pace = Pace()
         self.port = int(saved["port"]) if saved is not None else 0
         self.workers: dict[str, Client] = {}
         self.agent: Client | None = None
@@ -182,10 +173,17 @@ class Coordinator:
             self.agent = None
         if client.role == "worker" and self.workers.get(client.name) is client:
             del self.workers[client.name]
-            self._carry_out(self.membership.disconnected(client.name, time.monotonic()))
+            self._carry_out(self._elastic.disconnected(client.name, time.monotonic()))
             self._save()
 
     # ------------------------------------------------------------------ messages in
+
+    @property
+    def _elastic(self) -> Membership:
+        """The membership of a job whose workers connect to this process."""
+        if isinstance(self.membership, Restarts):
+            raise TypeError("the workers of this job do not speak to its coordinator")
+        return self.membership
 
     def _receive(self, client: Client, message: Message) -> None:
         kind = str(message.get("type"))
@@ -208,12 +206,12 @@ class Coordinator:
         if role not in ("worker", "agent", "tool"):
             raise ValueError(f"role: got {role!r}, must be worker, agent or tool")
         client.role = role
-        m = self.membership
         if role == "agent":
             self.agent = client
             client.send({"type": "welcome"})
-            return m.agent_connected([str(n) for n in message.get("alive", [])], now)
+            return self.membership.agent_connected([str(n) for n in message.get("alive", [])], now)
         if role == "worker":
+            m = self._elastic
             client.name = str(message["worker"])
             self.workers[client.name] = client
             self.pids[client.name] = int(message["pid"])
@@ -247,10 +245,10 @@ class Coordinator:
 
     def _on_worker_ready(self, client: Client, message: Message, now: float) -> list[Instruction]:
         self._event("ready", worker=client.name)
-        return self.membership.ready(client.name, int(message["epoch"]), now)
+        return self._elastic.ready(client.name, int(message["epoch"]), now)
 
     def _on_worker_beat(self, client: Client, message: Message, now: float) -> list[Instruction]:
-        self.membership.beat(client.name, int(message.get("step", 0)), now)
+        self._elastic.beat(client.name, int(message.get("step", 0)), now)
         report = message.get("report")
         if report:
             self.reports[client.name] = report
@@ -258,58 +256,75 @@ class Coordinator:
         return []
 
     def _on_worker_epoch(self, client: Client, message: Message, now: float) -> list[Instruction]:
-        return self.membership.at_epoch(int(message["epoch"]), now)
+        return self._elastic.at_epoch(int(message["epoch"]), now)
 
     def _on_worker_switched(self, client: Client, message: Message, now: float) -> list[Instruction]:
         number = int(message["generation"])
-        if number > self.membership.generation:
+        if number > self._elastic.generation:
             self._event("generation", number=number, members=message["members"], step=message.get("step"))
-        out = self.membership.switched(number, [str(n) for n in message["members"]], now)
-        return out + self.membership.at_epoch(int(message["epoch"]), now)
+        out = self._elastic.switched(number, [str(n) for n in message["members"]], now)
+        return out + self._elastic.at_epoch(int(message["epoch"]), now)
 
     def _on_worker_broken(self, client: Client, message: Message, now: float) -> list[Instruction]:
         operation, lost = int(message["operation"]), str(message.get("lost", ""))
         number, certain = int(message["generation"]), bool(message.get("certain"))
-        return self.membership.broken(client.name, number, operation, now, lost, certain)
+        return self._elastic.broken(client.name, number, operation, now, lost, certain)
 
     def _on_worker_suspect(self, client: Client, message: Message, now: float) -> list[Instruction]:
-        return self.membership.suspect(client.name, str(message["worker"]), now)
+        return self._elastic.suspect(client.name, str(message["worker"]), now)
 
     def _on_worker_checked(self, client: Client, message: Message, now: float) -> list[Instruction]:
         unreachable = [str(name) for name in message["unreachable"]]
-        return self.membership.checked(client.name, int(message["number"]), unreachable, now)
+        return self._elastic.checked(client.name, int(message["number"]), unreachable, now)
 
     def _on_worker_waiting(self, client: Client, message: Message, now: float) -> list[Instruction]:
         others = [str(name) for name in message["workers"]]
-        return self.membership.waiting(int(message["step"]), others, now)
+        return self._elastic.waiting(int(message["step"]), others, now)
 
     def _on_worker_left(self, client: Client, message: Message, now: float) -> list[Instruction]:
-        return self.membership.left(client.name, int(message["generation"]), now)
+        return self._elastic.left(client.name, int(message["generation"]), now)
 
     def _on_worker_stopped(self, client: Client, message: Message, now: float) -> list[Instruction]:
-        return self.membership.stopped()
+        return self._elastic.stopped()
 
     def _on_worker_done(self, client: Client, message: Message, now: float) -> list[Instruction]:
-        return self.membership.done(client.name, int(message["operation"]), now)
+        return self._elastic.done(client.name, int(message["operation"]), now)
 
     def _on_worker_failed(self, client: Client, message: Message, now: float) -> list[Instruction]:
-        if self.membership.result is None:
+        if self._elastic.result is None:
             self._event("failed", worker=client.name, code=message["code"])
             if self.agent is not None:
                 self.agent.send({"type": "failed", "worker": client.name, "error": str(message["error"])})
-        return self.membership.failed(client.name, int(message["code"]), now)
+        return self._elastic.failed(client.name, int(message["code"]), now)
 
     def _on_worker_event(self, client: Client, message: Message, now: float) -> list[Instruction]:
         fields = dict(message.get("fields", {}))
         self._event(str(message["name"]), worker=client.name, **fields)
         if message["name"] == "confined":
-            return self.membership.confine(int(fields["workers"]), str(fields["reason"]), now)
+            return self._elastic.confine(int(fields["workers"]), str(fields["reason"]), now)
         return []
 
     def _on_agent_exited(self, client: Client, message: Message, now: float) -> list[Instruction]:
         name, code = str(message["worker"]), int(message["code"])
-        self._event("exited", worker=name, code=code)
+        worker = self.membership.workers.get(name)
+        ended_by_us = isinstance(self.membership, Restarts) and worker and worker.status is Status.LEAVING
+        self._event("exited", worker=name, code=0 if ended_by_us else code)
         return self.membership.exited(name, code, now, str(message.get("note", "")))
+
+    def _on_agent_said(self, client: Client, message: Message, now: float) -> list[Instruction]:
+        """Take in what a program said in its output; only what rank 0 says counts."""
+        name, figures, restarts = str(message["worker"]), dict(message["figures"]), self.membership
+        if not isinstance(restarts, Restarts) or restarts.rank(name) != 0:
+            return []
+        saved = figures.pop("saved", None)
+        if saved is not None:
+            self._event("checkpoint", worker=name, step=max(int(saved), 0))
+        if "done" not in figures:
+            return []
+        report = self.pace.report(figures, restarts.generation, len(restarts.members), now)
+        self.reports[name] = report
+        self._publish({"type": "report", "worker": name, "report": report})
+        return restarts.said(float(figures["done"]), now)
 
     def _on_agent_lost(self, client: Client, message: Message, now: float) -> list[Instruction]:
         name = str(message["worker"])
@@ -368,7 +383,7 @@ class Coordinator:
                     self._save()  # the number must be on disk before any worker is told
                     message: Message = {"type": "candidate", "candidate": None}
                     if candidate is not None:
-                        addresses = {n: self.membership.workers[n].address for n in candidate.members}
+                        addresses = {n: self._elastic.workers[n].address for n in candidate.members}
                         message["candidate"] = {
                             "number": candidate.number,
                             "members": list(candidate.members),
@@ -385,9 +400,16 @@ class Coordinator:
                     for worker in to:
                         self._tell(worker, message)
                 case Check(number, to):
-                    there = {n: self.membership.workers[n].address for n in to}
+                    there = {n: self._elastic.workers[n].address for n in to}
                     for worker in to:
                         self._tell(worker, {"type": "check", "number": number, "addresses": there})
+                case Begin(number, members):
+                    self._save()  # no number is ever used twice
+                    self.job.begin_generation(number, list(members))
+                    self._event("generation", number=number, members=list(members))
+                case Save(number):
+                    self.job.ask_to_save(number)
+                    self._event("save", number=number)
                 case Say(event, fields):
                     self._event(event, **fields)
                 case Finish(code, reason):
@@ -420,7 +442,7 @@ class Coordinator:
             "target": m.target,
             "minimum": m.minimum,
             "maximum": m.maximum,
-            "confined": m.confined,
+            "confined": m.confined if isinstance(m, Membership) else "",
             "workers": {w.name: w.status.value for w in m.workers.values()},
             "slots": {w.name: w.slot for w in m.workers.values() if w.slot is not None},
             "epoch": m.epoch,
@@ -431,7 +453,9 @@ class Coordinator:
         }
 
     def _save(self) -> None:
-        text = json.dumps({"port": self.port, "membership": membership_json.to_json(self.membership)})
+        m = self.membership
+        saved = m.to_json() if isinstance(m, Restarts) else membership_json.to_json(m)
+        text = json.dumps({"port": self.port, "membership": saved})
         if text == self._last_saved:
             return
         try:
@@ -441,6 +465,29 @@ class Coordinator:
             # A full disk must not end the training: what is not saved is needed only if this process is
             # killed before there is room again. Every later change and every tick tries again.
             self._grumble(f"state.json cannot be written: {error}")
+
+
+def _membership(config: Message, saved: Message | None, now_s: float) -> Membership | Restarts:
+    """The membership of a job: as it was saved, or of one that begins."""
+    slots = place(config["target"], config.get("slots"))
+    if config.get("command"):
+        if saved is not None:
+            return Restarts.from_json(saved, now_s)
+        return Restarts(config["minimum"], config["maximum"], config["target"], slots)
+    if saved is not None:
+        return membership_json.from_json(saved, now_s)
+    return Membership(
+        minimum=config["minimum"],
+        maximum=config["maximum"],
+        target=config["target"],
+        spares=config.get("spares", 0),
+        silent_after_s=config.get("silent_after_s", 5.0),
+        kill_silent=config.get("kill_silent", True),
+        gather_s=config.get("gather_s", 1.0),
+        slots=slots,
+        host=config.get("host", ""),
+        away_s=config.get("away_s", 60.0),
+    )
 
 
 def main() -> None:

@@ -119,4 +119,19 @@ class Say:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
-Instruction = Spawn | Kill | Fence | Announce | Turn | Finish | Stop | Check | Say
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Write down who is in this generation, before its processes are started (see `restarts`)."""
+
+    number: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Tell the processes of this generation to save their state and end."""
+
+    number: int
+
+
+Instruction = Spawn | Kill | Fence | Announce | Turn | Finish | Stop | Check | Say | Begin | Save

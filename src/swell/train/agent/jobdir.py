@@ -3,6 +3,8 @@
 job.json          settings and secret (readable by the owner only)
 coordinator.json  where the coordinator listens
 state.json        what the coordinator must remember
+generation.json   of a job that runs any program: the number of its generation, and its workers by rank
+save-0001         the file that tells the workers of generation 1 of such a job to save their state and end
 events.jsonl      what happened
 logs/w0.log       a worker's output
 checkpoints/      saved training states
@@ -45,8 +47,10 @@ class JobDirectory:
         self.lock("launcher", 0.5)
         coordinator = self.lock("coordinator", 5.0)  # wait for the coordinator of a killed run to end
         os.close(coordinator)
-        for old in ("state.json", "coordinator.json", "events.jsonl"):
+        for old in ("state.json", "coordinator.json", "events.jsonl", "generation.json"):
             (path / old).unlink(missing_ok=True)
+        for old_file in (*path.glob("save-*"), *path.glob("master-*")):
+            old_file.unlink()
         for log in (path / "logs").iterdir():
             log.unlink()
         self._write("job.json", json.dumps(config, indent=1))
@@ -98,6 +102,32 @@ class JobDirectory:
                 if time.monotonic() >= deadline:
                     raise ConnectionError("the coordinator does not listen yet; try again") from None
                 time.sleep(0.01)
+
+    def begin_generation(self, number: int, members: list[str]) -> None:
+        """Write down who is in this generation of a job that runs any program."""
+        self._write("generation.json", json.dumps({"number": number, "members": members}))
+
+    def current_generation(self) -> tuple[int, list[str]]:
+        """Number and members of the generation that began last."""
+        data = json.loads(read_regular(self.path / "generation.json"))
+        return int(data["number"]), [str(name) for name in data["members"]]
+
+    def save_file(self, number: int) -> Path:
+        """The file whose existence asks the workers of this generation to save and end."""
+        return self.path / f"save-{number:04d}"
+
+    def ask_to_save(self, number: int) -> None:
+        """Ask the workers of this generation to save and end; on a full disk they are ended unasked later."""
+        with contextlib.suppress(OSError):
+            self.save_file(number).touch()
+
+    def rendezvous_file(self, number: int) -> Path:
+        """The file in which rank 0 of this generation says where the other ranks may meet it."""
+        return self.path / f"master-{number:04d}"
+
+    def write_rendezvous(self, number: int, host: str, port: int) -> None:
+        """Say where ranks of this generation may meet."""
+        self._write(self.rendezvous_file(number).name, f"{host} {port}")
 
     def load_state(self) -> dict[str, Any] | None:
         """The coordinator's saved state, or None for a job that never ran."""

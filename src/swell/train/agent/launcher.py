@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
+import importlib.util
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,8 +24,10 @@ from typing import Any
 
 from swell.train.agent import children
 from swell.train.agent.jobdir import JobDirectory, home
+from swell.train.agent.lines import said
 from swell.train.agent.outputs import Tail
 from swell.train.agent.polling import readable
+from swell.train.agent.prepared import ZygoteProcess, end
 from swell.train.agent.regular import read_regular
 from swell.train.agent.wire import Connection, Message, WireError, new_secret
 
@@ -34,8 +35,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 5.0
 _LAST_PIECES = 64
 """How many pieces of a worker's output are still shown when the job ends."""
+_TRACKER_S = 20.0
+"""How long the trackers may take to send what they have once the job is over."""
 _PREPARATIONS = 3
-"""How often a zygote that was killed before it could prepare itself is started again."""
+"""How often a zygote that was killed before it could prepare itself is started again; likewise a tracker."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,6 +67,16 @@ class RunConfig:
     settings: dict[str, Any] = field(default_factory=dict)
     """Further entries of job.json, for the runtime inside the workers."""
 
+    @property
+    def command(self) -> bool:
+        """Whether the script is any program, which is resized by save and restart (docs/any-command.md)."""
+        return bool(self.settings.get("command"))
+
+    @property
+    def path(self) -> Path:
+        """The script's absolute path. Links to programs stay: a virtual environment's Python is one."""
+        return Path(self.script).absolute() if self.command else Path(self.script).resolve()
+
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.maximum:
             raise ValueError(
@@ -79,67 +92,12 @@ class RunConfig:
             raise ValueError(f"script: there is no file {self.script}")
 
 
-class ZygoteProcess:
-    """The launcher's end of a zygote."""
-
-    def __init__(self, log: Path) -> None:
-        self.log = log
-        self._sock, theirs = socket.socketpair()
-        self.process = children.start(
-            "swell.train.start.zygote", [str(theirs.fileno())], log, keep=[theirs.fileno()]
-        )
-        theirs.close()
-        self._buffer = b""
-        self.alive = True
-        self.spoke = False
-        """True once the zygote has started a worker."""
-
-    def fileno(self) -> int:
-        """The socket's descriptor, for selectors."""
-        return self._sock.fileno()
-
-    def order(self, order: dict[str, Any]) -> None:
-        """Ask the zygote to fork a worker."""
-        with contextlib.suppress(OSError):  # the zygote is gone: `_reap` notices that
-            self._sock.sendall(json.dumps(order).encode() + b"\n")
-
-    def hear(self) -> list[dict[str, Any]]:
-        """The zygote's messages since the last call."""
-        if not self.alive:
-            return []
-        try:
-            data = self._sock.recv(1 << 16, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        self.alive = bool(data)
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        self.spoke = self.spoke or bool(lines)
-        return [json.loads(line) for line in lines]
-
-    def close(self) -> None:
-        """End the zygote; its workers live on."""
-        self.alive = False
-        self._sock.close()
-        if self.process.returncode is None:
-            _end(self.process)
-
-
 def _beginning(path: Path) -> str:
     """The beginning of a file that a worker wrote."""
     try:
         return read_regular(path).decode(errors="replace")
     except OSError as error:
         return str(error)
-
-
-def _end(process: children.Child) -> None:
-    try:
-        process.wait(1.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(_GRACE_S)
 
 
 class Launcher:
@@ -157,7 +115,7 @@ class Launcher:
                 "name": self.name,
                 "launch": self._launch,
                 "secret": new_secret(),
-                "script": str(Path(config.script).resolve()),
+                "script": str(config.path),
                 "minimum": config.minimum,
                 "maximum": config.maximum,
                 "target": config.workers or config.maximum,
@@ -175,6 +133,9 @@ class Launcher:
         self._coordinator: children.Child | None = None
         self._connection: Connection | None = None
         self._zygote: ZygoteProcess | None = None
+        self._tracker: children.Child | None = None
+        """The process that feeds the job's experiment trackers, if it has any."""
+        self._tracker_ends = 0
         lifeline = self.path / "lifeline"
         lifeline.unlink(missing_ok=True)
         os.mkfifo(lifeline)
@@ -186,6 +147,8 @@ class Launcher:
         self._unsent: list[Message] = []
         self._tails: dict[str, Tail] = {}
         self._errors: dict[str, str] = {}
+        self._last_lines: dict[str, str] = {}
+        """Of a job that runs any program: the last line that each worker printed."""
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
 
@@ -207,9 +170,12 @@ class Launcher:
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_w)
         try:
-            if not self.config.cold:
+            plain = self.config.cold or self.config.command or importlib.util.find_spec("torch") is None
+            if not plain:  # the zygote is for scripts that import torch
                 self._zygote = ZygoteProcess(self.job.path / "logs" / "zygote.log")
             self._start_coordinator()
+            if self.config.settings.get("track"):
+                self._tracker = self._start_tracker()
             while self._finish is None:
                 self._turn(0.2)
                 each_turn()
@@ -250,6 +216,18 @@ class Launcher:
             "swell.train.agent.coordinator", [str(self.path), self._launch], log
         )
         self._connect()
+
+    def _start_tracker(self) -> children.Child:
+        """Start the process that feeds the trackers: the job's variables may hold their keys."""
+        with (self.job.path / "logs" / "tracking.log").open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "swell.train.track.process", str(self.path)],
+                env={**os.environ, **self.config.env},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
 
     def _connect(self) -> None:
         if self._connection is not None or self._coordinator is None or self._finish is not None:
@@ -311,7 +289,8 @@ class Launcher:
             "cwd": str(Path.cwd()),
             "log": str(self.job.log(worker)),
             "threads": threads,
-            "script": str(Path(self.config.script).resolve()),
+            "module": f"swell.train.start.{'command' if self.config.command else 'bootstrap'}",
+            "script": str(self.config.path),
             "arguments": self.config.arguments,
         }
 
@@ -323,7 +302,7 @@ class Launcher:
             return
         with Path(order["log"]).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "swell.train.start.bootstrap", order["script"], *order["arguments"]],
+                [sys.executable, "-m", order["module"], order["script"], *order["arguments"]],
                 env={**os.environ, **order["env"]},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -351,6 +330,10 @@ class Launcher:
         if code > 0 and error.exists():
             self._errors[worker] = _beginning(error)
             message["note"] = f"the script failed in worker {worker}"
+        elif code > 0 and self.config.command:
+            self._show_output()
+            last = self._last_lines.get(worker, "it printed nothing")
+            message["note"] = f"the program ended with exit code {code} in worker {worker}: {last:.200}"
         self._tell(message)
 
     # ------------------------------------------------------------------ zygote
@@ -385,6 +368,11 @@ class Launcher:
                         self._connection.close()
                         self._connection = None
                     self._start_coordinator()
+            elif self._tracker is not None and pid == self._tracker.pid:
+                self._tracker.returncode = code
+                self._tracker_ends += 1
+                if self._finish is None and code != 0 and self._tracker_ends <= _PREPARATIONS:
+                    self._tracker = self._start_tracker()
             elif self._zygote is not None and pid == self._zygote.process.pid:
                 self._zygote.process.returncode = code
                 self._lost_zygote()
@@ -428,6 +416,10 @@ class Launcher:
 
     def _end_everything(self) -> None:
         self._end_workers()
+        if self._tracker is not None and self._tracker.returncode is None:
+            if self.reason.startswith("stopped by SIG"):  # who ends the job so does not wait for long
+                self._tracker.send_signal(signal.SIGTERM)
+            end(self._tracker, _GRACE_S if self.reason.startswith("stopped by SIG") else _TRACKER_S)
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.send({"type": "goodbye"})
@@ -435,7 +427,7 @@ class Launcher:
         if self._zygote is not None:
             self._zygote.close()
         if self._coordinator is not None and self._coordinator.returncode is None:
-            _end(self._coordinator)
+            end(self._coordinator)
         os.close(self._lifeline_w)
         for descriptor in (self._wake_r, self._wake_w):
             os.close(descriptor)
@@ -462,5 +454,28 @@ class Launcher:
                 lines = self._tails[path.name].lines(all_of_it=all_of_it)
                 for line in lines:
                     self.say(f"{path.stem}| {line}")
+                if lines and self.config.command:
+                    self._listen(path.stem, lines)
                 if not lines:
                     break
+
+        if self._tracker is not None:
+            self._show_tracker()
+
+    def _show_tracker(self) -> None:
+        """Show what the trackers' process has to say to the user; libraries' chatter stays in its log."""
+        path = self.path / "logs" / "tracking.log"
+        if path.name not in self._tails:
+            self._tails[path.name] = Tail(path)
+        for line in self._tails[path.name].lines():
+            if line.startswith("swell: "):
+                self.say(line)
+
+    def _listen(self, worker: str, lines: list[str]) -> None:
+        """Pass on what a program says about itself: of several figures of one kind only the last."""
+        figures: dict[str, Any] = {}
+        for line in lines:
+            self._last_lines[worker] = line or self._last_lines.get(worker, line)
+            figures |= said(line) or {}
+        if figures:
+            self._tell({"type": "said", "worker": worker, "figures": figures})

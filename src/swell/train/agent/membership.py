@@ -28,7 +28,7 @@ from swell.train.agent.generations import (
     Worker,
 )
 from swell.train.agent.reach import Reach
-from swell.train.agent.slots import age, ended_early, newcomers, open_slots, place
+from swell.train.agent.slots import age, check_target, ended_early, newcomers, open_slots, place
 
 MAX_FRUITLESS_DEATHS = 5
 """The job fails after this many workers have died in a row without a step in between."""
@@ -103,13 +103,7 @@ class Membership:
 
     def resize(self, target: int, now_s: float, slots: list[int] | None = None) -> list[Instruction]:
         """Change the number of workers to `target`, on these slots if the job has slots."""
-        if not self.minimum <= target <= self.maximum:
-            why = self.confined or f"it was started with --workers {self.minimum}:{self.maximum}"
-            raise ValueError(
-                f"workers: got {target}, this job allows {self.minimum} to {self.maximum} ({why})"
-            )
-        if self.result is not None:
-            raise ValueError("the job is over and cannot be resized; start it again to go on")
+        check_target(target, self.minimum, self.maximum, self.confined, over=self.result is not None)
         self.slots = place(target, slots, self.slots)
         self.target = target
         return self._plan(now_s)

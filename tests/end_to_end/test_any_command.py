@@ -1,0 +1,84 @@
+"""Programs that know nothing of swell beside each other on a platform: promised, resized, paused, killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.waiting import wait_until
+
+from swell.control.model import JobRecord, JobRequest, Phase
+from swell.domain import EventKind
+from swell.engines.processes import processes_of
+
+from .conftest import Platform, finished
+
+PROGRAM = """#!/bin/sh
+# Counts to $1, $SWELL_WORKERS times as fast with so many workers: rank 0 counts, the others are there.
+[ "$SWELL_RANK" -gt 0 ] && exec sleep 1000
+i=0; [ -f "$SWELL_STATE/i" ] && i=$(cat "$SWELL_STATE/i")
+echo "begins at $i with $SWELL_WORKERS"
+while [ "$i" -lt "$1" ]; do
+    [ -e "hurry-$1" ] || sleep "$(printf 0.%03d $((150 / SWELL_WORKERS)))"
+    i=$((i + 1))
+    echo $i > "$SWELL_STATE/new" && mv "$SWELL_STATE/new" "$SWELL_STATE/i"
+    echo "swell: progress=$i of=$1 loss=0.$i"
+    [ -e "$SWELL_SAVE_NOW" ] && exit 75
+done
+echo "counted to $i"
+"""
+
+
+def _submit(here: Platform, name: str, count: int, **options: object) -> str:
+    script = here.home / "count.sh"
+    if not script.exists():
+        script.write_text(PROGRAM)
+        script.chmod(0o755)
+    request = JobRequest(
+        name=name, script="count.sh", args=(str(count),), workdir=str(here.home), command=True, **options
+    )  # type: ignore[arg-type]
+    return here.plane.submit(request, "ann").job_id
+
+
+def _workers(record: JobRecord) -> int:
+    return len(record.held)
+
+
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)], indirect=True)
+def test_programs_share_the_slots_and_keep_their_promises(platform: Callable[..., Platform]) -> None:
+    here = platform("elasticflow", nodes="1x2")
+    first = _submit(here, "first", 300, max_workers=2)
+    here.wait(first, lambda r: _workers(r) == 2 and r.done > 3)  # grown by the scheduler
+    second = _submit(here, "second", 400, max_workers=2)
+    here.wait(second, lambda r: r.done > 1)
+    here.plane.pause(second)
+    paused = here.wait(second, lambda r: r.phase is Phase.PAUSED and not r.held)
+    wait_until(lambda: not processes_of(here.home / "jobs" / second), 60, "the paused job to save and end")
+    here.plane.resume(second)
+    here.wait(second, lambda r: r.done > paused.done + 1)
+    for pid in processes_of(here.home / "jobs" / second):  # all of it, its supervisor too
+        with contextlib.suppress(ProcessLookupError):  # it went with another one
+            os.kill(pid, signal.SIGKILL)
+    here.wait(second, lambda r: r.done > paused.done + 2)
+    for count in (300, 400):
+        (here.home / f"hurry-{count}").touch()
+    for record in here.wait_over(first, second):
+        assert finished(record), record.reason
+    for job, count in ((first, 300), (second, 400)):
+        assert here.output(job).count(f"counted to {count}\n") == 1
+        begins = [int(w.split()[3]) for w in here.output(job).splitlines() if "begins at" in w]
+        assert len(begins) >= 2 and begins[0] == 0 and begins == sorted(begins), "it resumed"
+    kinds = [e.kind for e in here.events() if e.job_id == first]
+    assert EventKind.RESIZED in kinds and EventKind.PROGRESS in kinds
+
+    # The second run of a kind is known: its deadline is answered at once, and kept.
+    again = _submit(here, "again", 300, max_workers=2, deadline_s=time.time() + 600)
+    promise = here.plane.job(again).promise
+    assert promise.admitted and promise.guaranteed_s is not None and not promise.pending
+    (record,) = here.wait_over(again)
+    assert finished(record) and record.ended_s is not None
+    assert record.ended_s <= promise.guaranteed_s
