@@ -190,7 +190,7 @@ def plan_anew(now: Moment, order: IntArray, rounds: int) -> Plan:
     best = plan = reserve_in_order(now.empty, now.jobs, order)
     least = shortfall(best, now.jobs, order)
     for _ in range(rounds):
-        if least == (0, 0):
+        if not any(least):
             break
         behind = ~plan.covered[order]
         order = np.concatenate([order[behind], order[~behind]])
@@ -220,7 +220,7 @@ def _anew_or_kept(now: Moment, in_force: PlanInForce, order: IntArray, rounds: i
     """A plan made anew, or the one in force carried on if that keeps more promises."""
     anew = plan_anew(now, order, rounds)
     short = shortfall(anew, now.jobs, order)
-    if short == (0, 0):
+    if not any(short):
         return anew
     kept = in_force.carried_on(now, order)
     return anew if kept is None or short <= shortfall(kept, now.jobs, order) else kept
