@@ -35,6 +35,8 @@ from swell.perf.efficiency import gain
 from swell.perf.goodput import candidates
 from swell.perf.profiles import Profile, ProfileSet
 
+WIDEST = 512
+"""The simulator gives no job more GPUs than this, so the bounds need not either."""
 MOST_SLOTS = 120
 """Time is cut at submissions and deadlines, and coarser if there are more; then the bound is only looser."""
 
@@ -68,8 +70,9 @@ def needs(
             alone_s, gpu_s = _best_course(profile, cluster.capacity, per_node, profile.resolve(kind))
             found.append(Need(job.submit_s, deadline_s, alone_s, gpu_s, None, 0.0))
             continue
-        most = min(cluster.capacity, job.max_gpus or cluster.capacity, profile.max_gpus or cluster.capacity)
-        rates = profile.curve(job.batch_size, cluster.capacity, per_node, profile.resolve(kind))[: most + 1]
+        width = min(cluster.capacity, WIDEST)
+        most = min(width, job.max_gpus or width, profile.max_gpus or width)
+        rates = profile.curve(job.batch_size, width, per_node, profile.resolve(kind))[: most + 1]
         work = profile.iterations(job.batch_size, -1) if job.work is None else job.work
         per_gpu = rates[1:] / np.arange(1, len(rates))
         found.append(

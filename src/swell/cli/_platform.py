@@ -71,7 +71,7 @@ class Settings:
     """Variables of the platform's environment that jobs get besides those that programs need."""
     run_as: str | None = None
     """The account that jobs run as, 'submitter' for that of each job's owner."""
-    fence: bool = True
+    wall: bool = True
     """Whether jobs of the local engine are kept from the home and from each other, where the machine can."""
     end_unknown: bool = False
     jobs_per_user: int | None = None
@@ -245,7 +245,7 @@ def make_engine(settings: Settings) -> SupervisedEngine:
         from swell.engines.local import LocalEngine
 
         local = LocalEngine(settings.home, nodes=settings.nodes, slots=settings.slots)
-        local.pass_env, local.run_as, local.fenced = settings.pass_env, settings.run_as, settings.fence
+        local.pass_env, local.run_as, local.walled = settings.pass_env, settings.run_as, settings.wall
         return local
     need_ray()
     from swell.engines.ray.engine import RayEngine, RayOptions

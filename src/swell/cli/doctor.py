@@ -67,7 +67,7 @@ def examine(home: Path, store: str | None) -> Iterator[Finding]:
     yield _disk(home)
     yield _descriptors()
     yield _gpus()
-    yield _fence(home)
+    yield _wall(home)
     yield _groups()
     yield _ray()
 
@@ -225,14 +225,14 @@ def _gpus() -> Finding:
     return Finding("GPUs", OK, f"{count}")
 
 
-def _fence(home: Path) -> Finding:
-    from swell.engines.local import fence_trouble, try_fence
+def _wall(home: Path) -> Finding:
+    from swell.engines.local import wall_trouble, try_wall
 
-    trouble = fence_trouble(try_fence(), home)
+    trouble = wall_trouble(try_wall(), home)
     if trouble:
         note = f"jobs could read this account's files, tokens included ({trouble}): see docs/security.md"
-        return Finding("fence", ODD, note)
-    return Finding("fence", OK, "jobs see neither this home nor other jobs")
+        return Finding("wall", ODD, note)
+    return Finding("wall", OK, "jobs see neither this home nor other jobs")
 
 
 def _groups() -> Finding:

@@ -76,7 +76,7 @@ Example:
     help="Run jobs as this account, or 'submitter': as their owner's (root only).",
 )
 @click.option(
-    "--fence/--no-fence",
+    "--wall/--no-wall",
     default=True,
     show_default=True,
     help="Hide the home and other jobs from each job, where the machine can.",
@@ -122,7 +122,7 @@ def up(
     store: str | None,
     pass_env: tuple[str, ...],
     run_as: str | None,
-    fence: bool,
+    wall: bool,
     jobs_per_user: int | None,
     running_per_user: int | None,
     slots_per_user: int | None,
@@ -178,7 +178,7 @@ def up(
         engine=engine,
         pass_env=pass_env,
         run_as=run_as,
-        fence=fence,
+        wall=wall,
         jobs_per_user=jobs_per_user,
         running_per_user=running_per_user,
         slots_per_user=slots_per_user,
@@ -269,7 +269,7 @@ def _words(settings: Settings) -> list[str]:
     words += [word for name in settings.pass_env for word in ("--pass-env", name)]
     words += ["--end-unknown"] if settings.end_unknown else []
     words += ["--ha"] if settings.ha else []
-    words += [] if settings.fence else ["--no-fence"]
+    words += [] if settings.wall else ["--no-wall"]
     return [*words, "--insecure"] if settings.insecure else words
 
 

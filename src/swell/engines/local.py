@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from swell.domain import Cluster, InputError, Placement
-from swell.engines import fence, groups
+from swell.engines import groups, wall
 from swell.engines.accounts import no_script, of_job
 from swell.engines.base import Launch
 from swell.engines.nursery import Nursery
@@ -29,7 +29,7 @@ from swell.train.agent.wire import Message
 log = logging.getLogger(__name__)
 
 TRIAL_S = 30.0
-"""How long the first job waits to learn whether this machine allows a fence."""
+"""How long the first job waits to learn whether this machine allows a wall."""
 
 
 def detect_gpus() -> int:
@@ -37,16 +37,16 @@ def detect_gpus() -> int:
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
-def try_fence() -> subprocess.Popen[str]:
-    """Begin to find out whether this machine allows a fence around jobs."""
-    words = [sys.executable, "-m", "swell.engines.fence"]
+def try_wall() -> subprocess.Popen[str]:
+    """Begin to find out whether this machine allows a wall around jobs."""
+    words = [sys.executable, "-m", "swell.engines.wall"]
     return subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
 
 
-def fence_trouble(trial: subprocess.Popen[str], home: Path) -> str:
-    """Why jobs of this home cannot be fenced; empty if they can."""
+def wall_trouble(trial: subprocess.Popen[str], home: Path) -> str:
+    """Why jobs of this home cannot be walled off; empty if they can."""
     try:
         _, said = trial.communicate(timeout=TRIAL_S)
     except subprocess.TimeoutExpired:
@@ -74,9 +74,9 @@ class LocalEngine(SupervisedEngine):
         self._gpus = detect_gpus()
         count = slots or self._gpus or os.cpu_count() or 1
         self._cluster = Cluster.parse(nodes or f"1x{count}", "gpu" if self._gpus else "cpu")
-        self.fenced = False
-        """Whether jobs are kept from the platform and from each other by a fence, where this machine can."""
-        self._fence_trial: subprocess.Popen[str] | None = None
+        self.walled = False
+        """Whether jobs are kept from the platform and from each other by a wall, where this machine can."""
+        self._wall_trial: subprocess.Popen[str] | None = None
         self._nursery: Nursery | None = None
 
     def prepare(self) -> None:
@@ -87,8 +87,8 @@ class LocalEngine(SupervisedEngine):
     def start(self, wake: Callable[[], None]) -> None:
         """Find the jobs that already run, and prepare for those to come."""
         groups.tidy()
-        if self.fenced:
-            self._fence_trial = try_fence()
+        if self.walled:
+            self._wall_trial = try_wall()
         self.prepare()
         super().start(wake)
 
@@ -121,19 +121,19 @@ class LocalEngine(SupervisedEngine):
             )
 
     def _hides(self, launch: Launch, script: Path) -> bool:
-        """Whether the fence would hide a job's script from it."""
+        """Whether the wall would hide a job's script from it."""
         real = script.resolve()
-        if not self.fenced or not real.is_relative_to(self._home.resolve()):
+        if not self.walled or not real.is_relative_to(self._home.resolve()):
             return False
-        visible = fence.shown(self._home, launch.job_dir, [launch.workdir, script])
+        visible = wall.shown(self._home, launch.job_dir, [launch.workdir, script])
         return not any(real.is_relative_to(path) for path in visible)
 
     def _start_supervisor(self, job: SupervisedJob, env: dict[str, str]) -> Child:
         name = None if job.account is None else job.account.name
         if groups.where() is not None:
             env = {**env, groups.VARIABLE: groups.beginning(job.directory)}
-        if self._can_fence():
-            env = {**env, fence.VARIABLE: json.dumps(self._hidden())}
+        if self._can_wall():
+            env = {**env, wall.VARIABLE: json.dumps(self._hidden())}
         child: Child | None = None
         if self._nursery is not None and not job.runs_any_command:
             child = self._nursery.supervisor(job.directory, env, name)
@@ -149,14 +149,14 @@ class LocalEngine(SupervisedEngine):
         """Kill what is left of a job: what is in its control group, and what carries its mark."""
         return groups.end_orphans(job.directory) and sweep(job.directory)
 
-    def _can_fence(self) -> bool:
-        """Whether jobs are fenced: they are to be, and this machine allows it."""
-        if self._fence_trial is not None:
-            why_not = fence_trouble(self._fence_trial, self._home)
-            self._fence_trial, self.fenced = None, not why_not
+    def _can_wall(self) -> bool:
+        """Whether jobs are walled off: they are to be, and this machine allows it."""
+        if self._wall_trial is not None:
+            why_not = wall_trouble(self._wall_trial, self._home)
+            self._wall_trial, self.walled = None, not why_not
             if why_not:
-                log.warning("jobs are not fenced off from the platform (docs/security.md): %s", why_not)
-        return self.fenced
+                log.warning("jobs are not walled off from the platform (docs/security.md): %s", why_not)
+        return self.walled
 
     def _hidden(self) -> dict[str, Any]:
         """The home that jobs must not see, and what they must not change: the groups they are found by."""

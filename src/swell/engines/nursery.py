@@ -4,7 +4,7 @@
 
 It lives as long as its standard input is open: as long as the engine that started it. Supervisors outlive it.
 It forks for its engine alone, known by its process id: a job of the same account that found the socket could
-otherwise have processes forked outside its fence. (A secret would not do: a fork has the nursery's memory.)
+otherwise have processes forked outside its wall. (A secret would not do: a fork has the nursery's memory.)
 An engine whose environment has SWELL_NURSERY, the path of such a socket, uses that nursery and starts none.
 """
 

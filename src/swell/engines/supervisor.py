@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from swell.engines import fence, groups
+from swell.engines import groups, wall
 from swell.engines.fencing import order_outdated
 from swell.engines.files import write_json
 from swell.engines.order import Order
@@ -103,7 +103,7 @@ def supervise(directory: Path) -> int:
             return 0  # the job was ended before it began
         if order_outdated(order.extras):
             return 0  # another control plane leads by now, and may have decided otherwise
-        _enter_fence(directory, order)
+        _enter_wall(directory, order)
         (directory / "exit.json").unlink(missing_ok=True)
         run_dir = directory / "runs" / f"{len(list((directory / 'runs').glob('*'))):04d}"
         output = OutputFile(directory / FILE)
@@ -126,18 +126,18 @@ def _in_group() -> bool:
     return True
 
 
-def _enter_fence(directory: Path, order: Order) -> None:
+def _enter_wall(directory: Path, order: Order) -> None:
     """Hide the platform and the other jobs from this one, if the engine asked for that.
 
     If it cannot be done the OSError ends this process, and the job is tried again: it never runs in the open.
     """
-    text = os.environ.pop(fence.VARIABLE, "")
+    text = os.environ.pop(wall.VARIABLE, "")
     if not text:
         return
     told = json.loads(text)
     home, workdir = Path(told["home"]), order.launch.workdir
-    visible = fence.shown(home, directory, [workdir, workdir / order.launch.request.script])
-    fence.enter(home, visible, map(Path, told["read_only"]))
+    visible = wall.shown(home, directory, [workdir, workdir / order.launch.request.script])
+    wall.enter(home, visible, map(Path, told["read_only"]))
 
 
 def _write_exit(directory: Path, content: dict[str, Any]) -> None:

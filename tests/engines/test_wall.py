@@ -1,4 +1,4 @@
-"""Jobs of the platform's own account: behind a fence they see nothing of it, and they leave no process."""
+"""Jobs of the platform's own account: behind a wall they see nothing of it, and they leave no process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from tests.waiting import wait_until
 
 from swell.domain import InputError, JobRequest
-from swell.engines import Launch, RunState, fence, groups
+from swell.engines import Launch, RunState, groups, wall
 from swell.engines.accounts import no_script
-from swell.engines.local import LocalEngine, fence_trouble, try_fence
+from swell.engines.local import LocalEngine, wall_trouble, try_wall
 from swell.engines.supervisor import signal_supervisor
 
 from .conftest import Bench
@@ -76,15 +76,15 @@ def launch(
     return Launch(job_id=job_id, request=request, job_dir=bench.home / "jobs" / job_id, max_workers=4)
 
 
-def test_a_fenced_job_reads_no_tokens_and_reaches_nobody_outside(bench: Bench) -> None:
-    trouble = fence_trouble(try_fence(), bench.home)
+def test_a_walled_job_reads_no_tokens_and_reaches_nobody_outside(bench: Bench) -> None:
+    trouble = wall_trouble(try_wall(), bench.home)
     if trouble:
-        pytest.skip(f"this machine allows no fence: {trouble}")
+        pytest.skip(f"this machine allows no wall: {trouble}")
     for name in ("tokens/admin", "store.db", "jobs/other/output.log"):
         (bench.home / name).parent.mkdir(parents=True, exist_ok=True)
         (bench.home / name).write_text("secret")
     engine = bench.engine()
-    engine.fenced = True
+    engine.walled = True
     engine.apply(launch(bench, "curious", CURIOUS, bench.home, os.getpid()), (0,))
     seen = bench.wait(engine, "curious", lambda o: o and o.state in OVER, 200)
     assert seen is not None and seen.state is RunState.FINISHED, bench.output("curious")
@@ -92,7 +92,7 @@ def test_a_fenced_job_reads_no_tokens_and_reaches_nobody_outside(bench: Bench) -
     assert "secret" not in str(told), told
     assert told.pop("listing") == ["jobs", "work"]
     assert told.pop("nested") != "0"
-    if fence.landlock_abi() < 6:
+    if wall.landlock_abi() < 6:
         told.pop("signal")
     assert set(told.values()) <= {"FileNotFoundError", "PermissionError"}, told
 
@@ -105,7 +105,7 @@ def test_a_request_shows_a_job_no_directory_of_the_platform(tmp_path: Path) -> N
     home, own = tmp_path.resolve(), [tmp_path.resolve() / "jobs" / "a", tmp_path.resolve() / "devices"]
 
     def more(*named: Path) -> list[Path]:
-        found = fence.shown(tmp_path, tmp_path / "jobs" / "a", named)
+        found = wall.shown(tmp_path, tmp_path / "jobs" / "a", named)
         assert found[:2] == own
         return found[2:]
 
@@ -131,9 +131,9 @@ def test_a_script_that_the_job_could_not_read_is_not_there(tmp_path: Path) -> No
 
     secret, absent = str(tmp_path / "tokens" / "admin"), str(no_script(tmp_path / "tokens" / "admin"))
     assert answer(secret) == "" and answer("train.py") == ""
-    engine.fenced = True
+    engine.walled = True
     assert answer(secret) == absent and answer("train.py") == ""
-    engine.fenced, engine.run_as = False, "nobody"
+    engine.walled, engine.run_as = False, "nobody"
     if os.geteuid() == 0:  # nobody may not even pass through pytest's folder
         assert answer(secret) == absent
         assert answer("/etc/passwd") == ""

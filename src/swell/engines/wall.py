@@ -1,8 +1,8 @@
-"""A fence around a job: it sees neither the platform's home nor other jobs, though it has the same account.
+"""A wall around a job: it sees neither the platform's home nor other jobs, though it has the same account.
 
-    python -m swell.engines.fence       exit code 0 if this machine allows it, else a line that says why not
+    python -m swell.engines.wall       exit code 0 if this machine allows it, else a line that says why not
 
-The supervisor of a job enters the fence before any code of the job runs, and all its children inherit it:
+The supervisor of a job enters the wall before any code of the job runs, and all its children inherit it:
 
 - A mount namespace in which the home is empty but for the job's own directory and what its request names. So
   no path leads to tokens, store or other jobs' files.
@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-VARIABLE = "SWELL_FENCE"
+VARIABLE = "SWELL_WALL"
 """Environment variable that tells a supervisor, as JSON, what to hide; see `swell.engines.local`."""
 OWN = frozenset(("tokens", "jobs", "devices"))
 """Directories of a home that belong to the platform: none of them is shown because a request names it."""
@@ -45,7 +45,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(home: Path, visible: Iterable[Path], read_only: Iterable[Path] = ()) -> None:
-    """Put this process behind the fence, for good; OSError if that is not possible.
+    """Put this process behind the wall, for good; OSError if that is not possible.
 
     Of `home` only the paths in `visible` are there afterwards, and what is mounted at the paths in
     `read_only` cannot be changed. The process must have no threads.
@@ -162,8 +162,8 @@ def _error(what: str) -> OSError:
 
 
 def main() -> int:
-    """Try the fence in this process, on a home of its own."""
-    with tempfile.TemporaryDirectory(prefix="swell-fence-") as folder:
+    """Try the wall in this process, on a home of its own."""
+    with tempfile.TemporaryDirectory(prefix="swell-wall-") as folder:
         home = Path(folder, "home")
         (home / "jobs" / "a").mkdir(parents=True)
         (home / "tokens").mkdir()
