@@ -41,7 +41,7 @@ def test_files_own_checkpoints_packages_sums_and_layers_unfrozen_later(
     job.kill(-1 if reduction == "mean" else 0)  # the leader's death moves its files to another worker
     _resize(job, 1, 3)
     result = _result(job)
-    assert result["final"] == result["best"] < 0.03, "plain runs: 0.013 to 0.018; a wrong sum: above 0.1"
+    assert result["final"] == result["best"] < 0.06, "a plain run: 0.024"
     assert 640 <= result["steps"] <= 644, "one more for each batch whose samples came again"
     rows = (tmp_path / "curve.csv").read_text().splitlines()[1:]
     assert [int(row.split(",")[0]) for row in rows] == list(range(80)), "each epoch's line once, in order"
@@ -75,22 +75,24 @@ def _needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing, reason=f"{package} is not installed (pip install 'swell[frameworks]')")
 
 
+@pytest.mark.slow  # most of it waits: imports of the framework, and steps with a pause
 @_needs("transformers")
 def test_the_trainer_of_hugging_face(stage: Any, tmp_path: Path) -> None:
-    job = _run(stage, "hugging_face.py", "14", "0.004", str(tmp_path), maximum=2)
+    job = _run(stage, "hugging_face.py", "24", "0.02", str(tmp_path), maximum=2)
     _resize(job, 2, timeout_s=150.0)
     job.kill(-1)
     _resize(job, 1, timeout_s=150.0)
     result = _result(job, 250.0)
-    assert result["steps"] == result["counted"] == 14 * 32 and result["epoch"] == 14.0
-    assert result["logged"] == list(range(5, 14 * 32 + 1, 5)), "the log history is continuous"
+    assert result["steps"] == result["counted"] == 24 * 32 and result["epoch"] == 24.0
+    assert result["logged"] == list(range(5, 24 * 32 + 1, 5)), "the log history is continuous"
     assert result["final"] < 0.06 and result["lr"] == pytest.approx(0.0, abs=1e-9)
     assert len(list(tmp_path.glob("checkpoint-*"))) == 2, "save_total_limit"
 
 
+@pytest.mark.slow  # most of it waits: imports of the framework, and steps with a pause
 @_needs("accelerate")
 def test_a_loop_with_accelerate(stage: Any) -> None:
-    job = _run(stage, "accelerated.py", "60", "0.004", maximum=2)
+    job = _run(stage, "accelerated.py", "60", "0.015", maximum=2)
     _resize(job, 2, timeout_s=150.0)
     job.kill(-1)
     _resize(job, 1, timeout_s=150.0)
@@ -99,13 +101,14 @@ def test_a_loop_with_accelerate(stage: Any) -> None:
     assert result["final"] < 0.04
 
 
+@pytest.mark.slow  # most of it waits: imports of the framework, and steps with a pause
 @_needs("lightning")
 def test_lightnings_trainer_fit(stage: Any, tmp_path: Path) -> None:
-    job = _run(stage, "lightning_fit.py", "60", "0.004", str(tmp_path), maximum=2)
+    job = _run(stage, "lightning_fit.py", "150", "0.02", str(tmp_path), maximum=2)
     _resize(job, 2, timeout_s=150.0)
     job.kill(-1)
     _resize(job, 1, timeout_s=150.0)
     result = _result(job, 250.0)
-    assert 480 <= result["steps"] == result["batches"] <= 482 and result["epoch"] == 60
-    assert result["lr"] == pytest.approx(0.05 * 0.7**6) and result["final"] < 0.06
+    assert 1200 <= result["steps"] == result["batches"] <= 1202 and result["epoch"] == 150
+    assert result["lr"] == pytest.approx(0.05 * 0.7**15) and result["final"] < 0.06
     assert result["best"] == "best.ckpt" and (tmp_path / "best.ckpt").exists()

@@ -36,7 +36,7 @@ with open(folder / "curve.csv", "w", newline="") as file:
     csv.writer(file).writerow(["epoch", "loss"])
 model[0].requires_grad_(False)
 for epoch in range(begin, epochs):
-    if epoch == epochs // 4:
+    if epoch == epochs // 16:
         model[0].requires_grad_(True)
     engine.run(loader, lambda: time.sleep(pace))
     with torch.no_grad():

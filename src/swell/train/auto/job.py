@@ -193,6 +193,15 @@ class ScriptJob(Job):
         groups = self.optimizer.param_groups
         return any(p.grad is not None and id(p) not in known for g in groups for p in g["params"])
 
+    def layout_is_stale(self) -> bool:
+        """Whether this worker's script has frozen or unfrozen layers since the layout was made."""
+        known = {id(p) for p in self._flat.parameters.values()}
+        now = {id(p) for p in self.model.parameters() if p.requires_grad}
+        groups = self.optimizer.param_groups
+        return now != known or any(
+            p.requires_grad and id(p) not in known for g in groups for p in g["params"]
+        )
+
     def has_layout(self) -> bool:
         """Whether this worker exchanges what the members exchange, if they have changed that."""
         try:

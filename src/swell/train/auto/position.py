@@ -122,10 +122,10 @@ class Position:
         """Take over the job's state if the script is at the job's position, waiting to join if need be."""
         job = self.job
         assert job is not None
-        if not job.has_layout():
+        if job.layout_is_stale():
             job.lay_out(auto_script.find_model(self.optimizers), self._whole_optimizer())
-            if not job.has_layout():
-                raise SystemExit("layers were unfrozen in the middle of a pass: it can join in the next one")
+        if not job.has_layout():
+            raise SystemExit("layers were unfrozen in the middle of a pass: it can join in the next one")
         if job.later is not None:
             if self._short_of(here, job.later["script"]):
                 return False
