@@ -1,12 +1,14 @@
-"""Programs that know nothing of swell beside each other on a platform: promised, resized, paused, killed."""
+"""Jobs without torch beside each other on a platform: promised, resized, paused, killed."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.waiting import wait_until
@@ -17,6 +19,7 @@ from swell.engines.processes import processes_of
 
 from .conftest import Platform, finished
 
+BOOSTING = Path(__file__).parents[2] / "examples" / "xgboost_digits.py"
 PROGRAM = """#!/bin/sh
 # Counts to $1, $SWELL_WORKERS times as fast with so many workers: rank 0 counts, the others are there.
 [ "$SWELL_RANK" -gt 0 ] && exec sleep 1000
@@ -82,3 +85,35 @@ def test_programs_share_the_slots_and_keep_their_promises(platform: Callable[...
     (record,) = here.wait_over(again)
     assert finished(record) and record.ended_s is not None
     assert record.ended_s <= promise.guaranteed_s
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xgboost") is None, reason="xgboost is not installed")
+@pytest.mark.parametrize("engine", ["local"], indirect=True)
+def test_boosting_is_grown_by_the_scheduler_and_promised_on_its_second_run(
+    platform: Callable[..., Platform],
+) -> None:
+    here = platform("elasticflow", nodes="1x2")
+
+    def ask(**options: object) -> str:
+        request = JobRequest(
+            name="trees",
+            script=str(BOOSTING),
+            args=("--rounds", "30", "--round-ms", "300"),
+            workdir=str(BOOSTING.parent),
+            max_workers=2,
+            **options,  # type: ignore[arg-type]
+        )
+        return here.plane.submit(request, "ann").job_id
+
+    first = ask()
+    (record,) = here.wait_over(first)
+    assert finished(record) and here.output(first).count("final accuracy") == 1, record.reason
+    again = ask(deadline_s=time.time() + 200)
+    promise = here.plane.job(again).promise
+    assert promise.guaranteed_s is not None and not promise.pending
+    (record,) = here.wait_over(again)
+    assert finished(record) and record.ended_s is not None
+    assert record.ended_s <= promise.guaranteed_s
+    placed = (EventKind.ALLOCATED, EventKind.RESIZED)
+    sizes = {len(e.data["gpus"]) for e in here.events() if e.kind in placed}
+    assert 2 in sizes, "the scheduler gave it a second worker, on the way or in the second run"
