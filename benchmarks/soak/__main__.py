@@ -36,7 +36,7 @@ from benchmarks.soak.harm import Harm, Watch
 from benchmarks.soak.scripts import COUNTING, Honest
 from benchmarks.soak.stage import SLOTS, Stage
 from swell.engines import groups
-from swell.engines.local import wall_trouble, try_wall
+from swell.engines.local import try_wall, wall_trouble
 
 ALONE = 0.6
 """From this part of the time on the control plane is left alone, and measured."""
@@ -102,7 +102,7 @@ def soak(minutes: float, seed: int, say: Any) -> verdict.Verdict:
     """The whole story."""
     stage = Stage(seed)
     harm, watch, people = Harm(stage, seed), Watch(stage), People(stage, seed + 1)
-    walled off = not wall_trouble(try_wall(), stage.home)
+    walled = not wall_trouble(try_wall(), stage.home)
     found = verdict.Verdict()
     try:
         stage.start(time.monotonic() + 120.0)
@@ -133,7 +133,7 @@ def soak(minutes: float, seed: int, say: Any) -> verdict.Verdict:
             "samples": [f"{name}: {problem}" for name, problem in samples if problem is not None],
             "event log": verdict.log_problems(_events(stage), SLOTS),
             "left": left,
-            "read by thieves": harm.stolen() if walled off else [],
+            "read by thieves": harm.stolen() if walled else [],
             "not flat": verdict.not_flat(grown),
             "errors of the platform": verdict.complaints(stage.home / "up.log"),
             "not well at the end": [] if health.status == "ok" else [str(health)],
@@ -150,7 +150,7 @@ def soak(minutes: float, seed: int, say: Any) -> verdict.Verdict:
             "most_workers": watch.most_workers,
             "grown": grown,
             "answers": verdict.answer_times(watch.answers_ms),
-            "skipped": _skipped(stage, walled off),
+            "skipped": _skipped(stage, walled),
         }
         return found
     finally:
@@ -215,9 +215,9 @@ def _events(stage: Stage) -> list[Any]:
         store.close()
 
 
-def _skipped(stage: Stage, walled off: bool) -> list[str]:
+def _skipped(stage: Stage, walled: bool) -> list[str]:
     found = [] if stage.own_disk else [f"full disk: {stage.no_disk}"]
-    found += [] if walled off else ["thieves: this machine allows no wall"]
+    found += [] if walled else ["thieves: this machine allows no wall"]
     return found + ([] if groups.where() is not None else ["groups: this account may make no cgroup v2"])
 
 

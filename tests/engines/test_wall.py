@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 from swell.domain import InputError, JobRequest
 from swell.engines import Launch, RunState, groups, wall
 from swell.engines.accounts import no_script
-from swell.engines.local import LocalEngine, wall_trouble, try_wall
+from swell.engines.local import LocalEngine, try_wall, wall_trouble
 from swell.engines.supervisor import signal_supervisor
 
 from .conftest import Bench

@@ -226,7 +226,7 @@ def _gpus() -> Finding:
 
 
 def _wall(home: Path) -> Finding:
-    from swell.engines.local import wall_trouble, try_wall
+    from swell.engines.local import try_wall, wall_trouble
 
     trouble = wall_trouble(try_wall(), home)
     if trouble:

@@ -136,7 +136,7 @@ class Membership:
         now_s: float,
     ) -> list[Instruction]:
         """A worker (re)connected and reports its status."""
-        if name in self.walled:
+        if name in self.fenced:
             return [Fence(name)]
         worker = self.workers.get(name)
         if worker is None:
@@ -258,7 +258,7 @@ class Membership:
         if worker is None or self.result is not None:
             self.workers.pop(name, None)
             return self._closing()
-        if code == FENCED or name in self.walled:
+        if code == FENCED or name in self.fenced:
             self.workers.pop(name)
             return self._plan(now_s)
         left = self.stopping and code == 0 and worker.status is not Status.DONE
@@ -429,7 +429,7 @@ class Membership:
 
     def _give_up(self, name: str, now_s: float) -> list[Instruction]:
         """Go on without `name`, and make sure that it cannot come back."""
-        self.walled.add(name)
+        self.fenced.add(name)
         self.accused.discard(name)
         kill: list[Instruction] = [Kill(name)] if self.kill_silent else []
         return [*self.lost(name, "it does not answer", now_s), *kill]
