@@ -39,7 +39,6 @@ from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.lines import Pace
 from swell.train.agent.membership import Membership
 from swell.train.agent.restarts import Restarts
-from swell.train.agent.slots import place
 from swell.train.agent.wire import HANDSHAKE_S, MOST_STRANGERS, Channel, Message, WireError
 
 TICK_S = 0.1
@@ -71,7 +70,7 @@ class Coordinator:
         now = time.monotonic()
         saved = self.job.load_state()
         self.fresh = saved is None
-        self.membership = _membership(self.config, None if saved is None else saved["membership"], now)
+        self.membership = membership_json.of_job(self.config, None if saved is None else saved["membership"], now)
         self.pace = Pace()
         self.port = int(saved["port"]) if saved is not None else 0
         self.workers: dict[str, Client] = {}
@@ -465,29 +464,6 @@ class Coordinator:
             # A full disk must not end the training: what is not saved is needed only if this process is
             # killed before there is room again. Every later change and every tick tries again.
             self._grumble(f"state.json cannot be written: {error}")
-
-
-def _membership(config: Message, saved: Message | None, now_s: float) -> Membership | Restarts:
-    """The membership of a job: as it was saved, or of one that begins."""
-    slots = place(config["target"], config.get("slots"))
-    if config.get("command"):
-        if saved is not None:
-            return Restarts.from_json(saved, now_s)
-        return Restarts(config["minimum"], config["maximum"], config["target"], slots)
-    if saved is not None:
-        return membership_json.from_json(saved, now_s)
-    return Membership(
-        minimum=config["minimum"],
-        maximum=config["maximum"],
-        target=config["target"],
-        spares=config.get("spares", 0),
-        silent_after_s=config.get("silent_after_s", 5.0),
-        kill_silent=config.get("kill_silent", True),
-        gather_s=config.get("gather_s", 1.0),
-        slots=slots,
-        host=config.get("host", ""),
-        away_s=config.get("away_s", 60.0),
-    )
 
 
 def main() -> None:

@@ -475,10 +475,8 @@ class Membership:
         self.fruitless += 1
         if self.fruitless <= MAX_FRUITLESS_DEATHS + self.target:
             return []
-        return self.finish(
-            1,
-            f"{self.fruitless} workers died without a single step in between; the last was {name} ({reason})",
-        )
+        last = f"the last was {name} ({reason})"
+        return self.finish(1, f"{self.fruitless} workers died without a single step in between; {last}")
 
     def _ended_early(self, name: str) -> list[Instruction]:
         return self.finish(1, ended_early(name, self.workers[name]))

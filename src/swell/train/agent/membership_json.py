@@ -6,6 +6,8 @@ from typing import Any
 
 from swell.train.agent.generations import Status, Worker
 from swell.train.agent.membership import Membership
+from swell.train.agent.restarts import Restarts
+from swell.train.agent.slots import place
 
 _PLAIN = (
     "minimum", "maximum", "target", "spares", "silent_after_s", "kill_silent", "gather_s", "slots",
@@ -41,3 +43,26 @@ def from_json(data: dict[str, Any], now_s: float) -> Membership:
     if recovering:
         membership.announce(list(membership.members), recovery=True)
     return membership
+
+
+def of_job(config: dict[str, Any], saved: dict[str, Any] | None, now_s: float) -> Membership | Restarts:
+    """The membership of a job: as it was saved, or of one that begins."""
+    slots = place(config["target"], config.get("slots"))
+    if config.get("command"):
+        if saved is not None:
+            return Restarts.from_json(saved, now_s)
+        return Restarts(config["minimum"], config["maximum"], config["target"], slots)
+    if saved is not None:
+        return from_json(saved, now_s)
+    return Membership(
+        minimum=config["minimum"],
+        maximum=config["maximum"],
+        target=config["target"],
+        spares=config.get("spares", 0),
+        silent_after_s=config.get("silent_after_s", 5.0),
+        kill_silent=config.get("kill_silent", True),
+        gather_s=config.get("gather_s", 1.0),
+        slots=slots,
+        host=config.get("host", ""),
+        away_s=config.get("away_s", 60.0),
+    )
