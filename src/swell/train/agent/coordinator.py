@@ -70,7 +70,8 @@ class Coordinator:
         now = time.monotonic()
         saved = self.job.load_state()
         self.fresh = saved is None
-        self.membership = membership_json.of_job(self.config, None if saved is None else saved["membership"], now)
+        before = None if saved is None else saved["membership"]
+        self.membership = membership_json.of_job(self.config, before, now)
         self.pace = Pace()
         self.port = int(saved["port"]) if saved is not None else 0
         self.workers: dict[str, Client] = {}
