@@ -452,6 +452,7 @@ def test_no_command_of_the_platform_is_left_untried() -> None:
         "up",
         "down",
         "restore",
+        "sweep",
     }
     assert set(COMMANDS) - elsewhere == {command.split()[0] for command in TRIED}
 

@@ -197,6 +197,9 @@ def test_rows_of_older_and_newer_versions_are_read_and_written_as_they_were() ->
     written = json.loads(record_to_json(record))
     assert written["request"].pop("pip") == []
     assert written["request"].pop("time_limit_s") is None
+    assert written["request"].pop("weight") == 1.0
+    assert written["request"].pop("command") is False
+    assert written["request"].pop("track") == []
     old = json.loads(OLD_RECORD)
     assert {name: written[name] for name in old} == old
     newer = OLD_RECORD.replace('"workers":2', '"workers":2,"invented_later":[1]')

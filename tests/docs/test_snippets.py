@@ -32,6 +32,9 @@ RUN_BY = {
     "writing-a-policy.md": "tests/policies/test_writing_a_policy.py",
 }
 NOT_HERE = {
+    "any-command.md": "tests/train/test_command.py runs the examples that it shows parts of",
+    "tracking.md": "tests/train/test_tracking.py tracks with files instead of servers",
+    "xgboost.md": "tests/train/test_boosting.py runs examples/xgboost_digits.py and smaller jobs",
     "CONTRIBUTING.md": "what CI itself runs",
     "gpu.md": "needs a GPU",
     "ray.md": "needs several machines, Slurm or Kubernetes; tests/engines has a Ray cluster of processes",

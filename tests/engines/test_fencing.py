@@ -62,8 +62,8 @@ class Watched(SupervisedEngine):
     def _resize(self, granted: Placement) -> Message:
         return {}
 
-    def _start_supervisor(self, directory: Path, env: Any, account: Any) -> Any:
-        self.started.append(directory.name)
+    def _start_supervisor(self, job: Any, env: Any) -> Any:
+        self.started.append(job.directory.name)
 
         class Child:
             def poll(self) -> int:

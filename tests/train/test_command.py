@@ -60,7 +60,8 @@ def test_the_shell_example_gives_the_same_result_whatever_is_resized_or_killed(s
     _has(job, 2)
     assert job.wait(120) == 0, job.output()
     assert f"pi is about {_pi(120, 100):.6f}" in job.output()
-    assert [len(e["members"]) for e in job.events("generation")] == [1, 3, 3, 2]
+    sizes = [len(e["members"]) for e in job.events("generation")]
+    assert (sizes[0], sizes[-1]) == (1, 2) and set(sizes[1:-1]) == {3}
     assert len(job.events("switch")) == 2 and all(e["pause_s"] > 0 for e in job.events("switch"))
     assert [e["code"] for e in job.events("exited")].count(-9) == 1, "only the one that was killed was lost"
     wait_until(lambda: not job.left_behind(), 30, lambda: f"processes {job.left_behind()}")

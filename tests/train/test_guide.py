@@ -53,7 +53,8 @@ def indented(page: str, first: str) -> str:
 
 
 def script() -> str:
-    loop, evaluation, target = fenced("training.md")
+    loop, evaluation, target, *elsewhere = fenced("training.md")
+    assert [block.split("(")[0] for block in elsewhere] == ["job = swell.elastic"] * 2  # run by test_by_steps
     stream = indented("streams.md", "def read(path):")
     reading = indented("checkpoints.md", "import torch, torch.distributed.checkpoint as dcp")
     saved = re.search(r'checkpoint_id="([^"]+)"', reading)

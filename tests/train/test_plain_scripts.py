@@ -41,7 +41,7 @@ def test_files_own_checkpoints_packages_sums_and_layers_unfrozen_later(
     job.kill(-1 if reduction == "mean" else 0)  # the leader's death moves its files to another worker
     _resize(job, 1, 3)
     result = _result(job)
-    assert result["final"] == result["best"] < 0.06, "a plain run: 0.024"
+    assert result["final"] == result["best"] < 0.16, "plain runs in six orders: 0.013 to 0.108"
     assert 640 <= result["steps"] <= 644, "one more for each batch whose samples came again"
     rows = (tmp_path / "curve.csv").read_text().splitlines()[1:]
     assert [int(row.split(",")[0]) for row in rows] == list(range(80)), "each epoch's line once, in order"

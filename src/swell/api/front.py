@@ -106,7 +106,7 @@ class Front:
     def _in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._loop is None or self._loop.is_closed():
             coroutine.close()
-            raise SwellError("the server does not run")
+            raise SwellError("the server has ended; 'swell up' starts it")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30.0)
 
     # -- in the event loop -------------------------------------------------------------------------------

@@ -62,7 +62,11 @@ _UNITS = {Kind.BYTES: " In bytes.", Kind.DURATION: " In seconds.", Kind.MOMENT: 
 def _strict_type(field: RequestField) -> Any:
     """The type of a field of a submission, with its limits."""
     about, kind = field.about, _TYPES[field.about.kind]
-    limits: dict[str, Any] = {"pattern": about.pattern}
+    limits: dict[str, Any] = {}
+    if about.kind is Kind.WORDS and about.pattern is not None:
+        kind = list[Annotated[str, StringConstraints(max_length=MAX_TEXT, pattern=about.pattern)]]
+    else:
+        limits["pattern"] = about.pattern
     if kind in (int, float):
         limits |= {"ge": about.least, "gt": about.above, "le": about.most}
         if kind is float:

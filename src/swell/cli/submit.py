@@ -25,11 +25,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 SUBMIT_EPILOG = """\b
 Flags of swell stand before the script, the script's own arguments behind it. Exit codes: 0 finished (or
 accepted, with -d), 1 failed or cancelled, 3 the deadline was refused.
+`--command -- ./train.sh 300` hands in any program (docs/any-command.md).
 
 \b
-Examples:
+Example:
   swell submit --deadline 2h train.py --epochs 2
-  swell submit --command -- ./train.sh 300
 """
 QUOTE_EPILOG = """\b
 Exit code 3: the deadline would be refused.

@@ -106,7 +106,7 @@ def read_sweep(file: Path, trials: int | None = None) -> tuple[str, dict[str, An
     for name in tables:
         if name not in ("job", "sweep", "parameters"):
             raise InputError(
-                f"{file}: there is no table '{name}'; the tables of a sweep are job, sweep and parameters",
+                f"{file}: there is no table '{name}'; allowed are job, sweep and parameters",
                 field=name,
             )
     if not isinstance(tables.get("job"), dict):

@@ -28,7 +28,7 @@ NO_NUL = r"^[^\x00]*$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 """Name of an environment variable, of at most MAX_VARIABLE characters."""
 MAX_VARIABLE = 256
-TRACKER = r"(mlflow|tensorboard|wandb):.+"
+TRACKER = r"^(mlflow|tensorboard|wandb):[^\n\r\u2028\u2029\x00]+$"
 """An experiment tracker, and where it is."""
 NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 """Name of a job. Job ids begin with it: a '.' in front would hide directories, a '-' looks like a flag."""
@@ -70,7 +70,7 @@ class About:
     above: float | None = None
     """The value must be greater than this."""
     pattern: str | None = None
-    """What a text must look like; `allowed` says the same in words."""
+    """What a text, or each text of a list, must look like; `allowed` says the same in words."""
     allowed: str = ""
     unless_given: str = ""
     """What commands and SDK use if the field is not given, where that is not the field's default."""
@@ -204,6 +204,8 @@ class JobRequest:
             "Experiment tracker to send the job's figures to: mlflow:URI, tensorboard:DIR or wandb:PROJECT.",
             ["tensorboard:runs"],
             most=10,
+            pattern=TRACKER,
+            allowed="a list of at most 10 texts such as mlflow:URI, tensorboard:DIR or wandb:PROJECT",
             for_runtime=True,
         ),
     )
@@ -258,12 +260,6 @@ class JobRequest:
                 field="command",
             )
 
-        for tracker in self.track:
-            if not re.fullmatch(TRACKER, tracker):
-                raise InputError(
-                    f"track must be mlflow:URI, tensorboard:DIR or wandb:PROJECT, got {tracker!r:.200}",
-                    field="track",
-                )
 
     def to_json(self) -> dict[str, Any]:
         """The request as plain values."""
@@ -342,7 +338,8 @@ class RequestField:
             return about.allowed or kind.words
         measured = isinstance(value, str | tuple | dict)
         size, unit = (len(value), " long") if measured else (value, "")
-        if about.pattern is not None and not re.fullmatch(about.pattern, value):
+        texts = value if isinstance(value, tuple) else (value,)
+        if about.pattern is not None and not all(re.fullmatch(about.pattern, text) for text in texts):
             return about.allowed
         if about.least is not None and size < about.least:
             return about.allowed or f"at least {about.least}{unit}"

@@ -421,9 +421,10 @@ class Stepper(Member):
         """The job's progress and its total, in steps at the tuned batch."""
         out: dict[str, float | None]
         if self._adaptive is None:
-            endless = (self._epochs is None or loader.streaming) and self._total_steps is None
-            whole = self._total_steps or (self._epochs or 0) * len(loader)
-            out = {"done": self.steps, "of": None if endless else whole}
+            whole = self._total_steps
+            if whole is None and self._epochs is not None and not loader.streaming:
+                whole = self._epochs * len(loader)
+            out = {"done": self.steps, "of": whole}
         else:
             passes = self.epoch + loader.cursor / len(loader.dataset)
             out = self._adaptive.progress(self._epochs, passes if self._by == "data" else None)

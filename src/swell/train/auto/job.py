@@ -118,7 +118,10 @@ class ScriptJob(Job):
         if self.world == 1:
             return Reduced([header], 0.0, 0.0)
         if weight:
-            gradients = [p.grad for p in self._flat.parameters.values() if p.grad is not None]
+            # Of layers that were just unfrozen too: others are gone then, and this part is made whole again.
+            trained = {id(p): p for p in self._flat.parameters.values()}
+            trained |= {id(p): p for g in self.optimizer.param_groups for p in g["params"]}
+            gradients = [p.grad for p in trained.values() if p.grad is not None]
             if gradients:
                 torch._foreach_mul_(gradients, weight)
             header["unused"] = self._flat.gather(weight)

@@ -110,7 +110,7 @@ class Peers:
         def going_on() -> bool:
             return wanted() and time.monotonic() < give_up_s
 
-        far = {name: at for name, at in offer.addresses.items() if at[0] != self.host}
+        far = {name: at for name, at in dict(offer.addresses).items() if at[0] != self.host}
         try:
             for other in range(rank):
                 peers[other] = self._dial(offer, offer.members[other], going_on)
