@@ -260,7 +260,6 @@ class JobRequest:
                 field="command",
             )
 
-
     def to_json(self) -> dict[str, Any]:
         """The request as plain values."""
         return {name: getattr(self, name) for name in FIELDS}
