@@ -56,8 +56,11 @@ def test_another_control_plane_takes_over_from_a_frozen_and_from_a_killed_one(
             job
         )
         first.send(signal.SIGCONT)
-        seen = wait_until(lambda: (h := first.health()) and h["role"] == "standby" and h, 60, "a standby")
-        assert seen["leader"] == second.url
+        wait_until(
+            lambda: (h := first.health()) and (h["role"], h["leader"]) == ("standby", second.url),
+            60,
+            "the first to stand by, and to know who leads",
+        )
         assert (home / "up.lock").exists() and _platform.running_pid(home) == second.process.pid  # type: ignore[union-attr]
         with pytest.raises(SwellError, match="running"):
             _platform.only_one(home)  # as a control plane without --ha
