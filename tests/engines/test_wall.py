@@ -145,7 +145,8 @@ def test_what_a_job_started_ends_with_it_though_its_supervisor_is_killed(bench: 
     engine, told = bench.engine(), bench.home / "sleeper"
     engine.apply(launch(bench, "a", SLEEPER, told), (0,))
     pid = int(wait_until(lambda: told.exists() and told.read_text(), 200, "the job to run"))
-    assert b"SWELL" not in Path(f"/proc/{pid}/environ").read_bytes()
+    environment = Path(f"/proc/{pid}/environ")
+    wait_until(lambda: b"SWELL" not in environment.read_bytes(), 60, "env -i to take effect")
     (group,) = groups.of(bench.home / "jobs" / "a")
     assert group.led and pid in group.members()
     assert groups.end_orphans(bench.home / "jobs" / "a") and group.led, "it is nobody's orphan"

@@ -75,6 +75,8 @@ class Coordinator:
         self.pace = Pace()
         self.port = int(saved["port"]) if saved is not None else 0
         self.workers: dict[str, Client] = {}
+        self._exits: dict[str, Message] = {}
+        """Exits of workers whose connections are not read to their end yet."""
         self.agent: Client | None = None
         self.watchers: set[Client] = set()
         self.strangers: set[Client] = set()
@@ -173,7 +175,12 @@ class Coordinator:
             self.agent = None
         if client.role == "worker" and self.workers.get(client.name) is client:
             del self.workers[client.name]
-            self._carry_out(self._elastic.disconnected(client.name, time.monotonic()))
+            now, ended = time.monotonic(), self._exits.pop(client.name, None)
+            if ended is not None:
+                note = str(ended.get("note", ""))
+                self._carry_out(self.membership.exited(client.name, int(ended["code"]), now, note))
+            else:
+                self._carry_out(self._elastic.disconnected(client.name, now))
             self._save()
 
     # ------------------------------------------------------------------ messages in
@@ -309,6 +316,9 @@ class Coordinator:
         worker = self.membership.workers.get(name)
         ended_by_us = isinstance(self.membership, Restarts) and worker and worker.status is Status.LEAVING
         self._event("exited", worker=name, code=0 if ended_by_us else code)
+        if code == 0 and name in self.workers and worker is not None and worker.status is Status.MEMBER:
+            self._exits[name] = message  # its last words may still be on the way: `_closed` goes on
+            return []
         return self.membership.exited(name, code, now, str(message.get("note", "")))
 
     def _on_agent_said(self, client: Client, message: Message, now: float) -> list[Instruction]:
