@@ -56,6 +56,18 @@ def enter(namespace: str) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """Be in a namespace for a while: this thread, and threads and processes that it starts meanwhile."""
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        enter(namespace)
+        yield
+    finally:
+        _libc.setns(before, _CLONE_NEWNET)
+        os.close(before)
+
+
 class Hosts:
     """Some hosts, all connected to each other."""
 
@@ -111,16 +123,9 @@ class Hosts:
         for one, other in list(self.cuts):
             self.heal(one, other)
 
-    @contextlib.contextmanager
-    def inside(self, host: int) -> Iterator[None]:
+    def inside(self, host: int) -> contextlib.AbstractContextManager[None]:
         """Connections that the calling thread opens meanwhile are those of a process on that host."""
-        before = os.open(f"/proc/self/task/{_libc.gettid()}/ns/net", os.O_RDONLY)
-        enter(self.namespace(host))
-        try:
-            yield
-        finally:
-            _libc.setns(before, _CLONE_NEWNET)
-            os.close(before)
+        return inside(self.namespace(host))
 
     def close(self) -> None:
         """Remove all of it."""

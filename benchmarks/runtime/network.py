@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces on one switch, with or without a limit on what a link carries.
+"""Hosts on one switch, each with one interface, as a process group wants it; `netns` has links to be cut.
 
     with network(3, rate="1gbit") as hosts, hosts.inside(0):
         ...                                  # this process, and what it starts, is on host 0
@@ -10,15 +10,14 @@ the setting `shared_memory: false`: the hosts have one kernel, so workers could 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import subprocess
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-_NEW_NETWORK = 0x40000000
+from benchmarks.runtime import netns
+
 _INTERFACE = "eth0"
 
 
@@ -38,26 +37,13 @@ class Hosts:
         """The address of a host."""
         return f"10.77.0.{index + 1}"
 
-    @contextlib.contextmanager
-    def inside(self, index: int) -> Iterator[None]:
+    def inside(self, index: int) -> contextlib.AbstractContextManager[None]:
         """Be on a host for a while: this thread, and threads and processes that it starts meanwhile."""
-        with Path("/proc/thread-self/ns/net").open() as home:
-            self.enter(index)
-            try:
-                yield
-            finally:
-                _set(home.fileno())
+        return netns.inside(f"{self.name}{index}")
 
     def enter(self, index: int) -> None:
         """Be on that host from now on."""
-        with Path(f"/run/netns/{self.name}{index}").open() as found:
-            _set(found.fileno())
-
-
-def _set(descriptor: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _NEW_NETWORK):
-        raise OSError(ctypes.get_errno(), "setns")
+        netns.enter(f"{self.name}{index}")
 
 
 def move(name: str, count: int) -> None:

@@ -1,4 +1,5 @@
-"""Links between hosts, as far as one host can show: who is reachable, the lease, what a standstill says."""
+"""Links between hosts, as far as one host can show: who is reachable, how long a worker goes on alone,
+and what a standstill says."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def test_without_a_coordinator_a_worker_on_another_host_stops_before_others_are_
     link.current = solo("w0")
     assert link.current.exchange(1, READY, {"n": 1}) == [{"n": 1}]
     link._welcome = {}  # it was there before
-    wait_until(lambda: link.current is not None and link.current.broken, 10, "the lease to end")
+    wait_until(lambda: link.current is not None and link.current.broken, 10, "the worker to stop")
     with pytest.raises(PeerLost):
         link.current.exchange(2, READY, {"n": 1})
 

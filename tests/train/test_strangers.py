@@ -256,3 +256,33 @@ def test_a_control_plane_that_leads_no_longer_is_refused(running: Running) -> No
     finally:
         for one in (former, present, person):
             one.close()
+
+
+def test_the_last_words_of_a_worker_count_though_its_exit_is_told_first(running: Running) -> None:
+    """The launcher tells of an exit over its own connection, which may be read before the worker's."""
+    agent = Connection.open(running.address, "s", timeout_s=5.0)
+    agent.send({"type": "hello", "role": "agent"})
+    spawn = until(agent, "spawn")
+    worker = Connection.open(running.address, "s", timeout_s=5.0)
+    about = {"worker": spawn["worker"], "pid": os.getpid(), "address": ["127.0.0.1", 1]}
+    worker.send(
+        {"type": "hello", "role": "worker", "status": "starting", "generation": 0, "members": [], **about}
+    )
+    worker.send({"type": "ready", "epoch": 0})
+    offer = until(worker, "candidate")["candidate"]
+    switched = {"generation": offer["number"], "members": offer["members"], "step": 0, "epoch": 0}
+    worker.send({"type": "switched", **switched})
+    wait_until(lambda: running.status()["members"] == [spawn["worker"]], 20, "the worker to be a member")
+    agent.send({"type": "exited", "worker": spawn["worker"], "code": 0})
+    wait_until(lambda: any(e["event"] == "exited" for e in running.job.events()), 20, "the exit to be read")
+    worker.send({"type": "done", "operation": 1})
+    worker.close()
+    assert until(agent, "finish")["code"] == 0
+    agent.close()
+
+
+def until(connection: Connection, kind: str) -> dict[str, Any]:
+    """The next message of this kind."""
+    while (message := connection.receive(20.0))["type"] != kind:
+        pass
+    return message
