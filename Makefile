@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup docs web pictures demo demo-sim test lint bench bench-runtime bench-platform bench-ray soak clean
+.PHONY: help setup docs web pictures demo demo-sim test test-long lint bench bench-runtime bench-platform bench-ray soak clean
 .DEFAULT_GOAL := help
 
 help:  ## What can be made
@@ -27,6 +27,9 @@ demo-sim: $(STAMP)  ## Every kind of scheduler side by side on a generated workl
 
 test: $(STAMP)  ## The whole test suite
 	$(BIN)/python -m pytest -n 4
+
+test-long: $(STAMP)  ## Wider forms of some tests: the same on every engine (5 minutes)
+	$(BIN)/python -m pytest -m long
 
 lint: $(STAMP)  ## Style, types and the import contract
 	$(BIN)/ruff check .

@@ -4,6 +4,8 @@ which worker."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,13 @@ def commands() -> Iterator[Commands]:
     made = Commands()
     yield made
     made.close()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the policies while the workers of a parallel run collect: once, not once for each of them."""
+    if session.config.pluginmanager.hasplugin("dsession"):
+        script = Path(__file__).parents[1] / "scripts" / "compile.py"
+        subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL, start_new_session=True)
 
 
 @pytest.hookimpl(trylast=True)

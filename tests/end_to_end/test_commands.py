@@ -18,6 +18,9 @@ from swell.engines.processes import processes_of
 
 from .conftest import TOY, Platform, finished
 
+ENGINES = ["local", pytest.param("ray", marks=pytest.mark.long)]
+"""For what does not depend on the engine: on Ray only in the long form."""
+
 
 @pytest.mark.slow
 def test_a_life_with_pause_bounds_another_policy_and_a_drained_node(
@@ -60,6 +63,7 @@ def test_a_life_with_pause_bounds_another_policy_and_a_drained_node(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_a_deadline_of_an_unknown_script_is_decided_after_a_profiling_run(
     platform: Callable[..., Platform],
 ) -> None:
@@ -121,6 +125,7 @@ def test_a_job_that_always_dies_is_given_up_with_a_reason(platform: Callable[...
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_the_second_run_of_a_script_is_quoted_from_history(platform: Callable[..., Platform]) -> None:
     here = platform()
     args = ("--epochs", 15, "--sample-ms", 2)

@@ -77,7 +77,8 @@ def test_a_nursery_forks_for_its_engine_alone_and_comes_back(
     (bench.home / "jobs" / "a").mkdir(parents=True)
     words = [sys.executable, "-c", STRANGER, str(made.path), str(bench.home / "jobs" / "a")]
     said = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert said.stdout == "b''\n" or "ConnectionResetError" in said.stderr, said
+    closed = ("ConnectionResetError", "BrokenPipeError")  # before or while the stranger spoke
+    assert said.stdout == "b''\n" or any(error in said.stderr for error in closed), said
     first = made._process
     first.kill()
     wait_until(lambda: made._process is not first and made.path.exists(), 120, "the next nursery")
