@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 .PHONY: help setup docs web pictures demo demo-sim test test-long lint bench bench-runtime bench-platform bench-ray soak clean
 .DEFAULT_GOAL := help
 
+# Tests and benchmarks start thousands of processes: each module is compiled once, not in each of them.
+export PYTHONDONTWRITEBYTECODE :=
+
 help:  ## What can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 

@@ -22,6 +22,7 @@ from .conftest import Platform, finished
 BOOSTING = Path(__file__).parents[2] / "examples" / "xgboost_digits.py"
 PROGRAM = """#!/bin/sh
 # Counts to $1, $SWELL_WORKERS times as fast with so many workers: rank 0 counts, the others are there.
+# Once there is a file hurry-$1 in $2 it counts by tens.
 while [ "$SWELL_RANK" -gt 0 ]; do
     [ -e "$SWELL_SAVE_NOW" ] && exit 75
     [ -f "$SWELL_STATE/i" ] && [ "$(cat "$SWELL_STATE/i")" = "$1" ] && exit 0
@@ -30,7 +31,7 @@ done
 i=0; [ -f "$SWELL_STATE/i" ] && i=$(cat "$SWELL_STATE/i")
 echo "begins at $i with $SWELL_WORKERS"
 while [ "$i" -lt "$1" ]; do
-    if [ -e "hurry-$1" ]; then i=$((i + 10)); [ "$i" -gt "$1" ] && i=$1
+    if [ -e "$2/hurry-$1" ]; then i=$((i + 10)); [ "$i" -gt "$1" ] && i=$1
     else i=$((i + 1)); sleep "$(printf 0.%03d $((150 / SWELL_WORKERS)))"; fi
     echo $i > "$SWELL_STATE/new" && mv "$SWELL_STATE/new" "$SWELL_STATE/i"
     echo "swell: progress=$i of=$1 loss=0.$i"
@@ -46,7 +47,12 @@ def _submit(here: Platform, name: str, count: int, **options: object) -> str:
         script.write_text(PROGRAM)
         script.chmod(0o755)
     request = JobRequest(
-        name=name, script="count.sh", args=(str(count),), workdir=str(here.home), command=True, **options
+        name=name,
+        script="count.sh",
+        args=(str(count), str(here.home)),
+        workdir=str(here.home),
+        command=True,
+        **options,
     )  # type: ignore[arg-type]
     return here.plane.submit(request, "ann").job_id
 
