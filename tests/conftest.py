@@ -19,6 +19,8 @@ from swell.engines.nursery import SHARED, Nursery
 
 pytest_plugins = ["tests.completeness"]
 
+ROOT = Path(__file__).parents[1]
+
 COMPILED = tuple(
     f"tests/{name}" for name in ("policies/", "sim/", "control/test_same", "control/test_quotes")
 )
@@ -63,10 +65,9 @@ def commands() -> Iterator[Commands]:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the policies while the workers of a parallel run collect: once, not once for each of them."""
+    """Before a parallel run: compile the policies once, not once for each worker."""
     if session.config.pluginmanager.hasplugin("dsession"):
-        script = Path(__file__).parents[1] / "scripts" / "compile.py"
-        subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL, start_new_session=True)
+        subprocess.run([sys.executable, str(ROOT / "scripts" / "compile.py")], check=True)
 
 
 @pytest.hookimpl(trylast=True)

@@ -19,6 +19,7 @@ from swell.engines.processes import processes_of
 
 from .conftest import Platform, finished
 
+ENGINES = ["local", pytest.param("ray", marks=pytest.mark.long)]
 BOOSTING = Path(__file__).parents[2] / "examples" / "xgboost_digits.py"
 PROGRAM = """#!/bin/sh
 # Counts to $1, $SWELL_WORKERS times as fast with so many workers: rank 0 counts, the others are there.
@@ -61,7 +62,7 @@ def _workers(record: JobRecord) -> int:
     return len(record.held)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_a_program_is_grown_paused_and_goes_on(platform: Callable[..., Platform]) -> None:
     here = platform("elasticflow", nodes="1x2")
     job = _submit(here, "first", 400, max_workers=2)
@@ -77,7 +78,7 @@ def test_a_program_is_grown_paused_and_goes_on(platform: Callable[..., Platform]
     assert EventKind.RESIZED in kinds and EventKind.PROGRESS in kinds
 
 
-@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.long)], indirect=True)
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_programs_share_the_slots_outlive_a_kill_and_keep_their_promises(
     platform: Callable[..., Platform],
 ) -> None:
