@@ -113,14 +113,6 @@ def test_workers_that_are_not_where_they_should_be_are_put_there() -> None:
     assert step(RUNNING, seen(RunState.STOPPING, (0,)), 110.0) == (RUNNING, [])
 
 
-def test_a_job_that_trains_though_its_start_was_never_reported_holds_the_slots_it_is_seen_on() -> None:
-    unreported = replace(RUNNING, held=())
-    record, out = step(unreported, seen(RunState.RUNNING, placement=(0, 1)), 110.0)
-    assert record.held == (0, 1) and kinds(out) == [EventKind.ALLOCATED]
-    assert step(record, seen(RunState.RUNNING, placement=(0, 1)), 111.0) == (record, [])
-    assert step(unreported, seen(RunState.STARTING, placement=(0, 1)), 110.0) == (unreported, [])
-
-
 def test_a_job_that_is_over_but_still_runs_is_ended() -> None:
     over = replace(RUNNING, phase=Phase.CANCELLED, wanted=())
     assert step(over, seen(RunState.RUNNING), 110.0) == (over, [End()])

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.control.conftest import make_record
 
-from swell.control.lifecycle import Seen, Vanished
+from swell.control.lifecycle import Seen, Started, Vanished
 from swell.control.model import Phase
-from swell.control.reconcile import BEHIND_S, LOST_AFTER_S, AskAgain, EndStray, Feed, Reconciler
+from swell.control.reconcile import (
+    BEHIND_S,
+    LOST_AFTER_S,
+    UNHEARD_S,
+    AskAgain,
+    EndStray,
+    Feed,
+    Reconciler,
+)
 from swell.engines import Observed, RunState
 
 RUNNING = make_record("a", phase=Phase.RUNNING, wanted=(0,))
@@ -58,3 +68,13 @@ def test_a_job_that_lacks_workers_for_long_is_asked_for_again() -> None:
     assert AskAgain("a") in list(reconciler.differences(records, {"a": fewer}, BEHIND_S))
     list(reconciler.differences(records, {"a": whole}, BEHIND_S + 1))
     assert reconciler.behind_s("a", BEHIND_S + 1) == 0.0
+
+
+def test_a_job_that_trains_though_its_start_was_never_reported_has_started_after_a_while() -> None:
+    reconciler, records = Reconciler(), {"a": RUNNING}
+    for now_s in (10.0, 10.0 + UNHEARD_S / 2):
+        assert list(reconciler.differences(records, {"a": SEEN}, now_s)) == [Feed("a", Seen(SEEN))]
+    started = Feed("a", Started((0,), 0.0))
+    assert started in reconciler.differences(records, {"a": SEEN}, 10.0 + UNHEARD_S)
+    records["a"] = replace(RUNNING, held=(0,))
+    assert started not in reconciler.differences(records, {"a": SEEN}, 20.0)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from swell.control.model import JobRequest
+from swell.engines import Launch
 from swell.engines.local import LocalEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import STOPPED
@@ -61,3 +64,32 @@ def test_a_job_that_was_started_on_another_slot_than_it_wants_stays_there_until_
     leaving.live = {}
     engine._send_target(job, 1.0)
     assert job.told == (3,) and len(list(engine.reports())) == 1
+
+
+def test_a_job_that_shrinks_keeps_its_slots_until_it_goes_on_without_them(tmp_path: Path) -> None:
+    engine = LocalEngine(tmp_path, slots=4)
+    job = SupervisedJob("a", tmp_path, wanted=(0, 1), told=(0, 1), alive=True, live={"w0": 0, "w1": 1})
+    engine._add_report(job, "resized", {"pause_s": 0.0, "gpus": (0, 1)})
+    job.told, job.told_s = (0,), time.monotonic()
+    job.live = {"w0": 0}  # the other one has left
+    assert job.slots == {0, 1}, "the log still shows it on both"
+    engine._add_report(job, "resized", {"pause_s": 0.1, "gpus": (0,)})
+    assert job.slots == {0}
+    job.told_s, job.logged = float("-inf"), (0, 1)
+    assert job.slots == {0}, "one that never says so does not keep them for ever"
+    (tmp_path / "exit.json").write_text(json.dumps({"code": 0, "reason": ""}))
+    job.gone()
+    assert job.slots == {0, 1}, "until its end is noted"
+
+
+def test_a_job_wanted_again_before_it_was_told_to_stop_is_reported_where_it_is(
+    tmp_path: Path,
+) -> None:
+    engine = LocalEngine(tmp_path, slots=4)
+    job = SupervisedJob("a", tmp_path, wanted=(), told=(0, 1), alive=True)
+    engine._jobs["a"] = job
+    launch = Launch(job_id="a", request=JobRequest(name="a", script="train.py"), job_dir=tmp_path)
+    engine.apply(launch, (1, 2))
+    assert [(r.kind, r.data["gpus"]) for r in engine.reports()] == [("started", (0, 1))]
+    engine.apply(launch, (2,))
+    assert list(engine.reports()) == []

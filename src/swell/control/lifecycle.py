@@ -259,9 +259,6 @@ def _seen(record: JobRecord, observed: Observed, now_s: float) -> Step:
         return changed, [log, End(), Reschedule()]
     if observed.target != record.wanted and observed.state is not RunState.STOPPING:
         return record, [Apply()]
-    if observed.state is RunState.RUNNING and observed.placement:
-        # The report of its start was lost with a failed write, or the record is from an older version.
-        return _started(record, observed.placement, 0.0, now_s)
     return record, []
 
 

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 
 from swell.control import lifecycle
 from swell.control.model import JobRecord, Phase
-from swell.engines import Observed
+from swell.engines import Observed, RunState
 
 LOST_AFTER_S = 3.0
 """A job that should run counts as vanished once the engine has not known it for this long."""
+UNHEARD_S = 3.0
+"""A job that has run for this long without a word of its start counts as started: the report was lost with a
+failed write, or the record is from an older version."""
 BEHIND_S = 30.0
 """If a job has had another number of workers than wanted for this long, the engine is asked again."""
 
@@ -52,6 +55,8 @@ class Reconciler:
     _missing_since_s: dict[str, float] = field(default_factory=dict)
     _behind_since_s: dict[str, float] = field(default_factory=dict)
     """Since when jobs have not had as many workers as they should."""
+    _unheard_since_s: dict[str, float] = field(default_factory=dict)
+    """Since when jobs have run though their records do not say on which slots."""
 
     def came_up(self, job_id: str) -> None:
         """Note a job that was in the store when the control plane came up."""
@@ -62,6 +67,7 @@ class Reconciler:
         self._unconfirmed.discard(job_id)
         self._missing_since_s.pop(job_id, None)
         self._behind_since_s.pop(job_id, None)
+        self._unheard_since_s.pop(job_id, None)
 
     def behind_s(self, job_id: str, now_s: float) -> float:
         """For how long a job has not had as many workers as it should; 0 if it has."""
@@ -82,7 +88,12 @@ class Reconciler:
             elif job_id in observed:
                 self._unconfirmed.discard(job_id)
                 self._missing_since_s.pop(job_id, None)
-                if len(observed[job_id].placement) == len(record.wanted):
+                seen = observed[job_id]
+                if record.held or seen.state is not RunState.RUNNING or not seen.placement:
+                    self._unheard_since_s.pop(job_id, None)
+                elif now_s - self._unheard_since_s.setdefault(job_id, now_s) >= UNHEARD_S:
+                    yield Feed(job_id, lifecycle.Started(seen.placement, 0.0))
+                if len(seen.placement) == len(record.wanted):
                     self._behind_since_s.pop(job_id, None)
                 elif now_s - self._behind_since_s.setdefault(job_id, now_s) >= BEHIND_S:
                     yield AskAgain(job_id)

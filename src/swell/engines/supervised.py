@@ -178,7 +178,11 @@ class SupervisedEngine:
             job.launch = launch
             if job.wanted == placement or job.over:
                 return  # nothing new, or the job is over and the caller has not seen that yet
+            stopping = not job.wanted
             job.wanted, job.wanted_s = placement, time.monotonic()
+            if job.alive and stopping and job.stop_by_s is None and job.told:
+                # It was to stop, and has not been told yet: it goes on as it is, and the log says so.
+                self._add_report(job, "started", {"gpus": job.shown, "pause_s": 0.0})
             if placement and not job.alive:
                 job.outcome = None  # the job was stopped before, and is to go on
         self._poke()
@@ -413,6 +417,8 @@ class SupervisedEngine:
         if not job.allowance.take():
             job.complain("reports more than the platform listens to; the rest is dropped")
             return
+        if kind in ("started", "resized"):
+            job.logged = data["gpus"]
         self._reports.append(Report(job_id=job.job_id, time_s=clock.now_s(), kind=kind, data=data))
         self._wake()
 

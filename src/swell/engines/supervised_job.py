@@ -32,6 +32,9 @@ ANSWER_S = 1.0
 NOTE_END_S = 5.0
 """How long the control plane is given to note that a job has ended, or to start it again if it was killed,
 before its slots go to another one."""
+SHRINK_S = 30.0
+"""How long a job that was told to shrink may take to say that it goes on with fewer workers, before the slots
+that it leaves go to another one."""
 UNBORN_S = 60.0
 """For this long after its start a job that says nothing counts as one that has not trained yet."""
 MOST_REASON = 4000
@@ -108,6 +111,8 @@ class SupervisedJob:
     """The slots that the coordinator was last told to have workers on; for the local engine only their number
     matters."""
     told_s: float = float("-inf")
+    logged: Placement = ()
+    """The slots that the event log was last told of."""
     live: dict[str, int | None] = field(default_factory=dict)
     """The workers that have a process, with their slots: reported by the job on Ray, assigned by the local
     engine."""
@@ -185,11 +190,15 @@ class SupervisedJob:
         """The slots on which the job has or was told to have workers.
 
         A job that has ended keeps them until the control plane had time to note the end, and one that was
-        killed until it had time to start it again. So the event log never shows a slot in two hands.
+        killed until it had time to start it again. One that shrinks keeps those that it leaves until it says
+        that it goes on without them. So the event log never shows a slot in two hands.
         """
-        if not self.alive and time.monotonic() > self.kept_until_s:
+        now_s = time.monotonic()
+        if not self.alive and now_s > self.kept_until_s:
             return set()
-        return set(self.told) | {slot for slot in self.live.values() if slot is not None}
+        shrinks = self.alive and now_s < self.told_s + SHRINK_S
+        shown = set(self.logged) if shrinks else set()
+        return set(self.told) | shown | {slot for slot in self.live.values() if slot is not None}
 
     @property
     def shown(self) -> Placement:
@@ -255,7 +264,7 @@ class SupervisedJob:
     def started(self, child: Child, granted: Placement, now_s: float) -> None:
         """Note that a supervisor was started on the granted slots."""
         self.child, self.started_s = child, now_s
-        self.told, self.told_s = granted, now_s
+        self.told, self.told_s, self.logged = granted, now_s, ()
         self.alive, self.state, self.outcome = True, RunState.STARTING, None
         self.stop_by_s = None
         self.live, self.ready, self.members, self.former = {}, set(), set(), set()
@@ -271,7 +280,7 @@ class SupervisedJob:
         if self.outcome is None and asked_to_stop:  # before it had trained, or it was killed as it stopped
             self.outcome = Outcome(RunState.STOPPED, 0, STOPPED)
         if self.outcome is None or self.over:
-            self.told = tuple(sorted({*self.told, *self.occupied(self.live)}))
+            self.told = tuple(sorted({*self.told, *self.logged, *self.occupied(self.live)}))
             self.kept_until_s = time.monotonic() + NOTE_END_S
         else:
             self.told = ()
