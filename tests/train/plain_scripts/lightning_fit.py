@@ -1,10 +1,10 @@
-"""Lightning's Trainer.fit with validation, a schedule and a checkpoint callback."""
+"""Lightning's Trainer.fit: validation, accumulation, clipping, schedule, bf16, checkpoints, resume."""
 
 import json
 import logging
 import sys
-import time
 import warnings
+from pathlib import Path
 
 import lightning as L
 import torch
@@ -12,9 +12,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+sys.path.insert(0, str(Path(__file__).parent))
+from tools.pace import Pace
+
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")
-epochs, pace, folder = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+epochs, pace, folder = int(sys.argv[1]), Pace(sys.argv[2]), sys.argv[3]
+options = dict(option.split("=") for option in sys.argv[4:])  # seed, stop (after so many epochs), resume
 
 
 class Regression(L.LightningModule):
@@ -24,7 +28,7 @@ class Regression(L.LightningModule):
         self.batches = 0
 
     def training_step(self, batch, batch_idx):
-        time.sleep(pace)
+        pace.pause()
         self.batches += 1
         loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
         self.log("train_loss", loss)
@@ -43,9 +47,11 @@ x = torch.randn(168, 4)
 y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(168, 1)
 train = DataLoader(TensorDataset(x[:160], y[:160]), batch_size=20, shuffle=True)
 valid = DataLoader(TensorDataset(x[160:], y[160:]), batch_size=4)
-best = ModelCheckpoint(folder, monitor="val_loss", filename="best")
+best = ModelCheckpoint(folder, monitor="val_loss", filename="best", save_last=True)
 trainer = L.Trainer(
-    max_epochs=epochs,
+    max_epochs=int(options.get("stop", epochs)),
+    precision="bf16-mixed",
+    accumulate_grad_batches=2,
     accelerator="cpu",
     devices=1,
     logger=False,
@@ -55,7 +61,8 @@ trainer = L.Trainer(
     gradient_clip_val=5.0,
 )
 model = Regression()
-trainer.fit(model, train, valid)
+torch.manual_seed(int(options.get("seed", 3)))
+trainer.fit(model, train, valid, ckpt_path=f"{folder}/last.ckpt" if "resume" in options else None)
 result = {
     "final": trainer.callback_metrics["val_loss"].item(),
     "steps": trainer.global_step,
