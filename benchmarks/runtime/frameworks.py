@@ -4,8 +4,8 @@
 
 Each script of tests/train/plain_scripts is run plainly and under `--auto`, in turns, and measures the time
 between two of its steps (tools/pace.py): of the processor, which a busy machine changes little, and of the
-clock. The models are tiny, so that a step takes a few milliseconds and what swell adds to it shows. Prints the
-medians and their ratios.
+clock. The models are tiny, so that a step takes a few milliseconds and what swell adds to it shows. Prints
+the medians and their ratios.
 """
 
 from __future__ import annotations

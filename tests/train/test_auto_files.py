@@ -77,7 +77,9 @@ def test_a_newcomer_sees_what_the_job_resumed_from_though_it_is_gone(tmp_path: P
     with _worker(tmp_path, leader, "w0"):
         assert (tmp_path / "checkpoint-50" / "state.json").read_text() == "50"
         assert (tmp_path / "once.txt").read_text() == "read"
-        (tmp_path / "checkpoint-60").mkdir()
+        with _worker(tmp_path, Role(), "w1"):
+            (tmp_path / "checkpoint-60").mkdir()  # another member was here before the leader
+        (tmp_path / "checkpoint-60").mkdir(exist_ok=True)
         (tmp_path / "checkpoint-60" / "state.json").write_text("60")
         shutil.rmtree(tmp_path / "checkpoint-40")
         shutil.rmtree(tmp_path / "checkpoint-50")

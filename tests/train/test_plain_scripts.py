@@ -101,7 +101,7 @@ def _framework(stage: Any, name: str, folder: Path, epochs: int, pace: float) ->
 @pytest.mark.timeout(900)
 @_needs("transformers")
 def test_the_trainer_of_hugging_face(stage: Any, tmp_path: Path) -> None:
-    result = _framework(stage, "hugging_face.py", tmp_path, 20, 0.1)
+    result = _framework(stage, "hugging_face.py", tmp_path, 20, 0.2)
     assert result["steps"] == 400 and result["counted"] == 400 - 2 * 20 and result["epoch"] == 20.0
     assert result["logged"] == list(range(5, 401, 5)), "the log history is continuous"
     assert result["evaluated"] == [*range(20, 401, 20), 400] and result["lr"] == pytest.approx(0.0, abs=1e-9)

@@ -184,7 +184,8 @@ class Files:
             self._write_down(path, self._place_for(path), _keep_all)
 
     def _place_for(self, path: str) -> str:
-        return str(self._keep / str(len(self._noted)) / os.path.basename(path))  # noqa: PTH119
+        name = f"{os.getpid()}-{len(self._noted)}"  # a later leader must not use it again
+        return str(self._keep / name / os.path.basename(path))  # noqa: PTH119
 
     def _write_down(self, path: str, kept: str | None, keep: Callable[[str, str], Any] | None = None) -> None:
         with contextlib.suppress(OSError, shutil.Error):  # a full disk must not end the job
@@ -312,7 +313,7 @@ class Files:
     def mkdir(self, target: Any, *args: Any, **options: Any) -> None:
         """`os.mkdir`: a folder that an earlier worker made is no error for a later one."""
         path = self.path(target)
-        if path is not None and self.leads():
+        if path is not None and not self._behind():  # whoever is first: also another member than the leader
             self.note(path)
         try:
             _mkdir(target, *args, **options)
