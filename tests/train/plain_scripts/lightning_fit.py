@@ -1,4 +1,4 @@
-"""Lightning's Trainer.fit: validation, accumulation, clipping, schedule, bf16, checkpoints, resume."""
+"""Lightning's Trainer.fit with validation, clipping, a schedule and a checkpoint callback."""
 
 import json
 import logging
@@ -18,7 +18,6 @@ from tools.pace import Pace
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")
 epochs, pace, folder = int(sys.argv[1]), Pace(sys.argv[2]), sys.argv[3]
-options = dict(option.split("=") for option in sys.argv[4:])  # seed, stop (after so many epochs), resume
 
 
 class Regression(L.LightningModule):
@@ -47,11 +46,9 @@ x = torch.randn(168, 4)
 y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(168, 1)
 train = DataLoader(TensorDataset(x[:160], y[:160]), batch_size=20, shuffle=True)
 valid = DataLoader(TensorDataset(x[160:], y[160:]), batch_size=4)
-best = ModelCheckpoint(folder, monitor="val_loss", filename="best", save_last=True)
+best = ModelCheckpoint(folder, monitor="val_loss", filename="best")
 trainer = L.Trainer(
-    max_epochs=int(options.get("stop", epochs)),
-    precision="bf16-mixed",
-    accumulate_grad_batches=2,
+    max_epochs=epochs,
     accelerator="cpu",
     devices=1,
     logger=False,
@@ -61,8 +58,7 @@ trainer = L.Trainer(
     gradient_clip_val=5.0,
 )
 model = Regression()
-torch.manual_seed(int(options.get("seed", 3)))
-trainer.fit(model, train, valid, ckpt_path=f"{folder}/last.ckpt" if "resume" in options else None)
+trainer.fit(model, train, valid)
 result = {
     "final": trainer.callback_metrics["val_loss"].item(),
     "steps": trainer.global_step,
