@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from swell.train.agent.errors import TrainError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -285,18 +288,69 @@ UNSHARABLE = {
         nn.functional.mse_loss(model(a), b).backward()
         optimizer.step()
 """,
+    "sets up torch.distributed": """
+    address = "tcp://127.0.0.1:PORT"  # the same for every worker
+    torch.distributed.init_process_group("gloo", init_method=address, rank=0, world_size=1)
+    model = nn.parallel.DistributedDataParallel(model)
+    for a, b in DataLoader(data, batch_size=5):
+        nn.functional.mse_loss(model(a), b).backward()
+        optimizer.step()
+    torch.distributed.destroy_process_group()
+""",
 }
 
 
 @pytest.mark.parametrize("reason", UNSHARABLE)
 def test_what_cannot_be_shared_runs_on_one_worker_and_says_why(stage: Any, reason: str) -> None:
     head = BY_HAND if reason == "by hand" else HEAD
-    job = _auto(stage, head + UNSHARABLE[reason] + "    print('came to its end')\n", workers=2, minimum=1)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        body = UNSHARABLE[reason].replace("PORT", str(free.getsockname()[1]))
+    job = _auto(stage, head + body + "    print('came to its end')\n", workers=2, minimum=1)
     assert job.wait() == 0, job.output()
     assert job.output().count(reason) == 1 and "it runs on one worker" in job.output()
     assert "To share it: " in job.output(), "what to do next"
     assert job.output().count("came to its end") == 1
     assert [e["workers"] for e in job.events("confined")] == [1]
+
+
+ON_ONE_WORKER = """
+    import json, sys, time
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    torch.manual_seed(0)
+    x = torch.randn(40, 3)
+    y = x @ torch.tensor([[1.0], [2.0], [3.0]])
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+    steps = 0
+    for epoch in range(100):
+        for a, b in DataLoader(TensorDataset(x, y), batch_size=40):
+            time.sleep(0.02)
+            def closure():
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(a), b)
+                loss.backward()
+                return loss
+            optimizer.step(closure)
+            steps += 1
+    print(json.dumps({"steps": steps, "loss": nn.functional.mse_loss(model(x), y).item()}))
+"""
+
+
+def test_a_job_on_one_worker_refuses_more_and_survives_its_death(stage: Any) -> None:
+    job = stage.run(ON_ONE_WORKER, workers=1, minimum=1, settings={"auto": True, "checkpoint_s": 0.1})
+    job.wait_for(lambda s: s["confined"] and s["step"] >= 20)
+    with pytest.raises(TrainError, match="closure"):
+        job.resize(3)
+    job.wait_for(lambda s: any(e["step"] >= 20 for e in job.events("checkpoint")))
+    job.kill(0)
+    assert job.wait() == 0, job.output()
+    steps = [event["step"] for event in job.events("generation")]
+    assert len(steps) == 2 and steps[1] >= 20, "it goes on from its checkpoint"
+    result = json.loads(next(line for line in job.output().splitlines() if "{" in line).split("| ")[-1])
+    assert result["steps"] == 100 and result["loss"] < 1e-4
+    assert job.output().count("it runs on one worker") <= 2, "once for each process that ran it"
 
 
 def test_what_cannot_be_shared_is_refused_where_one_worker_is_not_allowed(stage: Any) -> None:

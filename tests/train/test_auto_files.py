@@ -67,6 +67,35 @@ def test_a_log_goes_on_where_the_leader_left_it(tmp_path: Path) -> None:
     assert (tmp_path / "train.log").read_text() == "epoch 0\nepoch 1\n"
 
 
+def test_a_newcomer_sees_what_the_job_resumed_from_though_it_is_gone(tmp_path: Path) -> None:
+    for number in (40, 50):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        (tmp_path / f"checkpoint-{number}" / "state.json").write_text(str(number))
+    (tmp_path / "once.txt").write_text("read")
+    leader, newcomer = Role(), Role()
+    leader.leads = newcomer.behind = True
+    with _worker(tmp_path, leader, "w0"):
+        assert (tmp_path / "checkpoint-50" / "state.json").read_text() == "50"
+        assert (tmp_path / "once.txt").read_text() == "read"
+        with _worker(tmp_path, Role(), "w1"):
+            (tmp_path / "checkpoint-60").mkdir()  # another member was here before the leader
+        (tmp_path / "checkpoint-60").mkdir(exist_ok=True)
+        (tmp_path / "checkpoint-60" / "state.json").write_text("60")
+        shutil.rmtree(tmp_path / "checkpoint-40")
+        shutil.rmtree(tmp_path / "checkpoint-50")
+        os.remove(tmp_path / "once.txt")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-60", "job"]
+    with _worker(tmp_path, newcomer):
+        assert sorted(os.listdir(tmp_path)) == ["checkpoint-50", "job", "once.txt"]
+        assert [p.name for p in tmp_path.glob("checkpoint-*")] == ["checkpoint-50"]
+        assert os.path.isdir(tmp_path / "checkpoint-50") and not os.path.exists(tmp_path / "checkpoint-60")
+        assert (tmp_path / "checkpoint-50" / "state.json").read_text() == "50"
+        assert os.listdir(tmp_path / "checkpoint-50") == ["state.json"]
+        assert (tmp_path / "once.txt").read_text() == "read"
+        newcomer.behind = False
+        assert sorted(os.listdir(tmp_path)) == ["checkpoint-60", "job"], "it has come to the job's position"
+
+
 def test_a_newcomer_sees_the_files_as_the_job_found_them(tmp_path: Path) -> None:
     (tmp_path / "resume.txt").write_text("10")
     leader, newcomer = Role(), Role()

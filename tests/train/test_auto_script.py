@@ -125,10 +125,23 @@ def test_a_loss_that_is_neither_is_tried_three_times() -> None:
     reduction = Reduction()
     for attempt in range(9):
         assert reduction.found is None
-        number, samples = reduction.samples(list(range(10)))
+        number, samples = reduction.samples(list(range(10)), attempt, 1)
         assert number == attempt % 3 and len(samples) == (10 if number == 1 else 5)
         reduction.tried(number, [2.0, 3.0, 2.0][number])
     assert reduction.found == "neither"
+
+
+@pytest.mark.parametrize("kind", ["mean", "sum"])
+def test_batches_of_one_step_are_of_one_try(kind: str) -> None:
+    """Hugging Face's Trainer divides the sum of each batch by the samples of all batches of its step."""
+    reduction, per_step, index = Reduction(), 2, 1  # the newcomer comes in the middle of a step
+    while reduction.found is None:
+        step = [reduction.samples(list(range(10)), i, per_step) for i in range(index, index // 2 * 2 + 2)]
+        whole = sum(len(samples) for _, samples in step)
+        for number, samples in step:
+            reduction.tried(number, len(samples) / (whole if kind == "mean" else 1))
+        index += len(step)
+    assert reduction.found == kind and index == 8, "three whole steps after the first half"
 
 
 def test_one_module_is_the_model_itself() -> None:

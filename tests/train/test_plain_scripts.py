@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,13 @@ def _resize(job: Any, *counts: int, timeout_s: float = 60.0) -> None:
         job.wait_for(lambda s, begin=status["step"]: s["step"] >= begin + 3, timeout_s)
 
 
+def _whole_schedule(job: Any, timeout_s: float = 60.0, victim: int = -1) -> None:
+    """1 -> 2 -> 3 workers, a kill -9, 1 -> 3."""
+    _resize(job, 2, 3, timeout_s=timeout_s)
+    job.kill(victim)
+    _resize(job, 1, 3, timeout_s=timeout_s)
+
+
 def _result(job: Any, timeout_s: float = 120.0) -> dict[str, Any]:
     assert job.wait(timeout_s) == 0, job.output()
     found = [line for line in job.output().splitlines() if '{"' in line]
@@ -37,9 +46,7 @@ def test_files_own_checkpoints_packages_sums_and_layers_unfrozen_later(
     stage: Any, tmp_path: Path, reduction: str
 ) -> None:
     job = _run(stage, "everyday.py", "80", "0.004", str(tmp_path), reduction, maximum=3)
-    _resize(job, 2, 3)
-    job.kill(-1 if reduction == "mean" else 0)  # the leader's death moves its files to another worker
-    _resize(job, 1, 3)
+    _whole_schedule(job, victim=-1 if reduction == "mean" else 0)  # a leader's files move to another worker
     result = _result(job)
     assert result["final"] == result["best"] < 0.16, "plain runs in six orders: 0.013 to 0.108"
     assert 640 <= result["steps"] <= 644, "one more for each batch whose samples came again"
@@ -53,9 +60,7 @@ def test_files_own_checkpoints_packages_sums_and_layers_unfrozen_later(
 
 def test_batches_drawn_ahead_from_an_endless_sampler(stage: Any) -> None:
     job = _run(stage, "prefetch.py", "500", "0.004", maximum=3)
-    _resize(job, 2, 3)
-    job.kill(-1)
-    _resize(job, 1, 3)
+    _whole_schedule(job)
     result = _result(job)
     assert result["steps"] == 500 and result["final"] < 0.06
     assert "could not follow" not in job.output()
@@ -63,9 +68,7 @@ def test_batches_drawn_ahead_from_an_endless_sampler(stage: Any) -> None:
 
 def test_two_optimizers_of_a_gan_are_elastic(stage: Any) -> None:
     job = _run(stage, "gan.py", "60", "0.004", maximum=3)
-    _resize(job, 2, 3)
-    job.kill(-1)
-    _resize(job, 1, 2)
+    _whole_schedule(job)
     result = _result(job)
     assert 600 <= result["count"] <= 602 and result["off"] < 0.8
 
@@ -75,39 +78,48 @@ def _needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing, reason=f"{package} is not installed (pip install 'swell[frameworks]')")
 
 
+def _until_the_schedule_is_over(
+    stage: Any, name: str, folder: Path, epochs: int, pace: float, *more: str
+) -> Any:
+    """Run a script through the whole schedule; its pauses end with the last resize."""
+    hurry = folder / "hurry"
+    job = _run(stage, name, str(epochs), f"{pace}:{hurry}", str(folder), *more, maximum=3)
+    _whole_schedule(job, 250.0)
+    hurry.touch()
+    return job
+
+
 @pytest.mark.slow  # most of it waits: imports of the framework, and steps with a pause
+@pytest.mark.timeout(900)
 @_needs("transformers")
 def test_the_trainer_of_hugging_face(stage: Any, tmp_path: Path) -> None:
-    job = _run(stage, "hugging_face.py", "24", "0.02", str(tmp_path), maximum=2)
-    _resize(job, 2, timeout_s=150.0)
-    job.kill(-1)
-    _resize(job, 1, timeout_s=150.0)
+    first = [str(SCRIPTS / "hugging_face.py"), "20", "0", str(tmp_path), "stop=2"]
+    subprocess.run([sys.executable, *first], capture_output=True, check=True)
+    job = _until_the_schedule_is_over(stage, "hugging_face.py", tmp_path, 20, 0.2, "resume=1")
     result = _result(job, 250.0)
-    assert result["steps"] == result["counted"] == 24 * 32 and result["epoch"] == 24.0
-    assert result["logged"] == list(range(5, 24 * 32 + 1, 5)), "the log history is continuous"
-    assert result["final"] < 0.06 and result["lr"] == pytest.approx(0.0, abs=1e-9)
+    assert "could not follow" not in job.output()
+    assert result["steps"] == 400 and result["counted"] == 400 - 2 * 20 and result["epoch"] == 20.0
+    assert result["logged"] == list(range(5, 401, 5)), "the log history is continuous"
+    assert result["evaluated"] == [*range(20, 401, 20), 400] and result["lr"] == pytest.approx(0.0, abs=1e-9)
+    assert 0.09 < result["final"] < 0.125, "plain runs: 0.103 to 0.108; with gradients twice as large 0.04"
     assert len(list(tmp_path.glob("checkpoint-*"))) == 2, "save_total_limit"
 
 
 @pytest.mark.slow  # most of it waits: imports of the framework, and steps with a pause
+@pytest.mark.timeout(900)
 @_needs("accelerate")
-def test_a_loop_with_accelerate(stage: Any) -> None:
-    job = _run(stage, "accelerated.py", "60", "0.015", maximum=2)
-    _resize(job, 2, timeout_s=150.0)
-    job.kill(-1)
-    _resize(job, 1, timeout_s=150.0)
+def test_a_loop_with_accelerate(stage: Any, tmp_path: Path) -> None:
+    job = _until_the_schedule_is_over(stage, "accelerated.py", tmp_path, 60, 0.05)
     result = _result(job, 250.0)
     assert result["steps"] == 60 * 16 and result["lr"] == pytest.approx(0.025)
     assert result["final"] < 0.04
 
 
 @pytest.mark.slow  # most of it waits: imports of the framework, and steps with a pause
+@pytest.mark.timeout(900)
 @_needs("lightning")
 def test_lightnings_trainer_fit(stage: Any, tmp_path: Path) -> None:
-    job = _run(stage, "lightning_fit.py", "150", "0.02", str(tmp_path), maximum=2)
-    _resize(job, 2, timeout_s=150.0)
-    job.kill(-1)
-    _resize(job, 1, timeout_s=150.0)
+    job = _until_the_schedule_is_over(stage, "lightning_fit.py", tmp_path, 150, 0.05)
     result = _result(job, 250.0)
     assert 1200 <= result["steps"] == result["batches"] <= 1202 and result["epoch"] == 150
     assert result["lr"] == pytest.approx(0.05 * 0.7**15) and result["final"] < 0.06

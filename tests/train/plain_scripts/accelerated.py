@@ -2,14 +2,17 @@
 
 import json
 import sys
-import time
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-epochs, pace = int(sys.argv[1]), float(sys.argv[2])
+sys.path.insert(0, str(Path(__file__).parent))
+from tools.pace import Pace
+
+epochs, pace = int(sys.argv[1]), Pace(sys.argv[2])
 torch.manual_seed(3)
 x = torch.randn(320, 4)
 y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(320, 1)
@@ -23,7 +26,7 @@ steps = 0
 for epoch in range(epochs):
     for a, b in loader:
         with accelerator.accumulate(model):
-            time.sleep(pace)
+            pace.pause()
             accelerator.backward(nn.functional.mse_loss(model(a), b))
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 5.0)

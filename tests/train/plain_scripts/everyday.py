@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -15,8 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tools.engine import Engine
+from tools.pace import Pace
 
-epochs, pace, folder, reduction = int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+epochs, pace, folder, reduction = int(sys.argv[1]), Pace(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 os.makedirs(folder / "run")
 logging.basicConfig(filename=folder / "train.log", filemode="w", level=logging.INFO, format="%(message)s")
 
@@ -38,7 +38,7 @@ model[0].requires_grad_(False)
 for epoch in range(begin, epochs):
     if epoch == epochs // 16:
         model[0].requires_grad_(True)
-    engine.run(loader, lambda: time.sleep(pace))
+    engine.run(loader, pace.pause)
     with torch.no_grad():
         loss = nn.functional.mse_loss(model(x), y).item()
     logging.info("epoch %d", epoch)

@@ -2,13 +2,16 @@
 
 import json
 import sys
-import time
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-epochs, pace = int(sys.argv[1]), float(sys.argv[2])
+sys.path.insert(0, str(Path(__file__).parent))
+from tools.pace import Pace
+
+epochs, pace = int(sys.argv[1]), Pace(sys.argv[2])
 torch.manual_seed(1)
 data = TensorDataset(0.3 * torch.randn(320, 2) + torch.tensor([1.0, -1.0]))
 loader = DataLoader(data, batch_size=32, shuffle=True)
@@ -19,7 +22,7 @@ optimizer_m = torch.optim.Adam(maker.parameters(), lr=5e-3, betas=(0.5, 0.9))
 criterion, count = nn.BCEWithLogitsLoss(), 0
 for epoch in range(epochs):
     for (real,) in loader:
-        time.sleep(pace)
+        pace.pause()
         critic.zero_grad()
         criterion(critic(real), torch.ones(len(real), 1)).backward()
         fake = maker(torch.randn(len(real), 4))

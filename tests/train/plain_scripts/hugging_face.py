@@ -1,31 +1,37 @@
-"""Hugging Face's Trainer as its documentation writes it: accumulation, clipping, schedule, evaluation."""
+"""Hugging Face's Trainer and a model of its own: accumulation, clipping, schedule, bf16, resume."""
 
 import json
 import sys
-import time
+from pathlib import Path
 
 import torch
-from torch.utils.data import TensorDataset
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-epochs, pace, folder = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+sys.path.insert(0, str(Path(__file__).parent))
+from tools.pace import Pace
 
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-
-    def forward(self, x, labels=None):
-        time.sleep(pace)
-        logits = self.layers(x)
-        return {"loss": torch.nn.functional.mse_loss(logits, labels), "logits": logits}
+epochs, pace, folder = int(sys.argv[1]), Pace(sys.argv[2]), sys.argv[3]
+options = dict(option.split("=") for option in sys.argv[4:])  # seed, stop (after so many epochs), resume
 
 
-class Data(TensorDataset):
+class Counting(Dataset):
+    """Sequences that count in threes."""
+
+    def __init__(self, first, count):
+        self.tokens = (torch.arange(first, first + count)[:, None] + 3 * torch.arange(8)) % 16
+
+    def __len__(self):
+        return len(self.tokens)
+
     def __getitem__(self, i):
-        x, y = super().__getitem__(i)
-        return {"x": x, "labels": y}
+        return {"input_ids": self.tokens[i], "labels": self.tokens[i]}
+
+
+class PacedTrainer(Trainer):
+    def training_step(self, *args, **kwargs):
+        pace.pause()
+        return super().training_step(*args, **kwargs)
 
 
 class Count(TrainerCallback):
@@ -35,18 +41,24 @@ class Count(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         self.steps += 1
 
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if state.epoch >= float(options.get("stop", epochs)):
+            control.should_training_stop = True
 
-torch.manual_seed(3)
-x = torch.randn(648, 4)
-y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(648, 1)
-options = TrainingArguments(
+
+set_seed(3)
+shape = {"vocab_size": 16, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
+tokens = {"bos_token_id": 0, "eos_token_id": 0}
+model = GPT2LMHeadModel(GPT2Config(**shape, **tokens, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+arguments = TrainingArguments(
     output_dir=folder,
     num_train_epochs=epochs,
-    per_device_train_batch_size=10,
+    per_device_train_batch_size=12,
     gradient_accumulation_steps=2,
-    learning_rate=0.05,
+    learning_rate=0.15,
     optim="sgd",
     max_grad_norm=5.0,
+    bf16=True,
     eval_strategy="epoch",
     save_strategy="epoch",
     save_total_limit=2,
@@ -56,24 +68,21 @@ options = TrainingArguments(
     disable_tqdm=True,
     use_cpu=True,
     seed=3,
+    data_seed=int(options.get("seed", 3)),
 )
 count = Count()
-trainer = Trainer(
-    Net(),
-    options,
-    train_dataset=Data(x[:640], y[:640]),
-    eval_dataset=Data(x[640:], y[640:]),
-    callbacks=[count],
+trainer = PacedTrainer(
+    model, arguments, train_dataset=Counting(0, 480), eval_dataset=Counting(0, 16), callbacks=[count]
 )
-trainer.train()
+trainer.train(resume_from_checkpoint="resume" in options)
 state = trainer.state
-logged = [entry["step"] for entry in state.log_history if "loss" in entry]
 result = {
     "final": trainer.evaluate()["eval_loss"],
     "steps": state.global_step,
     "counted": count.steps,
     "epoch": state.epoch,
-    "logged": logged,
+    "logged": [entry["step"] for entry in state.log_history if "loss" in entry],
+    "evaluated": [entry["step"] for entry in state.log_history if "eval_loss" in entry],
     "lr": trainer.lr_scheduler.get_last_lr()[0],
 }
 print("result", json.dumps(result))

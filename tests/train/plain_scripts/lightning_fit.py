@@ -1,10 +1,10 @@
-"""Lightning's Trainer.fit with validation, a schedule and a checkpoint callback."""
+"""Lightning's Trainer.fit with validation, clipping, a schedule and a checkpoint callback."""
 
 import json
 import logging
 import sys
-import time
 import warnings
+from pathlib import Path
 
 import lightning as L
 import torch
@@ -12,9 +12,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+sys.path.insert(0, str(Path(__file__).parent))
+from tools.pace import Pace
+
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")
-epochs, pace, folder = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+epochs, pace, folder = int(sys.argv[1]), Pace(sys.argv[2]), sys.argv[3]
 
 
 class Regression(L.LightningModule):
@@ -24,7 +27,7 @@ class Regression(L.LightningModule):
         self.batches = 0
 
     def training_step(self, batch, batch_idx):
-        time.sleep(pace)
+        pace.pause()
         self.batches += 1
         loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
         self.log("train_loss", loss)

@@ -2,13 +2,16 @@
 
 import json
 import sys
-import time
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-steps, pace = int(sys.argv[1]), float(sys.argv[2])
+sys.path.insert(0, str(Path(__file__).parent))
+from tools.pace import Pace
+
+steps, pace = int(sys.argv[1]), Pace(sys.argv[2])
 torch.manual_seed(3)
 x = torch.randn(160, 4)
 y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(160, 1)
@@ -21,7 +24,7 @@ batch, step, losses = next(batches), 0, []
 while step < steps:
     loss = nn.functional.mse_loss(head(body(batch[0])), batch[1])
     batch = next(batches)
-    time.sleep(pace)
+    pace.pause()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

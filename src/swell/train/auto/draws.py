@@ -97,7 +97,7 @@ class Draws(Position):
             whole = here.take_whole(counts=rank == 0)
             assert whole is not None
             if rank and here.main is None:
-                whole.probe, samples = self.reduction.samples(whole.window)
+                whole.probe, samples = self.reduction.samples(whole.window, whole.index, self._per_step)
                 return samples
             return whole.window
         drawn = here.take(rank, world)

@@ -5,7 +5,7 @@
 - A newcomer runs the script from its beginning while the job has long since written checkpoints and logs. It
   must see the files as they were when the job began, or a script that resumes from its own checkpoint would
   begin somewhere else. So the leader keeps a journal of the files it creates, and a copy of those it replaces
-  that the script has read before.
+  or removes that the script has read before (the checkpoint it resumed from, which `save_total_limit` ends).
 - A file that another worker holds open, such as a log, is continued where the leader left it if that worker
   becomes the leader.
 
@@ -33,6 +33,7 @@ _SYSTEM = ("/dev/", "/proc/", "/sys/")
 
 _open = io.open
 _stat, _mkdir, _listdir = os.stat, os.mkdir, os.listdir
+_link, _scandir = os.link, os.scandir
 _copyfile, _rmtree = shutil.copyfile, shutil.rmtree
 
 
@@ -74,6 +75,29 @@ class PrivateFile(io.FileIO):
         if not begun:  # a name of this process alone: its beginning is in the private file
             os.write(descriptor, Path(self._files.private(self._path)).read_bytes())
         return descriptor
+
+
+class Entries:
+    """What `os.scandir` returns: an iterator that can be closed."""
+
+    def __init__(self, entries: list[os.DirEntry[str]]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[os.DirEntry[str]]:
+        return self._entries
+
+    def __next__(self) -> os.DirEntry[str]:
+        return next(self._entries)
+
+    def __enter__(self) -> Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._entries = iter(())
 
 
 class Files:
@@ -120,10 +144,17 @@ class Files:
         if _exists(private):
             return private
         if self._behind():
-            self._load()
-            if path in self._noted:
-                return self._noted[path] or private  # a file that the job created is not there yet
+            return self._as_found(path) or private  # a file that the job created is not there yet
         return path
+
+    def _as_found(self, path: str) -> str:
+        """Where the file is that was there when the job began, or '' if there was none."""
+        self._load()
+        upper = path
+        while upper not in self._noted and upper != os.sep:
+            upper = os.path.dirname(upper)  # noqa: PTH120
+        kept = self._noted.get(upper, upper)
+        return "" if kept is None else kept + path[len(upper) :]
 
     # ------------------------------------------------------------------ the journal
 
@@ -137,19 +168,33 @@ class Files:
         self._load()
         if path in self._noted:
             return
-        copy: str | None = None
-        if _exists(path):
-            if path not in self._read or os.path.isdir(path):  # noqa: PTH112
-                self._noted[path] = path
-                return
-            copy = str(self._keep / f"{len(self._noted)}.original")
-        with contextlib.suppress(OSError):  # a full disk must not end the job
-            _makedirs(str(self._keep))
-            if copy is not None:
-                _copyfile(path, copy)
+        if not _exists(path):
+            self._write_down(path, None)
+        elif path not in self._read or os.path.isdir(path):  # noqa: PTH112
+            self._noted[path] = path
+        else:
+            self._write_down(path, self._place_for(path), _copyfile)
+
+    def note_removal(self, path: str) -> None:
+        """The leader is about to remove a file or folder: keep it if the script has read of it."""
+        self._load()
+        if self._noted.get(path, path) != path:
+            return  # the job has made it itself, or it is kept already
+        if any(read == path or read.startswith(path + os.sep) for read in self._read):
+            self._write_down(path, self._place_for(path), _keep_all)
+
+    def _place_for(self, path: str) -> str:
+        name = f"{os.getpid()}-{len(self._noted)}"  # a later leader must not use it again
+        return str(self._keep / name / os.path.basename(path))  # noqa: PTH119
+
+    def _write_down(self, path: str, kept: str | None, keep: Callable[[str, str], Any] | None = None) -> None:
+        with contextlib.suppress(OSError, shutil.Error):  # a full disk must not end the job
+            _makedirs(os.path.dirname(kept) if kept else str(self._keep))  # noqa: PTH120
+            if keep is not None and kept is not None:
+                keep(path, kept)
             with _open(self._journal, "a") as file:
-                file.write(json.dumps([path, copy]) + "\n")
-        self._noted[path] = copy
+                file.write(json.dumps([path, kept]) + "\n")
+        self._noted[path] = kept
 
     def _load(self) -> None:
         with contextlib.suppress(OSError):
@@ -168,12 +213,7 @@ class Files:
         if path is None or options.get("opener") is not None:
             return _open(file, mode, *args, **options)
         if not set(mode) & set("wax+"):
-            if self.leads():
-                if len(self._read) < _MOST_READ:
-                    self._read.add(path)
-                return _open(file, mode, *args, **options)
-            place = self.where(path)
-            return _open(file if place == path else place, mode, *args, **options)
+            return _open(self.source(file), mode, *args, **options)
         if self.leads():
             self.note(path)
             return _open(file, mode, *args, **options)
@@ -199,6 +239,18 @@ class Files:
         if "b" in mode:
             return buffer
         return io.TextIOWrapper(buffer, encoding, errors, newline, line_buffering=buffering == 1)
+
+    def source(self, file: Any) -> Any:
+        """Where to read: `file` itself, or this worker's version of it."""
+        path = self.path(file)
+        if path is None:
+            return file
+        if self.leads():
+            if len(self._read) < _MOST_READ:
+                self._read.add(path)
+            return file
+        place = self.where(path)
+        return file if place == path else place
 
     def destination(self, target: Any) -> Any:
         """Where to save: `target` for the leader and for streams, else the private file."""
@@ -228,23 +280,23 @@ class Files:
 
         return call
 
-    def remove(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def remove(self, original: Callable[..., Any], *, removes: bool = True) -> Callable[..., Any]:
         """`os.remove`, `os.rmdir`, `shutil.rmtree`: others than the leader remove only what is theirs."""
 
         def call(target: Any, *args: Any, **options: Any) -> Any:
             path = None if options.get("dir_fd") is not None else self.path(target)
-            if path is None or self.leads():
-                return original(target, *args, **options)
-            private = self.private(path)
-            if _exists(private):
-                return original(private, *args, **options)
-            return None
+            if path is not None and not self.leads():
+                private = self.private(path)
+                return original(private, *args, **options) if _exists(private) else None
+            if path is not None and removes:
+                self.note_removal(path)
+            return original(target, *args, **options)
 
         return call
 
     def change(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`os.chmod` and `os.utime`."""
-        return self.remove(original)
+        return self.remove(original, removes=False)
 
     def look(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`os.stat` and `os.access`."""
@@ -261,7 +313,7 @@ class Files:
     def mkdir(self, target: Any, *args: Any, **options: Any) -> None:
         """`os.mkdir`: a folder that an earlier worker made is no error for a later one."""
         path = self.path(target)
-        if path is not None and self.leads():
+        if path is not None and not self._behind():  # whoever is first: also another member than the leader
             self.note(path)
         try:
             _mkdir(target, *args, **options)
@@ -270,17 +322,33 @@ class Files:
                 raise
 
     def listdir(self, target: Any = ".") -> list[Any]:
-        """`os.listdir`, for a newcomer without what the job has created since."""
-        names = _listdir(target)
-        return [n for n in names if self._shows(target, n)] if self._hides(target) else names
+        """`os.listdir`, for a newcomer as it was when the job began."""
+        if not self._hides(target):
+            return _listdir(target)
+        names = [entry.name for entry in self._entries(target)]
+        return [os.fsencode(name) for name in names] if isinstance(target, bytes) else names
+
+    def scandir(self, target: Any = ".") -> Any:
+        """`os.scandir`, which `glob`, `os.walk` and `pathlib` use, in the same way."""
+        if not self._hides(target) or isinstance(target, bytes):
+            return _scandir(target)
+        return Entries(self._entries(target))
 
     def _hides(self, target: Any) -> bool:
         return not self.leads() and self._behind() and self.path(target) is not None
 
-    def _shows(self, folder: Any, name: Any) -> bool:
-        path = os.path.join(os.path.abspath(os.fsdecode(folder)), os.fsdecode(name))  # noqa: PTH100, PTH118
-        self._load()
-        return self._noted.get(path, path) is not None
+    def _entries(self, target: Any) -> list[os.DirEntry[str]]:
+        folder = os.path.abspath(os.fsdecode(target))  # noqa: PTH100
+        place = self._as_found(folder)
+        with _scandir(os.fsdecode(target) if place == folder else place or self.private(folder)) as entries:
+            found = [e for e in entries if self._as_found(os.path.join(folder, e.name))]  # noqa: PTH118
+        shown = {entry.name for entry in found}
+        for path, kept in self._noted.items():
+            above, name = os.path.split(path)
+            if above == folder and name not in shown and kept and kept != path:
+                with contextlib.suppress(OSError), _scandir(os.path.dirname(kept)) as entries:  # noqa: PTH120
+                    found += entries
+        return found
 
     # ------------------------------------------------------------------ in place of the originals
 
@@ -302,6 +370,7 @@ class Files:
                 *((os, name, self.look(getattr(os, name))) for name in ("stat", "lstat", "access")),
                 (os, "mkdir", self.mkdir),
                 (os, "listdir", self.listdir),
+                (os, "scandir", self.scandir),
                 (shutil, "rmtree", self.remove(shutil.rmtree)),
                 (torch, "save", save_torch),
             ]:
@@ -310,6 +379,21 @@ class Files:
             yield
         with contextlib.suppress(OSError):
             _rmtree(self._own)
+
+
+def _keep_all(path: str, place: str) -> None:
+    """Keep a file or a folder that is removed next: by further links, without copying, where that works."""
+
+    def keep(source: str, target: str) -> None:
+        try:
+            _link(source, target)
+        except OSError:
+            _copyfile(source, target)
+
+    if os.path.isdir(path):  # noqa: PTH112
+        shutil.copytree(path, place, copy_function=keep)
+    else:
+        keep(path, place)
 
 
 def _exists(path: str) -> bool:

@@ -101,6 +101,7 @@ class Observer(Draws):
                 for drawn in here.flight:
                     drawn.ordinal, drawn.counts = here.ordinal, self.job.rank == 0
         if group:
+            self._in_this_step += 1
             self._current = [here.flight.popleft() for here in group]
             self._most_in_flight = max(self._most_in_flight, *(len(here.flight) for here in group))
         for here in self._active:
@@ -201,6 +202,8 @@ class Observer(Draws):
         if os.getpid() != self.pid:
             return
         self._dirty = False
+        self._per_step = max(self._per_step, self._in_this_step)
+        self._in_this_step = 0
         job = self.job
         if self.alone:
             self.link.step += 1

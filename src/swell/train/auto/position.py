@@ -49,6 +49,10 @@ class Position:
         """True if a backward pass has run since the last step."""
         self._ahead = 0
         """How many batches the script has drawn ahead when its optimizer steps."""
+        self._in_this_step = 0
+        """Batches whose gradients were computed since the optimizer's last step."""
+        self._per_step = 1
+        """The most batches that the script has accumulated for one step."""
         self._counts = False
         """True if the script does not step with every batch or leaves passes early: then its count of batches
         matters."""

@@ -5,6 +5,9 @@ From outside one cannot see which. So before the first batch is divided, the lea
 whole while the others try: some samples, the same samples twice, and the same samples once. The loss of the
 second try is as large as that of the others if it is a mean, and twice as large if it is a sum. The third try
 cancels what the training changed meanwhile.
+
+One try is one step of the optimizer. If the script accumulates several batches in a step, all of them are of
+the same try, because Hugging Face's `Trainer` divides each batch's sum by the tokens of the whole step.
 """
 
 from __future__ import annotations
@@ -32,16 +35,24 @@ class Reduction:
         self._losses: list[float] = []
         self._rounds = 0
 
-    def samples(self, window: list[Any]) -> tuple[int, list[Any]]:
-        """The number of the next try, and the samples for it."""
-        number = self._made % TRIES
-        if number == 0:
+    def samples(self, window: list[Any], index: int, per_step: int) -> tuple[int, list[Any]]:
+        """The number of the try for batch number `index` of a pass, and the samples for it.
+
+        `per_step` batches make a step. In the middle of the first step there is no try yet: the number is -1.
+        """
+        begins = index % per_step == 0
+        self._made += begins
+        if not self._made:
+            return -1, window
+        number = (self._made - 1) % TRIES
+        if number == 0 and begins:
             self._samples = window[: max(min(2, len(window)), len(window) // 2)]
-        self._made += 1
         return number, self._samples * 2 if number == 1 else list(self._samples)
 
     def tried(self, number: int, loss: float | None) -> None:
-        """Take the loss of a try."""
+        """Take the loss of a batch of a try."""
+        if number == len(self._losses) - 1:
+            return  # a further batch of the same step
         if number != len(self._losses) or loss is None:
             self._losses = []
             return

@@ -222,8 +222,13 @@ def _after_imports(iterations: Iterations, files: Files) -> Iterator[None]:
 
         module.serialize_file = serialize_file
 
+    def open_tensors(module: Any) -> None:
+        read = module.safe_open
+        module.safe_open = lambda filename, *args, **options: read(files.source(filename), *args, **options)
+
     finder = AfterImport(
         {
+            "safetensors": open_tensors,
             "safetensors.torch": save_tensors,
             "torchdata.stateful_dataloader.stateful_dataloader": lambda m: iterations.watch(
                 m.StatefulDataLoader
