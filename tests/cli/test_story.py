@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from swell.cli._story import Story, misplaced
+from swell.cli._story import Story
+from swell.cli.submit import misplaced
 
 HISTORY: list[dict[str, Any]] = [
     {"time_s": 9.0, "event": "spawn", "worker": "w0"},

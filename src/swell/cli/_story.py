@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -86,12 +86,6 @@ class Story:
         if self._begin_s is not None:
             self._worker_s += len(self._members) * (now_s - self._since_s)
             self._since_s = now_s
-
-
-def misplaced(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Options of `swell run` that stand after the script, where the script gets them."""
-    given = [argument.partition("=")[0] for argument in arguments]
-    return [option for option in options if option in given]
 
 
 def _count(number: int, what: str) -> str:

@@ -85,7 +85,9 @@ def _progress(job: Any, explained: dict[str, Any]) -> str:
     expected = explained.get("expected")
     if job.of or not expected or job.over:
         return bar(job.done, job.of) + (f" ({job.done:g} of {job.of:g} steps)" if job.of else "")
-    return f"{bar(job.done, expected)} ({job.done:g} of about {expected:g} steps, as an earlier run made)"
+    kin = (explained.get("estimate") or {}).get("source") == "kin"
+    whose = "a run with other arguments" if kin else "an earlier run"
+    return f"{bar(job.done, expected)} ({job.done:g} of about {expected:g} steps, as many as {whose} made)"
 
 
 def _promised(job: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -145,7 +146,8 @@ def _speed(
     elif figures := next((e.data for e in reversed(events) if e.data.get("params") is not None), None):
         rates = {int(workers): float(rate) for workers, rate in (figures.get("rates") or {}).items()}
         belief = JobBelief.from_figures(figures)
-    curve = None if belief is None else belief.curve(cluster.capacity or 1, cluster.gpus_per_node)
+    most = min(cluster.capacity or 1, record.most_workers or sys.maxsize)
+    curve = None if belief is None else belief.curve(most, cluster.gpus_per_node)
     return {
         "curve": None if curve is None else [round(float(rate), 6) for rate in curve],
         "steps": measured,

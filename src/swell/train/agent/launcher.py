@@ -157,6 +157,12 @@ class Launcher:
         """Why the job is over."""
         return self._finish[1] if self._finish is not None else ""
 
+    @property
+    def failure(self) -> str:
+        """The traceback of the first worker that failed; it is among that worker's own lines too."""
+        worker, text = next(iter(self._errors.items()), ("", ""))
+        return f"worker {worker} failed; its traceback:\n{text.rstrip()}" if worker else ""
+
     # ------------------------------------------------------------------ life
 
     def run(self, each_turn: Callable[[], None] = lambda: None) -> int:
@@ -407,9 +413,6 @@ class Launcher:
 
     def _close(self, code: int, reason: str) -> int:
         self._show_output(all_of_it=True)
-        if self._errors:
-            worker, text = next(iter(self._errors.items()))
-            self.say(f"worker {worker} failed; its traceback:\n{text.rstrip()}")
         if code != 0:
             self.say(f"job {self.name}: {reason} (exit code {code}); logs are in {self.path / 'logs'}")
         return code

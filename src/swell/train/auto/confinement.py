@@ -51,6 +51,7 @@ class Count:
         self._last_s = now_s
         # One piece that cannot be cut: there is room for one worker.
         timing = reporting.timing(self._pace, 1, None, 1, 1)
+        del timing["batch_size"]  # which is the script's own affair
         link.step = self._steps
         link.report = {"step": self._steps, "done": self._steps, "rank": 0, "world": 1, **timing}
 
@@ -102,9 +103,6 @@ def _cannot(reason: str) -> str:
 def _say(link: Link, reason: str, more: str = "") -> None:
     if int(link.config["minimum"]) > 1:
         fail(f"{_cannot(reason)}; run it with --workers 1, or {NEXT[reason]}")
-    said = link.directory.path / "private" / "confined"  # by a worker before this one, which has died
-    if not said.exists():
-        said.parent.mkdir(parents=True, exist_ok=True)
-        said.write_text(reason)
+    if link.directory.first_to_say(reason):  # a worker before this one may have died
         sys.__stderr__.write(f"{_cannot(reason)}; it runs on one worker{more}. To share it: {NEXT[reason]}\n")  # type: ignore[union-attr]
-    link.event("confined", workers=1, reason=reason)
+    link.event("confined", workers=1, reason=f"{reason}{more}")
