@@ -38,9 +38,10 @@ def recognised(script: Path, directory: Path) -> Iterator[None]:
 
     def first_step(*_: Any) -> None:
         hook.remove()
-        if not _speaks_of_swell(script):
+        if not _speaks_of_swell(script, before):
             _end(advice(script), directory)
 
+    before = set(sys.modules)
     hook = register_optimizer_step_pre_hook(first_step)
     try:
         yield
@@ -53,11 +54,15 @@ def _uses_torch(script: Path) -> bool:
     return "torch" in sys.modules or b"torch" in _content(script)
 
 
-def _speaks_of_swell(script: Path) -> bool:
-    """Whether the script or a module that it imported (of its own, not of a library) names swell."""
+def _speaks_of_swell(script: Path, before: set[str]) -> bool:
+    """Whether the script or a module that it imported (of its own, not of a library) names swell.
+
+    `before`: the modules that were there when the script began.
+    """
     ours = f"{Path(__file__).resolve().parents[2]}{os.sep}"
     stdlib = f"{sysconfig.get_paths()['stdlib']}{os.sep}"
-    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
+    came = [module for name, module in list(sys.modules.items()) if name not in before]
+    files = {str(getattr(module, "__file__", None) or "") for module in came}
     own = {
         file
         for file in files
