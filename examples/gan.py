@@ -5,7 +5,7 @@
     swell resize gan 3                                          (from a second terminal)
 
 The quality is the Frechet distance between 1,000 drawn digits and the real ones, on their pixels: 0 for
-drawings like the data, about 20 for noise. A minute on two cores gets below 2. The last drawings are shown.
+drawings like the data, about 10 for noise. A minute on two cores gets below 2. The last drawings are shown.
 """
 
 from __future__ import annotations
