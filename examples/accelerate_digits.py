@@ -5,7 +5,7 @@
     swell resize accelerate 3                                   (from a second terminal)
 
 It needs `pip install accelerate`. Gradients of two batches are added up before each step. The data are
-scikit-learn's. It reaches 96% in about half a minute on two cores.
+scikit-learn's.
 """
 
 import argparse

@@ -4,8 +4,7 @@
     swell run --auto --workers 1:3 --name lightning examples/lightning_digits.py
     swell resize lightning 3                                    (from a second terminal)
 
-It needs `pip install lightning`. The data are scikit-learn's. It reaches 96% in about half a minute on two
-cores.
+It needs `pip install lightning`. The data are scikit-learn's.
 """
 
 import argparse

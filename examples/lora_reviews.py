@@ -6,7 +6,7 @@
 
 It needs `pip install transformers accelerate peft`. Workers exchange gradients of what is trained, a small
 part of the model. The frozen part is random, since nothing is downloaded; put `from_pretrained(...)` in its
-place. The accuracy is above 0.9 in about a minute on two cores.
+place. Guessing is right half of the time.
 """
 
 import sys

@@ -5,8 +5,7 @@
     swell resize nano 3                                         (from a second terminal)
 
 Five lines are swell's; each says what a plain script has in its place. The model and the text are those of
-tiny_gpt.py beside it. Knowing nothing costs 4.6 nats for each character; the 600 steps, a minute on two
-cores, get to a validation loss below 2.2.
+tiny_gpt.py beside it. Knowing nothing costs 4.6 nats for each character, knowing their frequencies 3.1.
 """
 
 from __future__ import annotations

@@ -92,7 +92,6 @@ def test_every_example_is_tested_and_named_in_the_guide() -> None:
     [
         ("digits_cnn", [], 0.975, 1),
         ("recommender", ["--epochs", "4"], 0.5, -1),
-        ("nano_gpt", [], 2.2, -1),
         ("gan", [], 2.0, -1),
     ],
 )

@@ -161,6 +161,8 @@ def misplaced(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
 
 def note_misplaced(ctx: click.Context, script: str, arguments: Sequence[str]) -> None:
     """Say which options that swell knows go to the script because they stand after it."""
+    if ctx.params.get("command"):
+        return  # any program has options of its own
     known = [name for p in ctx.command.params for name in p.opts if name.startswith("--")]
     for option in misplaced(arguments, known):
         click.echo(
