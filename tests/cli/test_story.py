@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from swell.cli._story import Story, misplaced
+from swell.cli._story import Story
+from swell.cli.submit import misplaced
 
 HISTORY: list[dict[str, Any]] = [
     {"time_s": 9.0, "event": "spawn", "worker": "w0"},
@@ -39,3 +40,15 @@ def test_a_job_that_never_trained_says_so() -> None:
 def test_options_behind_the_script_are_noticed() -> None:
     assert misplaced(["--epochs", "3", "--workers=1:3"], ["--workers", "--auto"]) == ["--workers"]
     assert misplaced(["workers"], ["--workers"]) == []
+
+
+def test_a_job_whose_only_worker_died_says_that_it_begins_again() -> None:
+    story = Story("digits")
+    assert story.tell({"time_s": 1.0, "event": "generation", "number": 1, "members": ["w0"], "step": 0})
+    again = {"time_s": 3.0, "event": "generation", "number": 2, "members": ["w1"]}
+    assert story.tell(again | {"step": 0}) == "w0 died; training begins again with w1"
+    again |= {"number": 3, "members": ["w2"]}
+    assert story.tell(again | {"step": 7}) == "w1 died; training goes on from step 7 with w2"
+    assert story.summary(5.0, 0) == (
+        "done after 4.0 s of training, 1 worker, 2 changes of membership, 2 deaths survived"
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swell.control.knowledge import HISTORY_VERSION, Knowledge, fingerprint
+from swell.control.knowledge import HISTORY_VERSION, Knowledge, fingerprint, fingerprints
 from swell.domain import JobRequest
 from swell.perf.goodput import BatchLimits, best_goodput
 from swell.perf.throughput import ThroughputParams, iteration_s, step_times
@@ -248,3 +248,33 @@ def test_any_command_is_known_by_the_file_that_it_runs(tmp_path: Path) -> None:
     assert kind("train.py", "--lr", "2") != first
     (tmp_path / "train.py").write_text("two")
     assert kind("train.py", "--lr", "1") != first
+
+
+def test_kin_is_the_same_script_with_other_arguments(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("one")
+
+    def marks(*args: str, **more: Any) -> tuple[str, str]:
+        return fingerprints(JobRequest(name="a", script="train.py", args=args, workdir=str(tmp_path), **more))
+
+    first, kin = marks("--lr", "1")
+    assert marks("--lr", "2")[0] != first and marks("--lr", "2")[1] == kin
+    assert marks("--lr", "1", auto=True)[1] != kin
+    (tmp_path / "train.py").write_text("two")
+    assert marks("--lr", "1")[1] != kin
+
+
+def test_a_job_without_history_of_its_own_is_estimated_from_its_kin_until_it_is_longer() -> None:
+    limits = BatchLimits(64, 64, 1, 64)
+    reports = [_timing(workers, 64 // workers, 0, mode="fixed", limits=limits) for workers in (1, 2)]
+    kin = _told(Knowledge("kin", source="kin"), reports)
+    kin.of, kin.source = 100.0, "kin"
+    job = Knowledge("kind", kin=kin)
+    assert not job.known and job.basis(0.0) is kin
+    _told(job, reports)
+    basis = job.basis(40.0)
+    assert not job.known, "no guarantee is made from kin"
+    assert basis is not None and basis.belief is job.belief, "its own speed"
+    assert (basis.of, basis.source, basis.left(40.0)) == (100.0, "kin", 60.0)
+    assert job.basis(100.0) is None, "it trains longer than its kin did"
+    job.of = 300.0
+    assert job.basis(200.0) is job

@@ -156,3 +156,27 @@ def test_a_subscriber_that_fails_harms_nobody(store: Store) -> None:
     book.subscribe(lambda seq, event: heard.append(seq))
     book.write([], [Event(1.0, EventKind.PROGRESS, job_id="a")])
     assert heard == [1]
+
+
+def test_a_script_with_other_arguments_has_a_rough_estimate_and_no_guarantee(store: Store) -> None:
+    known = Knowledge("kind", kin=exact(100.0))
+    assert known.kin is not None
+    known.kin.source = "kin"
+    guess = promises.promise(record(), known, desk(store), NOW_S)[0].estimate
+    assert guess.source == "kin" and guess.finish_s is not None
+    assert guess.earliest_s == NOW_S and guess.latest_s is not None
+    assert guess.latest_s > 1.9 * guess.finish_s - 0.9 * NOW_S, "at least twice as long is possible"
+    promise, asked = promises.promise(record(deadline_s=NOW_S + 10_000), known, desk(store), NOW_S)
+    assert promise.pending and promise.guaranteed_s is None and asked is None
+
+
+@pytest.mark.parametrize(
+    ("auto", "advice"), [(True, "run it once without a deadline"), (False, "job.epochs")]
+)
+def test_a_deadline_refused_for_an_unknown_length_says_what_to_do(
+    store: Store, auto: bool, advice: str
+) -> None:
+    job = make_record("a", request={"deadline_s": NOW_S + 200, "auto": auto}, started_s=NOW_S)
+    known = Knowledge("kind", seen={(1, 1, 8): 3})
+    refusal, _ = promises.after_profiling(job, known, desk(store), NOW_S)
+    assert not refusal.admitted and advice in refusal.reason

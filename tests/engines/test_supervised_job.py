@@ -11,6 +11,7 @@ import pytest
 
 from swell.control.model import JobRequest
 from swell.engines import Launch
+from swell.engines.border import BadMessage, Confined, read_event, read_status
 from swell.engines.local import LocalEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import STOPPED
@@ -93,3 +94,20 @@ def test_a_job_wanted_again_before_it_was_told_to_stop_is_reported_where_it_is(
     assert [(r.kind, r.data["gpus"]) for r in engine.reports()] == [("started", (0, 1))]
     engine.apply(launch, (2,))
     assert list(engine.reports()) == []
+
+
+def test_a_job_that_can_use_one_worker_only_is_reported_as_it_says_so_and_when_it_is_taken_over(
+    tmp_path: Path,
+) -> None:
+    engine = LocalEngine(tmp_path, slots=4)
+    job = SupervisedJob("a", tmp_path, wanted=(0,), told=(0,), alive=True)
+    reason = "three workers could not follow it (KeyError:\n  'x')"
+    engine._take_event(job, {"event": "confined", "workers": 1, "reason": reason})
+    expected = {"workers": 1, "reason": "three workers could not follow it (KeyError: 'x')"}
+    assert [(r.kind, r.data) for r in engine.reports()] == [("confined", expected)]
+    status = {"workers": {}, "members": [], "target": 1, "maximum": 1}
+    assert read_status(status | {"confined": ""}, 4).confined is None
+    assert read_status(status | {"confined": reason}, 4).confined == Confined(1, expected["reason"])
+    for bad in ({"workers": 0, "reason": "x"}, {"workers": 1}, {"workers": 1, "reason": ["x"]}):
+        with pytest.raises(BadMessage):
+            read_event({"event": "confined"} | bad, 4)

@@ -353,6 +353,38 @@ def test_a_job_on_one_worker_refuses_more_and_survives_its_death(stage: Any) -> 
     assert job.output().count("it runs on one worker") <= 2, "once for each process that ran it"
 
 
+def test_a_job_of_one_worker_reports_its_steps_begins_again_after_a_death_and_stops_when_asked(
+    stage: Any,
+) -> None:
+    forever = UNSHARABLE["by hand"].replace("DataLoader(data, batch_size=5)", "iter(lambda: data[:5], 0)")
+    job = _auto(stage, BY_HAND + forever, workers=2, minimum=1)
+    before = job.wait_for(lambda s: s["reports"] and s["step"] > 5)
+    report = before["reports"][before["members"][0]]
+    assert report["done"] > 1 and report["workers"] == 1 and report["limits"]["max_batch"] == 1
+    with job.client() as client, pytest.raises(TrainError, match="by hand"):
+        client.resize(2)
+    job.kill(0)
+    job.wait_for(lambda s: s["members"] and s["members"] != before["members"])
+    with job.client() as client:
+        client._connection.request({"type": "stop", "save": True})
+    assert job.wait(20.0) == 0, job.output()
+    assert job.output().count("it runs on one worker") == 1, "said once, whoever dies"
+    assert "begins again" in job.output()
+
+
+def test_a_plain_script_without_auto_is_told_at_its_first_step_what_to_type(stage: Any) -> None:
+    loop = """
+    for a, b in DataLoader(data, batch_size=5):
+        nn.functional.mse_loss(model(a), b).backward()
+        optimizer.step()
+        print("stepped")
+"""
+    job = stage.run(HEAD + loop, workers=2)
+    assert job.wait() == 2 and "stepped" not in job.output()
+    assert job.output().count("Put --auto before the script") == 1
+    assert "Traceback" not in job.output()
+
+
 def test_what_cannot_be_shared_is_refused_where_one_worker_is_not_allowed(stage: Any) -> None:
     reason = "a closure"
     job = _auto(stage, HEAD + UNSHARABLE[reason], workers=2, minimum=2)

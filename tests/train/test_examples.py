@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -17,10 +18,19 @@ BRIEF = {
     "tiny_gpt": ["--epochs", "1", "--windows", "256", "--width", "32", "--layers", "1"],
     "recommender": ["--epochs", "1", "--batch-size", "2000"],
     "plain_mnist_style": ["--epochs", "1"],
+    "nano_gpt": ["--steps", "6", "--width", "32", "--layers", "1", "--eval-every", "3"],
+    "gan": ["--epochs", "2"],
 }
+FRAMEWORKS = {
+    "trainer_reviews": ("transformers", ["--epochs", "1", "--reviews", "96"]),
+    "lora_reviews": ("peft", ["--epochs", "1", "--reviews", "96"]),
+    "lightning_digits": ("lightning", ["--epochs", "1"]),
+    "accelerate_digits": ("accelerate", ["--epochs", "1"]),
+}
+"""Examples of a framework, which run under `--auto` where it is installed."""
 ELSEWHERE = {"signals", "jax_digits", "xgboost_digits"}
 """Examples without torch; test_command.py and test_boosting.py run them."""
-FINAL = re.compile(r"final (?:accuracy|validation loss|test error|loss \S+ accuracy) (\d+\.\d+)")
+FINAL = re.compile(r"final (?:accuracy|validation loss|distance|test error|loss \S+ accuracy) (\d+\.\d+)")
 
 
 def _alone(name: str, *arguments: str) -> str:
@@ -44,17 +54,34 @@ def _quality(output: str) -> float:
         ("tiny_gpt", "adaptive"),
         ("recommender", "fixed"),
         ("digits_cnn", "consistent"),
+        ("nano_gpt", ""),
+        ("gan", ""),
     ],
 )
 def test_an_example_runs_on_two_workers_in_its_modes(stage: Any, name: str, mode: str) -> None:
-    job = stage.run(EXAMPLES / f"{name}.py", *BRIEF[name], "--mode", mode, workers=2)
+    modes = ["--mode", mode] if mode else []
+    job = stage.run(EXAMPLES / f"{name}.py", *BRIEF[name], *modes, workers=2)
     assert job.wait(120) == 0, job.output()
     assert _quality(job.output()) > 0
 
 
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_an_example_of_a_framework_runs_unchanged_or_says_what_is_missing(stage: Any, name: str) -> None:
+    needs, brief = FRAMEWORKS[name]
+    if importlib.util.find_spec(needs) is None:
+        env = {"PYTHONPATH": "", "PATH": os.environ["PATH"]}
+        command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 1 and "pip install" in done.stderr and "Traceback" not in done.stderr
+        return
+    job = stage.run(EXAMPLES / f"{name}.py", *brief, workers=2, settings={"auto": True})
+    assert job.wait(120) == 0, job.output()
+    assert 0 <= _quality(job.output()) <= 1
+
+
 def test_every_example_is_tested_and_named_in_the_guide() -> None:
     names = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert names == set(BRIEF) | ELSEWHERE
+    assert names == set(BRIEF) | set(FRAMEWORKS) | ELSEWHERE
     guide = (EXAMPLES.parent / "docs" / "training.md").read_text()
     assert all(f"{name}.py" in guide for name in names)
 
@@ -65,6 +92,7 @@ def test_every_example_is_tested_and_named_in_the_guide() -> None:
     [
         ("digits_cnn", [], 0.975, 1),
         ("recommender", ["--epochs", "4"], 0.5, -1),
+        ("gan", [], 2.0, -1),
     ],
 )
 def test_an_example_runs_alone_and_learns_what_it_promises(

@@ -126,7 +126,7 @@ class EstimateView(Outgoing):
     finish_s: float | None = Field(default=None, description="Most likely finish; null if unknown.")
     earliest_s: float | None = None
     latest_s: float | None = None
-    source: str = Field(default="none", description="model, history, profile or none.")
+    source: str = Field(default="none", description="model, history, kin, profile or none.")
 
 
 class PromiseView(Outgoing):
@@ -184,6 +184,10 @@ class JobView(Outgoing):
     restarts: int = 0
     exit_code: int | None = None
     reason: str = Field(default="", description="Why the job is in its phase, in a line for people.")
+    most_workers: int | None = Field(
+        default=None, description="Most workers that the job itself can use; null if it has not said."
+    )
+    confined: str = Field(default="", description="Why it can use no more than `most_workers`.")
 
     @classmethod
     def of_record(cls, record: JobRecord) -> Self:

@@ -17,6 +17,7 @@ REFUSED = 3
 _SOURCES = {
     "model": "from what the job has shown so far",
     "history": "from earlier runs of this script",
+    "kin": "from runs of this script with other arguments, so it is rough and no promise is made from it",
     "profile": "from a short profiling run",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -41,13 +41,11 @@ class Story:
             return "it never trained"
         self._count(now_s)
         took_s = max(now_s - self._begin_s, 1e-9)
-        sizes = (
-            f"{min(self._sizes)} to {max(self._sizes)}" if len(set(self._sizes)) > 1 else f"{self._sizes[0]}"
-        )
-        parts = [
-            f"{'done' if code == 0 else 'ended'} after {took_s:.1f} s of training",
-            f"{sizes} workers ({self._worker_s / took_s:.1f} on average)",
-        ]
+        least, most = min(self._sizes), max(self._sizes)
+        sizes = _count(most, "worker")
+        if least < most:
+            sizes = f"{least} to {sizes} ({self._worker_s / took_s:.1f} on average)"
+        parts = [f"{'done' if code == 0 else 'ended'} after {took_s:.1f} s of training", sizes]
         if len(self._sizes) > 1:
             parts.append(f"{_count(len(self._sizes) - 1, 'change')} of membership")
         if self._deaths:
@@ -65,6 +63,10 @@ class Story:
             self._begin_s = self._since_s = event["time_s"]
             where = f" from step {self._step}" if self._step else ""
             return f"training{where} with {_count(len(self._members), 'worker')}: {', '.join(self._members)}"
+        if self._before and not set(self._before) & set(self._members):  # nobody was left to recover
+            self._deaths += len(self._before)
+            where = f"goes on from step {self._step}" if self._step else "begins again"
+            return f"{', '.join(self._before)} died; training {where} with {', '.join(self._members)}"
         return None
 
     def _changed(self, event: Mapping[str, Any], *, died: bool) -> str:
@@ -84,12 +86,6 @@ class Story:
         if self._begin_s is not None:
             self._worker_s += len(self._members) * (now_s - self._since_s)
             self._since_s = now_s
-
-
-def misplaced(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Options of `swell run` that stand after the script, where the script gets them."""
-    given = [argument.partition("=")[0] for argument in arguments]
-    return [option for option in options if option in given]
 
 
 def _count(number: int, what: str) -> str:

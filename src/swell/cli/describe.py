@@ -54,9 +54,7 @@ def _facts(job: Any, explained: dict[str, Any]) -> list[tuple[str, str]]:
     if job.wanted:
         slots, nodes = ", ".join(map(str, explained["slots"])), ", ".join(explained["nodes"])
         facts.append(("Workers", f"{len(job.wanted)}, on slots {slots} of {nodes}"))
-    facts.append(
-        ("Progress", f"{bar(job.done, job.of)} ({job.done:g} of {job.of or 0:g} steps)" if job.of else "-")
-    )
+    facts.append(("Progress", _progress(job, explained)))
     facts.append(("Submitted", say_until(job.submitted_s)))
     if request.deadline_s is not None:
         facts.append(("Deadline", f"{say_until(request.deadline_s)}{_promised(job)}"))
@@ -75,11 +73,21 @@ def _facts(job: Any, explained: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("Speed", f"steps/s by workers {{{', '.join(rates)}}}"))
     pauses = f", {say_duration(job.pause_s / job.resizes)} pause each" if job.resizes else ""
     facts.append(("Resizes", f"{job.resizes}{pauses}"))
-    notices = explained.get("notices", [])
+    # Why the job can have no more workers is in the line on why it runs.
+    notices = [n for n in explained.get("notices", []) if not job.confined or job.confined not in n["text"]]
     facts += [("Noticed", f"{say_until(notice['time_s'])}: {notice['text']}") for notice in notices]
     if job.restarts:
         facts.append(("Restarts", f"{job.restarts} of at most {request.max_restarts}"))
     return facts
+
+
+def _progress(job: Any, explained: dict[str, Any]) -> str:
+    expected = explained.get("expected")
+    if job.of or not expected or job.over:
+        return bar(job.done, job.of) + (f" ({job.done:g} of {job.of:g} steps)" if job.of else "")
+    kin = (explained.get("estimate") or {}).get("source") == "kin"
+    whose = "a run with other arguments" if kin else "an earlier run"
+    return f"{bar(job.done, expected)} ({job.done:g} of about {expected:g} steps, as many as {whose} made)"
 
 
 def _promised(job: Any) -> str:

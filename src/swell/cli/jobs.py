@@ -69,10 +69,17 @@ def queue(
             say_moment(job.submitted_s),
             finish(job),
             str(job.resizes),
-            one_line(job.reason),
+            one_line(why(job)),
         ]
         add_row(table, *([*row, job.owner] if admin else row))
     print_rich(table)
+
+
+def why(job: JobView) -> str:
+    """Why a job is in its phase, or why it can have no more workers."""
+    if job.reason or not job.confined or job.over:
+        return job.reason
+    return f"at most {job.most_workers} worker{'' if job.most_workers == 1 else 's'}: {job.confined}"
 
 
 def finish(job: JobView) -> str:

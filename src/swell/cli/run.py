@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import time
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any
 
 import click
 
-from swell.cli._story import Story, misplaced
-from swell.cli.submit import F, flag
+from swell.cli._story import Story
+from swell.cli.submit import F, flag, note_misplaced
 from swell.domain import InputError, JobRequest
 from swell.domain.request import FIELDS
 
-_FAILED = re.compile(r"worker \w+ failed; its traceback:")
 RUNTIME = [field for field in FIELDS.values() if field.about.for_runtime]
 """The fields of a job that `swell run` has flags for too: the settings of the training runtime."""
 
@@ -93,11 +91,7 @@ def run(
     if workers is None:
         workers = f"1:{min(os.cpu_count() or 1, 4)}" if flags["auto"] else "1"
     minimum, maximum = _workers(workers)
-    for option in misplaced(arguments, [name for p in ctx.command.params for name in p.opts if "--" in name]):
-        click.echo(
-            f"note: {option} stands after {script} and goes to the script; put options of swell before it",
-            err=True,
-        )
+    note_misplaced(ctx, script, arguments)
     settings = {field.name: flags[field.spoken] for field in RUNTIME if flags[field.spoken]}
     if settings.get("command") and not Path(script).is_file():
         script = shutil.which(script) or script
@@ -123,8 +117,7 @@ def run(
         raise click.UsageError(str(error)) from None
 
     def say(line: str) -> None:
-        shown = _FAILED.match(line) if not quiet else line.startswith("w") and not _FAILED.match(line)
-        if not shown:  # a worker's traceback is among its own lines, unless those are not shown
+        if not quiet or not line.startswith("w"):
             click.echo(line)
 
     try:
@@ -147,6 +140,8 @@ def run(
     changed = _Changed(launcher.job.path / "events.jsonl")
     code = launcher.run(lambda: tell() if changed() else None)
     tell()
+    if quiet and launcher.failure:  # otherwise the traceback was among its worker's lines
+        click.echo(launcher.failure)
     click.echo(f"job {launcher.name}: {story.summary(time.time(), code)}")
     ctx.exit(code)
 

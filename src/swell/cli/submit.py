@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +38,9 @@ Exit code 3: the deadline would be refused.
 Example:
   swell quote --deadline 2h train.py --epochs 2
 """
+
+_TOLD_ELSEWHERE = ("submitted", "progress", "finished", "failed", "rejected", "cancelled")
+"""Events that `submit` does not show as such, because the lines around them say the same."""
 
 _CLICK_TYPES: dict[Kind, dict[str, Any]] = {
     Kind.TEXT: {},
@@ -98,6 +101,7 @@ def submit(ctx: click.Context, /, detach: bool, as_json: bool, home: str | None,
     """
     from swell.cli._answers import REFUSED, outcome, promise_lines
 
+    note_misplaced(ctx, flags["script"], flags["arguments"])
     script, options = script_and_options(**flags)
     with connect(home) as client:
         job = client.submit(script, **options)
@@ -137,6 +141,7 @@ def quote(ctx: click.Context, /, as_json: bool, home: str | None, **flags: Any) 
     """Show what would be promised for a SCRIPT or a job file, without submitting it."""
     from swell.cli._answers import REFUSED, promise_lines
 
+    note_misplaced(ctx, flags["script"], flags["arguments"])
     script, options = script_and_options(**flags)
     with connect(home) as client:
         promise = client.quote(script, **options)
@@ -146,6 +151,24 @@ def quote(ctx: click.Context, /, as_json: bool, home: str | None, **flags: Any) 
         for line in promise_lines(promise, options.get("deadline_s")) or ["The job would be admitted."]:
             click.echo(line)
     ctx.exit(0 if promise.admitted else REFUSED)
+
+
+def misplaced(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Options of swell that stand after the script, where the script gets them."""
+    given = [argument.partition("=")[0] for argument in arguments]
+    return [option for option in options if option in given]
+
+
+def note_misplaced(ctx: click.Context, script: str, arguments: Sequence[str]) -> None:
+    """Say which options that swell knows go to the script because they stand after it."""
+    if ctx.params.get("command"):
+        return  # any program has options of its own
+    known = [name for p in ctx.command.params for name in p.opts if name.startswith("--")]
+    for option in misplaced(arguments, known):
+        click.echo(
+            f"note: {option} stands after {script} and goes to the script; put options of swell before it",
+            err=True,
+        )
 
 
 def script_and_options(script: str, arguments: tuple[str, ...], **flags: Any) -> tuple[str, JobOptions]:
@@ -210,7 +233,7 @@ def _show_events(home: str | None, job: JobView) -> None:
     try:
         with connect(home) as client:
             for event in client.events(job=job, since=0):
-                if event.kind not in ("submitted", "progress", "finished"):
+                if event.kind not in _TOLD_ELSEWHERE:
                     text = line(event.time_s, event.kind, "--", event.data)
                     click.secho(text, err=True, dim=True)
     except SwellError:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from swell.control import lifecycle
-from swell.control.knowledge import Knowledge, fingerprint
+from swell.control.knowledge import Knowledge, fingerprints
 from swell.control.model import JobRecord, JobRequest, Phase
 from swell.control.store import Store
 from swell.domain import Event, EventKind, InputError
@@ -52,8 +52,8 @@ class Book:
 
     def recall(self, job_id: str) -> None:
         """Read the history again for a job that has not run: others of its kind may have ended meanwhile."""
-        mark, record = self.known[job_id].fingerprint, self.records[job_id]
-        self.known[job_id] = self._recalled(mark)
+        before, record = self.known[job_id], self.records[job_id]
+        self.known[job_id] = self._recalled(before.fingerprint, before.kin_mark)
         self.known[job_id].of = record.of if record.of is not None else self.known[job_id].of
 
     def remove(self, job_id: str) -> None:
@@ -78,10 +78,19 @@ class Book:
             self.publish(self.store.save(records, events), events)
 
     def _from_history(self, request: JobRequest) -> Knowledge:
-        return self._recalled(fingerprint(request))
+        return self._recalled(*fingerprints(request))
 
-    def _recalled(self, mark: str) -> Knowledge:
-        """What earlier jobs of a kind taught; nothing if what is written of them makes no sense."""
+    def _recalled(self, mark: str, kin_mark: str) -> Knowledge:
+        """What earlier jobs of a kind taught, or else their kin."""
+        knowledge = self._read(mark)
+        knowledge.kin_mark = kin_mark
+        if kin_mark and not knowledge.known:
+            knowledge.kin = self._read(kin_mark)
+            knowledge.kin.source = "kin"
+        return knowledge
+
+    def _read(self, mark: str) -> Knowledge:
+        """What is kept under a fingerprint; nothing if what is written there makes no sense."""
         try:
             return Knowledge.from_history(mark, self.store.recall(mark))
         except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
@@ -103,6 +112,8 @@ class Book:
             knowledge.of = knowledge.of or record.done or None  # the job may never have reported its length
         if knowledge is not None and knowledge.belief is not None and knowledge.belief.known:
             self.store.remember(knowledge.fingerprint, now_s, knowledge.to_json())
+            if knowledge.kin_mark and record.phase is Phase.FINISHED:
+                self.store.remember(knowledge.kin_mark, now_s, knowledge.to_json())
 
     def active(self) -> list[JobRecord]:
         """Jobs that want slots now."""

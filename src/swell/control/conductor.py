@@ -150,6 +150,10 @@ class Conductor:
                 self.feed(record, lifecycle.WorkerLost(worker, reason), report.time_s)
             case "noticed":
                 self.feed(record, lifecycle.Noticed(str(report.data["text"])), report.time_s)
+            case "confined":
+                most, reason = int(report.data["workers"]), str(report.data["reason"])
+                self.scheduler.profiling.bound(record.job_id, most)
+                self.feed(record, lifecycle.Confined(most, reason), report.time_s)
             case "checkpoint":
                 self.feed(record, lifecycle.Saved(int(report.data["step"])), report.time_s)
         return None
@@ -321,7 +325,7 @@ class Conductor:
     def launch(self, record: JobRecord) -> Launch:
         """All that the engine needs to run a job."""
         request = record.request
-        most = request.max_workers or max(sum(n.gpus for n in self.scheduler.cluster.nodes), 1)
+        most = record.max_workers or max(sum(n.gpus for n in self.scheduler.cluster.nodes), 1)
         job_dir = self.job_dir(record.job_id)
         return Launch(
             job_id=record.job_id, request=request, job_dir=job_dir, max_workers=most, owner=record.owner

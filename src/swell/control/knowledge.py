@@ -3,7 +3,8 @@ from the history of its kind.
 
 Jobs are of one kind if they have the same fingerprint: the same script with the same arguments. What a job
 taught is kept when it ends, so the second run of a script starts with the curve of the first
-(docs/history.md).
+(docs/history.md). Jobs with the same script and other arguments are kin: what one of them taught is good for
+an estimate of another, and for nothing else.
 
 Progress, lengths and curves have one unit: iterations at the batch size the job was tuned for. A job that
 keeps its batch makes one per step. An *adaptive* job, whose batch follows goodput, makes as many per step as
@@ -17,7 +18,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def fingerprint(request: JobRequest) -> str:
     """Jobs with the same fingerprint are expected to run alike."""
+    return fingerprints(request)[0]
+
+
+def fingerprints(request: JobRequest) -> tuple[str, str]:
+    """The fingerprint of a job's kind, and that of its kin: the same script, whatever the arguments."""
     digest = hashlib.sha256(_content(request, request.script) or request.script.encode())
     how: list[Any] = [list(request.args), request.auto]
     if request.command:
@@ -56,8 +62,10 @@ def fingerprint(request: JobRequest) -> str:
         inside = (_content(request, word) for word in request.args if not word.startswith("-"))
         digest.update(next((content for content in inside if content), b""))
         how.append("command")
+    kin = digest.copy()
+    kin.update(json.dumps(["kin", *how[1:]]).encode())
     digest.update(json.dumps(how).encode())
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()[:32], kin.hexdigest()[:32]
 
 
 def _content(request: JobRequest, path: str) -> bytes:
@@ -88,7 +96,11 @@ class Knowledge:
     closing_s: float = 1.0
     """Seconds from the last step to the end of the job's processes."""
     source: str = "none"
-    """Where the knowledge comes from: 'model' (the job's own reports), 'history' or 'none'."""
+    """Where the knowledge comes from: 'model' (the job's own reports), 'history', 'kin' or 'none'."""
+    kin_mark: str = ""
+    """The fingerprint of the job's kin; empty if nothing is kept for them."""
+    kin: Knowledge | None = None
+    """What a job with the same script and other arguments taught, if no earlier run of this kind did."""
     target: TargetLength | None = None
     """Set for a job that trains until its loss is low enough."""
     noise: MeanNoiseShare = field(default_factory=MeanNoiseShare)
@@ -249,6 +261,17 @@ class Knowledge:
         curve.setflags(write=False)
         self._curves[cautious] = (asked, curve)
         return curve
+
+    def basis(self, done: float) -> Knowledge | None:
+        """What an estimate can be made from, at that progress: this, or as far as needed the job's kin."""
+        if self.known:
+            return self
+        kin = self.kin
+        if kin is None or not kin.known or (kin.of is not None and done >= kin.of):
+            return None
+        if self.belief is None or not self.belief.known or self.mode == "adaptive":
+            return kin
+        return replace(self, of=kin.of, source="kin")
 
     def left(self, done: float) -> float:
         """Progress still to be made, in the unit of the curve; `UNKNOWN_WORK` if the length is unknown."""

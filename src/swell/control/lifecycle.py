@@ -83,6 +83,14 @@ class Noticed:
 
 
 @dataclass(frozen=True, slots=True)
+class Confined:
+    """The job found out that it cannot use more than so many workers."""
+
+    most: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """The job saved a checkpoint after this many steps."""
 
@@ -130,6 +138,7 @@ Input = (
     | Switched
     | WorkerLost
     | Noticed
+    | Confined
     | Saved
     | Answered
     | CancelAsked
@@ -192,6 +201,8 @@ def step(record: JobRecord, given: Input, now_s: float) -> Step:
             return record, [_log(record, EventKind.WORKER_LOST, now_s, worker=worker, reason=reason)]
         case Noticed(text):
             return record, [_log(record, EventKind.NOTICED, now_s, text=text)]
+        case Confined(most, reason):
+            return _confined(record, most, reason, now_s)
         case Saved(step_number):
             return record, [_log(record, EventKind.CHECKPOINT_SAVED, now_s, step=step_number)]
         case Answered(promise):
@@ -345,9 +356,28 @@ def _resumed(record: JobRecord) -> Step:
     return replace(record, phase=Phase.QUEUED, reason="waits for slots"), [Reschedule()]
 
 
+def _confined(record: JobRecord, most: int, reason: str, now_s: float) -> Step:
+    if record.phase.over or (record.most_workers, record.confined) == (most, reason):
+        return record, []
+    least = min(record.request.min_workers, most)
+    request = replace(record.request, min_workers=least)
+    changed = replace(record, request=request, most_workers=most, confined=reason)
+    text = f"gets at most {_workers(most)} from now on, because {reason}"
+    return changed, [_log(record, EventKind.NOTICED, now_s, text=text), Reschedule()]
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'' if count == 1 else 's'}"
+
+
 def _bounded(record: JobRecord, least: int, most: int | None) -> Step:
     if record.phase.over:
         raise Conflict(f"job '{record.job_id}' is {record.phase.value}: there is nothing to scale")
+    usable = record.most_workers
+    if usable is not None and (least > usable or (most is not None and most > usable)):
+        raise Conflict(
+            f"job '{record.job_id}' cannot use more than {_workers(usable)}, because {record.confined}"
+        )
     needed = record.request.min_workers
     if record.promise.guaranteed_s is not None and most is not None and most < needed:
         raise InputError(

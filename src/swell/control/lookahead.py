@@ -19,6 +19,8 @@ from swell.sim import simulate
 
 MOST_JOBS = 60
 """With more active jobs a look ahead would take too long; the estimate then comes from the fair share."""
+KIN_ERROR = 0.5
+"""Least relative error of an estimate that is made from runs with other arguments: nobody knows theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def _as_simulated(
         work=max(work, 1e-6),
         deadline_s=None if deadline_s is None or deadline_s <= now_s + 1 else deadline_s - began_s,
         min_gpus=request.min_workers,
-        max_gpus=request.max_workers,
+        max_gpus=record.max_workers,
         weight=request.weight,
     )
     counts = np.arange(1.0, cluster.capacity + 1)
@@ -130,7 +132,10 @@ def estimate(
     if finish_s is None:
         return Estimate(finish_s=None, source=knowledge.source)
     finish_s += knowledge.closing_s
-    spread_s = 2 * knowledge.error(len(record.wanted)) * (finish_s - now_s)
+    error = knowledge.error(len(record.wanted))
+    if knowledge.source == "kin":
+        error = max(error, KIN_ERROR)
+    spread_s = 2 * error * (finish_s - now_s)
     return Estimate(
         finish_s=finish_s,
         earliest_s=max(now_s, finish_s - spread_s),

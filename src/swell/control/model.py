@@ -40,7 +40,8 @@ class Estimate:
     earliest_s: float | None = None
     latest_s: float | None = None
     source: str = "none"
-    """'model' (its own, fitted), 'history' (similar jobs), 'profile' (a short profiling run), 'none'."""
+    """'model' (its own, fitted), 'history' (earlier runs), 'kin' (the same script with other arguments),
+    'profile' (a short profiling run), 'none'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +88,13 @@ class JobRecord:
     exit_code: int | None = None
     reason: str = ""
     """Why the job is in its phase, in a line for people."""
+    most_workers: int | None = None
+    """Most workers that the job itself says it can use; None if it has said nothing."""
+    confined: str = ""
+    """Why it can use no more than `most_workers`."""
+
+    @property
+    def max_workers(self) -> int | None:
+        """Most workers that the job may get: what its request allows and the job can use; None for any."""
+        bounds = [most for most in (self.request.max_workers, self.most_workers) if most is not None]
+        return min(bounds, default=None)

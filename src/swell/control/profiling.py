@@ -58,7 +58,14 @@ class Profiling:
     def ask(self, record: JobRecord, now_s: float) -> None:
         """Have a job profiled as soon as there are slots for it."""
         request = record.request
-        self.runs[record.job_id] = ProfilingRun(request.min_workers, request.max_workers, now_s, now_s)
+        self.runs[record.job_id] = ProfilingRun(request.min_workers, record.max_workers, now_s, now_s)
+
+    def bound(self, job_id: str, most: int) -> None:
+        """Measure the job, if it has a run, with no more than `most` workers: it cannot use more."""
+        run = self.runs.get(job_id)
+        if run is not None:
+            run.least, run.most = min(run.least, most), min(run.most or most, most)
+            run.sizes = run.sizes and ([size for size in run.sizes if size <= most] or [most])
 
     def drop(self, job_id: str) -> None:
         """End the job's profiling run, if it has one."""

@@ -15,15 +15,22 @@ from swell.control.lookahead import estimate
 from swell.control.model import Estimate, JobRecord, Promise
 from swell.control.scheduler import Asked, Scheduler
 
-UNKNOWN = "first run of this script: the job is profiled first, and its deadline decided within four minutes"
+UNKNOWN = (
+    "first run of this script with these arguments: the job is profiled first, and its deadline decided "
+    "within four minutes"
+)
 UNSEEN = "the job trained no step in two minutes, so no finish can be promised; submit it without a deadline"
 NO_ROOM = (
-    "first run of this script, and all slots are promised to other jobs, so it could not be profiled; "
-    "submit it again later, or without a deadline"
+    "first run of this script with these arguments, and all slots are promised to other jobs, so it could "
+    "not be profiled; submit it again later, or without a deadline"
 )
 PREDICTED = (
     "the job trains until its loss is low enough, so its finish can be estimated but not promised; "
     "submit it without a deadline"
+)
+TEACH = (
+    "the script does not say how long it trains, so no finish can be promised yet; run it once without a "
+    "deadline, which teaches the platform its length, and the next run can have one"
 )
 NO_LENGTH = (
     "the job did not say how long it trains, so no finish can be promised; "
@@ -35,11 +42,12 @@ def estimated(
     record: JobRecord, knowledge: Knowledge, scheduler: Scheduler, now_s: float, *, quick: bool = False
 ) -> Estimate:
     """When a job will probably be done; `quick` for a rougher answer when many callers wait."""
-    if not knowledge.known:
+    basis = knowledge.basis(record.done)
+    if basis is None:
         return Estimate(finish_s=None, source=knowledge.source)
     book = scheduler.book
     others = [other for other in book.active() if other.job_id != record.job_id]
-    known = ChainMap({record.job_id: knowledge}, book.known)
+    known = ChainMap({record.job_id: basis}, book.known)
     policy, cluster, round_s = scheduler.policy_text, scheduler.cluster, scheduler.rhythm.interval_s
     return estimate(record, [*others, record], known, cluster, policy, now_s, round_s, quick=quick)
 
@@ -59,8 +67,8 @@ def promise(
             reason = f"policy '{scheduler.policy.name}' gives no guarantees; see 'swell policy'"
         return Promise(admitted=True, estimate=guess, reason=reason), None
     if not knowledge.known:
-        unknown = Estimate(finish_s=None)
-        return Promise(admitted=True, pending=True, estimate=unknown, reason=UNKNOWN), None
+        guess = estimated(record, knowledge, scheduler, now_s, quick=quick)
+        return Promise(admitted=True, pending=True, estimate=guess, reason=UNKNOWN), None
     if deadline_s is not None and knowledge.length_is_predicted:
         guess = estimated(record, knowledge, scheduler, now_s, quick=quick)
         return Promise(admitted=False, estimate=guess, reason=PREDICTED), None
@@ -87,6 +95,7 @@ def after_profiling(
 ) -> tuple[Promise, Asked | None]:
     """The answer to a job whose profiling run is over."""
     if not knowledge.known:
-        reason = NO_LENGTH if knowledge.seen else UNSEEN if record.started_s is not None else NO_ROOM
+        unsaid = TEACH if record.request.auto or record.request.command else NO_LENGTH
+        reason = unsaid if knowledge.seen else UNSEEN if record.started_s is not None else NO_ROOM
         return Promise(admitted=False, estimate=Estimate(finish_s=None), reason=reason), None
     return promise(record, knowledge, scheduler, now_s)

@@ -173,7 +173,8 @@ class Scheduler:
         if len(snapshot):
             decision = self.policy.allocate(snapshot)
         if most:
-            decision = within(decision, np.array([most[record.job_id] for record, _ in jobs]))
+            widest = self.cluster.capacity
+            decision = within(decision, np.array([most.get(record.job_id, widest) for record, _ in jobs]))
         moves = board.carry_out(snapshot, decision, more)
         shown = set(rows.tolist())
         for move in moves:
@@ -200,19 +201,21 @@ class Scheduler:
     def _quotas(
         self, jobs: Sequence[tuple[JobRecord, Knowledge]], asked: str | None = None
     ) -> tuple[dict[str, int], dict[str, str]]:
-        """What the users' quotas leave to each of these jobs, and why some may not run now.
+        """What quotas and the jobs themselves allow each of these jobs, and why some may not run now.
 
-        The job `asked` is the one whose deadline is being decided on, as the last of `jobs` has it.
+        The job `asked` is the one whose deadline is being decided on, as the last of `jobs` has it. A job is
+        in the first answer only if something but its request bounds it.
         """
+        confined = {r.job_id: r.most_workers for r, _ in jobs if r.most_workers is not None}
         if self.limits.slots is None and self.limits.running is None:
-            return {}, {}
+            return confined, {}
         widest = max(self.cluster.capacity, 1)
         contenders = {
             record.job_id: Contender(
                 job_id=record.job_id,
                 owner=record.owner,
                 least=record.request.min_workers,
-                most=max(record.request.max_workers or widest, record.request.min_workers),
+                most=max(record.max_workers or widest, record.request.min_workers),
                 promised=record.promise.guaranteed_s is not None
                 or (record.job_id == asked and record.request.deadline_s is not None),
                 running=bool(record.wanted),
@@ -252,7 +255,7 @@ class Scheduler:
     ) -> Snapshot:
         """Enter what is known of these jobs into a table, and make the snapshot that the policy sees.
 
-        `most`: bounds on the slots of jobs whose owner has a quota.
+        `most`: bounds on the slots of jobs that cannot use more or whose owner has a quota.
         """
         cluster = self.cluster.without(self.profiling.reserved(self.board, self.rows))
         widest = max(cluster.capacity, 1)
@@ -267,12 +270,10 @@ class Scheduler:
         # A job's last step must be done a little before the deadline, because processes take time to end.
         table.deadline_s[rows] = np.array(last_s) - [knowledge.closing_s for _, knowledge in jobs]
         least = [record.request.min_workers for record, _ in jobs]
-        bounds = [
-            min(record.request.max_workers or widest, most.get(record.job_id, widest)) for record, _ in jobs
-        ]
-        if most:  # a job that asks for more than its bound runs with that, and does not wait for ever
-            asked_for = [min(table.specs[row].gpus, bound) for row, bound in zip(rows.tolist(), bounds)]
-            table.requested[rows] = np.maximum(asked_for, least)
+        bounds = [min(record.max_workers or widest, most.get(record.job_id, widest)) for record, _ in jobs]
+        for i in [i for i, (record, _) in enumerate(jobs) if record.job_id in most] if most else ():
+            # A job that asks for more than its bound runs with that, and does not wait for ever.
+            table.requested[rows[i]] = max(min(table.specs[rows[i]].gpus, bounds[i]), least[i])
         table.min_gpus[rows] = least
         table.known[rows] = [knowledge.known for _, knowledge in jobs]
         table.max_gpus[rows] = [
@@ -329,7 +330,7 @@ class Scheduler:
             gpus=min(request.workers, max(sum(node.gpus for node in self.cluster.nodes), 1)),
             deadline_s=_promised(record),
             min_gpus=request.min_workers,
-            max_gpus=request.max_workers,
+            max_gpus=record.max_workers,
             weight=request.weight,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -56,6 +57,8 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
     if record.phase is Phase.RUNNING and len(record.held) != len(record.wanted):
         since = f", for {behind_s:.0f} s now" if behind_s >= 1 else ""
         return f"is changing from {len(record.held)} to {len(record.wanted)} workers{since}"
+    if record.phase is Phase.RUNNING:
+        return record.reason or _why_so_many(record, scheduler)
     if record.phase is not Phase.QUEUED:
         return record.reason or record.phase.value
     if trouble:
@@ -76,6 +79,16 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
     return f"waits: {used} of {slots} slots are in use by {names}, as policy '{policy}' decides{serves}{more}"
 
 
+def _why_so_many(record: JobRecord, scheduler: Scheduler) -> str:
+    """Why a running job has the workers that it has."""
+    workers = f"{len(record.wanted)} worker{'' if len(record.wanted) == 1 else 's'}"
+    if record.confined:
+        return f"runs on {workers} and gets no more than {record.most_workers}, because {record.confined}"
+    slots, low, high = scheduler.cluster.capacity, record.request.min_workers, record.request.max_workers
+    bounds = f", allowed are {low} to {'any number' if high is None else high}" if low > 1 or high else ""
+    return f"runs on {workers} of {slots} slots, as policy '{scheduler.policy_text}' decides{bounds}"
+
+
 def explain(
     record: JobRecord,
     scheduler: Scheduler,
@@ -93,6 +106,8 @@ def explain(
         "slots": list(record.wanted),
         "nodes": sorted({cluster.nodes[n].name for n in cluster.nodes_of(record.wanted)}),
         "policy": scheduler.policy_text,
+        "most_workers": record.most_workers,
+        "confined": record.confined,
         "resizes": record.resizes,
         "pause_s": record.pause_s,
         "profiling": record.job_id in scheduler.profiling.runs,
@@ -110,6 +125,8 @@ def explain(
     }
     if knowledge is not None and not record.phase.over:
         answer["estimate"] = asdict(estimated(record, knowledge, scheduler, now_s))
+        basis = knowledge.basis(record.done)
+        answer["expected"] = None if record.of is not None or basis is None else basis.of
     return answer | _speed(record, knowledge, events, cluster)
 
 
@@ -129,7 +146,8 @@ def _speed(
     elif figures := next((e.data for e in reversed(events) if e.data.get("params") is not None), None):
         rates = {int(workers): float(rate) for workers, rate in (figures.get("rates") or {}).items()}
         belief = JobBelief.from_figures(figures)
-    curve = None if belief is None else belief.curve(cluster.capacity or 1, cluster.gpus_per_node)
+    most = min(cluster.capacity or 1, record.most_workers or sys.maxsize)
+    curve = None if belief is None else belief.curve(most, cluster.gpus_per_node)
     return {
         "curve": None if curve is None else [round(float(rate), 6) for rate in curve],
         "steps": measured,

@@ -74,7 +74,8 @@ class Report:
     job_id: str
     time_s: float
     kind: str
-    """'progress', 'timing', 'noise', 'started', 'resized', 'worker_lost', 'noticed' or 'checkpoint'."""
+    """'progress', 'timing', 'noise', 'started', 'resized', 'worker_lost', 'noticed', 'confined' or
+    'checkpoint'."""
     data: Mapping[str, Any]
 
 

@@ -24,6 +24,8 @@ LEAST_S = 1e-9
 MOST_SAMPLES = 10**12
 MOST_MEMBERS = 100_000
 MOST_METRICS = 100
+MOST_LINE = 500
+"""Longest line of text that is shown to people, in characters; the rest of it is cut off."""
 MOST_NAME = 100
 """Longest name of a worker or a metric, in characters."""
 _GRADIENTS = 1e30
@@ -46,6 +48,14 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class Confined:
+    """How many workers a job can use at most, and why no more."""
+
+    workers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobEvent:
     """An event of a job's own log. Only the fields of its kind are set."""
 
@@ -60,6 +70,7 @@ class JobEvent:
     """Who cannot reach the worker; who is waited for; in whose place it came."""
     silent_s: float | None = None
     """How long nothing was heard of the worker."""
+    confined: Confined | None = None
 
     @property
     def text(self) -> str:
@@ -88,6 +99,8 @@ class JobStatus:
     slots: dict[str, int | None]
     members: frozenset[str]
     target: int
+    confined: Confined | None
+    """Set if the job found out that it cannot use as many workers as it may have."""
 
 
 def read_beat(raw: object) -> Beat:
@@ -148,6 +161,8 @@ def read_event(raw: object, slots: int) -> JobEvent:
         others = _names(event.get("by", []), "by")
         silent_s = _maybe(event, "silent_s", 0.0, MOST_S)
         return JobEvent(kind, _name(event.get("worker"), "worker"), others=others, silent_s=silent_s)
+    if kind == "confined":
+        return JobEvent(kind, confined=_confined(event.get("workers"), event.get("reason")))
     if kind == "standstill":
         step = _whole(event.get("step"), "step", 0, int(MOST_STEPS))
         return JobEvent(kind, step=step, others=_names(event.get("workers"), "workers"))
@@ -175,7 +190,12 @@ def read_status(raw: object, slots: int) -> JobStatus:
         slots={name: _maybe_whole(where, name, 0, slots - 1) for name in names},
         members=frozenset(_names(status.get("members"), "members")),
         target=_whole(status.get("target"), "target", 0, MOST_MEMBERS),
+        confined=_confined(status.get("maximum"), status["confined"]) if status.get("confined") else None,
     )
+
+
+def _confined(workers: object, reason: object) -> Confined:
+    return Confined(_whole(workers, "workers", 1, MOST_MEMBERS), _line(reason, "reason"))
 
 
 # -- types -----------------------------------------------------------------------------------------------
@@ -225,6 +245,14 @@ def _name(raw: object, what: str) -> str:
     if not isinstance(raw, str) or not 1 <= len(raw) <= MOST_NAME or not raw.isprintable():
         raise _refused(what, raw, f"a text of 1 to {MOST_NAME} printable characters")
     return raw
+
+
+def _line(raw: object, what: str) -> str:
+    """Text of a job in one printable line."""
+    if not isinstance(raw, str):
+        raise _refused(what, raw, "a text")
+    words = " ".join(raw[: 2 * MOST_LINE].split())
+    return "".join(letter for letter in words if letter.isprintable())[:MOST_LINE]
 
 
 def _names(raw: object, what: str) -> tuple[str, ...]:

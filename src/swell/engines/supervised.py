@@ -28,7 +28,7 @@ from swell.domain import Cluster, Placement
 from swell.engines import clock
 from swell.engines.accounts import of_job
 from swell.engines.base import Launch, Observed, Report, RunState
-from swell.engines.border import BadMessage, read_beat, read_event
+from swell.engines.border import BadMessage, Confined, read_beat, read_event
 from swell.engines.environment import for_jobs
 from swell.engines.fencing import Fence
 from swell.engines.parts import Part
@@ -285,6 +285,7 @@ class SupervisedEngine:
             if job.connect(now_s, len(self.cluster().node_of_gpu), fencing):
                 with self._lock:
                     self._assign_slots(job)
+                self._report_confined(job, job.confined)
             if job.connection is not None:
                 self._send_target(job, now_s)
             if job.stop_by_s is not None and now_s > job.stop_by_s:
@@ -393,10 +394,16 @@ class SupervisedEngine:
         elif what == "fenced" and trained and worker != job.left_out:
             reason = "the worker did not answer and was given up"
             self._add_report(job, "worker_lost", {"worker": worker, "reason": reason})
+        elif event.confined is not None:
+            self._report_confined(job, event.confined)
         elif event.text:
             self._add_report(job, "noticed", {"text": event.text})
         elif what == "checkpoint":
             self._add_report(job, "checkpoint", {"step": event.step})
+
+    def _report_confined(self, job: SupervisedJob, confined: Confined | None) -> None:
+        if confined is not None:
+            self._add_report(job, "confined", {"workers": confined.workers, "reason": confined.reason})
 
     def _take_report(self, job: SupervisedJob, raw: object) -> None:
         beat = read_beat(raw)

@@ -14,7 +14,7 @@ from typing import Any
 from swell.domain import Placement
 from swell.engines.accounts import Account
 from swell.engines.base import Launch, Observed, RunState
-from swell.engines.border import BadMessage, JobEvent, read_status
+from swell.engines.border import BadMessage, Confined, JobEvent, read_status
 from swell.engines.order import Order
 from swell.engines.supervisor import STOPPED, is_locked
 from swell.train.agent.children import Child
@@ -124,6 +124,8 @@ class SupervisedJob:
     """Workers that are or once were members."""
     left_out: str = ""
     """The last worker that others went on without because of a cut link."""
+    confined: Confined | None = None
+    """Set if the coordinator said, when the connection was made, that the job cannot use more workers."""
     connection: Connection | None = None
     fresh: bool = False
     """Set until the coordinator of this new connection has been sent the current target."""
@@ -337,6 +339,7 @@ class SupervisedJob:
         self.live = dict(status.slots)
         self.ready = {name for name, state in status.workers.items() if state != "starting"}
         self.members, self.target = set(status.members), status.target
+        self.confined = status.confined
         self.former |= self.members | {n for n, s in status.workers.items() if s == "leaving"}
         self.connection, self.fresh = connection, True
         if self.stop_by_s is not None:  # the coordinator may be a new one that was not told to stop

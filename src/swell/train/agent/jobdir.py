@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,7 @@ class JobDirectory:
             old_file.unlink()
         for log in (path / "logs").iterdir():
             log.unlink()
+        shutil.rmtree(path / "private", ignore_errors=True)
         self._write("job.json", json.dumps(config, indent=1))
         return self
 
@@ -81,6 +84,17 @@ class JobDirectory:
                         f"job {self.path.name!r} is running already; choose another --name, or stop it first"
                     ) from None
                 time.sleep(0.02)
+
+    def first_to_say(self, what: str) -> bool:
+        """Whether no worker of this run has said this before, so that each message is shown once."""
+        try:
+            name = hashlib.sha256(what.encode(errors="replace")).hexdigest()[:16]
+            os.close(os.open(self.path / "logs" / f".said-{name}", os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            return False
+        except OSError:  # a full disk, say: better twice than never
+            return True
+        return True
 
     def config(self) -> dict[str, Any]:
         """The job's settings."""

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,6 +148,8 @@ class Launcher:
         self._unsent: list[Message] = []
         self._tails: dict[str, Tail] = {}
         self._errors: dict[str, str] = {}
+        self._newest_lines: deque[str] = deque(maxlen=500)
+        """What workers printed last."""
         self._last_lines: dict[str, str] = {}
         """Of a job that runs any program: the last line that each worker printed."""
         self._wake_r, self._wake_w = os.pipe()
@@ -156,6 +159,12 @@ class Launcher:
     def reason(self) -> str:
         """Why the job is over."""
         return self._finish[1] if self._finish is not None else ""
+
+    @property
+    def failure(self) -> str:
+        """The traceback of the first worker that failed, or ''."""
+        worker, text = next(iter(self._errors.items()), ("", ""))
+        return f"worker {worker} failed; its traceback:\n{text.rstrip()}" if worker else ""
 
     # ------------------------------------------------------------------ life
 
@@ -407,9 +416,9 @@ class Launcher:
 
     def _close(self, code: int, reason: str) -> int:
         self._show_output(all_of_it=True)
-        if self._errors:
-            worker, text = next(iter(self._errors.items()))
-            self.say(f"worker {worker} failed; its traceback:\n{text.rstrip()}")
+        last = self.failure.rsplit("\n", 1)[-1]
+        if last and not any(last in line for line in self._newest_lines):  # its worker had no time to say it
+            self.say(self.failure)
         if code != 0:
             self.say(f"job {self.name}: {reason} (exit code {code}); logs are in {self.path / 'logs'}")
         return code
@@ -454,6 +463,7 @@ class Launcher:
                 lines = self._tails[path.name].lines(all_of_it=all_of_it)
                 for line in lines:
                     self.say(f"{path.stem}| {line}")
+                self._newest_lines.extend(lines)
                 if lines and self.config.command:
                     self._listen(path.stem, lines)
                 if not lines:

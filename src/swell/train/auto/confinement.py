@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from swell.train import reporting
 from swell.train.sync.link import Link
 
 if TYPE_CHECKING:
@@ -30,6 +32,28 @@ NEXT = {
     BY_HAND: "use an optimizer of torch.optim, SGD for example",
     LOSS: "use swell.elastic and give job.step the mean (docs/training.md)",
 }
+
+
+class Count:
+    """Counts the steps of a script that runs as it is, and reports them: nobody else knows its progress."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._pace = reporting.Pace()
+        self._last_s: float | None = None
+
+    def step(self, link: Link) -> None:
+        """Report one step more."""
+        now_s = time.perf_counter()
+        self._steps += 1
+        if self._last_s is not None:
+            self._pace.add((1,), now_s - self._last_s, 0.0)
+        self._last_s = now_s
+        # One piece that cannot be cut: there is room for one worker.
+        timing = reporting.timing(self._pace, 1, None, 1, 1)
+        del timing["batch_size"]  # which is the script's own affair
+        link.step = self._steps
+        link.report = {"step": self._steps, "done": self._steps, "rank": 0, "world": 1, **timing}
 
 
 def confine(observer: Observer, reason: str, job: ScriptJob | None = None) -> None:
@@ -79,5 +103,6 @@ def _cannot(reason: str) -> str:
 def _say(link: Link, reason: str, more: str = "") -> None:
     if int(link.config["minimum"]) > 1:
         fail(f"{_cannot(reason)}; run it with --workers 1, or {NEXT[reason]}")
-    sys.__stderr__.write(f"{_cannot(reason)}; it runs on one worker{more}. To share it: {NEXT[reason]}\n")  # type: ignore[union-attr]
-    link.event("confined", workers=1, reason=reason)
+    if link.directory.first_to_say(reason):  # a worker before this one may have died
+        sys.__stderr__.write(f"{_cannot(reason)}; it runs on one worker{more}. To share it: {NEXT[reason]}\n")  # type: ignore[union-attr]
+    link.event("confined", workers=1, reason=f"{reason}{more}")

@@ -55,6 +55,7 @@ class Observer(Draws):
         self._in_step = 0
         """Backward passes since the optimizer's step was called, with a closure."""
         self._loss: Tensor | None = None
+        self._lone = confinement.Count()
         self._last = Reduced([], 0.0, 0.0)
 
     # ------------------------------------------------------------------ gradients
@@ -84,6 +85,8 @@ class Observer(Draws):
         if os.getpid() != self.pid:
             return
         if self.alone:
+            if not any(ref() is not None for ref in self.made):  # by hand, so this is all there is of a step
+                self._lone.step(self.link)
             self._stop_if_asked()
             return
         self._dirty = True
@@ -206,7 +209,7 @@ class Observer(Draws):
         self._in_this_step = 0
         job = self.job
         if self.alone:
-            self.link.step += 1
+            self._lone.step(self.link)
             self._stop_if_asked()
         elif job is not None:
             if self._in_step > 1 and not job.confined:

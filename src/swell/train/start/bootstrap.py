@@ -25,6 +25,7 @@ from typing import Any
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.data import room
+from swell.train.start import plain
 
 
 def watch_lifeline() -> None:
@@ -94,7 +95,11 @@ def run(script: str, arguments: list[str]) -> int:
             )
             return RESPAWN
         text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
-        sys.stderr.write(text)
+        directory = os.environ.get("SWELL_JOB_DIR")
+        if not directory or JobDirectory(Path(directory)).first_to_say(text):
+            sys.stderr.write(text)
+        else:
+            sys.stderr.write("the same error as another worker's ended this one\n")
         target = os.environ.get("SWELL_ERROR_FILE")
         if target:
             with contextlib.suppress(OSError):
@@ -104,10 +109,15 @@ def run(script: str, arguments: list[str]) -> int:
 
 
 def _watched(script: str) -> AbstractContextManager[None]:
-    """The context that makes an unmodified script a worker, for a job with the setting `auto`."""
+    """The context that makes an unmodified script a worker, for a job with the setting `auto`.
+
+    For other jobs: the context that recognises an unmodified script, which needs that setting.
+    """
     directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
-    if not directory or not worker or not JobDirectory(Path(directory)).config().get("auto"):
+    if not directory or not worker:
         return nullcontext()
+    if not JobDirectory(Path(directory)).config().get("auto"):
+        return plain.recognised(Path(script), Path(directory))
     from swell.train.auto import watch as auto
 
     return auto.watched(Path(script), Path(directory), worker)
