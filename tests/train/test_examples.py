@@ -92,7 +92,7 @@ def test_every_example_is_tested_and_named_in_the_guide() -> None:
     [
         ("digits_cnn", [], 0.975, 1),
         ("recommender", ["--epochs", "4"], 0.5, -1),
-        ("gan", [], 2.0, -1),
+        pytest.param("gan", [], 2.0, -1, marks=pytest.mark.long),
     ],
 )
 def test_an_example_runs_alone_and_learns_what_it_promises(
