@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any, cast
 import pytest
 
 from swell.control.model import JobRequest
-from swell.engines import Launch
+from swell.engines import Launch, supervisor
 from swell.engines.border import BadMessage, Confined, read_event, read_status
 from swell.engines.local import LocalEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import STOPPED
+from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.wire import Connection
 
 
@@ -111,3 +113,47 @@ def test_a_job_that_can_use_one_worker_only_is_reported_as_it_says_so_and_when_i
     for bad in ({"workers": 0, "reason": "x"}, {"workers": 1}, {"workers": 1, "reason": ["x"]}):
         with pytest.raises(BadMessage):
             read_event({"event": "confined"} | bad, 4)
+
+
+def test_a_job_that_was_resized_while_no_control_plane_listened_is_reported_when_one_does(
+    tmp_path: Path,
+) -> None:
+    engine = LocalEngine(tmp_path, slots=4)
+    other = SupervisedJob("other", tmp_path, wanted=(2,), told=(2,), alive=True)
+    job = SupervisedJob(
+        "a", tmp_path, wanted=(2,), told=(0, 1), alive=True, logged=(0, 1), told_s=time.monotonic()
+    )
+    engine._jobs |= {"other": other, "a": job}
+    assert job.slots == {0, 1}, "until its coordinator says where its workers are"
+    job.connection = cast(Connection, _Silent())
+    job.fresh, job.target, job.members, job.live = True, 1, {"w0"}, {"w0": None}
+    engine._send_target(job, 0.0)
+    assert job.told == (0,), "it stays on a slot of its own, not on one that another job has"
+    assert [(r.kind, r.data["gpus"]) for r in engine.reports()] == [("resized", (0,))]
+    assert job.slots == {0}
+
+
+def test_a_full_disk_at_the_start_of_a_job_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def write(self: JobDirectory, name: str, text: str) -> None:
+        tries.append(name)
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
+    monkeypatch.setattr(JobDirectory, "_write", write)
+    made = supervisor._with_room(lambda: JobDirectory.create(tmp_path / "run", {}))
+    assert made.path == tmp_path / "run" and tries == ["job.json"] * 3
+    monkeypatch.setattr(supervisor, "_ROOM_S", -1.0)
+    tries.clear()
+    with pytest.raises(OSError, match="no space"):
+        supervisor._with_room(lambda: JobDirectory.create(tmp_path / "next", {}))
+
+
+class _Silent:
+    """A connection to a coordinator that takes everything."""
+
+    def send(self, message: object) -> None: ...

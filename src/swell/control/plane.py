@@ -96,7 +96,8 @@ class ControlPlane:
 
     def come_up(self) -> None:
         """Read the store and find the jobs that run, without the loop: the caller takes the turns."""
-        self.engine.start(self.wake)
+        held = {r.job_id: r.held for r in self.store.jobs(over=False, limit=1_000_000) if r.held}
+        self.engine.start(self.wake, held)
         with self._lock:
             policy = self.store.setting("policy") or self._default_policy
             self._conductor.come_up(policy, self._round_s, self.clock())

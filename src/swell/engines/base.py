@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from swell.domain import Cluster, JobRequest, Placement
@@ -79,13 +80,21 @@ class Report:
     data: Mapping[str, Any]
 
 
+Held = Mapping[str, Placement]
+"""By job: slots."""
+NOTHING_HELD: Held = MappingProxyType({})
+
+
 class Engine(Protocol):
     """Starts, resizes and ends the workers of jobs. Every call is idempotent and returns quickly."""
 
     name: str
 
-    def start(self, wake: Callable[[], None]) -> None:
-        """Find the jobs that already run; from then on call `wake`, from any thread, on every change."""
+    def start(self, wake: Callable[[], None], held: Held = NOTHING_HELD) -> None:
+        """Find the jobs that already run; from then on call `wake`, from any thread, on every change.
+
+        `held`: the slots of jobs that ran before, as the event log shows them.
+        """
 
     def close(self) -> None:
         """Stop watching. Jobs go on."""

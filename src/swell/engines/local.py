@@ -18,7 +18,7 @@ from typing import Any
 from swell.domain import Cluster, InputError, Placement
 from swell.engines import groups, wall
 from swell.engines.accounts import no_script, of_job
-from swell.engines.base import Launch
+from swell.engines.base import NOTHING_HELD, Held, Launch
 from swell.engines.nursery import Nursery
 from swell.engines.processes import sweep
 from swell.engines.supervised import HANDOVER_S, SupervisedEngine
@@ -84,13 +84,13 @@ class LocalEngine(SupervisedEngine):
         if self._nursery is None:
             self._nursery = Nursery(self._home / "nursery.log")
 
-    def start(self, wake: Callable[[], None]) -> None:
+    def start(self, wake: Callable[[], None], held: Held = NOTHING_HELD) -> None:
         """Find the jobs that already run, and prepare for those to come."""
         groups.tidy()
         if self.walled:
             self._wall_trial = try_wall()
         self.prepare()
-        super().start(wake)
+        super().start(wake, held)
 
     def close(self) -> None:
         """Stop listening. Jobs go on."""
@@ -203,8 +203,9 @@ class LocalEngine(SupervisedEngine):
     def _connected(self, job: SupervisedJob) -> None:
         if len(job.told) == job.target:
             return  # the slots that the job was started on; those it wants may still have other workers
-        known = job.wanted if len(job.wanted) >= job.target else tuple(range(job.target))
-        job.told = known[: job.target]
+        free = (slot for slot in range(self._cluster.capacity) if slot not in self._taken(job))
+        known = dict.fromkeys((*job.logged, *job.wanted, *free))
+        job.told = tuple(sorted(list(known)[: job.target]))
 
     def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
         """A file for each GPU, which the supervisor locks while a worker uses the GPU; none on CPU slots."""

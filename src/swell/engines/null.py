@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from swell.domain import Cluster, InputError, Placement
-from swell.engines.base import Launch, Observed, Report, RunState
+from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, RunState
 from swell.engines.parts import Part
 
 
@@ -112,7 +112,7 @@ class NullEngine:
         self.most_used = 0
         """Most slots that were ever in use at once."""
 
-    def start(self, wake: Callable[[], None]) -> None:
+    def start(self, wake: Callable[[], None], held: Held = NOTHING_HELD) -> None:
         """Begin to call `wake` when jobs end."""
         if self._watches:
             self._closing.clear()

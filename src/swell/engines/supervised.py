@@ -27,7 +27,7 @@ from typing import Any
 from swell.domain import Cluster, Placement
 from swell.engines import clock
 from swell.engines.accounts import of_job
-from swell.engines.base import Launch, Observed, Report, RunState
+from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, RunState
 from swell.engines.border import BadMessage, Confined, read_beat, read_event
 from swell.engines.environment import for_jobs
 from swell.engines.fencing import Fence
@@ -85,8 +85,9 @@ class SupervisedEngine:
     def prepare(self) -> None:
         """Begin with what takes long and touches no job, for a control plane that may have to lead soon."""
 
-    def start(self, wake: Callable[[], None]) -> None:
+    def start(self, wake: Callable[[], None], held: Held = NOTHING_HELD) -> None:
         """Find the jobs that already run, and begin to listen to them."""
+        now_s = time.monotonic()
         self._wake = wake
         # Before looking which jobs run: a supervisor that an earlier leader has started either holds its
         # job's lock by now and is found, or reads this number and does not run.
@@ -98,6 +99,9 @@ class SupervisedEngine:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 log.error("%s cannot be read (%s): the job is not taken over", path, error)
                 continue
+            if job.alive and job.job_id in held:
+                job.told = job.logged = held[job.job_id]
+                job.told_s = now_s
             self._jobs[job.job_id] = job
         self._part.start()
 
@@ -329,7 +333,11 @@ class SupervisedEngine:
             return
         if job.fresh:
             job.fresh = False
-            self._connected(job)
+            with self._lock:
+                self._connected(job)
+                self._assign_slots(job)
+            if job.members and job.logged and job.shown != job.logged:  # it was resized while nobody listened
+                self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.shown})
         granted = self._grant(job, now_s)
         message = self._resize(granted)
         if len(granted) > len(job.told) and job.leaving:

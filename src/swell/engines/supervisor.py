@@ -16,6 +16,7 @@ one that was killed first kills all processes which that one left.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -25,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from swell.engines import groups, wall
 from swell.engines.fencing import order_outdated
@@ -36,6 +37,8 @@ from swell.train.agent.launcher import Launcher, RunConfig
 from swell.train.agent.outputs import FILE, OutputFile
 from swell.train.agent.regular import open_regular, read_regular
 
+T = TypeVar("T")
+
 STOPPED = "stopped"
 """Reason of a job that was asked to stop and saved its state."""
 OUT_OF_MEMORY = 137
@@ -44,7 +47,7 @@ MEMORY_EVERY_S = 1.0
 _LOCK_S = 3.0
 """How long to try for the lock. `is_locked` holds it for microseconds; only a supervisor holds it longer."""
 _ROOM_S = 600.0
-"""How long to wait for room on the disk to write how the job ended."""
+"""How long to wait for room on a full disk."""
 _SWEEP_S = 20.0
 """Longest wait for the end of processes that were killed."""
 _GROUP_S = 10.0
@@ -112,7 +115,8 @@ def supervise(directory: Path) -> int:
         end_descendants(_SWEEP_S)
         sweep(directory, _SWEEP_S)
         if reason is not None:
-            _write_exit(directory, {"code": code, "reason": reason, "time_s": time.time()})
+            content = {"code": code, "reason": reason, "time_s": time.time()}
+            _with_room(lambda: write_json(directory / "exit.json", content))  # else the job would run again
         return code
 
 
@@ -140,15 +144,14 @@ def _enter_wall(directory: Path, order: Order) -> None:
     wall.enter(home, visible, map(Path, told["read_only"]))
 
 
-def _write_exit(directory: Path, content: dict[str, Any]) -> None:
-    """Write how the job ended. On a full disk wait for room: without this file the job would run again."""
+def _with_room(action: Callable[[], T]) -> T:
+    """Do something that writes. While the disk is full, wait for room: that is not the job's fault."""
     until_s = time.monotonic() + _ROOM_S
     while True:
         try:
-            write_json(directory / "exit.json", content)
-            return
-        except OSError:
-            if time.monotonic() > until_s:
+            return action()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() > until_s:
                 raise
             time.sleep(1.0)
 
@@ -188,7 +191,7 @@ def _run(order: Order, run_dir: Path, say: Callable[[str], None]) -> tuple[int, 
             env=request.env,
             settings=request.for_runtime() | {"checkpoints": str(launch.job_dir / "checkpoints")},
         )
-        launcher = _launcher(order, config, say)
+        launcher = _with_room(lambda: _launcher(order, config, say))
     except (ValueError, OSError) as error:
         say(str(error))
         # It is not the job's fault if Ray cannot be reached: without a reason the job is started again.

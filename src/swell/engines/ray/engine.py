@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from swell.domain import Cluster, Placement, SwellError
-from swell.engines.base import Launch
+from swell.engines.base import NOTHING_HELD, Held, Launch
 from swell.engines.files import write_json
 from swell.engines.ray import connection, head, packaging, places, warm
 from swell.engines.ray.places import Foreign, Place, RayNode
@@ -102,7 +102,7 @@ class RayEngine(SupervisedEngine):
             self._first.clear()
             self._start_scout()
 
-    def start(self, wake: Callable[[], None]) -> None:
+    def start(self, wake: Callable[[], None], held: Held = NOTHING_HELD) -> None:
         """Wait until the nodes of the Ray cluster are known, and find running jobs."""
         self.prepare()
         if not self._first.wait(FIRST_SIGHT_S):
@@ -119,7 +119,7 @@ class RayEngine(SupervisedEngine):
             raise SwellError(
                 f"no node of the Ray cluster has {what}: add a node, or name another --ray-resource"
             )
-        super().start(wake)
+        super().start(wake, held)
         self._end_orphans()
 
     def close(self) -> None:

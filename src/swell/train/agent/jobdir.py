@@ -46,7 +46,16 @@ class JobDirectory:
         path.mkdir(parents=True, exist_ok=True)
         (path / "logs").mkdir(exist_ok=True)
         self = cls(path)
-        self.lock("launcher", 0.5)
+        launcher = self.lock("launcher", 0.5)
+        try:
+            self._begin(config)
+        except BaseException:
+            os.close(launcher)  # whoever tries again takes it again
+            raise
+        return self
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        path = self.path
         coordinator = self.lock("coordinator", 5.0)  # wait for the coordinator of a killed run to end
         os.close(coordinator)
         for old in ("state.json", "coordinator.json", "events.jsonl", "generation.json"):
@@ -57,7 +66,6 @@ class JobDirectory:
             log.unlink()
         shutil.rmtree(path / "private", ignore_errors=True)
         self._write("job.json", json.dumps(config, indent=1))
-        return self
 
     @classmethod
     def find(cls, name: str) -> JobDirectory:
