@@ -95,7 +95,7 @@ def _until_the_schedule_is_over(
 def test_the_trainer_of_hugging_face(stage: Any, tmp_path: Path) -> None:
     first = [str(SCRIPTS / "hugging_face.py"), "20", "0", str(tmp_path), "stop=2"]
     subprocess.run([sys.executable, *first], capture_output=True, check=True)
-    job = _until_the_schedule_is_over(stage, "hugging_face.py", tmp_path, 20, 0.8, "resume=1")
+    job = _until_the_schedule_is_over(stage, "hugging_face.py", tmp_path, 20, 0.3, "resume=1")
     result = _result(job, 250.0)
     assert "could not follow" not in job.output()
     assert result["steps"] == 400 and result["counted"] == 400 - 2 * 20 and result["epoch"] == 20.0
