@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,3 +88,15 @@ def test_what_to_type_next_is_in_the_error(
     done = CliRunner().invoke(main, words)
     assert done.exit_code in (1, 2), done.output
     assert said in done.output and "Traceback" not in done.output
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "server.json"))
+
+    monkeypatch.setattr("swell.cli._platform.serve", full)
+    done = CliRunner().invoke(main, ["up", "--home", str(tmp_path), "--slots", "1"])
+    assert done.exit_code == 1
+    assert done.stderr == (
+        f"swell: No space left on device: {tmp_path / 'server.json'}. Make room there, then try again.\n"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from typing import Any
@@ -87,6 +88,10 @@ class LazyGroup(click.Group):
             click.echo(f"swell: {missing}", err=True)
             ctx.exit(1)
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                where = f": {error.filename}" if error.filename else ""
+                click.echo(f"swell: {error.strerror}{where}. Make room there, then try again.", err=True)
+                ctx.exit(1)
             # Not imported at the top, to start fast: a command that raises a SwellError has imported it.
             errors = sys.modules.get("swell.domain.errors")
             if errors is None or not isinstance(error, errors.SwellError):
