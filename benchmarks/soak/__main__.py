@@ -90,6 +90,7 @@ class People(threading.Thread):
                     args=list(job.args),
                     workdir=str(self.stage.work),
                     idempotency_key=job.name,
+                    max_restarts=100,  # in ten minutes a job may lose all its processes many times
                     **job.options,
                 )
                 self.answers.setdefault(job.name, set()).add(view.job_id)

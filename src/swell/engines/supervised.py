@@ -180,6 +180,8 @@ class SupervisedEngine:
                     return
                 job = self._jobs[launch.job_id] = SupervisedJob(launch.job_id, launch.job_dir)
             job.launch = launch
+            if not placement and not job.alive and not job.over:
+                job.told = ()  # the caller knows that it has no slots any more
             if job.wanted == placement or job.over:
                 return  # nothing new, or the job is over and the caller has not seen that yet
             stopping = not job.wanted
