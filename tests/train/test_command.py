@@ -45,7 +45,7 @@ def _pi(steps: int, points: int) -> float:
 
 
 def test_the_shell_example_gives_the_same_result_whatever_is_resized_or_killed(stage: Any) -> None:
-    job = stage.run(EXAMPLES / "any_command.sh", "120", "100", workers=1, maximum=3, settings=COMMAND)
+    job = stage.run(EXAMPLES / "any_command.sh", "300", "100", workers=1, maximum=3, settings=COMMAND)
     _goes_on(job)
     job.resize(3)
     _has(job, 3)
@@ -59,7 +59,7 @@ def test_the_shell_example_gives_the_same_result_whatever_is_resized_or_killed(s
     job.resize(2)
     _has(job, 2)
     assert job.wait(120) == 0, job.output()
-    assert f"pi is about {_pi(120, 100):.6f}" in job.output()
+    assert f"pi is about {_pi(300, 100):.6f}" in job.output()
     sizes = [len(e["members"]) for e in job.events("generation")]
     assert (sizes[0], sizes[-1]) == (1, 2) and set(sizes[1:-1]) == {3}
     assert len(job.events("switch")) == 2 and all(e["pause_s"] > 0 for e in job.events("switch"))

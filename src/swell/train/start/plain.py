@@ -38,7 +38,8 @@ def recognised(script: Path, directory: Path) -> Iterator[None]:
 
     def first_step(*_: Any) -> None:
         hook.remove()
-        if not _speaks_of_swell(script, before):
+        # A script may have come to its elastic job by ways that its text does not show (runpy, say).
+        if not _has_job() and not _speaks_of_swell(script, before):
             _end(advice(script), directory)
 
     before = set(sys.modules)
@@ -52,6 +53,12 @@ def recognised(script: Path, directory: Path) -> Iterator[None]:
 def _uses_torch(script: Path) -> bool:
     """Whether torch is there already, or the script is about to import it: importing it takes seconds."""
     return "torch" in sys.modules or b"torch" in _content(script)
+
+
+def _has_job() -> bool:
+    """Whether the script has called `swell.elastic`."""
+    job = sys.modules.get("swell.train.job")
+    return job is not None and bool(job._taken)
 
 
 def _speaks_of_swell(script: Path, before: set[str]) -> bool:
