@@ -97,7 +97,11 @@ def test_a_mesh_says_for_whom_it_waits() -> None:
     found = []
 
     def look() -> None:
-        wait_until(lambda: crowd[0].waits() is not None, 10, "the exchange")
+        def for_one() -> bool:
+            waits = crowd[0].waits()
+            return waits is not None and waits.workers == ["w2"]
+
+        wait_until(for_one, 10, "the exchange, and the message of the other one")
         found.append(crowd[0].waits())
         crowd[0].abandon()
 
