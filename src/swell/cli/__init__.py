@@ -88,7 +88,7 @@ class LazyGroup(click.Group):
             click.echo(f"swell: {missing}", err=True)
             ctx.exit(1)
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 where = f": {error.filename}" if error.filename else ""
                 click.echo(f"swell: {error.strerror}{where}. Make room there, then try again.", err=True)
                 ctx.exit(1)

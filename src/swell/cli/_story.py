@@ -42,14 +42,14 @@ class Story:
         self._count(now_s)
         took_s = max(now_s - self._begin_s, 1e-9)
         least, most = min(self._sizes), max(self._sizes)
-        sizes = _count(most, "worker")
+        sizes = count(most, "worker")
         if least < most:
             sizes = f"{least} to {sizes} ({self._worker_s / took_s:.1f} on average)"
         parts = [f"{'done' if code == 0 else 'ended'} after {took_s:.1f} s of training", sizes]
         if len(self._sizes) > 1:
-            parts.append(f"{_count(len(self._sizes) - 1, 'change')} of membership")
+            parts.append(f"{count(len(self._sizes) - 1, 'change')} of membership")
         if self._deaths:
-            parts.append(f"{_count(self._deaths, 'death')} survived")
+            parts.append(f"{count(self._deaths, 'death')} survived")
         if self._pauses:
             parts.append(f"{1000 * sum(self._pauses):.0f} ms paused in all")
         return ", ".join(parts)
@@ -62,7 +62,7 @@ class Story:
         if self._begin_s is None:
             self._begin_s = self._since_s = event["time_s"]
             where = f" from step {self._step}" if self._step else ""
-            return f"training{where} with {_count(len(self._members), 'worker')}: {', '.join(self._members)}"
+            return f"training{where} with {count(len(self._members), 'worker')}: {', '.join(self._members)}"
         if self._before and not set(self._before) & set(self._members):  # nobody was left to recover
             self._deaths += len(self._before)
             where = f"goes on from step {self._step}" if self._step else "begins again"
@@ -79,7 +79,7 @@ class Story:
         what += [f"{', '.join(came)} joined"] if came else []
         how = "recovered in" if died else "paused for"
         told = "; ".join(what) or "the workers met again"
-        size = _count(len(self._members), "worker")
+        size = count(len(self._members), "worker")
         return f"{told}; {how} {1000 * pause_s:.0f} ms, {size} at step {int(event.get('step') or self._step)}"
 
     def _count(self, now_s: float) -> None:
@@ -88,5 +88,6 @@ class Story:
             self._since_s = now_s
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """So many of something, in words."""
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -271,9 +271,10 @@ class Scheduler:
         table.deadline_s[rows] = np.array(last_s) - [knowledge.closing_s for _, knowledge in jobs]
         least = [record.request.min_workers for record, _ in jobs]
         bounds = [min(record.max_workers or widest, most.get(record.job_id, widest)) for record, _ in jobs]
-        for i in [i for i, (record, _) in enumerate(jobs) if record.job_id in most] if most else ():
-            # A job that asks for more than its bound runs with that, and does not wait for ever.
-            table.requested[rows[i]] = max(min(table.specs[rows[i]].gpus, bounds[i]), least[i])
+        if most:
+            for i, (record, _) in enumerate(jobs):
+                if record.job_id in most:  # what it asks for may be beyond its bound; it would wait for ever
+                    table.requested[rows[i]] = max(min(table.specs[rows[i]].gpus, bounds[i]), least[i])
         table.min_gpus[rows] = least
         table.known[rows] = [knowledge.known for _, knowledge in jobs]
         table.max_gpus[rows] = [

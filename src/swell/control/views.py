@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from swell.control import lifecycle
 from swell.control.book import Book
 from swell.control.knowledge import Knowledge
 from swell.control.model import JobRecord, Phase
@@ -81,7 +82,7 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
 
 def _why_so_many(record: JobRecord, scheduler: Scheduler) -> str:
     """Why a running job has the workers that it has."""
-    workers = f"{len(record.wanted)} worker{'' if len(record.wanted) == 1 else 's'}"
+    workers = lifecycle.say_workers(len(record.wanted))
     if record.confined:
         return f"runs on {workers} and gets no more than {record.most_workers}, because {record.confined}"
     slots, low, high = scheduler.cluster.capacity, record.request.min_workers, record.request.max_workers

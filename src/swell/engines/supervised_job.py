@@ -31,7 +31,7 @@ ANSWER_S = 1.0
 """Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
 NOTE_END_S = 60.0
 """How long the control plane is given to note that a job has ended, or to start it again if it was killed,
-before its slots go to another one all the same. That takes a moment, or longer if it is frozen."""
+before its slots go to another one all the same. A control plane that is frozen may need as long."""
 SHRINK_S = 30.0
 """How long a job that was told to shrink may take to say that it goes on with fewer workers, before the slots
 that it leaves go to another one."""

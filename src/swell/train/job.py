@@ -438,7 +438,8 @@ class Job(BySteps):
             self._link.at_epoch(self.epoch)
 
 
-_taken: set[str] = set()
+taken: set[str] = set()
+"""Directories of the jobs that this process is a worker of: one at most."""
 
 
 def elastic(
@@ -458,10 +459,10 @@ def elastic(
     directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
     if not directory or not worker:
         return Job(model, optimizer, **options)
-    if directory in _taken:
+    if directory in taken:
         raise UsageError(
             "swell.elastic: this script calls it twice, and one worker belongs to one elastic job; give all "
             "models and optimizers to one call: swell.elastic([maker, critic], [optimizer_m, optimizer_c])"
         )
-    _taken.add(directory)
+    taken.add(directory)
     return Job(model, optimizer, **options, link=Link(JobDirectory(Path(directory)), worker))

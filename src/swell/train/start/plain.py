@@ -58,7 +58,7 @@ def _uses_torch(script: Path) -> bool:
 def _has_job() -> bool:
     """Whether the script has called `swell.elastic`."""
     job = sys.modules.get("swell.train.job")
-    return job is not None and bool(job._taken)
+    return job is not None and bool(job.taken)
 
 
 def _speaks_of_swell(script: Path, before: set[str]) -> bool:
