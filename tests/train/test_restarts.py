@@ -61,6 +61,7 @@ def test_a_death_ends_the_others_and_the_job_begins_again() -> None:
     job = begun(3)
     job.said(1.0, 1.0)
     assert set(job.exited("w1", -9, 2.0)) == {Kill("w0"), Kill("w2")}
+    assert job.said(1.5, 2.05) == [], "what rank 0 had said before it was ended is not the end of the pause"
     job.exited("w0", -9, 2.1)
     assert job.exited("w2", 1, 2.2)[0] == Begin(2, ("w3", "w4", "w5"))
     assert job.said(2.0, 4.0) == [Say("recovery", {"pause_s": 2.0, "world": 3})]

@@ -233,7 +233,8 @@ class Restarts:
         return [Begin(self.generation, tuple(self.members)), *spawns]
 
     def _pause_is_over(self, now_s: float) -> list[Instruction]:
-        if self.standing is None or self.saving:
+        ending = any(w.status is Status.LEAVING for w in self.workers.values())  # and not yet silent
+        if self.standing is None or self.saving or ending:
             return []
         (event, since_s), self.standing = self.standing, None
         return [Say(event, {"pause_s": round(max(now_s - since_s, 0.0), 6), "world": len(self.members)})]
