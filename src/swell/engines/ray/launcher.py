@@ -23,7 +23,8 @@ from swell.engines.processes import MARK
 from swell.engines.ray import packaging, places
 from swell.engines.ray.connection import connect, is_loopback, own_address
 from swell.engines.ray.holder import Holder
-from swell.train.agent.launcher import Launcher, RunConfig
+from swell.train.agent.launcher import Launcher
+from swell.train.agent.run_config import RunConfig
 
 OUT_OF_MEMORY = 137
 UP_S = 60.0
