@@ -45,7 +45,9 @@ class Coordinator:
         self.fresh = saved is None
         before = None if saved is None else saved["membership"]
         self.membership = membership_json.of_job(self.config, before, now)
-        self.door = Door(self.config["secret"], self._receive, self._closed)
+        self.door = Door(
+            self.config["secret"], self._receive, self._closed, encrypt=self.config.get("encrypt", True)
+        )
         self.pace = Pace()
         self.port = int(saved["port"]) if saved is not None else 0
         self.workers: dict[str, Client] = {}

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import sys
 from collections.abc import Callable
 
 from swell.train.agent.keepalive import keep_alive
+from swell.train.agent.sealed import Seal, crosses_hosts
 from swell.train.agent.wire import HANDSHAKE_S, MOST_STRANGERS, Channel, Message, WireError
 
 
 class Client:
     """One connection: a worker, the launcher ("agent"), or a tool."""
 
-    def __init__(self, secret: str, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, secret: str, writer: asyncio.StreamWriter, *, encrypt: bool) -> None:
         self.channel = Channel(secret, server=True)
         self.writer = writer
+        own, other = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
+        self._seal = Seal(secret, server=True) if encrypt and crosses_hosts(own, other) else None
+        if self._seal is None:
+            writer.write(self.channel.opening())
         self.role = ""
         self.name = ""
         self.fencing: int | None = None
@@ -29,16 +35,40 @@ class Client:
     def send(self, message: Message) -> None:
         """Queue a message; a broken connection is noticed by its reader."""
         if not self.writer.is_closing():
-            self.writer.write(self.channel.encode(message))
+            self._write(self.channel.encode(message))
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take received bytes, answer a handshake, and return the messages that are complete."""
+        if self._seal is not None:
+            strange = not self._seal.established
+            self.writer.write(self._seal.feed(data))
+            if not self._seal.established:
+                return []
+            if strange:
+                self._write(self.channel.opening())
+            data = self._seal.read()
+        messages, reply = self.channel.feed(data)
+        self._write(reply)
+        return messages
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            self.writer.write(data if self._seal is None else self._seal.seal(data))
 
 
 class Door:
     """Accepts connections, and passes on what those say that have proved to know the secret."""
 
     def __init__(
-        self, secret: str, receive: Callable[[Client, Message], None], closed: Callable[[Client], None]
+        self,
+        secret: str,
+        receive: Callable[[Client, Message], None],
+        closed: Callable[[Client], None],
+        *,
+        encrypt: bool = True,
     ) -> None:
         self._secret = secret
+        self._encrypt = encrypt
         self._receive = receive
         self._closed = closed
         self.strangers: set[Client] = set()
@@ -53,25 +83,22 @@ class Door:
             return await asyncio.start_server(self._serve, host, 0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = Client(self._secret, writer)
         if len(self.strangers) >= MOST_STRANGERS:
             self.grumble("too many connections that prove nothing: closed one")
             writer.close()
             return
+        client = Client(self._secret, writer, encrypt=self._encrypt)
         self.strangers.add(client)
         keep_alive(writer.get_extra_info("socket"), every_s=1, probes=2)
         late = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._give_up, client)
         try:
-            writer.write(client.channel.opening())
             while data := await reader.read(1 << 16):
-                messages, reply = client.channel.feed(data)
+                messages = client.feed(data)
                 if client.channel.established:
                     self.strangers.discard(client)
-                if reply:
-                    writer.write(reply)
                 for message in messages:
                     self._receive(client, message)
-        except WireError as error:
+        except (WireError, ssl.SSLError) as error:
             self.grumble(f"refused a connection: {error}")
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass

@@ -165,7 +165,7 @@ class Launcher:
         if self._connection is not None or self._coordinator is None or self._finish is not None:
             return
         try:
-            connection = Connection.open(self.job.address(), self.job.config()["secret"], timeout_s=2.0)
+            connection = Connection.to_job(self.job.address(), self.job.config(), timeout_s=2.0)
             connection.send({"type": "hello", "role": "agent", "alive": list(self._workers)})
             connection.receive(2.0)
         except (OSError, WireError, TimeoutError):

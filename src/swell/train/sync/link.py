@@ -45,7 +45,6 @@ class Link:
         self.name = name
         self.directory = directory
         self.config = config
-        self._secret: str = config["secret"]
         self._beat_s = min(0.5, float(config.get("silent_after_s", 5.0)) / 6)
         # This worker may be on another host than the coordinator.
         self._host: str = os.environ.get("SWELL_HOST") or config.get("host", "127.0.0.1")
@@ -56,7 +55,7 @@ class Link:
         self._changed = threading.Condition()
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
-        self.peers = Peers(name, self._host, self._secret, self._changed, self._suspect)
+        self.peers = Peers(name, self._host, config, self._changed, self._suspect)
         self._suspected: dict[str, float] = {}
         self._stood: Any = None
         """The exchange whose standstill was last reported."""
@@ -265,7 +264,7 @@ class Link:
     def _run(self) -> None:
         while not self._closed:
             try:
-                connection = Connection.open(self.directory.address(), self._secret, connect_s=_CONNECT_S)
+                connection = Connection.to_job(self.directory.address(), self.config, connect_s=_CONNECT_S)
                 self._connection = connection
                 if self._far:
                     keep_alive(connection.sock, every_s=1, probes=2, unacknowledged_s=3.0)
