@@ -73,7 +73,7 @@ class RayLauncher(Launcher):
         self._host = "127.0.0.1" if is_loopback(here) else here
         if settings["address"].startswith("ray://"):
             self._host = own_address()
-        config.settings["host"] = self._host
+        config.settings |= {"host": self._host, "encrypt": settings.get("encrypt", True)}
         super().__init__(config, say)
         self._holder = self._ray.remote(max_restarts=0, max_concurrency=4)(Holder)
         self._held: dict[str, _Held] = {}
