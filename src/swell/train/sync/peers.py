@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from swell.train.agent.errors import PeerLost
 from swell.train.agent.keepalive import keep_alive
@@ -24,8 +23,8 @@ from swell.train.agent.sealed import Stream
 from swell.train.agent.slots import age
 from swell.train.agent.wire import MOST_STRANGERS, Connection, Message, WireError
 from swell.train.sync.mesh import Mesh, Peer
+from swell.train.sync.standing import Address, Offer
 
-Address = tuple[str, int]
 RETRY_S = 0.05
 _ANSWER_S = 5.0
 _PREPARE_S = 60.0
@@ -38,17 +37,6 @@ _LATE_S = 2.0
 """A member on another host that has not connected after this long is suspected."""
 _DIAL_S = 120.0
 """Longest that one candidate is tried to be connected."""
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A candidate as the coordinator announced it."""
-
-    number: int
-    members: tuple[str, ...]
-    addresses: dict[str, Address]
-    recovery: bool
-    epoch: int
 
 
 class Peers:
