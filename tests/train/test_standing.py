@@ -1,4 +1,4 @@
-"""A worker's place in its job, by events and instructions alone; and the link around it, against a coordinator."""
+"""A worker's place in its job, by events and instructions alone; and the link around it."""
 
 from __future__ import annotations
 

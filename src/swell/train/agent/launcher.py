@@ -107,9 +107,12 @@ class Launcher:
         """Run the job to its end and return its exit code. `each_turn` is called several times a second."""
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        handlers = {
-            number: signal.signal(number, self._on_signal)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+        def stop(number: int, _frame: object) -> None:
+            self._finish = self._finish or (128 + number, f"stopped by {signal.Signals(number).name}")
+
+        handlers: dict[int, Any] = {
+            number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_w)
@@ -130,9 +133,6 @@ class Launcher:
             signal.set_wakeup_fd(-1)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self._finish = self._finish or (128 + number, f"stopped by {signal.Signals(number).name}")
 
     def _turn(self, timeout_s: float) -> None:
         watch: list[Any] = [self._wake_r]

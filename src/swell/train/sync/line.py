@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from swell.train.agent.jobdir import JobDirectory
@@ -29,8 +30,16 @@ _LEASE = 0.75
 class Line:
     """The connection of one worker to its coordinator, whatever happens to either."""
 
-    def __init__(self, directory: JobDirectory, config: Message, name: str) -> None:
+    def __init__(
+        self,
+        directory: JobDirectory,
+        config: Message,
+        name: str,
+        progress: Callable[[], tuple[int, Message]],
+    ) -> None:
         self._directory, self._config = directory, config
+        self._progress = progress
+        """The worker's step and its latest report."""
         # This worker may be on another host than the coordinator.
         here = config.get("host", "127.0.0.1")
         self._host: str = os.environ.get("SWELL_HOST") or here
@@ -42,8 +51,6 @@ class Line:
         self.changed = threading.Condition()
         """Guards `standing` and the outbox, and is notified when either changes."""
         self.peers = Peers(name, self._host, config, self.changed, self._suspect)
-        self.step = 0
-        self.report: Message = {}
         self._outbox: list[Message] = []
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
@@ -118,9 +125,10 @@ class Line:
         while not self._closed:
             now = time.monotonic()
             if now >= next_beat:
-                connection.send({"type": "beat", "step": self.step, "report": self.report})
+                step, report = self._progress()
+                connection.send({"type": "beat", "step": step, "report": report})
                 next_beat = now + self._beat_s
-                self._look_for_standstill()
+                self._look_for_standstill(step, float(report.get("step_s", 0.0)))
             self._empty_outbox(connection)
             pulses = self.peers.pulses()
             watch: list[Any] = [connection, self._wake_r, *pulses]
@@ -145,12 +153,11 @@ class Line:
                 del self._outbox[:count]
                 self.changed.notify_all()
 
-    def _look_for_standstill(self) -> None:
+    def _look_for_standstill(self, step: int, step_s: float) -> None:
         current = self.standing.current
         waits = current.waits() if current is not None else None
         with self.changed:
-            step_s = float(self.report.get("step_s", 0.0))
-            self.do(self.standing.standstill(waits, self.step, step_s))
+            self.do(self.standing.standstill(waits, step, step_s))
 
     # ------------------------------------------------------------------ threads for what takes a while
 

@@ -33,28 +33,13 @@ class Link:
         self.name = name
         self.directory = directory
         self.config = config
-        self.line = Line(directory, config, name)
+        self.step = 0
+        self.report: Message = {}
+        """What heartbeats say, besides the step."""
+        self.line = Line(directory, config, name, lambda: (self.step, self.report))
         self.peers = self.line.peers
         self._standing = self.line.standing
         self._changed = self.line.changed
-
-    @property
-    def step(self) -> int:
-        """The step that heartbeats say this worker has made."""
-        return self.line.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self.line.step = step
-
-    @property
-    def report(self) -> Message:
-        """What heartbeats report."""
-        return self.line.report
-
-    @report.setter
-    def report(self, report: Message) -> None:
-        self.line.report = report
 
     def welcome(self) -> Message:
         """The coordinator's first message: whether the job is training already, and in which epoch."""
