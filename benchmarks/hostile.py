@@ -51,8 +51,8 @@ HOSTILE = (
             if said < {MESSAGES}:
                 said += 1
                 bad = [[1], "many", {{"done": float("nan")}}, {{"step_s": -1, "local_batch": 1}}][said % 4]
-                job._link._send({{"type": "beat", "step": 0, "report": bad}})
-                job._link._send({{"type": "event", "name": "generation", "fields": {{"members": bad}}}})
+                job._link.line.send({{"type": "beat", "step": 0, "report": bad}})
+                job._link.line.send({{"type": "event", "name": "generation", "fields": {{"members": bad}}}})
                 if said == {MESSAGES}:
                     print("said it all", flush=True)
 """

@@ -132,7 +132,8 @@ def running(script: Path, arguments: list[str], **settings: Any) -> Iterator[Run
 
 def launch(path: Path) -> int:
     """The process that `Running` starts."""
-    from swell.train.agent.launcher import Launcher, RunConfig
+    from swell.train.agent.launcher import Launcher
+    from swell.train.agent.run_config import RunConfig
 
     fields = json.loads(path.read_text())
     config = RunConfig(**{**fields, "directory": Path(fields["directory"])})

@@ -13,7 +13,8 @@ from typing import Any
 
 from benchmarks.runtime import netns
 from swell.train.agent import children
-from swell.train.agent.launcher import Launcher, RunConfig
+from swell.train.agent.launcher import Launcher
+from swell.train.agent.run_config import RunConfig
 
 
 class HostsLauncher(Launcher):

@@ -36,7 +36,7 @@ def job_on(hosts: Hosts, script: Path, arguments: list[str], **config: Any) -> I
     """A job whose coordinator is on the first host and whose workers move to theirs; call it on that host."""
     root = Path(tempfile.mkdtemp(prefix="swell-hosts-"))
     stage = Stage()
-    settings = {"host": hosts.address(0), "shared_memory": False}
+    settings = {"host": hosts.address(0), "shared_memory": False, "encrypt": config.pop("encrypt", True)}
     fields: dict[str, Any] = {"threads": 1, "silent_after_s": 20.0, "settings": settings} | config
     pid = stage.launch(root / "job", script=str(script), arguments=[*arguments, "--out", str(root)], **fields)
     try:
@@ -49,13 +49,14 @@ def job_on(hosts: Hosts, script: Path, arguments: list[str], **config: Any) -> I
         shutil.rmtree(root, ignore_errors=True)
 
 
-def step(size: str, rate: str | None, timeout_s: float = 240.0) -> dict[str, Any]:
+def step(size: str, rate: str | None, timeout_s: float = 240.0, *, encrypt: bool = True) -> dict[str, Any]:
     """Median step of ours and of DDP with one worker on each of two hosts, and their ratio."""
     blocks, steps = BLOCKS[size, rate]
     with network(2, rate) as hosts, hosts.inside(0):
         arguments = ["--size", size, "--hosts", hosts.name]
         arguments += ["--blocks", str(blocks), "--block-steps", str(steps)]
-        with job_on(hosts, overhead.SCRIPT, arguments, minimum=2, maximum=2, workers=2) as directory:
+        pair = {"minimum": 2, "maximum": 2, "workers": 2, "encrypt": encrypt}
+        with job_on(hosts, overhead.SCRIPT, arguments, **pair) as directory:
             result = directory.path.parent / "result.json"
             deadline = time.monotonic() + timeout_s
             while not result.exists():
@@ -137,6 +138,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="0.4M,10M,60M")
     parser.add_argument("--rates", default="none,1gbit")
+    parser.add_argument("--plain", action="store_true", help="do not encrypt what goes between hosts")
     parser.add_argument("--join", help="measure joins of this model (small, large, huge) instead")
     chosen = parser.parse_args()
     if chosen.join:
@@ -145,4 +147,4 @@ if __name__ == "__main__":
     for wanted in chosen.rates.split(","):
         limit = None if wanted == "none" else wanted
         for model in chosen.sizes.split(","):
-            print(wanted, model, json.dumps(step(model, limit)), flush=True)
+            print(wanted, model, json.dumps(step(model, limit, encrypt=not chosen.plain)), flush=True)

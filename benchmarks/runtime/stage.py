@@ -56,7 +56,8 @@ class Stage:
 
 
 def _launch(fields: dict[str, Any]) -> int:
-    from swell.train.agent.launcher import Launcher, RunConfig
+    from swell.train.agent.launcher import Launcher
+    from swell.train.agent.run_config import RunConfig
 
     directory = Path(fields.pop("directory"))
     hosts = fields.pop("hosts", None)

@@ -39,8 +39,8 @@ HOSTILE = {
 bad = [[1], "many", {"done": float("nan")}, {"step_s": -1, "local_batch": 1}, {"workers": "many"}, None]
 for i, _ in enumerate(train(2)):
     for j in range(200):
-        job._link._send({"type": "beat", "step": 0, "report": bad[(i + j) % 6]})
-        job._link._send({"type": "event", "name": "generation", "fields": {"members": bad[j % 6]}})
+        job._link.line.send({"type": "beat", "step": 0, "report": bad[(i + j) % 6]})
+        job._link.line.send({"type": "event", "name": "generation", "fields": {"members": bad[j % 6]}})
 """,
     "forks": _TRAIN
     + f"""

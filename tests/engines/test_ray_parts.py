@@ -30,6 +30,7 @@ from swell.engines.ray.places import (
     read_nodes,
     to_cluster,
 )
+from swell.train.agent.wire import Connection
 
 ROOT = Path(__file__).parents[2]
 
@@ -162,11 +163,13 @@ def test_a_reset_connection_does_not_end_the_lifeline() -> None:
         hasty.sendall(sent)
         hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         hasty.close()  # a reset
-    holder = socket.create_connection((host, port), timeout=10)
-    holder.sendall(token.encode())
+    with pytest.raises(ConnectionError):
+        Connection.open((host, port), "another secret", timeout_s=10)
+    holder = Connection.open((host, port), token, timeout_s=10)
     wait_until(lambda: lifeline._lines, 10, "the holder to be taken")
     lifeline.close()
-    assert holder.recv(1) == b"", "the holder learns that the supervisor has ended"
+    with pytest.raises(ConnectionError):  # the holder learns that the supervisor has ended
+        holder.receive(10)
     holder.close()
 
 

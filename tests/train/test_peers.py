@@ -72,12 +72,12 @@ def test_probes_are_asked_of_the_system_and_other_sockets_are_left_alone() -> No
 
 
 def test_without_a_coordinator_a_worker_on_another_host_stops_before_others_are_started(link: Link) -> None:
-    link.current = solo("w0")
-    assert link.current.exchange(1, READY, {"n": 1}) == [{"n": 1}]
-    link._welcome = {}  # it was there before
-    wait_until(lambda: link.current is not None and link.current.broken, 10, "the worker to stop")
+    link.line.standing.current = mesh = solo("w0")
+    assert mesh.exchange(1, READY, {"n": 1}) == [{"n": 1}]
+    link.line.standing.welcome = {}  # it was there before
+    wait_until(lambda: mesh.broken, 10, "the worker to stop")
     with pytest.raises(PeerLost):
-        link.current.exchange(2, READY, {"n": 1})
+        mesh.exchange(2, READY, {"n": 1})
 
 
 def test_a_worker_that_waits_in_vain_asks_to_be_started_again(

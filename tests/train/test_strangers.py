@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.waiting import wait_until
 
-from swell.train.agent import coordinator as module
+from swell.train.agent import door as module
 from swell.train.agent.coordinator import Coordinator
 from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory
@@ -108,9 +108,9 @@ def test_a_stranger_is_hung_up_on_and_the_job_goes_on(
 
 def test_who_proves_nothing_in_time_is_hung_up_on(running: Running) -> None:
     silent = [socket.create_connection(running.address, timeout=5) for _ in range(MOST_STRANGERS + 20)]
-    wait_until(lambda: len(running.coordinator.strangers) <= MOST_STRANGERS, 5, "the rest to be refused")
+    wait_until(lambda: len(running.coordinator.door.strangers) <= MOST_STRANGERS, 5, "the rest to be refused")
     assert all(is_closed(sock) for sock in silent)
-    wait_until(lambda: not running.coordinator.strangers, 5, "all of them to be forgotten")
+    wait_until(lambda: not running.coordinator.door.strangers, 5, "all of them to be forgotten")
     assert running.status()["target"] == 1
 
 

@@ -62,6 +62,7 @@ class Settings:
     """Address of the Ray cluster; None to start a Ray for swell alone."""
     ray_resource: str | None = None
     spares: bool = True
+    encrypt: bool = True
     spare_memory: int = 1 << 30
     workdir_limit: int = 200 << 20
     interval_s: float = 5.0
@@ -254,6 +255,7 @@ def make_engine(settings: Settings) -> SupervisedEngine:
         address=settings.address,
         resource=settings.ray_resource,
         spares=settings.spares,
+        encrypt=settings.encrypt,
         spare_bytes=settings.spare_memory,
         workdir_bytes=settings.workdir_limit,
     )

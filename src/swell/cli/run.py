@@ -86,7 +86,8 @@ def run(
       swell resize digits 3        (from a second terminal)
     """
     from swell.train.agent.errors import TrainError
-    from swell.train.agent.launcher import Launcher, RunConfig
+    from swell.train.agent.launcher import Launcher
+    from swell.train.agent.run_config import RunConfig
 
     if workers is None:
         workers = f"1:{min(os.cpu_count() or 1, 4)}" if flags["auto"] else "1"

@@ -53,6 +53,9 @@ Example:
 @click.option(
     "--spares/--no-spares", default=None, help="Ray: keep a prepared process on each node [default: yes]."
 )
+@click.option(
+    "--encrypt/--no-encrypt", default=None, help="Ray: encrypt what goes between hosts [default: yes]."
+)
 @click.option("--spare-memory", type=BYTES, help="Ray: most memory of a prepared process [default: 1GiB].")
 @click.option("--workdir-limit", type=BYTES, help="Ray: largest workdir of a job [default: 200MiB].")
 @click.option(
@@ -115,6 +118,7 @@ def up(
     address: str | None,
     ray_resource: str | None,
     spares: bool | None,
+    encrypt: bool | None,
     spare_memory: int | None,
     workdir_limit: int | None,
     policy: str | None,
@@ -157,6 +161,7 @@ def up(
         "address": address,
         "ray_resource": ray_resource,
         "spares": spares,
+        "encrypt": encrypt,
         "spare_memory": spare_memory,
         "workdir_limit": workdir_limit,
     }
@@ -266,6 +271,8 @@ def _words(settings: Settings) -> list[str]:
     words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     if settings.engine == "ray" and not settings.spares:
         words.append("--no-spares")
+    if settings.engine == "ray" and not settings.encrypt:
+        words.append("--no-encrypt")
     words += [word for name in settings.pass_env for word in ("--pass-env", name)]
     words += ["--end-unknown"] if settings.end_unknown else []
     words += ["--ha"] if settings.ha else []

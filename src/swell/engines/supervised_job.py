@@ -323,7 +323,7 @@ class SupervisedJob:
         run = JobDirectory(runs[-1])
         connection = None
         try:
-            connection = Connection.open(run.address(), str(run.config()["secret"]), timeout_s=ANSWER_S)
+            connection = Connection.to_job(run.address(), run.config(), timeout_s=ANSWER_S)
             connection.limit_sending(ANSWER_S)
             hello = {"type": "hello", "role": "tool", "fencing": fencing}
             status = read_status(connection.request(hello, ANSWER_S), slots)

@@ -33,9 +33,10 @@ from swell.engines.fencing import order_outdated
 from swell.engines.files import write_json
 from swell.engines.order import Order
 from swell.engines.processes import descendants, end_descendants, memory_bytes, sweep
-from swell.train.agent.launcher import Launcher, RunConfig
+from swell.train.agent.launcher import Launcher
 from swell.train.agent.outputs import FILE, OutputFile
 from swell.train.agent.regular import open_regular, read_regular
+from swell.train.agent.run_config import RunConfig
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swell.train import reporting
+from swell.train import heartbeat, reporting
 from swell.train.agent.errors import PeerLost, UsageError
 from swell.train.data import plan
 from swell.train.data.loader import ElasticLoader, Share
@@ -388,49 +388,8 @@ class Stepper(Member):
         step_s, self._last_commit_s = now - self._last_commit_s, now
         if self._link is not None:
             self._link.step = self.steps
-            self._link.report = {
-                "step": self.steps,
-                "epoch": self.epoch,
-                "generation": self._crew.mesh.number,
-                "rank": self.rank,
-                "world": self.world,
-                "step_s": round(step_s, 6),
-                "wait_s": round(reduced.wait_s, 6),
-                "sync_s": round(reduced.sync_s, 6),
-                "sums": self._crew.reducer.way,
-                "mode": self.mode,
-                "loss": self._loss.value,
-                "lr": float(self.optimizer.param_groups[0]["lr"]),
-                "metrics": self._metrics,
-                "memory_bytes": reporting.memory_bytes(self._flat.device),
-                "done": self.steps,
-            }
-            if loader is not None:
-                now_with = (self._crew.mesh.number, loader.batch_size, loader.piece or 0)
-                self._pace.add(now_with, step_s, reduced.sync_s)
-                piece = loader.piece if self._ranks is None else -(-loader.batch_size // self._logical)
-                self._link.report |= reporting.timing(
-                    self._pace, loader.batch_size, piece, self.world, self._crew.nodes
-                )
-                self._link.report |= self._progress(loader)
-            if self._adaptive is not None:
-                self._link.report |= self._adaptive.beat()
+            self._link.report = heartbeat.report(self, reduced, loader, step_s)
         return step_s
-
-    def _progress(self, loader: ElasticLoader) -> dict[str, float | None]:
-        """The job's progress and its total, in steps at the tuned batch."""
-        out: dict[str, float | None]
-        if self._adaptive is None:
-            whole = self._total_steps
-            if whole is None and self._epochs is not None and not loader.streaming:
-                whole = self._epochs * len(loader)
-            out = {"done": self.steps, "of": whole}
-        else:
-            passes = self.epoch + loader.cursor / len(loader.dataset)
-            out = self._adaptive.progress(self._epochs, passes if self._by == "data" else None)
-        if self._until_loss is not None:  # the number of epochs is the most it may take, not its length
-            out |= {"target_loss": self._until_loss, "at_most": out["of"], "of": None}
-        return out
 
     def _rehearse_update(self) -> None:
         """Build the optimizer's state with a step; the state that arrives later overwrites the weights."""

@@ -57,6 +57,8 @@ class RayOptions:
     resource: str | None = None
     """What a slot is; None for GPUs if there are any, else CPUs."""
     spares: bool = True
+    encrypt: bool = True
+    """Whether what a job sends from host to host is encrypted."""
     spare_bytes: int = 1 << 30
     """Most memory that a prepared process may use."""
     workdir_bytes: int = 200 << 20
@@ -171,6 +173,7 @@ class RayEngine(SupervisedEngine):
                 "places": str(self._home / PLACES),
                 "home": str(self._home.resolve()),
                 "warm": self._key if self.options.spares else None,
+                "encrypt": self.options.encrypt,
             },
         }
 

@@ -26,6 +26,7 @@ from swell.engines.processes import descendants, memory_bytes
 from swell.engines.ray.warm import socket_path
 from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable
+from swell.train.agent.wire import Connection, WireError
 
 MEMORY_EVERY_S = 1.0
 BEGUN_S = 10.0
@@ -103,12 +104,10 @@ class Holder:
         self._doomed = False
         self._verdict = ""
         host, port, token = lifeline
-        self._line = socket.create_connection((host, port), timeout=10.0)
-        self._line.sendall(token.encode())
-        self._line.settimeout(None)
+        self._line = Connection.open((host, port), token, timeout_s=10.0)
         # A supervisor that ends closes the connection at once. One that is cut off may come back for longer
         # than its coordinator waits for its workers (`away_s`): only after that nobody needs this one.
-        keep_alive(self._line, every_s=15, probes=5)
+        keep_alive(self._line.sock, every_s=15, probes=5)
         threading.Thread(target=self._watch_supervisor, name="swell-lifeline", daemon=True).start()
 
     def run(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -168,9 +167,8 @@ class Holder:
         return ColdWorker(order)
 
     def _watch_supervisor(self) -> None:
-        with contextlib.suppress(OSError):
-            while self._line.recv(64):
-                pass
+        with contextlib.suppress(OSError, WireError):
+            self._line.receive()  # nothing is ever said: this ends when the supervisor does
         self.end()
         os._exit(1)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import socket
 import threading
 import time
@@ -23,7 +22,9 @@ from swell.engines.processes import MARK
 from swell.engines.ray import packaging, places
 from swell.engines.ray.connection import connect, is_loopback, own_address
 from swell.engines.ray.holder import Holder
-from swell.train.agent.launcher import Launcher, RunConfig
+from swell.train.agent.launcher import Launcher
+from swell.train.agent.run_config import RunConfig
+from swell.train.agent.wire import MOST_STRANGERS, Connection, WireError, new_secret
 
 OUT_OF_MEMORY = 137
 UP_S = 60.0
@@ -33,6 +34,8 @@ UP_WITH_PIP_S = 900.0
 KILL_S = 2.0
 """If a worker has not ended this long after it was told to, its holder is killed."""
 ASK_AGAIN_S = 1.0
+_PROOF_S = 5.0
+"""How long a holder may take to prove that it belongs to the job."""
 CUT_S = 60.0
 """A holder that Ray cannot reach, though its node counts as alive, is given up after this long. Its worker
 may train on meanwhile: whether it does is the coordinator's business."""
@@ -70,7 +73,7 @@ class RayLauncher(Launcher):
         self._host = "127.0.0.1" if is_loopback(here) else here
         if settings["address"].startswith("ray://"):
             self._host = own_address()
-        config.settings["host"] = self._host
+        config.settings |= {"host": self._host, "encrypt": settings.get("encrypt", True)}
         super().__init__(config, say)
         self._holder = self._ray.remote(max_restarts=0, max_concurrency=4)(Holder)
         self._held: dict[str, _Held] = {}
@@ -214,15 +217,16 @@ class _Lifeline:
     """A socket that every holder connects to, so that holders learn at once when this process has ended."""
 
     def __init__(self, host: str) -> None:
-        self._token = secrets.token_hex(16)
+        self._token = new_secret()
         self._listener = socket.create_server((host, 0), backlog=64)
-        self._lines: list[socket.socket] = []
+        self._lines: list[Connection] = []
+        self._strangers = threading.Semaphore(MOST_STRANGERS)
         self._closed = False
         threading.Thread(target=self._accept, name="swell-lifeline", daemon=True).start()
 
     @property
     def address(self) -> tuple[str, int, str]:
-        """Host, port, and the token that a holder must send first."""
+        """Host, port, and the secret that a holder must prove to have; it is never sent over this line."""
         host, port = self._listener.getsockname()[:2]
         return str(host), int(port), self._token
 
@@ -233,24 +237,27 @@ class _Lifeline:
             except OSError:
                 time.sleep(0.05)  # a connection was reset before it was taken, or no descriptor is free
                 continue
-            try:
-                line.settimeout(2.0)
-                known = secrets.compare_digest(line.recv(64), self._token.encode())
-            except OSError:  # late, or reset: this connection's own fault
-                known = False
-            if known:
-                self._lines.append(line)
+            if self._strangers.acquire(blocking=False):
+                threading.Thread(target=self._take, args=(line,), name="swell-holder", daemon=True).start()
             else:
                 line.close()
+
+    def _take(self, line: socket.socket) -> None:
+        try:
+            self._lines.append(Connection(line, self._token, server=True, timeout_s=_PROOF_S))
+        except (OSError, WireError):  # late, reset, or a stranger: this connection's own fault
+            line.close()
+        finally:
+            self._strangers.release()
 
     def close(self) -> None:
         """Close all connections, so that the holders end."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        for line in [self._listener, *self._lines]:
-            with contextlib.suppress(OSError):
-                line.close()
+        self._listener.close()
+        for line in self._lines:
+            line.close()
 
 
 def _runtime_env(order: Order) -> dict[str, Any]:

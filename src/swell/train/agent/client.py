@@ -75,8 +75,7 @@ class JobClient:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                secret = self.directory.config()["secret"]
-                connection = Connection.open(self.directory.address(), secret)
+                connection = Connection.to_job(self.directory.address(), self.directory.config())
                 connection.request({"type": "hello", "role": "tool"})
                 return connection
             except (OSError, ValueError):

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import socket
 
+from swell.train.agent.sealed import Stream
 
-def keep_alive(sock: socket.socket, *, every_s: int, probes: int, unacknowledged_s: float = 0.0) -> None:
+
+def keep_alive(sock: Stream, *, every_s: int, probes: int, unacknowledged_s: float = 0.0) -> None:
     """Have the connection fail `every_s * (probes + 1)` seconds after the last sign of life.
 
     With `unacknowledged_s` it also fails if what was sent is not acknowledged, or not taken, for so long.

@@ -19,78 +19,24 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from swell.train.agent import children
 from swell.train.agent.jobdir import JobDirectory, home
 from swell.train.agent.lines import said
-from swell.train.agent.outputs import Tail
+from swell.train.agent.outputs import Outputs
 from swell.train.agent.polling import readable
 from swell.train.agent.prepared import ZygoteProcess, end
 from swell.train.agent.regular import read_regular
+from swell.train.agent.run_config import RunConfig
+from swell.train.agent.tracker import Tracker
 from swell.train.agent.wire import Connection, Message, WireError, new_secret
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 5.0
-_LAST_PIECES = 64
-"""How many pieces of a worker's output are still shown when the job ends."""
-_TRACKER_S = 20.0
-"""How long the trackers may take to send what they have once the job is over."""
 _PREPARATIONS = 3
-"""How often a zygote that was killed before it could prepare itself is started again; likewise a tracker."""
-
-
-@dataclass(kw_only=True, slots=True)
-class RunConfig:
-    """What `swell run` was asked for."""
-
-    script: str
-    arguments: list[str] = field(default_factory=list)
-    minimum: int = 1
-    maximum: int = 1
-    workers: int | None = None
-    """The number of workers to begin with; the maximum if not given."""
-    slots: list[int] | None = None
-    """The slots of the first workers, one for each; None for a job without slots."""
-    spares: int = 0
-    """Prepared workers kept waiting beyond those that train."""
-    name: str | None = None
-    directory: Path | None = None
-    silent_after_s: float = 5.0
-    gather_s: float = 1.0
-    threads: int | None = None
-    """CPU threads for each worker; the cores divided by the maximum if not given."""
-    cold: bool = False
-    """Start every worker as a new Python process instead of forking a prepared one."""
-    env: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Further entries of job.json, for the runtime inside the workers."""
-
-    @property
-    def command(self) -> bool:
-        """Whether the script is any program, which is resized by save and restart (docs/any-command.md)."""
-        return bool(self.settings.get("command"))
-
-    @property
-    def path(self) -> Path:
-        """The script's absolute path. Links to programs stay: a virtual environment's Python is one."""
-        return Path(self.script).absolute() if self.command else Path(self.script).resolve()
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.minimum <= self.maximum:
-            raise ValueError(
-                f"workers: got {self.minimum}:{self.maximum}, must be MIN:MAX with 1 <= MIN <= MAX"
-            )
-        if self.workers is not None and not self.minimum <= self.workers <= self.maximum:
-            raise ValueError(
-                f"workers: cannot begin with {self.workers}, allowed are {self.minimum} to {self.maximum}"
-            )
-        if self.silent_after_s <= 0:
-            raise ValueError(f"silent_after_s: got {self.silent_after_s}, must be positive")
-        if not Path(self.script).is_file():
-            raise ValueError(f"script: there is no file {self.script}")
+"""How often a zygote that was killed before it could prepare itself is started again."""
 
 
 def _beginning(path: Path) -> str:
@@ -134,9 +80,7 @@ class Launcher:
         self._coordinator: children.Child | None = None
         self._connection: Connection | None = None
         self._zygote: ZygoteProcess | None = None
-        self._tracker: children.Child | None = None
-        """The process that feeds the job's experiment trackers, if it has any."""
-        self._tracker_ends = 0
+        self._tracker: Tracker | None = None
         lifeline = self.path / "lifeline"
         lifeline.unlink(missing_ok=True)
         os.mkfifo(lifeline)
@@ -146,7 +90,7 @@ class Launcher:
         """How many zygotes in a row were killed before they had started a worker."""
         self._finish: tuple[int, str] | None = None
         self._unsent: list[Message] = []
-        self._tails: dict[str, Tail] = {}
+        self._outputs = Outputs(self.path / "logs")
         self._errors: dict[str, str] = {}
         self._newest_lines: deque[str] = deque(maxlen=500)
         """What workers printed last."""
@@ -172,9 +116,12 @@ class Launcher:
         """Run the job to its end and return its exit code. `each_turn` is called several times a second."""
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        handlers = {
-            number: signal.signal(number, self._on_signal)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+        def stop(number: int, _frame: object) -> None:
+            self._finish = self._finish or (128 + number, f"stopped by {signal.Signals(number).name}")
+
+        handlers: dict[int, Any] = {
+            number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
         handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_w)
@@ -184,7 +131,7 @@ class Launcher:
                 self._zygote = ZygoteProcess(self.job.path / "logs" / "zygote.log")
             self._start_coordinator()
             if self.config.settings.get("track"):
-                self._tracker = self._start_tracker()
+                self._tracker = Tracker(self.path, self.config.env)
             while self._finish is None:
                 self._turn(0.2)
                 each_turn()
@@ -195,9 +142,6 @@ class Launcher:
             signal.set_wakeup_fd(-1)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self._finish = self._finish or (128 + number, f"stopped by {signal.Signals(number).name}")
 
     def _turn(self, timeout_s: float) -> None:
         watch: list[Any] = [self._wake_r]
@@ -226,23 +170,11 @@ class Launcher:
         )
         self._connect()
 
-    def _start_tracker(self) -> children.Child:
-        """Start the process that feeds the trackers: the job's variables may hold their keys."""
-        with (self.job.path / "logs" / "tracking.log").open("ab") as out:
-            return subprocess.Popen(
-                [sys.executable, "-m", "swell.train.track.process", str(self.path)],
-                env={**os.environ, **self.config.env},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-
     def _connect(self) -> None:
         if self._connection is not None or self._coordinator is None or self._finish is not None:
             return
         try:
-            connection = Connection.open(self.job.address(), self.job.config()["secret"], timeout_s=2.0)
+            connection = Connection.to_job(self.job.address(), self.job.config(), timeout_s=2.0)
             connection.send({"type": "hello", "role": "agent", "alive": list(self._workers)})
             connection.receive(2.0)
         except (OSError, WireError, TimeoutError):
@@ -377,11 +309,8 @@ class Launcher:
                         self._connection.close()
                         self._connection = None
                     self._start_coordinator()
-            elif self._tracker is not None and pid == self._tracker.pid:
-                self._tracker.returncode = code
-                self._tracker_ends += 1
-                if self._finish is None and code != 0 and self._tracker_ends <= _PREPARATIONS:
-                    self._tracker = self._start_tracker()
+            elif self._tracker is not None and pid == self._tracker.process.pid:
+                self._tracker.ended(code, again=self._finish is None)
             elif self._zygote is not None and pid == self._zygote.process.pid:
                 self._zygote.process.returncode = code
                 self._lost_zygote()
@@ -425,10 +354,8 @@ class Launcher:
 
     def _end_everything(self) -> None:
         self._end_workers()
-        if self._tracker is not None and self._tracker.returncode is None:
-            if self.reason.startswith("stopped by SIG"):  # who ends the job so does not wait for long
-                self._tracker.send_signal(signal.SIGTERM)
-            end(self._tracker, _GRACE_S if self.reason.startswith("stopped by SIG") else _TRACKER_S)
+        if self._tracker is not None:
+            self._tracker.close(hurry=self.reason.startswith("stopped by SIG"))
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.send({"type": "goodbye"})
@@ -440,8 +367,7 @@ class Launcher:
         os.close(self._lifeline_w)
         for descriptor in (self._wake_r, self._wake_w):
             os.close(descriptor)
-        for tail in self._tails.values():
-            tail.close()
+        self._outputs.close()
 
     def _end_workers(self) -> None:
         deadline = time.monotonic() + _GRACE_S
@@ -456,29 +382,14 @@ class Launcher:
 
     def _show_output(self, *, all_of_it: bool = False) -> None:
         """Show what the workers printed since the last turn, a bounded amount, or all of it at the end."""
-        for path in sorted((self.path / "logs").glob("w*.log")):
-            if path.name not in self._tails:
-                self._tails[path.name] = Tail(path)
-            for _ in range(_LAST_PIECES if all_of_it else 1):
-                lines = self._tails[path.name].lines(all_of_it=all_of_it)
-                for line in lines:
-                    self.say(f"{path.stem}| {line}")
-                self._newest_lines.extend(lines)
-                if lines and self.config.command:
-                    self._listen(path.stem, lines)
-                if not lines:
-                    break
-
+        for worker, lines in self._outputs.new_lines(all_of_it=all_of_it):
+            for line in lines:
+                self.say(f"{worker}| {line}")
+            self._newest_lines.extend(lines)
+            if self.config.command:
+                self._listen(worker, lines)
         if self._tracker is not None:
-            self._show_tracker()
-
-    def _show_tracker(self) -> None:
-        """Show what the trackers' process has to say to the user; libraries' chatter stays in its log."""
-        path = self.path / "logs" / "tracking.log"
-        if path.name not in self._tails:
-            self._tails[path.name] = Tail(path)
-        for line in self._tails[path.name].lines():
-            if line.startswith("swell: "):
+            for line in self._tracker.said():
                 self.say(line)
 
     def _listen(self, worker: str, lines: list[str]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from swell.train.agent.regular import open_regular
@@ -24,6 +25,8 @@ LONGEST_LINE = 16 << 10
 """A longer line is shown in pieces."""
 SHOWN_AFTER_TURNS = 5
 """An unfinished line, such as a progress bar, is shown after so many turns without a change."""
+_LAST_PIECES = 64
+"""How many pieces of a worker's output are still shown when the job ends."""
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
@@ -122,3 +125,27 @@ class Tail:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+class Outputs:
+    """Follows the logs of all workers of a job."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._tails: dict[str, Tail] = {}
+
+    def new_lines(self, *, all_of_it: bool = False) -> Iterator[tuple[str, list[str]]]:
+        """By worker: what came since the last call, bounded, and more at the end of the job."""
+        for path in sorted(self._logs.glob("w*.log")):
+            if path.stem not in self._tails:
+                self._tails[path.stem] = Tail(path)
+            for _ in range(_LAST_PIECES if all_of_it else 1):
+                lines = self._tails[path.stem].lines(all_of_it=all_of_it)
+                if not lines:
+                    break
+                yield path.stem, lines
+
+    def close(self) -> None:
+        """Close the files."""
+        for tail in self._tails.values():
+            tail.close()

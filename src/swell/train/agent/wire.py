@@ -1,6 +1,7 @@
 """The wire protocol between coordinator, workers, launcher and command line (docs/wire-protocol.md).
 
-Frames are length-prefixed JSON objects. A connection starts with a mutual challenge over the job's secret;
+Frames are length-prefixed JSON objects. A connection to another host is encrypted first (`sealed`). A
+connection starts with a mutual challenge over the job's secret;
 afterwards every frame carries a MAC under a key of that connection, with a counter, so that frames can
 neither be forged nor replayed. Nothing is ever unpickled.
 
@@ -13,15 +14,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import socket
 import struct
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from swell.train.agent.errors import TrainError
+from swell.train.agent.sealed import SealedSocket, Stream, crosses_hosts, holds
 
 VERSION = 1
 MOST_AT_ONCE = 256
@@ -183,12 +187,24 @@ def _parse(body: bytes) -> Message:
 
 
 class Connection:
-    """A blocking, authenticated connection; `send` may be called from several threads."""
+    """A blocking, authenticated connection; `send` may be called from several threads.
+
+    Between hosts it is encrypted, unless `encrypt` is False, on both sides.
+    """
 
     def __init__(
-        self, sock: socket.socket, secret: str, *, server: bool = False, timeout_s: float = 5.0
+        self,
+        sock: socket.socket,
+        secret: str,
+        *,
+        server: bool = False,
+        timeout_s: float = 5.0,
+        encrypt: bool = True,
     ) -> None:
-        self.sock = sock
+        by_s = time.monotonic() + timeout_s
+        self.sock: Stream = sock
+        if encrypt and crosses_hosts(sock.getsockname(), sock.getpeername()):
+            self.sock = SealedSocket(sock, secret, server=server, timeout_s=timeout_s)
         self._channel = Channel(secret, server=server)
         self._inbox: list[Message] = []
         self._frame = bytearray()
@@ -197,24 +213,49 @@ class Connection:
         self._lock = threading.Lock()
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        by_s = time.monotonic() + timeout_s
         sock.settimeout(timeout_s)
-        sock.sendall(self._channel.opening())
+        self.sock.sendall(self._channel.opening())
         while not self._channel.established:
             self._read(by_s)
         sock.settimeout(None)
 
     @classmethod
     def open(
-        cls, address: tuple[str, int], secret: str, *, timeout_s: float = 5.0, connect_s: float | None = None
+        cls,
+        address: tuple[str, int],
+        secret: str,
+        *,
+        timeout_s: float = 5.0,
+        connect_s: float | None = None,
+        encrypt: bool = True,
     ) -> Connection:
         """Connect to `address` (in `connect_s` or else `timeout_s`) and prove to know `secret`."""
         sock = socket.create_connection(address, timeout=timeout_s if connect_s is None else connect_s)
         try:
-            return cls(sock, secret, timeout_s=timeout_s)
+            return cls(sock, secret, timeout_s=timeout_s, encrypt=encrypt)
         except BaseException:
             sock.close()
             raise
+
+    @classmethod
+    def to_job(
+        cls,
+        address: tuple[str, int],
+        config: Mapping[str, Any],
+        *,
+        timeout_s: float = 5.0,
+        connect_s: float | None = None,
+    ) -> Connection:
+        """Connect to `address` as the settings of the job (job.json) say."""
+        encrypt = bool(config.get("encrypt", True))
+        return cls.open(
+            address, str(config["secret"]), timeout_s=timeout_s, connect_s=connect_s, encrypt=encrypt
+        )
+
+    @classmethod
+    def accepted(cls, sock: socket.socket, config: Mapping[str, Any]) -> Connection:
+        """The other end of `to_job`."""
+        return cls(sock, str(config["secret"]), server=True, encrypt=bool(config.get("encrypt", True)))
 
     def fileno(self) -> int:
         """The socket's descriptor, for selectors."""
@@ -244,7 +285,9 @@ class Connection:
         if self._error is not None:
             raise self._error
         try:
-            for _ in range(MOST_AT_ONCE):
+            for count in itertools.count():
+                if count >= MOST_AT_ONCE and not holds(self.sock):
+                    break
                 while not self._complete():
                     self._receive_some(socket.MSG_DONTWAIT)
                 self._take_frame()

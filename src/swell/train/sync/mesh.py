@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import socket
 import struct
 import time
@@ -22,6 +21,8 @@ from typing import Any
 
 from swell.train.agent.errors import OutOfStep, PeerLost
 from swell.train.agent.polling import readable
+from swell.train.agent.sealed import Stream, holds
+from swell.train.sync.bulk import Bulk
 
 _FRAME = struct.Struct("!QBIQ")  # operation, phase, header bytes, payload bytes
 
@@ -33,6 +34,8 @@ _CHILDREN = 8
 _GLANCE_S = 0.008
 """How long to wait for a member before checking whether it is still alive."""
 _PF_EXITING = 0x4
+_MOST_HEADER_BYTES = 64 << 20
+"""A member that announces a longer header is not understood: its connection is given up."""
 
 Header = dict[str, Any]
 
@@ -42,7 +45,7 @@ class Peer:
     """Another member: its connection and what it told about itself when connecting."""
 
     name: str
-    sock: socket.socket
+    sock: Stream
     about: Header
 
 
@@ -78,8 +81,10 @@ class Mesh:
             peer.sock.settimeout(None)
             with contextlib.suppress(OSError):
                 peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._inbox = {rank: bytearray() for rank in self.peers}
-        self._heard: set[int] = set()
+        self.inbox = {rank: bytearray() for rank in self.peers}
+        """What has arrived from each member and was not used yet."""
+        self.heard: set[int] = set()
+        """The members whose part of the present exchange is here."""
         self._awaited: tuple[int, ...] = ()
         """In an exchange along a tree: the members that this one waits for."""
         self._last_words = False
@@ -104,11 +109,13 @@ class Mesh:
         if self.size == 1:
             return [header]
         text = json.dumps(header, separators=(",", ":")).encode()
-        self._heard, self._last_words = set(), False
+        self.heard, self._last_words = set(), False
         self._present = (operation, phase, time.monotonic())
         try:
             if payloads or sinks:
-                answers = self._exchange_bulk(operation, phase, text, payloads or {}, sinks or {})
+                bulk = Bulk(self, (operation, phase), sinks or {})
+                bulk.run(lambda size: _FRAME.pack(operation, phase, len(text), size), text, payloads or {})
+                answers = bulk.answers
             elif self.size >= TREE_FROM:
                 answers = self._exchange_along_tree(operation, phase, text)
             else:
@@ -119,7 +126,7 @@ class Mesh:
                 answers = {}
                 for rank in self.peers:
                     answers[rank] = self._receive(rank, operation, phase)
-                    self._heard.add(rank)
+                    self.heard.add(rank)
                 self._last_words = False
             for rank, answer in answers.items():
                 if answer.get("what") != header.get("what"):
@@ -136,7 +143,7 @@ class Mesh:
         present = self._present
         if present is None or self.broken:
             return None
-        silent = [rank for rank in self._awaited or list(self.peers) if rank not in self._heard]
+        silent = [rank for rank in self._awaited or list(self.peers) if rank not in self.heard]
         missing = [rank for rank in silent if not self._has_word(rank)] or silent
         if not missing:
             return None
@@ -150,7 +157,7 @@ class Mesh:
         other = 1 if rank == high else 0
         names = (self.members[low], self.members[high])
         pair = Mesh(self.number, names, self.members[self.rank], {other: self.peers[rank]})
-        pair._inbox[other] = self._inbox[rank]  # what arrives early belongs to the connection
+        pair.inbox[other] = self.inbox[rank]  # what arrives early belongs to the connection
         return pair
 
     def abandon(self) -> None:
@@ -162,7 +169,7 @@ class Mesh:
 
     def look(self) -> None:
         """Raise PeerLost if a member is gone; for code that waits for members by other means."""
-        self._glance()
+        self.glance()
         for rank, peer in self.peers.items():
             try:
                 ended = self.broken or peer.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
@@ -171,9 +178,9 @@ class Mesh:
             except OSError:
                 ended = True
             if ended:
-                raise self._gone(rank)
+                raise self.gone(rank)
 
-    def _glance(self) -> None:
+    def glance(self) -> None:
         """Check whether a member on this host is exiting.
 
         A killed process closes its sockets only after its memory has been freed, which may take a tenth of a
@@ -184,18 +191,19 @@ class Mesh:
                 continue  # whoever has the votes of all, and has sent them on, may leave
             if _exiting(pid) and not (self._last_words and self._has_word(rank)):
                 self.certain = not self.broken
-                raise self._gone(rank)
+                raise self.gone(rank)
 
     def _has_word(self, rank: int) -> bool:
         """Whether that member's message of the present exchange has arrived."""
-        if rank in self._heard or self._inbox[rank]:
+        if rank in self.heard or self.inbox[rank]:
             return True
         try:
             return bool(self.peers[rank].sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
             return False
 
-    def _gone(self, rank: int) -> PeerLost:
+    def gone(self, rank: int) -> PeerLost:
+        """The error that a member is gone; the first one is remembered."""
         if not self.broken:
             self.lost = self.members[rank]
         return PeerLost(f"{self.members[rank]} is gone")
@@ -222,7 +230,7 @@ class Mesh:
             texts = [b"[%d,%s]" % (self.rank, text)]
             for child in children:
                 texts.append(self._receive_text(child, operation, phase))
-                self._heard.add(child)
+                self.heard.add(child)
             everything = b",".join(texts)
             if self.rank:
                 self._awaited = (parent,)
@@ -243,23 +251,29 @@ class Mesh:
     def _receive_text(self, rank: int, operation: int, phase: int) -> bytes:
         head = self._read(rank, _FRAME.size)
         got_operation, got_phase, length, _ = _FRAME.unpack(head)
-        text = self._read(rank, length)
+        text = self._read(rank, self._checked(rank, length))
         if (operation, phase) != (got_operation, got_phase):
             self._check(rank, (operation, phase), (got_operation, got_phase), _decode(text))
         return text
 
     def _read(self, rank: int, count: int) -> bytes:
-        inbox, sock = self._inbox[rank], self.peers[rank].sock
+        inbox, sock = self.inbox[rank], self.peers[rank].sock
         while len(inbox) < count:
-            while self.processes and not readable([sock], _GLANCE_S):
-                self._glance()
+            while self.processes and not holds(sock) and not readable([sock], _GLANCE_S):
+                self.glance()
             data = sock.recv(1 << 16)
             if not data:
-                raise self._gone(rank)
+                raise self.gone(rank)
             inbox += data
         data = bytes(inbox[:count])
         del inbox[:count]
         return data
+
+    def _checked(self, rank: int, length: int) -> int:
+        if length > _MOST_HEADER_BYTES:
+            self.abandon()
+            raise PeerLost(f"{self.members[rank]} announced a header of {length} bytes")
+        return length
 
     def _check(self, rank: int, mine: tuple[int, int], theirs: tuple[int, int], header: Header) -> None:
         if mine != theirs:
@@ -277,125 +291,18 @@ class Mesh:
             "condition that differs between workers must first be agreed on with job.agree"
         )
 
-    # ------------------------------------------------------------------ bulk
-
-    def _exchange_bulk(
-        self,
-        operation: int,
-        phase: int,
-        text: bytes,
-        payloads: Mapping[int, list[memoryview]],
-        sinks: Mapping[int, list[memoryview]],
-    ) -> dict[int, Header]:
-        """Send and receive at the same time, so that no two members can block each other."""
-        outgoing: dict[int, list[memoryview]] = {}
-        incoming: dict[int, list[memoryview]] = {}
-        answers: dict[int, Header] = {}
-        by_descriptor = {peer.sock.fileno(): rank for rank, peer in self.peers.items()}
-        poller = select.poll()
-        for rank, peer in self.peers.items():
-            bulk = [part.cast("B") for part in payloads.get(rank, []) if len(part)]
-            frame = _FRAME.pack(operation, phase, len(text), sum(len(part) for part in bulk)) + text
-            outgoing[rank] = [memoryview(frame), *bulk]
-            poller.register(peer.sock.fileno(), select.POLLIN | select.POLLOUT)
-            peer.sock.setblocking(False)
-        waiting = set(self.peers)
-        for rank in self.peers:  # a fast peer's frame may have arrived with its previous one
-            if (header := self._parse(rank, operation, phase)) is not None:
-                answers[rank] = header
-                incoming[rank] = self._drain_inbox(rank, sinks.get(rank, []))
-                if not incoming[rank]:
-                    waiting.discard(rank)
-        try:
-            while waiting or any(outgoing.values()):
-                events = poller.poll(_GLANCE_S * 1e3 if self.processes else None)
-                if not events:
-                    self._glance()
-                for descriptor, event in events:
-                    rank = by_descriptor[descriptor]
-                    sock = self.peers[rank].sock
-                    if event & select.POLLOUT and outgoing[rank]:
-                        _send_some(sock, outgoing[rank])
-                    if event & (select.POLLIN | select.POLLHUP | select.POLLERR) and rank in waiting:
-                        if rank not in answers:
-                            header = self._bulk_header(rank, operation, phase)
-                            if header is None:
-                                continue
-                            answers[rank] = header
-                            incoming[rank] = self._drain_inbox(rank, sinks.get(rank, []))
-                        else:
-                            self._receive_some(rank, incoming[rank])
-                        if not incoming[rank]:
-                            waiting.discard(rank)
-                            self._heard.add(rank)
-                    mask = (select.POLLIN if rank in waiting else 0) | (
-                        select.POLLOUT if outgoing[rank] else 0
-                    )
-                    if mask:
-                        poller.modify(descriptor, mask)
-                    else:
-                        poller.unregister(descriptor)
-        finally:
-            for peer in self.peers.values():
-                with contextlib.suppress(OSError):
-                    peer.sock.setblocking(True)
-        return answers
-
-    def _bulk_header(self, rank: int, operation: int, phase: int) -> Header | None:
-        try:
-            data = self.peers[rank].sock.recv(1 << 16)
-        except BlockingIOError:
-            return None
-        if not data:
-            raise self._gone(rank)
-        self._inbox[rank] += data
-        return self._parse(rank, operation, phase)
-
-    def _parse(self, rank: int, operation: int, phase: int) -> Header | None:
-        inbox = self._inbox[rank]
+    def parse(self, rank: int, operation: int, phase: int) -> Header | None:
+        """Take a member's header out of its inbox, if all of it is here."""
+        inbox = self.inbox[rank]
         if len(inbox) < _FRAME.size:
             return None
         got_operation, got_phase, length, _ = _FRAME.unpack_from(inbox)
-        if len(inbox) < _FRAME.size + length:
+        if len(inbox) < _FRAME.size + self._checked(rank, length):
             return None
         header = _decode(bytes(inbox[_FRAME.size : _FRAME.size + length]))
         del inbox[: _FRAME.size + length]
         self._check(rank, (operation, phase), (got_operation, got_phase), header)
         return header
-
-    def _drain_inbox(self, rank: int, sinks: list[memoryview]) -> list[memoryview]:
-        """Move payload bytes that came with the header into their sinks; return what is still to come."""
-        inbox = self._inbox[rank]
-        left = [sink.cast("B") for sink in sinks if len(sink)]
-        while left and inbox:
-            count = min(len(left[0]), len(inbox))
-            left[0][:count] = inbox[:count]
-            del inbox[:count]
-            _advance(left, count)
-        return left
-
-    def _receive_some(self, rank: int, left: list[memoryview]) -> None:
-        try:
-            count = self.peers[rank].sock.recv_into(left[0])
-        except BlockingIOError:
-            return
-        if count == 0:
-            raise self._gone(rank)
-        _advance(left, count)
-
-
-def _send_some(sock: socket.socket, left: list[memoryview]) -> None:
-    try:
-        _advance(left, sock.send(left[0]))
-    except BlockingIOError:
-        return
-
-
-def _advance(parts: list[memoryview], count: int) -> None:
-    if count == len(parts[0]):
-        parts.pop(0)
-    else:
-        parts[0] = parts[0][count:]
 
 
 def _decode(data: bytes) -> Header:

@@ -16,15 +16,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from swell.train.agent.errors import PeerLost
 from swell.train.agent.keepalive import keep_alive
+from swell.train.agent.sealed import Stream
 from swell.train.agent.slots import age
 from swell.train.agent.wire import MOST_STRANGERS, Connection, Message, WireError
 from swell.train.sync.mesh import Mesh, Peer
+from swell.train.sync.standing import Address, Offer
 
-Address = tuple[str, int]
 RETRY_S = 0.05
 _ANSWER_S = 5.0
 _PREPARE_S = 60.0
@@ -39,22 +39,16 @@ _DIAL_S = 120.0
 """Longest that one candidate is tried to be connected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A candidate as the coordinator announced it."""
-
-    number: int
-    members: tuple[str, ...]
-    addresses: dict[str, Address]
-    recovery: bool
-    epoch: int
-
-
 class Peers:
     """The connections of one worker to others, made and accepted in threads of their own."""
 
     def __init__(
-        self, name: str, host: str, secret: str, changed: threading.Condition, suspect: Callable[[str], None]
+        self,
+        name: str,
+        host: str,
+        config: Message,
+        changed: threading.Condition,
+        suspect: Callable[[str], None],
     ) -> None:
         self.name = name
         self.host = host
@@ -65,14 +59,14 @@ class Peers:
         """Takes what a peer told about itself, and prepares for it, before the two count as connected."""
         self.generation = 0
         self.members: tuple[str, ...] = ()
-        self._secret = secret
+        self._config = config
         self._changed = changed
         """Guards what is below, and is notified when a peer has connected."""
         self._suspect = suspect
         self._inbound: dict[tuple[int, str], Peer] = {}
         self._addresses: dict[str, Address] = {}
         """Of the members on other hosts, those of a connected candidate included."""
-        self._pulses: dict[str, socket.socket] = {}
+        self._pulses: dict[str, Stream] = {}
         self._closed = False
         self._strangers = threading.Semaphore(MOST_STRANGERS)
         """Taken by every connection until it has proved that it knows the job's secret."""
@@ -129,7 +123,7 @@ class Peers:
     def _dial(self, offer: Offer, other: str, going_on: Callable[[], bool]) -> Peer:
         while True:
             try:
-                connection = Connection.open(offer.addresses[other], self._secret, connect_s=_CONNECT_S)
+                connection = Connection.to_job(offer.addresses[other], self._config, connect_s=_CONNECT_S)
                 keep_alive(connection.sock, every_s=10, probes=5)
                 about = self.introduce(other not in self.members)
                 connection.send({"mesh": offer.number, "worker": self.name, "about": about})
@@ -188,10 +182,10 @@ class Peers:
 
     def _welcome(self, sock: socket.socket) -> None:
         try:
-            connection = Connection(sock, self._secret, server=True)
+            connection = Connection.accepted(sock, self._config)
             message = connection.receive(_ANSWER_S)
             if "pulse" in message:
-                self._hold(str(message["pulse"]), sock)
+                self._hold(str(message["pulse"]), connection.sock)
                 return
             keep_alive(sock, every_s=10, probes=5)
             number, other = int(message["mesh"]), str(message["worker"])
@@ -205,17 +199,17 @@ class Peers:
             close(sock)
             return
         with self._changed:
-            self._inbound[number, other] = Peer(other, sock, message["about"])
+            self._inbound[number, other] = Peer(other, connection.sock, message["about"])
             self._changed.notify_all()
 
     # ------------------------------------------------------------------ links between hosts
 
-    def pulses(self) -> list[socket.socket]:
+    def pulses(self) -> list[Stream]:
         """The pulses, to be watched: one that can be read has ended."""
         with self._changed:
             return list(self._pulses.values())
 
-    def ended(self, socks: Iterable[socket.socket]) -> None:
+    def ended(self, socks: Iterable[Stream]) -> None:
         """Drop pulses that have ended, and suspect the links of those that did not end by themselves."""
         for sock in socks:
             with self._changed:
@@ -246,7 +240,7 @@ class Peers:
     def _feel(self, name: str, address: Address) -> None:
         while not self._closed and self._addresses.get(name) == address and name not in self._pulses:
             try:
-                connection = Connection.open(address, self._secret, connect_s=_CONNECT_S)
+                connection = Connection.to_job(address, self._config, connect_s=_CONNECT_S)
                 connection.send({"pulse": self.name})
             except ConnectionRefusedError:
                 return  # the process has ended, which others find out
@@ -257,7 +251,7 @@ class Peers:
             else:
                 self._hold(name, connection.sock)
 
-    def _hold(self, name: str, sock: socket.socket) -> None:
+    def _hold(self, name: str, sock: Stream) -> None:
         keep_alive(sock, **_PULSE)
         with self._changed:
             before = self._pulses.pop(name, None)
@@ -306,7 +300,7 @@ def unreachable(addresses: Mapping[str, Address], own: str, timeout_s: float = _
     return sorted(found)
 
 
-def close(sock: socket.socket) -> None:
+def close(sock: Stream) -> None:
     """Close a socket; whoever waits on it, here or at the other end, wakes up."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,58 @@
+"""What a launcher is asked to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(kw_only=True, slots=True)
+class RunConfig:
+    """What `swell run` was asked for."""
+
+    script: str
+    arguments: list[str] = field(default_factory=list)
+    minimum: int = 1
+    maximum: int = 1
+    workers: int | None = None
+    """The number of workers to begin with; the maximum if not given."""
+    slots: list[int] | None = None
+    """The slots of the first workers, one for each; None for a job without slots."""
+    spares: int = 0
+    """Prepared workers kept waiting beyond those that train."""
+    name: str | None = None
+    directory: Path | None = None
+    silent_after_s: float = 5.0
+    gather_s: float = 1.0
+    threads: int | None = None
+    """CPU threads for each worker; the cores divided by the maximum if not given."""
+    cold: bool = False
+    """Start every worker as a new Python process instead of forking a prepared one."""
+    env: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Further entries of job.json, for the runtime inside the workers."""
+
+    @property
+    def command(self) -> bool:
+        """Whether the script is any program, which is resized by save and restart (docs/any-command.md)."""
+        return bool(self.settings.get("command"))
+
+    @property
+    def path(self) -> Path:
+        """The script's absolute path. Links to programs stay: a virtual environment's Python is one."""
+        return Path(self.script).absolute() if self.command else Path(self.script).resolve()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.minimum <= self.maximum:
+            raise ValueError(
+                f"workers: got {self.minimum}:{self.maximum}, must be MIN:MAX with 1 <= MIN <= MAX"
+            )
+        if self.workers is not None and not self.minimum <= self.workers <= self.maximum:
+            raise ValueError(
+                f"workers: cannot begin with {self.workers}, allowed are {self.minimum} to {self.maximum}"
+            )
+        if self.silent_after_s <= 0:
+            raise ValueError(f"silent_after_s: got {self.silent_after_s}, must be positive")
+        if not Path(self.script).is_file():
+            raise ValueError(f"script: there is no file {self.script}")

@@ -1,0 +1,86 @@
+"""Crew and stepping between threads: who gets whose state, which operation counts, and sums of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.train.test_mesh import meshes, together
+from torch import nn
+
+from swell.train.agent.errors import UsageError
+from swell.train.job import Job
+from swell.train.sync.mesh import Mesh
+
+DATA = [(torch.tensor([float(i), 1.0]), torch.tensor([float(i % 3)])) for i in range(12)]
+
+
+def job(scale: float = 1.0, width: int = 1, **options: Any) -> Job:
+    """A job of one whose weights are all `scale`."""
+    model = nn.Linear(2, width)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(scale)
+    return Job(model, torch.optim.SGD(model.parameters(), lr=0.01), **options)
+
+
+def weight(one: Job) -> list[float]:
+    return [float(v) for p in one.model.parameters() for v in p.detach().flatten()]
+
+
+def enter(one: Job, mesh: Mesh) -> Callable[[], Any]:
+    return lambda: one._crew.enter(mesh, {})
+
+
+def test_who_has_no_state_gets_that_of_the_member_that_is_furthest() -> None:
+    old, new = job(2.0), job(5.0)
+    (alone,) = meshes(1)
+    old._crew.enter(alone, {})
+    old._crew.completed()
+    entered = together(*map(enter, (new, old), meshes(2)))
+    assert [e.joined for e in entered] == [True, False] and not any(e.complete for e in entered)
+    assert weight(new) == weight(old) == [2.0] * 3 and new._crew.operation == old._crew.operation == 1
+
+
+def test_without_any_state_all_begin_with_the_firsts() -> None:
+    ones = [job(3.0), job(4.0), job(5.0)]
+    together(*map(enter, ones, meshes(3)))
+    assert [weight(one) for one in ones] == [[3.0] * 3] * 3
+
+
+def test_members_that_built_different_models_are_told_so() -> None:
+    results = together(*map(enter, (job(), job(width=2)), meshes(2)))
+    assert all(isinstance(r, UsageError) and "model" in str(r) for r in results)
+
+
+def test_an_operation_that_one_completed_counts_for_all_who_hold_it() -> None:
+    ahead, behind = job(), job()
+    together(*map(enter, (ahead, behind), meshes(2)))
+    together(lambda: ahead._crew.share({"n": 1}), lambda: behind._crew.share({"n": 2}))
+    ahead._crew.completed()  # and then the other lost its connection
+    entered = together(*map(enter, (ahead, behind), meshes(2)))
+    assert [e.complete for e in entered] == [False, True]
+    assert behind._crew.held_headers() == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("mode", ["fixed", "consistent"])
+def test_a_step_of_two_is_a_step_of_one(mode: str) -> None:
+    def train(one: Job) -> list[float]:
+        loader = one.loader(DATA, batch_size=5, shuffle=False)
+        seen = 0
+        for x, y in loader:
+            seen += len(x)
+            one.step(nn.functional.mse_loss(one.model(x), y))
+        assert one.steps == 3
+        return [seen, *weight(one)]
+
+    alone = train(job(mode=mode, logical_ranks=4))
+    pair = [job(mode=mode, logical_ranks=4), job(7.0, mode=mode, logical_ranks=4)]
+    for one, mesh in zip(pair, meshes(2)):
+        one._crew.mesh = mesh
+    first, second = together(*[lambda one=one: train(one) for one in pair])
+    assert first[0] + second[0] == alone[0] == 12, "every sample once"
+    assert first[1:] == second[1:]
+    assert first[1:] == alone[1:] if mode == "consistent" else first[1:] == pytest.approx(alone[1:], rel=1e-5)
