@@ -111,7 +111,7 @@ def test_a_newcomer_sees_the_files_as_the_job_found_them(tmp_path: Path) -> None
             open(tmp_path / "made.txt")
         newcomer.behind = False
         assert (tmp_path / "made.txt").read_text() == "49", "it has come to the job's position"
-        files.begin_anew()
+        files.journal.begin_anew()
     newcomer.behind = True
     with _worker(tmp_path, newcomer):
         assert (tmp_path / "resume.txt").read_text() == "49", (

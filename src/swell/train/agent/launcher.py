@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,8 +91,6 @@ class Launcher:
         self._unsent: list[Message] = []
         self._outputs = Outputs(self.path / "logs")
         self._errors: dict[str, str] = {}
-        self._newest_lines: deque[str] = deque(maxlen=500)
-        """What workers printed last."""
         self._last_lines: dict[str, str] = {}
         """Of a job that runs any program: the last line that each worker printed."""
         self._wake_r, self._wake_w = os.pipe()
@@ -346,7 +343,7 @@ class Launcher:
     def _close(self, code: int, reason: str) -> int:
         self._show_output(all_of_it=True)
         last = self.failure.rsplit("\n", 1)[-1]
-        if last and not any(last in line for line in self._newest_lines):  # its worker had no time to say it
+        if last and not self._outputs.had(last):  # its worker had no time to say it
             self.say(self.failure)
         if code != 0:
             self.say(f"job {self.name}: {reason} (exit code {code}); logs are in {self.path / 'logs'}")
@@ -385,7 +382,6 @@ class Launcher:
         for worker, lines in self._outputs.new_lines(all_of_it=all_of_it):
             for line in lines:
                 self.say(f"{worker}| {line}")
-            self._newest_lines.extend(lines)
             if self.config.command:
                 self._listen(worker, lines)
         if self._tracker is not None:

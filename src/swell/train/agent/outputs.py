@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,6 +134,7 @@ class Outputs:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._tails: dict[str, Tail] = {}
+        self._newest: deque[str] = deque(maxlen=500)
 
     def new_lines(self, *, all_of_it: bool = False) -> Iterator[tuple[str, list[str]]]:
         """By worker: what came since the last call, bounded, and more at the end of the job."""
@@ -143,7 +145,12 @@ class Outputs:
                 lines = self._tails[path.stem].lines(all_of_it=all_of_it)
                 if not lines:
                     break
+                self._newest.extend(lines)
                 yield path.stem, lines
+
+    def had(self, text: str) -> bool:
+        """Whether one of the lines that came last has this text in it."""
+        return any(text in line for line in self._newest)
 
     def close(self) -> None:
         """Close the files."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import io
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -27,77 +26,11 @@ from typing import Any
 
 import torch
 
-_MOST_READ = 10_000
-"""So many files that were read are remembered; a script that reads more has a data set made of files."""
+from swell.train.auto import system
+from swell.train.auto.journal import Journal
+from swell.train.auto.private_file import Entries, PrivateFile
+
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
-
-_open = io.open
-_stat, _mkdir, _listdir = os.stat, os.mkdir, os.listdir
-_link, _scandir = os.link, os.scandir
-_copyfile, _rmtree = shutil.copyfile, shutil.rmtree
-
-
-class PrivateFile(io.FileIO):
-    """A file that a worker other than the leader writes: a private one, until that worker leads."""
-
-    def __init__(self, files: Files, path: str, mode: str) -> None:
-        self._files = files
-        self._path = path
-        self._real: int | None = None
-        self._in_order = True
-        """True as long as everything was written one after the other, as to a log."""
-        super().__init__(files.private(path, make=True), mode)
-
-    def write(self, data: Any) -> int:
-        """Write to the private file, or at the end of the real one if this worker leads now."""
-        if self._real is None and self._in_order and self._files.leads():
-            self._real = self._promote()
-        if self._real is not None:
-            return os.write(self._real, data)
-        return super().write(data)
-
-    def seek(self, *args: Any) -> int:
-        """Move the position; such a file stays private."""
-        self._in_order = False
-        return super().seek(*args)
-
-    def close(self) -> None:
-        """Close both files."""
-        if self._real is not None:
-            os.close(self._real)
-            self._real, self._in_order = None, False
-        super().close()
-
-    def _promote(self) -> int:
-        begun = _exists(self._path)
-        self._files.note(self._path)
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        if not begun:  # a name of this process alone: its beginning is in the private file
-            os.write(descriptor, Path(self._files.private(self._path)).read_bytes())
-        return descriptor
-
-
-class Entries:
-    """What `os.scandir` returns: an iterator that can be closed."""
-
-    def __init__(self, entries: list[os.DirEntry[str]]) -> None:
-        self._entries = iter(entries)
-
-    def __iter__(self) -> Iterator[os.DirEntry[str]]:
-        return self._entries
-
-    def __next__(self) -> os.DirEntry[str]:
-        return next(self._entries)
-
-    def __enter__(self) -> Entries:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the iteration."""
-        self._entries = iter(())
 
 
 class Files:
@@ -115,12 +48,8 @@ class Files:
         self.leads = leads
         self._behind = behind
         self._own = str(own)
-        self._keep = keep
+        self.journal = Journal(keep)
         self._besides = tuple(f"{os.path.realpath(p)}{os.sep}" for p in [*besides, own, keep]) + _SYSTEM
-        self._read: set[str] = set()
-        self._noted: dict[str, str | None] = {}
-        self._journal = keep / "journal.jsonl"
-        self._journal_bytes = 0
 
     # ------------------------------------------------------------------ where a file is
 
@@ -135,75 +64,17 @@ class Files:
         """Where this worker's own version of a file is."""
         place = os.path.join(self._own, path.lstrip(os.sep))  # noqa: PTH118
         if make:
-            _makedirs(os.path.dirname(place))  # noqa: PTH120
+            system.makedirs(os.path.dirname(place))  # noqa: PTH120
         return place
 
     def where(self, path: str) -> str:
         """Where this worker reads that file."""
         private = self.private(path)
-        if _exists(private):
+        if system.exists(private):
             return private
         if self._behind():
-            return self._as_found(path) or private  # a file that the job created is not there yet
+            return self.journal.as_found(path) or private  # a file that the job created is not there yet
         return path
-
-    def _as_found(self, path: str) -> str:
-        """Where the file is that was there when the job began, or '' if there was none."""
-        self._load()
-        upper = path
-        while upper not in self._noted and upper != os.sep:
-            upper = os.path.dirname(upper)  # noqa: PTH120
-        kept = self._noted.get(upper, upper)
-        return "" if kept is None else kept + path[len(upper) :]
-
-    # ------------------------------------------------------------------ the journal
-
-    def begin_anew(self) -> None:
-        """Forget the journal of an earlier run: this job begins without a checkpoint."""
-        with contextlib.suppress(OSError):
-            _rmtree(self._keep)
-
-    def note(self, path: str) -> None:
-        """The leader is about to write a file: keep what newcomers must see in its place."""
-        self._load()
-        if path in self._noted:
-            return
-        if not _exists(path):
-            self._write_down(path, None)
-        elif path not in self._read or os.path.isdir(path):  # noqa: PTH112
-            self._noted[path] = path
-        else:
-            self._write_down(path, self._place_for(path), _copyfile)
-
-    def note_removal(self, path: str) -> None:
-        """The leader is about to remove a file or folder: keep it if the script has read of it."""
-        self._load()
-        if self._noted.get(path, path) != path:
-            return  # the job has made it itself, or it is kept already
-        if any(read == path or read.startswith(path + os.sep) for read in self._read):
-            self._write_down(path, self._place_for(path), _keep_all)
-
-    def _place_for(self, path: str) -> str:
-        name = f"{os.getpid()}-{len(self._noted)}"  # a later leader must not use it again
-        return str(self._keep / name / os.path.basename(path))  # noqa: PTH119
-
-    def _write_down(self, path: str, kept: str | None, keep: Callable[[str, str], Any] | None = None) -> None:
-        with contextlib.suppress(OSError, shutil.Error):  # a full disk must not end the job
-            _makedirs(os.path.dirname(kept) if kept else str(self._keep))  # noqa: PTH120
-            if keep is not None and kept is not None:
-                keep(path, kept)
-            with _open(self._journal, "a") as file:
-                file.write(json.dumps([path, kept]) + "\n")
-        self._noted[path] = kept
-
-    def _load(self) -> None:
-        with contextlib.suppress(OSError):
-            size = _stat(self._journal).st_size
-            if size != self._journal_bytes:
-                with _open(self._journal) as file:
-                    lines = file.read().splitlines()
-                self._noted |= dict(map(json.loads, lines))
-                self._journal_bytes = size
 
     # ------------------------------------------------------------------ what the script calls
 
@@ -211,12 +82,12 @@ class Files:
         """`open`."""
         path = self.path(file)
         if path is None or options.get("opener") is not None:
-            return _open(file, mode, *args, **options)
+            return system.open_file(file, mode, *args, **options)
         if not set(mode) & set("wax+"):
-            return _open(self.source(file), mode, *args, **options)
+            return system.open_file(self.source(file), mode, *args, **options)
         if self.leads():
-            self.note(path)
-            return _open(file, mode, *args, **options)
+            self.journal.note(path)
+            return system.open_file(file, mode, *args, **options)
         return self._open_private(path, mode, *args, **options)
 
     def _open_private(
@@ -230,8 +101,8 @@ class Files:
         **_: Any,
     ) -> Any:
         bare = mode.replace("b", "").replace("t", "").replace("x", "w")
-        if bare.startswith("r") and not _exists(self.private(path)):
-            _copyfile(self.where(path), self.private(path, make=True))
+        if bare.startswith("r") and not system.exists(self.private(path)):
+            system.copyfile(self.where(path), self.private(path, make=True))
         raw = PrivateFile(self, path, bare)
         if "b" in mode and buffering == 0:
             return raw
@@ -246,8 +117,7 @@ class Files:
         if path is None:
             return file
         if self.leads():
-            if len(self._read) < _MOST_READ:
-                self._read.add(path)
+            self.journal.note_read(path)
             return file
         place = self.where(path)
         return file if place == path else place
@@ -258,7 +128,7 @@ class Files:
         if path is None:
             return target
         if self.leads():
-            self.note(path)
+            self.journal.note(path)
             return target
         return self.private(path, make=True)
 
@@ -269,14 +139,14 @@ class Files:
             origin, path = self.path(source), self.path(target)
             if path is None or origin is None or self.leads():
                 if path is not None and self.leads():
-                    self.note(path)
+                    self.journal.note(path)
                 original(source, target, *args, **options)
                 return
             private, goal = self.private(origin), self.private(path, make=True)
-            if _exists(private):
+            if system.exists(private):
                 original(private, goal)
             elif os.path.isfile(origin):  # noqa: PTH113
-                _copyfile(origin, goal)
+                system.copyfile(origin, goal)
 
         return call
 
@@ -287,9 +157,9 @@ class Files:
             path = None if options.get("dir_fd") is not None else self.path(target)
             if path is not None and not self.leads():
                 private = self.private(path)
-                return original(private, *args, **options) if _exists(private) else None
+                return original(private, *args, **options) if system.exists(private) else None
             if path is not None and removes:
-                self.note_removal(path)
+                self.journal.note_removal(path)
             return original(target, *args, **options)
 
         return call
@@ -314,9 +184,9 @@ class Files:
         """`os.mkdir`: a folder that an earlier worker made is no error for a later one."""
         path = self.path(target)
         if path is not None and not self._behind():  # whoever is first: also another member than the leader
-            self.note(path)
+            self.journal.note(path)
         try:
-            _mkdir(target, *args, **options)
+            system.mkdir(target, *args, **options)
         except FileExistsError:
             if path is None or self.leads():
                 raise
@@ -324,14 +194,14 @@ class Files:
     def listdir(self, target: Any = ".") -> list[Any]:
         """`os.listdir`, for a newcomer as it was when the job began."""
         if not self._hides(target):
-            return _listdir(target)
+            return system.listdir(target)
         names = [entry.name for entry in self._entries(target)]
         return [os.fsencode(name) for name in names] if isinstance(target, bytes) else names
 
     def scandir(self, target: Any = ".") -> Any:
         """`os.scandir`, which `glob`, `os.walk` and `pathlib` use, in the same way."""
         if not self._hides(target) or isinstance(target, bytes):
-            return _scandir(target)
+            return system.scandir(target)
         return Entries(self._entries(target))
 
     def _hides(self, target: Any) -> bool:
@@ -339,14 +209,18 @@ class Files:
 
     def _entries(self, target: Any) -> list[os.DirEntry[str]]:
         folder = os.path.abspath(os.fsdecode(target))  # noqa: PTH100
-        place = self._as_found(folder)
-        with _scandir(os.fsdecode(target) if place == folder else place or self.private(folder)) as entries:
-            found = [e for e in entries if self._as_found(os.path.join(folder, e.name))]  # noqa: PTH118
+        place = self.journal.as_found(folder)
+        with system.scandir(
+            os.fsdecode(target) if place == folder else place or self.private(folder)
+        ) as entries:
+            found = [e for e in entries if self.journal.as_found(os.path.join(folder, e.name))]  # noqa: PTH118
         shown = {entry.name for entry in found}
-        for path, kept in self._noted.items():
-            above, name = os.path.split(path)
-            if above == folder and name not in shown and kept and kept != path:
-                with contextlib.suppress(OSError), _scandir(os.path.dirname(kept)) as entries:  # noqa: PTH120
+        for name, kept in self.journal.kept_in(folder):
+            if name not in shown:
+                with (
+                    contextlib.suppress(OSError),
+                    system.scandir(os.path.dirname(kept)) as entries,  # noqa: PTH120
+                ):
                     found += entries
         return found
 
@@ -378,39 +252,4 @@ class Files:
                 setattr(owner, name, new)
             yield
         with contextlib.suppress(OSError):
-            _rmtree(self._own)
-
-
-def _keep_all(path: str, place: str) -> None:
-    """Keep a file or a folder that is removed next: by further links, without copying, where that works."""
-
-    def keep(source: str, target: str) -> None:
-        try:
-            _link(source, target)
-        except OSError:
-            _copyfile(source, target)
-
-    if os.path.isdir(path):  # noqa: PTH112
-        shutil.copytree(path, place, copy_function=keep)
-    else:
-        keep(path, place)
-
-
-def _exists(path: str) -> bool:
-    try:
-        _stat(path)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _makedirs(path: str) -> None:
-    """As `os.makedirs`, but by the system's own calls."""
-    try:
-        _mkdir(path)
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        _makedirs(os.path.dirname(path))  # noqa: PTH120
-        with contextlib.suppress(FileExistsError):
-            _mkdir(path)
+            system.rmtree(self._own)

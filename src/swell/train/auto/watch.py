@@ -139,7 +139,7 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
         lambda: not observer.leads() and (observer.job is None or observer.forwarding),
     )
     if first and not resumes:
-        files.begin_anew()
+        files.journal.begin_anew()
     logging.getLogger("swell").propagate = False  # the script's log is the script's
     try:
         with _patched(observer, iterations), files.installed(), _after_imports(iterations, files):

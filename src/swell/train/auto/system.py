@@ -1,0 +1,49 @@
+"""The system's own calls for files, taken before those of an unmodified script are redirected (`files`)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+
+open_file = io.open
+stat, mkdir, listdir = os.stat, os.mkdir, os.listdir
+link, scandir = os.link, os.scandir
+copyfile, rmtree = shutil.copyfile, shutil.rmtree
+
+
+def exists(path: str) -> bool:
+    """Whether there is such a file or folder."""
+    try:
+        stat(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def makedirs(path: str) -> None:
+    """As `os.makedirs`, but by the system's own calls."""
+    try:
+        mkdir(path)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        makedirs(os.path.dirname(path))  # noqa: PTH120
+        with contextlib.suppress(FileExistsError):
+            mkdir(path)
+
+
+def keep_all(path: str, place: str) -> None:
+    """Keep a file or a folder that is removed next: by further links, without copying, where that works."""
+
+    def keep(source: str, target: str) -> None:
+        try:
+            link(source, target)
+        except OSError:
+            copyfile(source, target)
+
+    if os.path.isdir(path):  # noqa: PTH112
+        shutil.copytree(path, place, copy_function=keep)
+    else:
+        keep(path, place)
