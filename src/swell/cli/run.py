@@ -91,7 +91,8 @@ def run(
     from swell.train.agent.launcher import Launcher, RunConfig
 
     if workers is None:
-        workers = f"1:{min(os.cpu_count() or 1, 4)}" if flags["auto"] else "1"
+        least = flags["workers_per_replica"] or 1
+        workers = f"1:{min(os.cpu_count() or 1, 4)}" if flags["auto"] else str(least)
     minimum, maximum = _workers(workers)
     for option in misplaced(arguments, [name for p in ctx.command.params for name in p.opts if "--" in name]):
         click.echo(

@@ -29,6 +29,7 @@ from swell.train.agent.outputs import Tail
 from swell.train.agent.polling import readable
 from swell.train.agent.prepared import ZygoteProcess, end
 from swell.train.agent.regular import read_regular
+from swell.train.agent.replicas import check_multiple
 from swell.train.agent.wire import Connection, Message, WireError, new_secret
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -86,6 +87,10 @@ class RunConfig:
             raise ValueError(
                 f"workers: cannot begin with {self.workers}, allowed are {self.minimum} to {self.maximum}"
             )
+        size = int(self.settings.get("workers_per_replica", 1))
+        for count in (self.minimum, self.maximum, self.workers or size):
+            check_multiple(count, size)
+        check_multiple(self.spares, size, "spares")
         if self.silent_after_s <= 0:
             raise ValueError(f"silent_after_s: got {self.silent_after_s}, must be positive")
         if not Path(self.script).is_file():
