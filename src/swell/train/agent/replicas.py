@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from swell.train.agent.errors import FENCED, RESPAWN
 from swell.train.agent.generations import (
     Announce,
     Candidate,
@@ -322,8 +323,11 @@ class Replicas:
         replica = replica_of(name, self.size)
         known, mates = self.inner.workers.get(replica), workers_of(replica, self.size)
         self.each.pop(name, None)
-        if known is None or self.inner.result is not None:
+        if self.inner.result is not None:
             return []
+        if known is None:  # its replica was given up; still, a script that failed would fail again
+            failed = code > 0 and code not in (RESPAWN, FENCED)
+            return self.finish(code, note or f"worker {name} ended with exit code {code}") if failed else []
         over = name in self.through and (code == 0 or name != mates[0])
         if known.status is Status.LEAVING or over or (self.inner.stopping and code == 0):
             self.ended.add(name)
