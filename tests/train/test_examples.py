@@ -18,8 +18,8 @@ BRIEF = {
     "recommender": ["--epochs", "1", "--batch-size", "2000"],
     "plain_mnist_style": ["--epochs", "1"],
 }
-ELSEWHERE = {"signals", "jax_digits", "xgboost_digits"}
-"""Examples without torch; test_command.py and test_boosting.py run them."""
+ELSEWHERE = {"signals", "jax_digits", "xgboost_digits", "sharded_gpt"}
+"""Examples that test_command.py, test_boosting.py and test_replicas.py run."""
 FINAL = re.compile(r"final (?:accuracy|validation loss|test error|loss \S+ accuracy) (\d+\.\d+)")
 
 

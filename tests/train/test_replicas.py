@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from swell.train.agent.errors import UsageError
 from swell.train.job import Job
+from swell.train.replicas import group
 from swell.train.replicas.form import form_of
 from swell.train.replicas.group import Replica
 from swell.train.state.checkpoint import Checkpointer, list_checkpoints, load
@@ -126,6 +127,21 @@ def test_replicas_grow_shrink_and_die_and_nothing_of_it_is_in_the_model(
     again, expected = newest(folder), newest(undisturbed)
     assert again["steps"] == expected["steps"] == MOST_EPOCHS * 5
     assert torch.allclose(again["model"]["net.0.weight"], expected["model"]["net.0.weight"], atol=1e-5)
+
+
+def test_the_example_trains_the_whole_model_outside_of_a_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[2] / "examples" / "sharded_gpt.py"
+    brief = ["--epochs", "1", "--windows", "64", "--width", "16", "--layers", "1", "--batch-size", "16"]
+    monkeypatch.setattr(sys, "argv", [str(example), *brief])
+    monkeypatch.syspath_prepend(str(example.parent))
+    monkeypatch.setattr(group._Made, "mesh", None)
+    try:
+        runpy.run_path(str(example), run_name="__main__")
+    finally:
+        dist.destroy_process_group()
+    assert 2.0 < float(capsys.readouterr().out.split()[-1]) < 4.6
 
 
 @pytest.fixture

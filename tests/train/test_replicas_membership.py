@@ -187,7 +187,9 @@ def test_workers_of_a_replica_get_equally_many_batches_and_every_sample_once(
 
 
 @pytest.mark.parametrize(("size", "batch", "world"), [(200, 16, 4), (9, 1, 4), (7, 100, 2), (33, 8, 4)])
-def test_evaluation_gives_every_worker_of_a_replica_as_many_batches(size: int, batch: int, world: int) -> None:
+def test_evaluation_gives_every_worker_of_a_replica_as_many_batches(
+    size: int, batch: int, world: int
+) -> None:
     each = [cutting.evaluation(size, batch, rank, world, 2) for rank in range(world)]
     assert all(len(each[r]) == len(each[r + 1]) for r in range(0, world, 2))
     assert all(low < high <= low + batch + 1 for batches in each for low, high in batches)

@@ -264,6 +264,7 @@ class Job(BySteps):
     def _mind_room(self, loader: ElasticLoader) -> None:
         """Do not try again what did not fit an earlier worker's memory."""
         failed = room.failed(self._link.directory.path) if self._link is not None else None
+        failed = self._replica.first(failed or 0)[0] or None  # the same for all workers of a replica
         if failed is not None and self.mode != "consistent":
             loader.room = failed // 2
             if self._adaptive is not None:
