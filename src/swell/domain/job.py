@@ -52,7 +52,7 @@ class JobSpec:
         size = self.gpus_per_replica
         if size < 1:
             refuse("gpus_per_replica", size, "at least 1")
-        for name in ("gpus", "min_gpus", "max_gpus"):
+        for name in ("gpus", "min_gpus", "max_gpus") if size > 1 else ():
             given = getattr(self, name)
             if given == 1 and name != "max_gpus":  # nothing was asked for: one replica
                 object.__setattr__(self, name, size)
