@@ -134,10 +134,11 @@ class RayEngine(SupervisedEngine):
 
     def check(self, launch: Launch) -> None:
         """Refuse jobs of replicas, and those whose working directory is too large to be sent to the nodes."""
-        if launch.request.workers_per_replica > 1:
+        size = launch.request.workers_per_replica
+        if size > 1:
             raise InputError(
-                f"workers_per_replica must be 1 on Ray, got {launch.request.workers_per_replica}: the workers "
-                "of a replica find each other on one machine; use 'swell up' without --engine ray",
+                f"workers_per_replica must be 1 on Ray, got {size}: the workers of a replica find each "
+                "other on one machine; use 'swell up' without --engine ray",
                 field="workers_per_replica",
             )
         packaging.check(launch.workdir.resolve(), self.options.workdir_bytes)
