@@ -68,7 +68,7 @@ def test_a_job_that_was_started_on_another_slot_than_it_wants_stays_there_until_
 def test_a_job_of_replicas_uses_only_as_many_slots_as_whole_replicas_need(tmp_path: Path) -> None:
     request = JobRequest(name="big", script="train.py", workers_per_replica=2)
     job = SupervisedJob("a", tmp_path, wanted=(0, 1, 2, 3), told=(2, 3))
-    job.launch = Launch("a", request, tmp_path)
+    job.launch = Launch(job_id="a", request=request, job_dir=tmp_path)
     assert job.whole_replicas((0, 2, 3)) == (2, 3)
     assert job.whole_replicas((0,)) == ()
     assert job.whole_replicas((0, 1, 2, 3)) == (0, 1, 2, 3)
