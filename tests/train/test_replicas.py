@@ -133,7 +133,7 @@ def test_the_example_trains_the_whole_model_outside_of_a_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = Path(__file__).parents[2] / "examples" / "sharded_gpt.py"
-    brief = ["--epochs", "1", "--windows", "64", "--width", "16", "--layers", "1", "--batch-size", "16"]
+    brief = ["--epochs", "1", "--windows", "320", "--width", "16", "--layers", "1", "--batch-size", "16"]
     monkeypatch.setattr(sys, "argv", [str(example), *brief])
     monkeypatch.syspath_prepend(str(example.parent))
     monkeypatch.setattr(group._Made, "mesh", None)
