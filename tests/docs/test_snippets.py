@@ -34,6 +34,7 @@ RUN_BY = {
 NOT_HERE = {
     "any-command.md": "tests/train/test_command.py runs the examples that it shows parts of",
     "tracking.md": "tests/train/test_tracking.py tracks with files instead of servers",
+    "replicas.md": "tests/train/test_replicas.py runs examples/sharded_gpt.py and jobs of replicas",
     "xgboost.md": "tests/train/test_boosting.py runs examples/xgboost_digits.py and smaller jobs",
     "CONTRIBUTING.md": "what CI itself runs",
     "gpu.md": "needs a GPU",

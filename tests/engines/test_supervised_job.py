@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from swell.control.model import JobRequest
+from swell.domain import JobRequest
 from swell.engines import Launch, supervisor
 from swell.engines.border import BadMessage, Confined, read_event, read_status
 from swell.engines.local import LocalEngine
@@ -67,6 +67,15 @@ def test_a_job_that_was_started_on_another_slot_than_it_wants_stays_there_until_
     leaving.live = {}
     engine._send_target(job, 1.0)
     assert job.told == (3,) and len(list(engine.reports())) == 1
+
+
+def test_a_job_of_replicas_uses_only_as_many_slots_as_whole_replicas_need(tmp_path: Path) -> None:
+    request = JobRequest(name="big", script="train.py", workers_per_replica=2)
+    job = SupervisedJob("a", tmp_path, wanted=(0, 1, 2, 3), told=(2, 3))
+    job.launch = Launch(job_id="a", request=request, job_dir=tmp_path)
+    assert job.whole_replicas((0, 2, 3)) == (2, 3)
+    assert job.whole_replicas((0,)) == ()
+    assert job.whole_replicas((0, 1, 2, 3)) == (0, 1, 2, 3)
 
 
 def test_a_job_that_shrinks_keeps_its_slots_until_it_goes_on_without_them(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ FRAMEWORKS = {
     "accelerate_digits": ("accelerate", ["--epochs", "1"]),
 }
 """Examples of a framework, which run under `--auto` where it is installed."""
-ELSEWHERE = {"signals", "jax_digits", "xgboost_digits"}
-"""Examples without torch; test_command.py and test_boosting.py run them."""
+ELSEWHERE = {"signals", "jax_digits", "xgboost_digits", "sharded_gpt"}
+"""Examples that test_command.py, test_boosting.py and test_replicas.py run."""
 FINAL = re.compile(r"final (?:accuracy|validation loss|distance|test error|loss \S+ accuracy) (\d+\.\d+)")
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from swell.board.replicas import in_replicas
 from swell.domain import Cluster, InputError, IntArray, JobSpec, Placement
 from swell.perf.curves import Curves
 from swell.placement import NoRoom, Placer, make_placer
@@ -57,6 +58,8 @@ class Board:
         self.cluster = cluster
         self.placer: Placer = make_placer(placer, cluster)
         self.table = JobTable(jobs or [_EMPTY] * _FIRST_ROWS)
+        self._replicas = bool((self.table.per_replica > 1).any())
+        """Whether there was a job whose GPUs come in replicas."""
         self._pause_of = pause_of
         self._active = np.empty(len(self.table), dtype=np.int64)
         self._numbers = np.empty(len(self.table), dtype=np.int64)
@@ -82,6 +85,7 @@ class Board:
             self._grow()
         row = self._free_rows.pop()
         self.table.write(row, spec, self._next_number)
+        self._replicas = self._replicas or spec.gpus_per_replica > 1
         self._next_number += 1
         self.activate(row)
         return row
@@ -151,6 +155,8 @@ class Board:
         """
         rows, now_s = snapshot.rows, snapshot.now_s
         more = more or {}
+        if self._replicas and len(rows):
+            decision = in_replicas(decision, snapshot.per_replica, snapshot.max_gpus)
         if decision.per_node is not None:
             changes = {
                 int(rows[i]): decision.per_node[i]

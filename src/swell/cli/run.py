@@ -90,7 +90,8 @@ def run(
     from swell.train.agent.run_config import RunConfig
 
     if workers is None:
-        workers = f"1:{min(os.cpu_count() or 1, 4)}" if flags["auto"] else "1"
+        least = flags["workers_per_replica"] or 1
+        workers = f"1:{min(os.cpu_count() or 1, 4)}" if flags["auto"] else str(least)
     minimum, maximum = _workers(workers)
     note_misplaced(ctx, script, arguments)
     settings = {field.name: flags[field.spoken] for field in RUNTIME if flags[field.spoken]}

@@ -74,7 +74,9 @@ def flag(field: RequestField) -> Callable[[F], F]:
         words += f" Such as {FORMS.get(about.kind, about.example)}."
     default = about.unless_given or _default(field)
     words += f" [default: {default}]" if default else ""
-    return click.option(f"--{field.spoken.replace('_', '-')}", help=words, **settings)
+    names = [f"--{about.also}"] if about.also else []
+    names += [f"--{field.spoken.replace('_', '-')}", field.spoken]
+    return click.option(*names, help=words, **settings)
 
 
 def _default(field: RequestField) -> str:

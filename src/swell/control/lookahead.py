@@ -97,6 +97,7 @@ def _as_simulated(
         deadline_s=None if deadline_s is None or deadline_s <= now_s + 1 else deadline_s - began_s,
         min_gpus=request.min_workers,
         max_gpus=record.max_workers,
+        gpus_per_replica=request.workers_per_replica,
         weight=request.weight,
     )
     counts = np.arange(1.0, cluster.capacity + 1)

@@ -30,6 +30,8 @@ START_LIMIT_S = 120.0
 class ProfilingRun:
     """One job's profiling run."""
 
+    replica: int
+    """Workers of a replica: sizes are multiples of it."""
     least: int
     most: int | None
     asked_s: float
@@ -58,7 +60,8 @@ class Profiling:
     def ask(self, record: JobRecord, now_s: float) -> None:
         """Have a job profiled as soon as there are slots for it."""
         request = record.request
-        self.runs[record.job_id] = ProfilingRun(request.min_workers, record.max_workers, now_s, now_s)
+        bounds = (request.workers_per_replica, request.min_workers, record.max_workers)
+        self.runs[record.job_id] = ProfilingRun(*bounds, now_s, now_s)
 
     def bound(self, job_id: str, most: int) -> None:
         """Measure the job, if it has a run, with no more than `most` workers: it cannot use more."""
@@ -95,7 +98,8 @@ class Profiling:
         if first > free + yielding:
             return
         first = min(first, run.most or first, most)
-        halvings = [1 << i for i in range(first.bit_length() - 1, -1, -1)]
+        replicas = max(first // run.replica, 1)
+        halvings = [run.replica << i for i in range(replicas.bit_length() - 1, -1, -1)]
         run.sizes = [size for size in halvings if size >= run.least] or [run.least]
         run.since_s = now_s
 

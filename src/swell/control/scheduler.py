@@ -22,7 +22,7 @@ from swell.control.model import JobRecord, Phase
 from swell.control.profiling import Profiling
 from swell.control.quotas import Contender, Use, share_out
 from swell.domain import Cluster, FloatArray, InputError, IntArray, JobSpec
-from swell.perf.curves import Curves
+from swell.perf.curves import Curves, in_steps
 from swell.policies import Admission, Decision, JobTable, Policy, Snapshot, make_policy
 
 _DECIDED = (Phase.QUEUED, Phase.RUNNING)
@@ -260,9 +260,10 @@ class Scheduler:
         cluster = self.cluster.without(self.profiling.reserved(self.board, self.rows))
         widest = max(cluster.capacity, 1)
         rates = np.zeros((max(len(jobs), 1), widest + 1))
-        for i, (_, knowledge) in enumerate(jobs):
+        for i, (record, knowledge) in enumerate(jobs):
             table.belief[rows[i]] = knowledge.belief
-            rates[i] = knowledge.curve(widest, cluster.gpus_per_node, cautious=cautious)
+            rate = knowledge.curve(widest, cluster.gpus_per_node, cautious=cautious)
+            rates[i] = in_steps(rate, record.request.workers_per_replica)
         # Column by column: there may be thousands of jobs, and people wait for the answer.
         table.curve[rows] = np.arange(len(rows))
         asked = deadlines or {}
@@ -322,16 +323,18 @@ class Scheduler:
         return knowledge.pause_s if before else knowledge.startup_s
 
     def _spec(self, record: JobRecord) -> JobSpec:
-        request = record.request
+        request, size = record.request, record.request.workers_per_replica
+        whole = max(sum(node.gpus for node in self.cluster.nodes), 1)
         return JobSpec(
             job_id=record.job_id,
             submit_s=record.submitted_s,
             model=record.job_id,
             batch_size=1,
-            gpus=min(request.workers, max(sum(node.gpus for node in self.cluster.nodes), 1)),
+            gpus=min(request.workers, whole - whole % size or size),
             deadline_s=_promised(record),
             min_gpus=request.min_workers,
             max_gpus=record.max_workers,
+            gpus_per_replica=request.workers_per_replica,
             weight=request.weight,
         )
 

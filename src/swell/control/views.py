@@ -186,6 +186,8 @@ def submission(record: JobRecord, knowledge: Knowledge, scheduler: Scheduler) ->
         "weight": request.weight,
         "deadline_s": request.deadline_s,
     }
+    if request.workers_per_replica > 1:
+        data["gpus_per_replica"] = request.workers_per_replica
     events = [Event(record.submitted_s, EventKind.SUBMITTED, job_id=record.job_id, data=data)]
     if not promise.admitted:
         refusal = {"reason": promise.reason, "earliest_deadline_s": promise.earliest_deadline_s}

@@ -30,6 +30,8 @@ class JobSpec:
     min_gpus: int = 1
     max_gpus: int | None = None
     """Most GPUs that the job may get; None for no bound."""
+    gpus_per_replica: int = 1
+    """The job gets GPUs in multiples of this, because so many share one copy of its model."""
     weight: float = 1.0
     """The job counts as this many jobs, for policies that obey weights."""
 
@@ -47,6 +49,15 @@ class JobSpec:
             refuse("gpus", self.gpus, "at least 1")
         if self.min_gpus < 1:
             refuse("min_gpus", self.min_gpus, "at least 1")
+        size = self.gpus_per_replica
+        if size < 1:
+            refuse("gpus_per_replica", size, "at least 1")
+        for name in ("gpus", "min_gpus", "max_gpus") if size > 1 else ():
+            given = getattr(self, name)
+            if given == 1 and name != "max_gpus":  # nothing was asked for: one replica
+                object.__setattr__(self, name, size)
+            elif given is not None and given % size:
+                refuse(name, given, f"a multiple of gpus_per_replica ({size})")
         if self.max_gpus is not None and self.max_gpus < self.min_gpus:
             refuse("max_gpus", self.max_gpus, f"at least min_gpus ({self.min_gpus})")
         if not (math.isfinite(self.weight) and self.weight > 0):

@@ -76,6 +76,8 @@ class About:
     """What commands and SDK use if the field is not given, where that is not the field's default."""
     positional: bool = False
     """Given to commands without a flag."""
+    also: str = ""
+    """Another, shorter name of the flag."""
     for_runtime: bool = False
     """Passed on to the training runtime inside the workers, through the run's job.json."""
 
@@ -176,6 +178,18 @@ class JobRequest:
             most=MAX_WORKERS,
         ),
     )
+    workers_per_replica: int = field(
+        default=1,
+        metadata=_about(
+            Kind.COUNT,
+            "Workers that share one copy of the model (FSDP2); the job gets multiples of it.",
+            2,
+            least=1,
+            most=MAX_WORKERS,
+            also="replica",
+            for_runtime=True,
+        ),
+    )
     memory_bytes: int | None = field(
         default=None,
         metadata=_about(
@@ -248,6 +262,7 @@ class JobRequest:
             allowed = known.refuses(value)
             if allowed is not None:
                 raise InputError(f"{name} must be {allowed}, got {value!r:.200}", field=name)
+        self._check_replicas()
         if self.max_workers is not None and self.max_workers < self.min_workers:
             raise InputError(
                 f"max_workers must be at least min_workers ({self.min_workers}), got {self.max_workers}",
@@ -259,6 +274,24 @@ class JobRequest:
                 "command must be false for a job with auto: one is for any program, the other for PyTorch",
                 field="command",
             )
+
+    def _check_replicas(self) -> None:
+        """Have a job of replicas get whole ones: as a minimum one, if nothing else was asked for."""
+        size = self.workers_per_replica
+        for name in ("min_workers", "max_workers", "workers"):
+            asked = getattr(self, name)
+            if asked == FIELDS[name].default and asked is not None:
+                object.__setattr__(self, name, max(asked, size))
+            elif asked is not None and asked % size:
+                raise InputError(
+                    f"{name} must be a multiple of workers_per_replica ({size}), got {asked}", field=name
+                )
+        for name in ("auto", "command"):
+            if size > 1 and getattr(self, name):
+                raise InputError(
+                    f"workers_per_replica must be 1 for a job with {name}, got {size}",
+                    field="workers_per_replica",
+                )
 
     def to_json(self) -> dict[str, Any]:
         """The request as plain values."""
@@ -300,6 +333,7 @@ class JobOptions(TypedDict, total=False):
     max_workers: int | None
     weight: int
     workers: int
+    workers_per_replica: int
     memory_bytes: int | None
     checkpoint_s: float
     track: Sequence[str]

@@ -303,7 +303,7 @@ class SupervisedEngine:
     def _spawn(self, job: SupervisedJob, now_s: float) -> None:
         if job.launch is None or not job.wanted or now_s - job.started_s < RESTART_S:
             return
-        granted = self._grant(job, now_s)
+        granted = job.whole_replicas(self._grant(job, now_s))
         if not granted:
             return
         job.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -340,7 +340,7 @@ class SupervisedEngine:
                 self._assign_slots(job)
             if job.members and job.logged and job.shown != job.logged:  # it was resized while nobody listened
                 self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.shown})
-        granted = self._grant(job, now_s)
+        granted = job.whole_replicas(self._grant(job, now_s))
         message = self._resize(granted)
         if len(granted) > len(job.told) and job.leaving:
             return  # workers that are leaving still use their slots

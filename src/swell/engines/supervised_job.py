@@ -246,6 +246,14 @@ class SupervisedJob:
         log.warning("job %s: %s (%d so far)", self.job_id, about, self.complaints)
         return True
 
+    def whole_replicas(self, granted: Placement) -> Placement:
+        """Of these slots as many as whole replicas need, those that the job uses already first."""
+        size = 1 if self.launch is None else self.launch.request.workers_per_replica
+        if len(granted) % size == 0:
+            return granted
+        first = [*(s for s in granted if s in self.told), *(s for s in granted if s not in self.told)]
+        return tuple(sorted(first[: len(granted) - len(granted) % size]))
+
     # -- its life ----------------------------------------------------------------------------------------
 
     def write_order(self, granted: Placement, most: int, extras: dict[str, Any]) -> None:

@@ -176,13 +176,14 @@ def _take(lock: IO[bytes]) -> bool:
 def _run(order: Order, run_dir: Path, say: Callable[[str], None]) -> tuple[int, str | None]:
     """Run the job; its exit code and the reason of its end. No reason if it was ended from outside."""
     launch, request = order.launch, order.launch.request
+    size = request.workers_per_replica
     try:
         os.chdir(launch.workdir)
         config = RunConfig(
             script=request.script,
             arguments=list(request.args),
-            minimum=1,
-            maximum=launch.max_workers,
+            minimum=size,
+            maximum=max(launch.max_workers - launch.max_workers % size, size),
             workers=order.workers,
             slots=order.extras.get("slots"),
             cold="ray" in order.extras,

@@ -40,6 +40,12 @@ class Curves:
         return np.argmax(self.rates, axis=1).astype(np.int64)
 
 
+def in_steps(rates: FloatArray, per_replica: int) -> FloatArray:
+    """A curve of a job that can use GPUs only in multiples of `per_replica`: the others bring no speed."""
+    counts = np.arange(len(rates))
+    return rates if per_replica == 1 else rates[counts - counts % per_replica]
+
+
 def powers_of_two(up_to: int) -> IntArray:
     """1, 2, 4, ... not above `up_to`."""
     return 2 ** np.arange(max(up_to, 1).bit_length(), dtype=np.int64)

@@ -75,28 +75,34 @@ def grow(
     weight: FloatArray,
     free: int,
     time: bool,
+    step: IntArray,
 ) -> IntArray:
-    """Give `free` GPUs one at a time to the running job with the largest gain, until no job gains.
+    """Give `free` GPUs to the running job with the largest gain, `step` at a time, until no job gains.
 
-    The gain of a job is `weight` times the rate that one more GPU adds or, if `time`, times the seconds
+    The gain of a job is `weight` times the rate that each further GPU adds or, if `time`, times the seconds
     that it takes off a unit of work. Ties go to the older job.
     """
     gpus = gpus.copy()
     heap = [(0.0, -1)]
     heap.pop()
     for i in range(len(gpus)):
-        if 0 < gpus[i] < most[i]:
-            gain = _gain(rates[curve[i], gpus[i]], rates[curve[i], gpus[i] + 1], weight[i], time)
+        if 0 < gpus[i] <= most[i] - step[i]:
+            gain = _gain(rates[curve[i], gpus[i]], rates[curve[i], gpus[i] + step[i]], weight[i], time)
+            gain /= step[i]
             if gain > 0.0:
                 heap.append((-gain, i))
     heapq.heapify(heap)
     while free > 0 and len(heap) > 0:
         i = heap[0][1]
-        gpus[i] += 1
-        free -= 1
+        if step[i] > free:
+            heapq.heappop(heap)
+            continue
+        gpus[i] += step[i]
+        free -= step[i]
         gain = 0.0
-        if gpus[i] < most[i]:
-            gain = _gain(rates[curve[i], gpus[i]], rates[curve[i], gpus[i] + 1], weight[i], time)
+        if gpus[i] <= most[i] - step[i]:
+            gain = _gain(rates[curve[i], gpus[i]], rates[curve[i], gpus[i] + step[i]], weight[i], time)
+            gain /= step[i]
         if gain > 0.0:
             heapq.heapreplace(heap, (-gain, i))
         else:

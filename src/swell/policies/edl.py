@@ -58,9 +58,9 @@ class ElasticTiresias(Tiresias):
             gpus = fill(order, np.where(runs, small, want), np.where(able, most, 0), capacity, False)
         asked = snapshot.rate_at(np.minimum(want, most))
         weight = np.divide(1.0, asked, out=np.zeros(len(asked)), where=asked > 0)
-        free = capacity - int(gpus.sum())
-        gpus = grow(rates, curve, gpus, np.minimum(want, most), weight, free, False)
+        free, step = capacity - int(gpus.sum()), snapshot.per_replica
+        gpus = grow(rates, curve, gpus, np.minimum(want, most), weight, free, False, step)
         if not np.any(able & (gpus == 0)):
-            gpus = grow(rates, curve, gpus, most, weight, capacity - int(gpus.sum()), False)
+            gpus = grow(rates, curve, gpus, most, weight, capacity - int(gpus.sum()), False, step)
         self._jobs["last_ran_s"][gpus > 0] = snapshot.now_s
         return Decision(gpus)

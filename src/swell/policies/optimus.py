@@ -35,5 +35,6 @@ class Optimus(Policy):
         # The jobs with the smallest minimum come first; equal ones, the usual case, in order of arrival.
         gpus = fill(np.argsort(least, kind="stable"), least, most, snapshot.capacity, False)
         free = snapshot.capacity - int(gpus.sum())
-        gpus = grow(snapshot.curves.rates, snapshot.curve, gpus, most, snapshot.remaining, free, True)
+        rates, curve, left = snapshot.curves.rates, snapshot.curve, snapshot.remaining
+        gpus = grow(rates, curve, gpus, most, left, free, True, snapshot.per_replica)
         return Decision(gpus, order=np.argsort(gpus, kind="stable"))

@@ -67,6 +67,8 @@ class JobTable:
         self.max_gpus: IntArray = np.array(
             [np.iinfo(np.int64).max if s.max_gpus is None else s.max_gpus for s in specs], dtype=np.int64
         )
+        self.per_replica: IntArray = np.array([s.gpus_per_replica for s in specs], dtype=np.int64)
+        """Shares are multiples of this."""
         self.weight: FloatArray = np.array([s.weight for s in specs], dtype=np.float64)
         self.known: npt.NDArray[np.bool_] = np.ones(n, dtype=np.bool_)
         """False for a job whose speed or length is not known yet: then `left` means nothing."""
@@ -198,6 +200,11 @@ class Snapshot:
         """Most GPUs each job can be given: its own bound, its curve and the cluster."""
         bound = min(self.capacity, self.curves.max_gpus)
         return np.minimum(self.table.max_gpus[self.rows], bound)
+
+    @column
+    def per_replica(self) -> IntArray:
+        """Each job can use GPUs only in multiples of this; a share is rounded to one when it is placed."""
+        return self.table.per_replica[self.rows]
 
     @column
     def weight(self) -> FloatArray:

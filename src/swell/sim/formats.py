@@ -4,7 +4,8 @@
     elasticflow  job_id, submission_time, num_iteration, model_name, deadline, batch_size, num_gpu
     elasticflow  job_id, submit_time, iteration, model_name, ddl, batch_size, num_gpu
     philly       timestamp, duration, num_gpus, cluster
-    swell        job_id, submit_s, model, batch_size [, gpus, work, deadline_s, min_gpus, max_gpus, weight]
+    swell        job_id, submit_s, model, batch_size [, gpus, work, deadline_s, min_gpus, max_gpus,
+                 gpus_per_replica, weight]
 
 A reader checks every row before it makes the first job. docs/simulator.md says the same at more length.
 """
@@ -31,6 +32,7 @@ OWN_COLUMNS = (
     "deadline_s",
     "min_gpus",
     "max_gpus",
+    "gpus_per_replica",
     "weight",
 )
 
@@ -168,6 +170,7 @@ def _own(table: Table, models: Models, skip_bad: bool) -> list[JobSpec]:
     table_most = np.isfinite(most) & (most < least)
     if table_most.any():
         table.refuse_where(table_most, "max_gpus", "at least min_gpus")
+    replica = np.nan_to_num(table.counts("gpus_per_replica", optional=True), nan=1.0)
     weight = table.numbers("weight", "a positive number, or empty", above=0, optional=True)
     _check_models(table, models, "model", "batch_size", batch, work)
     names = table.columns["model"]
@@ -182,6 +185,7 @@ def _own(table: Table, models: Models, skip_bad: bool) -> list[JobSpec]:
             deadline_s=_optional(deadline[i]),
             min_gpus=int(least[i]),
             max_gpus=None if np.isnan(most[i]) else int(most[i]),
+            gpus_per_replica=int(replica[i]),
             weight=1.0 if np.isnan(weight[i]) else float(weight[i]),
         )
         for i in table.good_rows(skip_bad=skip_bad)

@@ -281,6 +281,7 @@ def _specs(log: Log) -> list[JobSpec]:
                 deadline_s=relative_s if relative_s is not None and relative_s > submit_s else None,
                 min_gpus=int(asked.get("min_gpus") or 1),
                 max_gpus=asked.get("max_gpus"),
+                gpus_per_replica=int(asked.get("gpus_per_replica") or 1),
                 weight=float(asked.get("weight") or 1.0),
             )
         )

@@ -14,7 +14,7 @@ import numpy as np
 
 from swell.domain import Cluster, FloatArray, InputError, JobSpec
 from swell.perf.belief import JobBelief
-from swell.perf.curves import Curves
+from swell.perf.curves import Curves, in_steps
 from swell.perf.profiles import ProfileSet
 from swell.policies import JobTable, Policy
 from swell.sim.truth import Shape, TrainingJob
@@ -94,14 +94,15 @@ class World:
     def _exact_curves(self, jobs: Sequence[JobSpec]) -> Curves:
         widest = max(_WIDEST_CURVE, int(self.table.requested.max()))
         columns = min(self.cluster.capacity, widest)
-        known: dict[tuple[str, int], int] = {}
+        known: dict[tuple[str, int, int], int] = {}
         rates: list[FloatArray] = []
         for row, job in enumerate(jobs):
-            key = (job.model, job.batch_size)
+            key = (job.model, job.batch_size, job.gpus_per_replica)
             if key not in known:
                 profile = self._profile[row]
                 kind = profile.resolve(self._main_type)
                 curve = profile.curve(job.batch_size, columns, self.cluster.gpus_per_node, kind)
+                curve = in_steps(curve, job.gpus_per_replica)
                 if not np.any(curve > 0):
                     raise InputError(
                         f"job '{job.job_id}': profile '{job.model}' cannot run at batch_size {job.batch_size}"
@@ -131,7 +132,8 @@ class World:
         for row, belief in enumerate(self.table.belief):
             if belief is not None and belief.version != self._curve_version[row]:
                 self._curve_version[row] = belief.version
-                self._fitted_rates[row] = belief.curve(self._exact.max_gpus, self.cluster.gpus_per_node)
+                rates = belief.curve(self._exact.max_gpus, self.cluster.gpus_per_node)
+                self._fitted_rates[row] = in_steps(rates, int(self.table.per_replica[row]))
             elif belief is None:
                 self._fitted_rates[row] = self._exact.rates[self._exact_row[row]]
         return Curves(self._fitted_rates.copy())

@@ -32,12 +32,13 @@ from swell.train.data.loader import ElasticLoader, MapDataset
 from swell.train.data.room import Room
 from swell.train.modes.ranks import LogicalRanks, PartialSums
 from swell.train.optimizers import Several
+from swell.train.replicas.form import form_of
+from swell.train.replicas.group import Replica
 from swell.train.shares import Shares
 from swell.train.state import statetree
 from swell.train.state.keeper import Keeper
 from swell.train.sync import transfer as states
 from swell.train.sync.crew import Crew
-from swell.train.sync.flat import FlatModel
 from swell.train.sync.level import Optimized
 from swell.train.sync.link import Link
 from swell.train.sync.mesh import Header
@@ -102,12 +103,14 @@ class Job(BySteps):
         self._by = "progress" if mode == "adaptive" else "data"
         self._clip_norm = clip_norm
         self._logical = logical_ranks
+        self._replica = Replica(1, 0) if link is None else Replica.of(link.config, link.name)
+        self._form = form_of(model, optimizer, self._replica, mode, scaler)
         self._ranks = LogicalRanks(model, logical_ranks, seed) if mode == "consistent" else None
-        self._flat = FlatModel(model, self._ranks.named() if self._ranks else None)
+        self._flat = self._form.flat(model, self._ranks.named() if self._ranks else None)
         self._sums = PartialSums(
             list(self._flat.parameters.values()), self._flat.grad_in if self._ranks else []
         )
-        self._shares = Shares(logical_ranks if self._ranks else None, self._sums)
+        self._shares = Shares(logical_ranks if self._ranks else None, self._sums, self._replica.size)
         self._link = link
         self._room = Room(link.directory.path, link.name) if link is not None else None
         if link is not None:
@@ -116,7 +119,7 @@ class Job(BySteps):
             if checkpoint_every_s == DEFAULT_CHECKPOINT_S:  # the script left it to the job's settings
                 checkpoint_every_s = link.config.get("checkpoint_s", checkpoint_every_s)
         self._keeper = Keeper(checkpoint_dir, checkpoint_every_s, checkpoint_every_steps, keep_checkpoints)
-        facts: Header = {"model": self._flat.layout.digest, "mode": mode, "logical_ranks": logical_ranks}
+        facts: Header = {"model": self._flat.digest, "mode": mode, "logical_ranks": logical_ranks}
         self._crew = Crew(link, self._flat, self, facts)
         self._adaptive: Adaptation | None = None
         self._adaptive_options: dict[str, Any] = {
@@ -234,6 +237,11 @@ class Job(BySteps):
                 f"mode: {self.mode!r} must know the samples of a step beforehand, and a stream does not; use "
                 "mode='fixed', or a data set with a length and job.loader"
             )
+        if self._replica.size > 1:
+            raise UsageError(
+                "job.stream: the workers of a replica must have the same number of batches, and in a stream "
+                "that is not known beforehand; use a data set with a length and job.loader"
+            )
         made = StreamLoader(
             self,
             name,
@@ -256,6 +264,7 @@ class Job(BySteps):
     def _mind_room(self, loader: ElasticLoader) -> None:
         """Do not try again what did not fit an earlier worker's memory."""
         failed = room.failed(self._link.directory.path) if self._link is not None else None
+        failed = self._replica.first(failed or 0)[0] or None  # the same for all workers of a replica
         if failed is not None and self.mode != "consistent":
             loader.room = failed // 2
             if self._adaptive is not None:
@@ -360,6 +369,13 @@ class Job(BySteps):
 
     def capture(self) -> dict[str, Any]:
         """Everything that makes up the training state; tensors are live ones, not copies."""
+        return self._form.local(self._state())
+
+    def capture_whole(self) -> dict[str, Any]:
+        """The state with whole tensors, as a checkpoint holds it."""
+        return self._form.gathered(self._state(), keep=self.is_leader)
+
+    def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {
             "model": states.model_tensors(self.model),
             "optimizer": self.optimizer.state_dict(),
@@ -382,7 +398,7 @@ class Job(BySteps):
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a captured state."""
         states.load_model(self.model, state["model"])
-        states.load_optimizer(self.optimizer, state["optimizer"])
+        states.load_optimizer(self.optimizer, self._form.for_optimizer(state["optimizer"]))
         if self.scheduler is not None and state["scheduler"] is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.scaler is not None and state["scaler"] is not None:
@@ -406,10 +422,13 @@ class Job(BySteps):
     def steady(self) -> dict[str, Tensor]:
         """The tensors of the captured state that change only in the optimizer's step; buffers do not."""
         parameters = dict(self.model.named_parameters())
-        return statetree.split({"model": parameters, "optimizer": self.optimizer.state_dict()})[1]
+        state = {"model": parameters, "optimizer": self.optimizer.state_dict()}
+        return statetree.split(self._form.local(state))[1]
 
     def optimized(self) -> Optimized | None:
         """What the optimizer changes, for newcomers that make its steps by themselves."""
+        if self._form.sharded:
+            return None
         return Optimized(dict(self.model.named_parameters()), self.optimizer)
 
     def found(self) -> None:
@@ -417,9 +436,9 @@ class Job(BySteps):
         if self._rehearsed:
             os._exit(RESPAWN)  # the rehearsal for another position has changed this worker's weights
         self.epoch = 0
-        state = self._keeper.load()
+        state = self._keeper.load(self._form.targets)
         if state is not None:
-            self.restore(state)
+            self.restore(self._form.local(state))
             self._crew.operation = int(state["operation"])
 
     def _more(self, count: int) -> bool:

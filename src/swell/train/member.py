@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from swell.train.agent.errors import LEFT, RESPAWN, PeerLost
 from swell.train.data.loader import ElasticLoader, key, seed_all
 from swell.train.modes.ranks import LogicalRanks
+from swell.train.replicas.group import Replica
 from swell.train.shares import Shares
 from swell.train.state import statetree
 from swell.train.state.keeper import Keeper
 from swell.train.sync.crew import Crew
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.link import STOP, Link
+from swell.train.sync.mesh import Header
 
 if TYPE_CHECKING:
     from swell.train.modes.adaptation import Adaptation
@@ -36,6 +38,7 @@ class Member:
     _link: Link | None
     _crew: Crew
     _flat: FlatModel
+    _replica: Replica
     _shares: Shares
     _ranks: LogicalRanks | None
     _keeper: Keeper
@@ -52,7 +55,11 @@ class Member:
     """The candidate for whose newcomers this worker allocates memory, and the thread that does it."""
 
     def capture(self) -> dict[str, Any]:
-        """Everything that makes up the training state."""
+        """Everything that makes up the training state; tensors that are sharded as this worker has them."""
+        raise NotImplementedError
+
+    def capture_whole(self) -> dict[str, Any]:
+        """The same with whole tensors; all workers of a replica must call this, and the first one keeps."""
         raise NotImplementedError
 
     @property
@@ -81,14 +88,20 @@ class Member:
         return self._rehearsing
 
     def save(self, *, wait: bool = False) -> None:
-        """Write a checkpoint now (on the leader; the others do nothing)."""
-        if self.is_leader:
-            self._keeper.save(self.steps, self.capture(), wait=wait)
-            self._tell_saved()
+        """Write a checkpoint now: call this on every worker. The leader, helped by its replica, writes it."""
+        if self.rank < self._replica.size and not self._rehearsing:
+            state = self.capture_whole()
+            if self.is_leader:
+                self._keeper.save(self.steps, state, wait=wait)
+                self._tell_saved()
 
-    def _save_if_due(self) -> None:
-        """Between two steps: save a checkpoint if it is time, and report one that was completed."""
-        if self.rank == 0 and self._keeper.due(self.steps):
+    def _save_if_due(self, headers: list[Header]) -> None:
+        """Between two steps: save a checkpoint if it is time, and report one that was completed.
+
+        In a job with replicas the leader said in the step's header that it is, because others help it.
+        """
+        alone = self._replica.size == 1
+        if (self.rank == 0 and self._keeper.due(self.steps)) if alone else headers[0].get("save"):
             self.save()
         self._tell_saved()
 
@@ -124,7 +137,8 @@ class Member:
         if not self._crew.needs_staging(mesh):
             return True
         if self._preparing is None or self._preparing[0] != number:
-            if next(m for m in mesh.members if m in self._crew.mesh.members) != self._link.name:
+            alike = mesh.members[self._replica.position :: self._replica.size]
+            if next(m for m in alike if m in self._crew.mesh.members) != self._link.name:
                 return True  # another member hands the state over
             state = statetree.split(self.capture())[1]
             thread = threading.Thread(target=self._crew.prepare, args=(mesh, state), daemon=True)
@@ -142,8 +156,8 @@ class Member:
             self._begin_random()
             return
         welcome = self._link.welcome()
-        self.epoch = int(welcome["epoch"])
-        if welcome["live"]:
+        self.epoch, live = self._replica.first(int(welcome["epoch"]), int(welcome["live"]))
+        if live:
             self._rehearsing = True
             return
         while not self._join():
@@ -157,7 +171,7 @@ class Member:
         while True:
             found = self._link.wait_join()
             if isinstance(found, int):
-                self._turned = found
+                self._turned = self._replica.largest(found)
                 return False
             standing = self.epoch
             try:
@@ -213,8 +227,10 @@ class Member:
         """Save the state and leave: the job was asked to stop, and may be started again later."""
         assert self._link is not None
         self._ended = True  # this script's end is not the end of training
+        self.save(wait=True)
+        if self.rank < self._replica.size:
+            self._replica.wait()  # until the leader has written
         if self.is_leader:
-            self.save(wait=True)
             self._link.stopped()
             self._end_here()
         self._leave(STOP)

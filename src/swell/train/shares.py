@@ -6,13 +6,16 @@ from swell.train.data import plan
 from swell.train.data.loader import ElasticLoader, Share
 from swell.train.data.plan import Range
 from swell.train.modes.ranks import PartialSums
+from swell.train.replicas import cutting
 
 
 class Shares:
     """The loaders drawn from in this step and this worker's share of each."""
 
-    def __init__(self, logical: int | None, sums: PartialSums) -> None:
+    def __init__(self, logical: int | None, sums: PartialSums, workers: int = 1) -> None:
+        """`workers`: how many share a replica."""
         self._logical = logical
+        self._workers = workers
         self._sums = sums
         self.drawn: list[ElasticLoader] = []
         self.others: dict[str, list[Range]] = {}
@@ -39,8 +42,15 @@ class Shares:
             cut = plan.parts(size, self._logical)
             low, high = plan.blocks(self._logical, world)[rank]
             return [(r, cut[r]) for r in range(low, high) if cut[r][0] < cut[r][1]]
-        mine = plan.parts(size, world)[rank]
-        return [(-1, r) for r in plan.micro([mine], loader.piece) if r[0] < r[1]]
+        return self._batches(loader, [(0, size)], rank, world)
+
+    def _batches(
+        self, loader: ElasticLoader, ranges: list[Range], rank: int, world: int
+    ) -> list[tuple[int, Range]]:
+        """This worker's micro-batches of these samples, which all members share."""
+        replica, position = divmod(rank, self._workers)
+        mine = plan.divide(ranges, world // self._workers)[replica]
+        return [(-1, r) for r in cutting.batches(mine, loader.piece, self._workers, position)]
 
     def cover(self) -> None:
         """Record that the batches handed out last are in the gradients now."""
@@ -98,14 +108,12 @@ class Shares:
             share = loader.share
             if share is not None:
                 held = self.others.pop(loader.name, [])
-                ranges = plan.divide(plan.missing(share.size, held), world)[rank]
-                share.pending = [(-1, r) for r in plan.micro(ranges, loader.piece)]
+                share.pending = self._batches(loader, plan.missing(share.size, held), rank, world)
 
     def _make(self, loader: ElasticLoader, size: int, rank: int, world: int) -> Share:
         held = self.others.pop(loader.name, None)
         if held:
-            ranges = plan.divide(plan.missing(size, held), world)[rank]
-            return Share(size, [(-1, r) for r in plan.micro(ranges, loader.piece)])
+            return Share(size, self._batches(loader, plan.missing(size, held), rank, world))
         if self._logical is not None:
             low, high = plan.blocks(self._logical, world)[rank]
             self._sums.start(plan.program(low, high, size, self._logical))

@@ -21,11 +21,12 @@ from swell.train import heartbeat, reporting
 from swell.train.agent.errors import PeerLost, UsageError
 from swell.train.data import plan
 from swell.train.data.loader import ElasticLoader, Share
-from swell.train.data.plan import Tree
+from swell.train.data.plan import Range, Tree
 from swell.train.data.room import Room
 from swell.train.member import Member
 from swell.train.modes.ranks import PartialSums
 from swell.train.optimizers import Several
+from swell.train.replicas import cutting
 from swell.train.sync.adding import Norms
 from swell.train.sync.mesh import Header, Mesh
 from swell.train.sync.reduction import Reduced, Reduction
@@ -110,7 +111,8 @@ class Stepper(Member):
             self._watch(share, high - low, early and len(weighted) == 1)
             self._descend(weighted)
         except torch.OutOfMemoryError:
-            if self._ranks is not None or len(self._shares.drawn) > 1 or high - low == 1:
+            several = len(self._shares.drawn) > 1 or self._replica.size > 1
+            if self._ranks is not None or several or high - low == 1:
                 raise
             self._cut(self._shares.drawn[0], high - low)
             return
@@ -172,7 +174,7 @@ class Stepper(Member):
     def _run_loader(self, loader: ElasticLoader) -> Iterator[Any]:
         self._enter()
         if not loader.train:
-            batches = loader.evaluation(self.rank, self.world)
+            batches = loader.evaluation(self._evaluated(loader))
             for indices in batches[:1] if self._rehearsing else batches:
                 yield loader.fetch(indices)
             return
@@ -197,6 +199,14 @@ class Stepper(Member):
             assert share.current is not None
             self._try(share.current[1][1] - share.current[1][0])
             yield batch
+
+    def _evaluated(self, loader: ElasticLoader) -> list[Range]:
+        """This worker's batches of a pass without training."""
+        size, replica = len(loader.dataset), self._replica.size
+        try:
+            return cutting.evaluation(size, loader.batch_size, self.rank, self.world, replica)
+        except ValueError as error:
+            raise UsageError(f"dataset of loader {loader.name!r}: {error}") from None
 
     def _try(self, samples: int) -> None:
         """Note that the script gets a batch of that size, which may not fit."""
@@ -237,6 +247,8 @@ class Stepper(Member):
     def _header(self, share: Share, samples: int) -> tuple[Header, Norms | None]:
         """What the others learn of this worker's part of the step, and how norms are taken in the sum."""
         header: Header = {"what": "step", "n": samples, "candidate": self._offer()}
+        if self._replica.size > 1 and self.rank == 0 and self._keeper.due(self.steps + 1):
+            header["save"] = True
         if share.loss is not None and math.isfinite(loss := float(share.loss)):
             header["loss"] = loss
         streams = {ld.name: ld.header() for ld in self._shares.drawn if ld.streaming}
@@ -251,7 +263,7 @@ class Stepper(Member):
         if self._ranks is not None:
             block = range(*plan.blocks(self._logical, self.world)[self.rank])
             self._flat.gather_ranks(self._ranks.after_step(block, share.ranks))
-        elif share.samples and (unused := self._flat.gather(share.samples / share.size)):
+        elif share.covered and (unused := self._flat.gather(share.samples / share.size)):
             return {"unused": unused}
         return {}
 
@@ -293,7 +305,7 @@ class Stepper(Member):
     def _tree(self, size: int) -> Callable[[list[Header]], Tree | None]:
         if self._ranks is not None:
             return lambda headers: plan.worker_tree(self._logical, len(headers), size)
-        return lambda headers: plan.balanced([r for r, h in enumerate(headers) if h["n"]] or [0])
+        return lambda headers: cutting.tree([h["n"] for h in headers], self._replica.size, self.rank)
 
     def _commit(self, reduced: Reduced, alone: bool) -> None:
         headers = reduced.headers
@@ -330,7 +342,7 @@ class Stepper(Member):
         if self._adaptive is not None and share is not None:
             self._adaptive.follow()
             self._adaptive.observe(step_s, reduced.sync_s, share.samples, len(share.covered))
-        self._save_if_due()
+        self._save_if_due(headers)
 
     def _rescale(self, headers: list[Header], alone: bool) -> bool:
         """Make the sum a mean over the samples that workers really had; False if there were none."""

@@ -25,6 +25,7 @@ from swell.train.agent.hearing import HANDLERS
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.lines import Pace
 from swell.train.agent.membership import Membership
+from swell.train.agent.replicas.membership import Replicas
 from swell.train.agent.restarts import Restarts
 from swell.train.agent.wire import Message
 
@@ -96,7 +97,7 @@ class Coordinator:
             self.over.set()
 
     @property
-    def elastic(self) -> Membership:
+    def elastic(self) -> Membership | Replicas:
         """The membership of a job whose workers connect to this process."""
         if isinstance(self.membership, Restarts):
             raise TypeError("the workers of this job do not speak to its coordinator")
@@ -162,7 +163,7 @@ class Coordinator:
             "target": m.target,
             "minimum": m.minimum,
             "maximum": m.maximum,
-            "confined": m.confined if isinstance(m, Membership) else "",
+            "confined": "" if isinstance(m, Restarts) else m.confined,
             "workers": {w.name: w.status.value for w in m.workers.values()},
             "slots": {w.name: w.slot for w in m.workers.values() if w.slot is not None},
             "epoch": m.epoch,

@@ -230,6 +230,7 @@ class Launcher:
             "module": f"swell.train.start.{'command' if self.config.command else 'bootstrap'}",
             "script": str(self.config.path),
             "arguments": self.config.arguments,
+            "sharded": int(self.config.settings.get("workers_per_replica", 1)) > 1,
         }
 
     def _spawn(self, worker: str, slot: int | None = None) -> None:

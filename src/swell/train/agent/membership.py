@@ -40,7 +40,6 @@ SPARE_AFTER_S = 1.0
 AWAY_S = 1.0
 """No worker is started for this long after a slot was unreachable: the job may have lost it by then."""
 
-
 STOPPED = "stopped"
 """Reason of a job that was asked to save its state and end."""
 
@@ -98,6 +97,8 @@ class Membership:
     result: Finish | None = None
     confined: str = ""
     """Why the job may have fewer workers than it was started with, or ''."""
+    prefix: str = "w"
+    """What the names of workers begin with; "r" if they are replicas (see `replicas`)."""
 
     # ------------------------------------------------------------------ events
 
@@ -291,8 +292,7 @@ class Membership:
         """A worker is dead or given up: form a generation without it, and replace it."""
         if self.workers.pop(name, None) is None:
             return []
-        over = self._died_fruitless(name, reason)
-        if over:
+        if over := self._died_fruitless(name, reason):
             return over
         if name not in self.members:
             return self._plan(now_s)
@@ -366,7 +366,7 @@ class Membership:
         ready = [w for w in ready if w.status is Status.READY]
         starting = [w for w in starting if w.status is Status.STARTING]
         for slot in needed if now_s >= self.calm_s else []:
-            name = f"w{self.born}"
+            name = f"{self.prefix}{self.born}"
             self.born += 1
             self.workers[name] = Worker(name, Status.STARTING, now_s, slot=slot)
             out.append(Spawn(name, slot))

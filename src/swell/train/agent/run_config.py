@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swell.train.agent.replicas.names import check_multiple
+
 
 @dataclass(kw_only=True, slots=True)
 class RunConfig:
@@ -52,6 +54,10 @@ class RunConfig:
             raise ValueError(
                 f"workers: cannot begin with {self.workers}, allowed are {self.minimum} to {self.maximum}"
             )
+        size = int(self.settings.get("workers_per_replica", 1))
+        for count in (self.minimum, self.maximum, self.workers or size):
+            check_multiple(count, size)
+        check_multiple(self.spares, size, "spares")
         if self.silent_after_s <= 0:
             raise ValueError(f"silent_after_s: got {self.silent_after_s}, must be positive")
         if not Path(self.script).is_file():

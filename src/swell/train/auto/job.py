@@ -58,11 +58,11 @@ class ScriptJob(Job):
         """Whether this worker's script has not yet come to the job's position."""
         return self._rehearsing or self.later is not None
 
-    def capture(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         """The state of any job, plus the script's position and variables."""
         if self.later is not None:
             return self.later
-        return super().capture() | {"script": self._script.capture()}
+        return super()._state() | {"script": self._script.capture()}
 
     def steady(self) -> dict[str, Tensor]:
         """As for any job, except for a state that is kept until the script arrives: that is freed then."""
@@ -182,7 +182,7 @@ class ScriptJob(Job):
 
     def boundary(self, agreed: int) -> None:
         """Between two steps: save if it is time, and go to another generation if all members agreed to."""
-        self._save_if_due()
+        self._save_if_due([])
         if agreed:
             self._switch(agreed)
 

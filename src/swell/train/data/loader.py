@@ -207,8 +207,12 @@ class ElasticLoader:
 
     def indices(self, position: Range) -> list[int]:
         """The data set's indices for a range within the current step."""
-        low, high = position
-        return self._slice(self.cursor + low, self.cursor + high)
+        return self._at(self.cursor, position)
+
+    def _at(self, cursor: int, position: Range) -> list[int]:
+        """The indices for a range of the step at `cursor`; an empty one has a sample that does not count."""
+        low, high = position if position[0] < position[1] else (max(position[0] - 1, 0), max(position[0], 1))
+        return self._slice(cursor + low, cursor + high)
 
     def _slice(self, low: int, high: int) -> list[int]:
         if not self.shuffle:
@@ -278,15 +282,13 @@ class ElasticLoader:
             if left <= 0 or (self.drop_last and left < self.batch_size):
                 break
             window = min(self.batch_size, left)
-            out += [self._slice(cursor + low, cursor + high) for _, (low, high) in positions(window)]
+            out += [self._at(cursor, position) for _, position in positions(window)]
             cursor += window
         return out
 
-    def evaluation(self, rank: int, size: int) -> list[list[int]]:
-        """This worker's batches of one pass without training."""
-        low, high = plan.parts(len(self.dataset), size)[rank]
-        cuts = range(low, high, self.batch_size)
-        return [self._slice(begin, min(begin + self.batch_size, high)) for begin in cuts]
+    def evaluation(self, batches: Sequence[Range]) -> list[list[int]]:
+        """These batches of one pass without training."""
+        return [self._slice(low, high) for low, high in batches]
 
     def close(self) -> None:
         """End the loader's processes."""

@@ -25,6 +25,7 @@ from typing import Any
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.data import room
+from swell.train.replicas import ending
 from swell.train.start import plain
 
 
@@ -93,6 +94,10 @@ def run(script: str, arguments: list[str]) -> int:
             sys.stderr.write(
                 f"{error}\na batch of {samples} does not fit the memory; starting again with less\n"
             )
+            return RESPAWN
+        if ending.lost_a_mate(error):
+            sys.stderr.write("another worker of this replica is gone; the replica is started again\n")
+            ending.wait_for_the_end()
             return RESPAWN
         text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
         directory = os.environ.get("SWELL_JOB_DIR")

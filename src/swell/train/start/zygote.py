@@ -139,6 +139,9 @@ class Zygote:
                     os.killpg(pid, signal.SIGKILL)
 
     def _spawn(self, order: dict[str, Any], sock: socket.socket) -> None:
+        if order.get("sharded"):
+            import swell.train.replicas.sharded  # noqa: F401 - it takes torch a second, and once is enough
+
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()

@@ -35,7 +35,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,10 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{12})")
 _WRITING, _DAMAGED = ".writing-", "damaged-"
+
+
+Allocate = Callable[[str, torch.dtype, tuple[int, ...]], Tensor]
+"""Memory for a tensor of a checkpoint, given its name, type and shape."""
 
 
 class CheckpointError(Exception):
@@ -119,12 +123,12 @@ class Checkpointer:
             self._thread.join(timeout_s)
         return not self.saving
 
-    def load_newest(self) -> Loaded | None:
+    def load_newest(self, where: Allocate | None = None) -> Loaded | None:
         """The newest undamaged checkpoint, or None; damaged ones are set aside, and the log says so."""
         self.wait()
         for path in reversed(list_checkpoints(self._root)):
             try:
-                return load(path)
+                return load(path, where)
             except (CheckpointError, OSError) as error:
                 log.error(
                     "checkpoint %s cannot be used (%s); falling back to the one before", path.name, error
@@ -237,14 +241,14 @@ def verify(path: str | os.PathLike[str]) -> int:
     return step
 
 
-def load(path: str | os.PathLike[str]) -> Loaded:
-    """Verify one checkpoint and read it, tensors on the CPU."""
+def load(path: str | os.PathLike[str], where: Allocate | None = None) -> Loaded:
+    """Verify one checkpoint and read it, tensors on the CPU or where `where` says (of DTensors a part)."""
     path = Path(path)
     step = verify(path)
     try:
         document = json.loads((path / "state.json").read_bytes())["state"]
         tensors = {
-            key: torch.empty(shape, dtype=dtype)
+            key: torch.empty(shape, dtype=dtype) if where is None else where(key, dtype, shape)
             for key, (dtype, shape) in statetree.describe(document).items()
         }
         _read_tensors(path, tensors)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from swell.train.agent.errors import UsageError
 
 if TYPE_CHECKING:
-    from swell.train.state.checkpoint import Checkpointer
+    from swell.train.state.checkpoint import Allocate, Checkpointer
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ class Keeper:
         self._lead_steps, self._lead_s = 0, 0.0
         """How long it took until the last save was on disk; until then the one before it counts."""
 
-    def load(self) -> dict[str, Any] | None:
-        """The newest undamaged state, or None."""
+    def load(self, where: Allocate | None = None) -> dict[str, Any] | None:
+        """The newest undamaged state, or None; `where` gives the memory for its tensors."""
         checkpointer = self._checkpointer()
-        loaded = checkpointer.load_newest() if checkpointer is not None else None
+        loaded = checkpointer.load_newest(where) if checkpointer is not None else None
         if loaded is None:
             return None
         log.warning("resumed from %s", loaded.path)

@@ -50,7 +50,8 @@ class Crew:
         grouping = None
         if link is not None:
             mode = str(facts.get("mode", ""))
-            grouping = Grouping.of(link.config, link.directory.path, flat.device, mode)
+            if not flat.sharded:
+                grouping = Grouping.of(link.config, link.directory.path, flat.device, mode)
         self.reducer = Reducer(flat, grouping)
         self.mesh: Mesh = solo(link.name if link else "w0")
         self.operation = 0
@@ -74,7 +75,8 @@ class Crew:
         """What a peer learns of this worker when it connects; a thread calls this while others train."""
         assert self.link is not None
         shares = self.link.config.get("shared_memory", True)
-        about: Header = {"segment": self.flat.describe() if shares else None, **self._facts}
+        segment = self.flat.describe() if shares else None
+        about: Header = {"segment": segment, "position": self.flat.position, **self._facts}
         if self._grouping is not None:
             about["device"] = self._grouping.about()
         if newcomer and self.live and shares:
@@ -218,13 +220,16 @@ class Crew:
         live = [rank for rank, header in enumerate(headers) if header["live"]]
         top = max((headers[r]["operation"] for r in live), default=self.operation)
         joined = not self.live
+        stride = self.flat.stride
+        alike = range(mesh.rank % stride, mesh.size, stride)  # those with the same part of the model
         if not live:
-            if mesh.rank == 0:
+            if mesh.rank < stride:
                 self._carrier.found()
-            self._hand_over(0, [r for r in range(mesh.size) if r != 0], headers)
+            if mesh.size > stride:
+                self._hand_over(alike[0], list(alike[1:]), headers)
         elif len(live) < mesh.size:
-            source = next(r for r in live if headers[r]["operation"] == top)
-            self._hand_over(source, [r for r in range(mesh.size) if r not in live], headers)
+            source = next(r for r in alike if r in live and headers[r]["operation"] == top)
+            self._hand_over(source, [r for r in alike if r not in live], headers)
         complete = False
         if not joined:
             if self.operation < top:
@@ -248,8 +253,6 @@ class Crew:
     def _hand_over(self, source: int, to: list[int], headers: list[Header]) -> None:
         """Give the state of `source` to the ranks in `to`."""
         mesh = self.mesh
-        if not to:
-            return
         if mesh.rank == source:
             far = [r for r in to if self.reducer.is_far(r)]
             mine = headers[source]["level"]

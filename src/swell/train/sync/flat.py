@@ -88,6 +88,13 @@ class Layout:
 class FlatModel:
     """A model's gradients and buffers, and the memory from which peers read them."""
 
+    sharded = False
+    """Whether each worker has only its part of the parameters (see `replicas/sharded`)."""
+    stride = 1
+    """Workers of a replica: members whose ranks differ by a multiple of it hold the same part."""
+    position = 0
+    """This worker's place in its replica."""
+
     def __init__(self, model: nn.Module, rank_buffers: dict[str, Tensor] | None = None) -> None:
         """With `rank_buffers` (consistent mode), these buffers travel instead of the model's own."""
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -119,6 +126,11 @@ class FlatModel:
         self._memory: Memory | None = None
         self._lock = threading.Lock()
         self._hooks: list[Any] = []
+
+    @property
+    def digest(self) -> str:
+        """What all workers must have in common."""
+        return self.layout.digest
 
     def memory(self) -> Memory:
         """The memory that peers read, allocated when it is first needed: a job of one worker has none."""

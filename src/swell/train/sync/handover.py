@@ -137,8 +137,8 @@ class HandOver:
             "level": level,
             "light": light,
         }
-        mesh.exchange(0, STATE, message)
-        if far:
+        answers = mesh.exchange(0, STATE, message)
+        if any(answer.get("through_sockets") for answer in answers):
             sizes = {r: transfer.staged_bytes(description[: light if r in level else None]) for r in far}
             mesh.exchange(1, STATE, {}, {r: [self._staging.bytes(0, size)] for r, size in sizes.items()}, {})
 
@@ -146,12 +146,13 @@ class HandOver:
         """Receive the state of `source`, if `wanted` here; returns the number of the present operation."""
         # Map the memory while the source is still copying into it.
         expected = Segment.open(staging) if wanted and near else None
-        message = mesh.exchange(0, STATE, {})[source]
+        answers = mesh.exchange(0, STATE, {})
+        message = answers[source]
         level = mesh.rank in message["level"]
         count = int(message["light"]) if level else None
         names, description = message["names"][:count], message["tensors"][:count]
         segment: Segment | None = None
-        if message["through_sockets"]:
+        if any(answer.get("through_sockets") for answer in answers):
             sinks: dict[int, list[memoryview]] = {}
             if mesh.rank in message["through_sockets"]:
                 size = transfer.staged_bytes(description)

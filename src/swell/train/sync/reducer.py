@@ -69,7 +69,7 @@ class Reducer:
 
     def meet(self, about: Header) -> None:
         """Map the memory of a new peer, in the background while the present members train."""
-        description = about.get("segment")
+        description = about.get("segment") if about.get("position", 0) == self.flat.position else None
         if description and description["token"] not in (*self._maps, *self._prepared):
             self._prepared[description["token"]] = self.flat.open(description)
 
@@ -97,7 +97,7 @@ class Reducer:
             apart = bool(self.far)
         layout, on_cpu = self.flat.layout, self.flat.device.type == "cpu"
         limit = _DIRECT_BYTES if mesh.size == 2 or not apart else _DIRECT_FAR_BYTES
-        self._direct = mesh.size == 1 or layout.region_bytes * mesh.size <= limit
+        self._direct = mesh.size == 1 or self.flat.sharded or layout.region_bytes * mesh.size <= limit
         self.early = not self._direct and on_cpu
         self.adder = Adder(self.flat, self.inputs_of, mesh.rank, mesh.size)
         if not self._direct:
@@ -112,6 +112,8 @@ class Reducer:
         self.outputs_of, self.far = {}, set()
         maps: dict[str, Segment | DeviceSegment] = {}
         for rank, peer in mesh.peers.items():
+            if (rank - mesh.rank) % self.flat.stride:
+                continue  # it has another part of the model
             description = peer.about.get("segment")
             token = description["token"] if description else ""
             segment = self._maps.get(token) or self._prepared.get(token)

@@ -9,7 +9,7 @@ while other workers wait.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,12 @@ from swell.train.sync.segment import Segment
 
 _ALIGN_BYTES = 64
 _LET_GO_AFTER_S = 1.0
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that is here: the tensor itself, unless it is sharded (a DTensor)."""
+    to_local: Callable[[], Tensor] | None = getattr(tensor.detach(), "to_local", None)
+    return tensor if to_local is None else to_local()
 
 
 def describe(tensors: Iterable[Tensor]) -> list[list[Any]]:
@@ -96,7 +102,7 @@ def copy_all(destinations: list[Tensor], sources: list[Tensor]) -> None:
 @torch.no_grad()
 def load_model(model: nn.Module, values: dict[str, Tensor]) -> None:
     """Copy parameters and buffers in place, so that gradients' views and compiled code stay valid."""
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    own = {name: local(tensor) for name, tensor in model_tensors(model).items()}
     if own.keys() != values.keys():
         odd = sorted(own.keys() ^ values.keys())
         raise UsageError(
@@ -147,8 +153,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, values: dict[str, Any]) -> 
             here = mine.get(key)
             same = isinstance(value, Tensor) and isinstance(here, Tensor)
             if same and here.shape == value.shape and here.dtype == value.dtype:
-                destinations.append(here)
-                sources.append(value)
+                destinations.append(local(here))
+                sources.append(local(value))
             elif isinstance(value, Tensor):
                 keep = key == "step" and not value.dim()
                 mine[key] = value.clone() if keep else value.to(parameter.device, copy=True)
