@@ -27,8 +27,8 @@ class BySteps(Stepper):
         """
         if steps < 0:
             raise UsageError(f"steps: got {steps}, must be at least 0")
-        if self._step_scheduler == "epoch":
-            self._step_scheduler = "step"
+        if self._updater.step_scheduler == "epoch":
+            self._updater.step_scheduler = "step"
         self._total_steps = steps
         self._enter()
         try:

@@ -6,8 +6,8 @@
         for x, y in loader:
             job.step(loss_fn(model(x), y))
 
-This module has what scripts use, and the state that travels. `stepping` has what happens in a step; `member`
-has how a worker joins and goes on in another generation. Without `swell run` the job has this one worker.
+This module has what scripts use. `travelling` has the state that travels, `stepping` what happens in a step,
+`member` how a worker joins and goes on in another generation. Without `swell run` a job has one worker.
 """
 
 from __future__ import annotations
@@ -17,31 +17,26 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from swell.train import checks, reporting
-from swell.train.agent.errors import RESPAWN, UsageError
-from swell.train.agent.jobdir import JobDirectory
-from swell.train.by_steps import BySteps
+from swell.train.agent.errors import UsageError
 from swell.train.data import room
 from swell.train.data.loader import ElasticLoader, MapDataset
 from swell.train.data.room import Room
 from swell.train.modes.ranks import LogicalRanks, PartialSums
-from swell.train.optimizers import Several
 from swell.train.replicas.form import form_of
 from swell.train.replicas.group import Replica
 from swell.train.shares import Shares
-from swell.train.state import statetree
 from swell.train.state.keeper import Keeper
-from swell.train.sync import transfer as states
 from swell.train.sync.crew import Crew
-from swell.train.sync.level import Optimized
 from swell.train.sync.link import Link
 from swell.train.sync.mesh import Header
+from swell.train.travelling import Traveller
+from swell.train.updating import Updater
 
 if TYPE_CHECKING:
     from swell.train.data.stream import StreamLoader
@@ -53,7 +48,7 @@ MODES = ("fixed", "adaptive", "consistent")
 DEFAULT_CHECKPOINT_S = 60.0
 
 
-class Job(BySteps):
+class Job(Traveller):
     """One training run, seen from one of its workers."""
 
     def __init__(
@@ -82,8 +77,6 @@ class Job(BySteps):
     ) -> None:
         if mode not in MODES:
             raise UsageError(f"mode: got {mode!r}, must be one of {', '.join(MODES)}")
-        if step_scheduler not in ("epoch", "step", "never"):
-            raise UsageError(f"step_scheduler: got {step_scheduler!r}, must be epoch, step or never")
         if logical_ranks < 1:
             raise UsageError(f"logical_ranks: got {logical_ranks}, must be at least 1")
         checks.device(model, device)
@@ -92,16 +85,13 @@ class Job(BySteps):
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.scaler = scaler
+        self._updater = Updater(optimizer, scheduler, scaler, clip_norm, step_scheduler)
         self.mode = mode
         self.seed = seed
         self.epoch = 0
         self.steps = 0
         """Committed optimizer steps."""
-        self._step_scheduler = step_scheduler
-        self._ticks = 0
-        """Steps of the scheduler so far."""
         self._by = "progress" if mode == "adaptive" else "data"
-        self._clip_norm = clip_norm
         self._logical = logical_ranks
         self._replica = Replica(1, 0) if link is None else Replica.of(link.config, link.name)
         self._form = form_of(model, optimizer, self._replica, mode, scaler)
@@ -365,82 +355,6 @@ class Job(BySteps):
         """Report metrics; those of the leader go into the job's reports."""
         self._metrics |= {name: float(value) for name, value in metrics.items()}
 
-    # ------------------------------------------------------------------ state
-
-    def capture(self) -> dict[str, Any]:
-        """Everything that makes up the training state; tensors are live ones, not copies."""
-        return self._form.local(self._state())
-
-    def capture_whole(self) -> dict[str, Any]:
-        """The state with whole tensors, as a checkpoint holds it."""
-        return self._form.gathered(self._state(), keep=self.is_leader)
-
-    def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            "model": states.model_tensors(self.model),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
-            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
-            "objects": {name: value.state_dict() for name, value in self._objects.items()},
-            "loaders": {name: ld.state() for name, ld in self._loaders.items()} | self._pending_loaders,
-            "epoch": self.epoch,
-            "steps": self.steps,
-            "ticks": self._ticks,
-            "operation": self._crew.operation,
-            "loss": self._loss.state_dict(),
-        }
-        if self._adaptive is not None:
-            state["adaptive"] = self._adaptive.state_dict()
-        if self._ranks is not None:
-            state["rank_buffers"] = self._ranks.buffers
-        return state
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take over a captured state."""
-        states.load_model(self.model, state["model"])
-        states.load_optimizer(self.optimizer, self._form.for_optimizer(state["optimizer"]))
-        if self.scheduler is not None and state["scheduler"] is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        if self.scaler is not None and state["scaler"] is not None:
-            self.scaler.load_state_dict(state["scaler"])
-        for name, value in self._objects.items():
-            if name in state["objects"]:
-                value.load_state_dict(state["objects"][name])
-        self._pending_loaders = dict(state["loaders"])
-        for name, loader in self._loaders.items():
-            if name in self._pending_loaders:
-                loader.load(self._pending_loaders.pop(name))
-        if self._adaptive is not None and "adaptive" in state:
-            self._adaptive.load_state_dict(state["adaptive"])
-        self.epoch, self.steps, self._ticks = int(state["epoch"]), int(state["steps"]), int(state["ticks"])
-        if "loss" in state:  # checkpoints of earlier versions have none
-            self._loss.load_state_dict(state["loss"])
-        if self._ranks is not None:
-            self._ranks.restore(state["rank_buffers"])
-        self._flat.clear()
-
-    def steady(self) -> dict[str, Tensor]:
-        """The tensors of the captured state that change only in the optimizer's step; buffers do not."""
-        parameters = dict(self.model.named_parameters())
-        state = {"model": parameters, "optimizer": self.optimizer.state_dict()}
-        return statetree.split(self._form.local(state))[1]
-
-    def optimized(self) -> Optimized | None:
-        """What the optimizer changes, for newcomers that make its steps by themselves."""
-        if self._form.sharded:
-            return None
-        return Optimized(dict(self.model.named_parameters()), self.optimizer)
-
-    def found(self) -> None:
-        """Begin without live state: from the newest checkpoint, or from what the script built."""
-        if self._rehearsed:
-            os._exit(RESPAWN)  # the rehearsal for another position has changed this worker's weights
-        self.epoch = 0
-        state = self._keeper.load(self._form.targets)
-        if state is not None:
-            self.restore(self._form.local(state))
-            self._crew.operation = int(state["operation"])
-
     def _more(self, count: int) -> bool:
         """Whether there is more to train: neither `count` epochs nor the target were reached."""
         by_data = self._adaptive is None or self._by == "data"
@@ -450,38 +364,10 @@ class Job(BySteps):
 
     def _end_of_epoch(self, count: int) -> None:
         self.epoch += 1
-        if self._step_scheduler == "epoch":
+        if self._updater.step_scheduler == "epoch":
             by_worth = self._adaptive is not None and self._by == "progress"
-            self._tick(round(self._adaptive.epochs_worth) if self._adaptive and by_worth else self.epoch)
+            self._updater.tick(
+                round(self._adaptive.epochs_worth) if self._adaptive and by_worth else self.epoch
+            )
         if self._link is not None and self._more(count):
             self._link.at_epoch(self.epoch)
-
-
-taken: set[str] = set()
-"""Directories of the jobs that this process is a worker of: one at most."""
-
-
-def elastic(
-    model: nn.Module | Sequence[nn.Module],
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-    **options: Any,
-) -> Job:
-    """Make a training loop elastic: under `swell run` a member of a job, otherwise a job of one.
-
-    Several models and optimizers are given as lists: `swell.elastic([maker, critic], [optimizer_m,
-    optimizer_c])`. See `Job` for the options (scheduler, mode, logical_ranks, clip_norm, scaler, seed, ...).
-    """
-    if not isinstance(model, nn.Module):
-        model = nn.ModuleList(model)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = Several(optimizer)
-    directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
-    if not directory or not worker:
-        return Job(model, optimizer, **options)
-    if directory in taken:
-        raise UsageError(
-            "swell.elastic: this script calls it twice, and one worker belongs to one elastic job; give all "
-            "models and optimizers to one call: swell.elastic([maker, critic], [optimizer_m, optimizer_c])"
-        )
-    taken.add(directory)
-    return Job(model, optimizer, **options, link=Link(JobDirectory(Path(directory)), worker))

@@ -11,104 +11,38 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from swell.train.agent.errors import LEFT, RESPAWN, PeerLost
 from swell.train.data.loader import ElasticLoader, key, seed_all
 from swell.train.modes.ranks import LogicalRanks
-from swell.train.replicas.group import Replica
+from swell.train.saving import Saving
 from swell.train.shares import Shares
 from swell.train.state import statetree
-from swell.train.state.keeper import Keeper
-from swell.train.sync.crew import Crew
 from swell.train.sync.flat import FlatModel
-from swell.train.sync.link import STOP, Link
-from swell.train.sync.mesh import Header
+from swell.train.sync.link import STOP
 
 if TYPE_CHECKING:
     from swell.train.modes.adaptation import Adaptation
 
 
-class Member:
+class Member(Saving):
     """A worker's side of membership; `Job` sets the fields."""
 
     epoch: int
-    steps: int
     seed: int
-    _link: Link | None
-    _crew: Crew
     _flat: FlatModel
-    _replica: Replica
     _shares: Shares
     _ranks: LogicalRanks | None
-    _keeper: Keeper
     _adaptive: Adaptation | None
     _loaders: dict[str, ElasticLoader]
     _entered: bool
-    _rehearsing: bool
-    """True while this worker prepares and is not yet part of the job."""
     _rehearsed: bool
     _turned: int | None
     """The epoch that the job has gone on to, for a newcomer that waited in an earlier one."""
     _ended: bool
     _preparing: tuple[int, threading.Thread] | None = None
     """The candidate for whose newcomers this worker allocates memory, and the thread that does it."""
-
-    def capture(self) -> dict[str, Any]:
-        """Everything that makes up the training state; tensors that are sharded as this worker has them."""
-        raise NotImplementedError
-
-    def capture_whole(self) -> dict[str, Any]:
-        """The same with whole tensors; all workers of a replica must call this, and the first one keeps."""
-        raise NotImplementedError
-
-    @property
-    def rank(self) -> int:
-        """This worker's place in the present generation (changes when membership does)."""
-        return self._crew.rank
-
-    @property
-    def world(self) -> int:
-        """Workers in the present generation."""
-        return self._crew.size
-
-    @property
-    def generation(self) -> int:
-        """The number of the present generation; grows with every change of membership."""
-        return self._crew.mesh.number
-
-    @property
-    def is_leader(self) -> bool:
-        """True on exactly one worker: the one that prints and saves."""
-        return self._crew.rank == 0 and not self._rehearsing
-
-    @property
-    def rehearsing(self) -> bool:
-        """Whether this worker prepares and is not yet part of the job."""
-        return self._rehearsing
-
-    def save(self, *, wait: bool = False) -> None:
-        """Write a checkpoint now: call this on every worker. The leader, helped by its replica, writes it."""
-        if self.rank < self._replica.size and not self._rehearsing:
-            state = self.capture_whole()
-            if self.is_leader:
-                self._keeper.save(self.steps, state, wait=wait)
-                self._tell_saved()
-
-    def _save_if_due(self, headers: list[Header]) -> None:
-        """Between two steps: save a checkpoint if it is time, and report one that was completed.
-
-        In a job with replicas the leader said in the step's header that it is, because others help it.
-        """
-        alone = self._replica.size == 1
-        if (self.rank == 0 and self._keeper.due(self.steps)) if alone else headers[0].get("save"):
-            self.save()
-        self._tell_saved()
-
-    def _tell_saved(self) -> None:
-        step = self._keeper.newly_saved()
-        if step is not None and self._link is not None:
-            self._link.event("checkpoint", step=step)
 
     def _offer(self) -> int:
         if self._link is None:

@@ -10,31 +10,27 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from swell.train import heartbeat, reporting
 from swell.train.agent.errors import PeerLost, UsageError
 from swell.train.data import plan
 from swell.train.data.loader import ElasticLoader, Share
-from swell.train.data.plan import Range, Tree
+from swell.train.data.plan import Tree
 from swell.train.data.room import Room
 from swell.train.member import Member
 from swell.train.modes.ranks import PartialSums
-from swell.train.optimizers import Several
 from swell.train.replicas import cutting
 from swell.train.sync.adding import Norms
 from swell.train.sync.mesh import Header, Mesh
 from swell.train.sync.reduction import Reduced, Reduction
+from swell.train.updating import Loss, Updater
 
 log = logging.getLogger(__name__)
-
-Loss = Tensor | Sequence[Tensor] | Callable[[], Tensor]
-"""A loss, one for each of several optimizers, or a function that computes it."""
 
 GPU_LOSS_EVERY = 10
 """On a GPU the job's loss is read in one of this many steps."""
@@ -53,14 +49,9 @@ class Stepper(Member):
     """A member that trains; `Job` sets the fields."""
 
     optimizer: torch.optim.Optimizer
-    scheduler: Any
-    scaler: Any
     mode: str
-    _step_scheduler: str
-    _ticks: int
-    """Steps of the scheduler so far."""
+    _updater: Updater
     _by: str
-    _clip_norm: float | None
     _logical: int
     _sums: PartialSums
     _room: Room | None
@@ -98,18 +89,18 @@ class Stepper(Member):
             )
         share = self._shares.drawn[0].share
         if self._rehearsing or share is None or share.current is None:
-            self._descend(self._weighted(loss, 1.0))
+            self._updater.descend(self._updater.weighted(loss, 1.0))
             if self._room is not None:
                 self._room.settled()
             return
         rank, (low, high) = share.current
         try:
-            weighted = self._weighted(loss, (high - low) / share.size)
+            weighted = self._updater.weighted(loss, (high - low) / share.size)
             if self._asks_loss:
                 part = sum(one.detach() for one in weighted)
                 share.loss = part if share.loss is None else share.loss + part
             self._watch(share, high - low, early and len(weighted) == 1)
-            self._descend(weighted)
+            self._updater.descend(weighted)
         except torch.OutOfMemoryError:
             several = len(self._shares.drawn) > 1 or self._replica.size > 1
             if self._ranks is not None or several or high - low == 1:
@@ -126,26 +117,6 @@ class Stepper(Member):
         self._shares.cover()
         if self._adaptive is not None and self._crew.size == 1 and len(share.covered) == 1 and share.pending:
             self._adaptive.after_backward(share.samples)
-
-    def _weighted(self, loss: Loss, weight: float) -> list[Tensor]:
-        """`weight` times the loss, or times each of several losses, which belong to one optimizer each."""
-        given = loss() if callable(loss) else loss
-        if isinstance(given, Tensor):
-            return [given * weight]
-        count = len(self.optimizer.parts) if isinstance(self.optimizer, Several) else 1
-        if len(given) != count:
-            raise UsageError(f"job.step: got {len(given)} losses, but the job has {count} optimizers")
-        return [one * weight for one in given]
-
-    def _descend(self, losses: list[Tensor]) -> None:
-        """Compute the gradients of a loss; of several losses each for the parameters of its own optimizer."""
-        if len(losses) == 1:
-            self._scaled(losses[0]).backward()  # type: ignore[no-untyped-call]
-            return
-        assert isinstance(self.optimizer, Several)
-        for index, (one, part) in enumerate(zip(losses, self.optimizer.parts)):
-            own = [p for group in part.param_groups for p in group["params"] if p.requires_grad]
-            torch.autograd.backward(self._scaled(one), inputs=own, retain_graph=index < len(losses) - 1)
 
     @property
     def _asks_loss(self) -> bool:
@@ -174,7 +145,7 @@ class Stepper(Member):
     def _run_loader(self, loader: ElasticLoader) -> Iterator[Any]:
         self._enter()
         if not loader.train:
-            batches = loader.evaluation(self._evaluated(loader))
+            batches = _evaluated(loader, self.rank, self.world, self._replica.size)
             for indices in batches[:1] if self._rehearsing else batches:
                 yield loader.fetch(indices)
             return
@@ -199,14 +170,6 @@ class Stepper(Member):
             assert share.current is not None
             self._try(share.current[1][1] - share.current[1][0])
             yield batch
-
-    def _evaluated(self, loader: ElasticLoader) -> list[Range]:
-        """This worker's batches of a pass without training."""
-        size, replica = len(loader.dataset), self._replica.size
-        try:
-            return cutting.evaluation(size, loader.batch_size, self.rank, self.world, replica)
-        except ValueError as error:
-            raise UsageError(f"dataset of loader {loader.name!r}: {error}") from None
 
     def _try(self, samples: int) -> None:
         """Note that the script gets a batch of that size, which may not fit."""
@@ -311,7 +274,7 @@ class Stepper(Member):
         headers = reduced.headers
         streams = [ld for ld in self._shares.drawn if ld.streaming]
         if streams and not self._rescale(headers, alone):  # no worker had a sample: only shards are leased
-            self._hand_out(streams, headers)
+            _hand_out(streams, headers)
             self._flat.clear()
             self._shares.commit()
             self._crew.completed()
@@ -323,19 +286,20 @@ class Stepper(Member):
             self._flat.adopt_inputs()
             self._ranks.commit(self._shares.drawn[0].share.ranks if self._shares.drawn[0].share else [])
         if self._adaptive is not None:
-            scale = float(self.scaler.get_scale()) if self.scaler is not None else 1.0
-            self._adaptive.commit(reduced, alone=alone, nodes=self._crew.nodes, unscale=scale**-2)
-        self._update()
+            unscale = self._updater.scale**-2
+            self._adaptive.commit(reduced, alone=alone, nodes=self._crew.nodes, unscale=unscale)
+        rate = None if self._adaptive is None else self._adaptive.scaled_learning_rate()
+        self._updater.update(self._flat.parameters.values(), rate)
         self._flat.clear()
         share, loader = self._shares.drawn[0].share, self._shares.drawn[0]
         if share is not None and (loss := reporting.step_loss(headers, share.size)) is not None:
             self._loss.add(loss)
-        self._hand_out(streams, headers)
+        _hand_out(streams, headers)
         self._shares.commit()
         self._crew.completed()
         self.steps += 1
-        if self._step_scheduler == "step":
-            self._tick(self.steps if self._adaptive is None else self._adaptive.steps_worth)
+        if self._updater.step_scheduler == "step":
+            self._updater.tick(self.steps if self._adaptive is None else self._adaptive.steps_worth)
         if self._ranks is not None:
             self._ranks.between(self.steps)
         step_s = self._report(reduced, loader)
@@ -352,33 +316,6 @@ class Stepper(Member):
             vectors = [p.grad for p in self._flat.parameters.values() if p.grad is not None]
             torch._foreach_mul_(vectors if alone else self._flat.outputs, share.size / total)
         return total > 0
-
-    def _hand_out(self, streams: list[ElasticLoader], headers: list[Header]) -> None:
-        for loader in streams:
-            loader.committed_by([h["streams"][loader.name] for h in headers])
-
-    def _tick(self, due: float) -> None:
-        """Step the scheduler until it has made `due` steps."""
-        while self.scheduler is not None and self._ticks + 1 <= due + 1e-6:
-            self.scheduler.step()
-            self._ticks += 1
-
-    def _scaled(self, loss: Tensor) -> Tensor:
-        scaled: Tensor = self.scaler.scale(loss) if self.scaler is not None else loss
-        return scaled
-
-    def _update(self) -> None:
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._flat.parameters.values(), self._clip_norm)
-        rate = contextlib.nullcontext() if self._adaptive is None else self._adaptive.scaled_learning_rate()
-        with rate:
-            if self.scaler is not None:
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-            else:
-                self.optimizer.step()
 
     def _share(self, header: Header) -> list[Header]:
         """Exchange headers with all members and return all of them, even if a member dies meanwhile."""
@@ -406,6 +343,22 @@ class Stepper(Member):
     def _rehearse_update(self) -> None:
         """Build the optimizer's state with a step; the state that arrives later overwrites the weights."""
         with contextlib.suppress(RuntimeError):
-            self._update()
+            rate = None if self._adaptive is None else self._adaptive.scaled_learning_rate()
+            self._updater.update(self._flat.parameters.values(), rate)
         self._flat.clear()
         self._shares.drawn = []
+
+
+def _evaluated(loader: ElasticLoader, rank: int, world: int, workers: int) -> list[list[int]]:
+    """A worker's batches of a pass without training; `workers`: those of a replica."""
+    try:
+        cut = cutting.evaluation(len(loader.dataset), loader.batch_size, rank, world, workers)
+    except ValueError as error:
+        raise UsageError(f"dataset of loader {loader.name!r}: {error}") from None
+    return loader.evaluation(cut)
+
+
+def _hand_out(streams: list[ElasticLoader], headers: list[Header]) -> None:
+    """Tell the streams of this step which samples all workers used."""
+    for loader in streams:
+        loader.committed_by([h["streams"][loader.name] for h in headers])

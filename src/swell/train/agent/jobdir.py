@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -92,17 +91,6 @@ class JobDirectory:
                         f"job {self.path.name!r} is running already; choose another --name, or stop it first"
                     ) from None
                 time.sleep(0.02)
-
-    def first_to_say(self, what: str) -> bool:
-        """Whether no worker of this run has said this before, so that each message is shown once."""
-        try:
-            name = hashlib.sha256(what.encode(errors="replace")).hexdigest()[:16]
-            os.close(os.open(self.path / "logs" / f".said-{name}", os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError:
-            return False
-        except OSError:  # a full disk, say: better twice than never
-            return True
-        return True
 
     def config(self) -> dict[str, Any]:
         """The job's settings."""

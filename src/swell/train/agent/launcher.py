@@ -90,7 +90,8 @@ class Launcher:
         self._finish: tuple[int, str] | None = None
         self._unsent: list[Message] = []
         self._outputs = Outputs(self.path / "logs")
-        self._errors: dict[str, str] = {}
+        self.failure = ""
+        """The traceback of the first worker that failed, or ''."""
         self._last_lines: dict[str, str] = {}
         """Of a job that runs any program: the last line that each worker printed."""
         self._wake_r, self._wake_w = os.pipe()
@@ -100,12 +101,6 @@ class Launcher:
     def reason(self) -> str:
         """Why the job is over."""
         return self._finish[1] if self._finish is not None else ""
-
-    @property
-    def failure(self) -> str:
-        """The traceback of the first worker that failed, or ''."""
-        worker, text = next(iter(self._errors.items()), ("", ""))
-        return f"worker {worker} failed; its traceback:\n{text.rstrip()}" if worker else ""
 
     # ------------------------------------------------------------------ life
 
@@ -211,27 +206,7 @@ class Launcher:
     # ------------------------------------------------------------------ workers
 
     def _order(self, worker: str) -> dict[str, Any]:
-        threads = self.config.threads or max(1, (os.cpu_count() or 1) // self.config.maximum)
-        env = {
-            "SWELL_JOB_DIR": str(self.path),
-            "SWELL_WORKER": worker,
-            "SWELL_LAUNCH": self._launch,
-            "SWELL_ERROR_FILE": str(self.path / "logs" / f"{worker}.error"),
-            "OMP_NUM_THREADS": str(threads),
-            "PYTHONUNBUFFERED": "1",
-            **self.config.env,
-        }
-        return {
-            "spawn": worker,
-            "env": env,
-            "cwd": str(Path.cwd()),
-            "log": str(self.job.log(worker)),
-            "threads": threads,
-            "module": f"swell.train.start.{'command' if self.config.command else 'bootstrap'}",
-            "script": str(self.config.path),
-            "arguments": self.config.arguments,
-            "sharded": int(self.config.settings.get("workers_per_replica", 1)) > 1,
-        }
+        return self.config.order(worker, self.job, self._launch)
 
     def _spawn(self, worker: str, slot: int | None = None) -> None:
         order = self._order(worker)
@@ -267,7 +242,8 @@ class Launcher:
         message: Message = {"type": "exited", "worker": worker, "code": code}
         error = self.path / "logs" / f"{worker}.error"
         if code > 0 and error.exists():
-            self._errors[worker] = _beginning(error)
+            text = f"worker {worker} failed; its traceback:\n{_beginning(error).rstrip()}"
+            self.failure = self.failure or text
             message["note"] = f"the script failed in worker {worker}"
         elif code > 0 and self.config.command:
             self._show_output()

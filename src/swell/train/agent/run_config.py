@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.replicas.names import check_multiple
 
 
@@ -62,3 +64,27 @@ class RunConfig:
             raise ValueError(f"silent_after_s: got {self.silent_after_s}, must be positive")
         if not Path(self.script).is_file():
             raise ValueError(f"script: there is no file {self.script}")
+
+    def order(self, worker: str, job: JobDirectory, launch: str) -> dict[str, Any]:
+        """What the zygote must know to become this worker."""
+        threads = self.threads or max(1, (os.cpu_count() or 1) // self.maximum)
+        env = {
+            "SWELL_JOB_DIR": str(job.path),
+            "SWELL_WORKER": worker,
+            "SWELL_LAUNCH": launch,
+            "SWELL_ERROR_FILE": str(job.path / "logs" / f"{worker}.error"),
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONUNBUFFERED": "1",
+            **self.env,
+        }
+        return {
+            "spawn": worker,
+            "env": env,
+            "cwd": str(Path.cwd()),
+            "log": str(job.log(worker)),
+            "threads": threads,
+            "module": f"swell.train.start.{'command' if self.command else 'bootstrap'}",
+            "script": str(self.path),
+            "arguments": self.arguments,
+            "sharded": int(self.settings.get("workers_per_replica", 1)) > 1,
+        }

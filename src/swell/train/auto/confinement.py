@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from swell.train import reporting
+from swell.train.agent.saying import first_to_say
 from swell.train.sync.link import Link
 
 if TYPE_CHECKING:
@@ -103,6 +104,6 @@ def _cannot(reason: str) -> str:
 def _say(link: Link, reason: str, more: str = "") -> None:
     if int(link.config["minimum"]) > 1:
         fail(f"{_cannot(reason)}; run it with --workers 1, or {NEXT[reason]}")
-    if link.directory.first_to_say(reason):  # a worker before this one may have died
+    if first_to_say(link.directory.path, reason):  # a worker before this one may have died
         sys.__stderr__.write(f"{_cannot(reason)}; it runs on one worker{more}. To share it: {NEXT[reason]}\n")  # type: ignore[union-attr]
     link.event("confined", workers=1, reason=f"{reason}{more}")

@@ -222,6 +222,7 @@ class ScriptJob(Job):
         The layout is part of what all members must agree on, so the others join again with the new one.
         """
         self.model, self.optimizer = model, optimizer
+        self._updater.optimizer = optimizer
         self._flat = FlatModel(model)
         crew = self._crew
         crew.flat = self._flat

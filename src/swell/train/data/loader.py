@@ -262,9 +262,19 @@ class ElasticLoader:
 
         `positions` gives this worker's micro-batches of a step of a given size, if nothing changes.
         """
-        if self._num_workers:
-            seed = key(self.seed, self.passes, "augment") if self.keyed else None
-            self.pool().plan(self._upcoming(positions, 1 + 2 * self._num_workers), seed)
+        if not self._num_workers:
+            return
+        out: list[list[int]] = []
+        cursor = self.cursor
+        for _ in range(1 + 2 * self._num_workers):
+            left = len(self.dataset) - cursor
+            if left <= 0 or (self.drop_last and left < self.batch_size):
+                break
+            window = min(self.batch_size, left)
+            out += [self._at(cursor, position) for _, position in positions(window)]
+            cursor += window
+        seed = key(self.seed, self.passes, "augment") if self.keyed else None
+        self.pool().plan(out, seed)
 
     def pool(self) -> Any:
         """The loader's processes, started when first needed."""
@@ -273,18 +283,6 @@ class ElasticLoader:
 
             self._pool = LoaderPool(self.dataset, self.collate, self._num_workers)
         return self._pool
-
-    def _upcoming(self, positions: Callable[[int], list[tuple[int, Range]]], steps: int) -> list[list[int]]:
-        out: list[list[int]] = []
-        cursor = self.cursor
-        for _ in range(steps):
-            left = len(self.dataset) - cursor
-            if left <= 0 or (self.drop_last and left < self.batch_size):
-                break
-            window = min(self.batch_size, left)
-            out += [self._at(cursor, position) for _, position in positions(window)]
-            cursor += window
-        return out
 
     def evaluation(self, batches: Sequence[Range]) -> list[list[int]]:
         """These batches of one pass without training."""

@@ -24,6 +24,7 @@ from typing import Any
 
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.saying import first_to_say
 from swell.train.data import room
 from swell.train.replicas import ending
 from swell.train.start import plain
@@ -96,12 +97,15 @@ def run(script: str, arguments: list[str]) -> int:
             )
             return RESPAWN
         if ending.lost_a_mate(error):
-            sys.stderr.write("another worker of this replica is gone; the replica is started again\n")
+            sys.stderr.write(
+                f"another worker of this replica is gone; the replica is started again. What torch said: "
+                f"{type(error).__name__}: {error!s:.500}\n"
+            )
             ending.wait_for_the_end()
             return RESPAWN
         text = "".join(traceback.format_exception(type(error), error, _users_part(error)))
         directory = os.environ.get("SWELL_JOB_DIR")
-        if not directory or JobDirectory(Path(directory)).first_to_say(text):
+        if not directory or first_to_say(Path(directory), text):
             sys.stderr.write(text)
         else:
             sys.stderr.write("the same error as another worker's ended this one\n")

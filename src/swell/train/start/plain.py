@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.saying import first_to_say
 
 
 def advice(script: Path) -> str:
@@ -57,8 +57,8 @@ def _uses_torch(script: Path) -> bool:
 
 def _has_job() -> bool:
     """Whether the script has called `swell.elastic`."""
-    job = sys.modules.get("swell.train.job")
-    return job is not None and bool(job.taken)
+    entry = sys.modules.get("swell.train.entry")
+    return entry is not None and bool(entry.taken)
 
 
 def _speaks_of_swell(script: Path, before: set[str]) -> bool:
@@ -92,6 +92,6 @@ def _end(line: str, directory: Path) -> None:
     target = os.environ.get("SWELL_ERROR_FILE")
     if target:
         Path(target).write_text(f"{line}\n")
-    if JobDirectory(directory).first_to_say(line):
+    if first_to_say(directory, line):
         sys.stderr.write(f"{line}\n")
     raise SystemExit(2)

@@ -31,6 +31,7 @@ def prepare() -> None:
     import torch
 
     import swell.train.data.pool
+    import swell.train.entry
     import swell.train.job
     import swell.train.state.checkpoint
 
