@@ -12,9 +12,9 @@ import swell.train
 
 ROOT = Path(swell.train.__file__).parent
 MOST_LINES, MOST_METHODS = 400, 20
-LARGER_FILES = {"agent/membership.py": 500}
+LARGER_FILES: dict[str, int] = {}
 """Files that are still larger, with the size that they may not exceed: cut them, and take them out here."""
-LARGER_CLASSES = {"Adaptation": 23, "ElasticLoader": 24, "Membership": 38, "ScriptJob": 22}
+LARGER_CLASSES = {"Adaptation": 23, "ElasticLoader": 24, "ScriptJob": 22}
 """Likewise."""
 FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py"))
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swell.train.agent.decisions import MAX_FRUITLESS_DEATHS, SETTLE_S, SPARE_AFTER_S
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.generations import (
     Announce,
@@ -21,7 +22,7 @@ from swell.train.agent.generations import (
     Status,
     Turn,
 )
-from swell.train.agent.membership import MAX_FRUITLESS_DEATHS, SETTLE_S, SPARE_AFTER_S, Membership
+from swell.train.agent.membership import Membership
 from swell.train.agent.membership_json import from_json, to_json
 
 
@@ -249,6 +250,16 @@ def test_the_job_is_done_when_everybody_is() -> None:
     play.m.done("w1", 9, play.now)
     assert play.m.exited("w0", 0, play.now) == []
     assert play.m.exited("w1", 0, play.now) == [Finish(0, "training is over")]
+
+
+def test_the_end_of_a_job_does_not_wait_for_a_worker_that_hangs_after_its_part() -> None:
+    play = Play.training(2, silent_after_s=1.0)
+    play.m.done("w0", 30, play.now)
+    play.m.done("w1", 30, play.now)
+    assert play.m.tick(0.9) == play.m.tick(1.5) == [], "the leader may take its time to end"
+    assert play.m.exited("w0", 0, 1.6) == []
+    assert play.m.tick(1.7) == [Kill("w1"), Finish(0, "training is over")]
+    assert play.m.exited("w1", -9, 1.8) == []
 
 
 def test_a_leader_killed_before_it_saved_its_result_means_another_run_from_the_checkpoint() -> None:

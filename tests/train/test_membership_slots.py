@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from swell.train.agent.decisions import MAX_FRUITLESS_DEATHS
 from swell.train.agent.generations import Announce, Candidate, Fence, Instruction, Kill, Spawn
-from swell.train.agent.membership import AWAY_S, MAX_FRUITLESS_DEATHS, Membership
+from swell.train.agent.membership import AWAY_S, Membership
 from swell.train.agent.membership_json import from_json, to_json
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.train.test_membership import Play, announced, spawned
 
+from swell.train.agent.decisions import SETTLE_S
 from swell.train.agent.generations import Announce, Candidate, Check, Fence, Instruction, Kill, Say, Status
-from swell.train.agent.membership import SETTLE_S
 from swell.train.agent.reach import AGAIN_S, CHECK_S, HOLD_S, MOST_HOLD_S, Pair, connected, pair
 from swell.train.agent.slots import age
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from swell.train.agent.decisions import SETTLE_S
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.generations import Announce, Candidate, Finish, Instruction, Kill, Spawn, Turn
-from swell.train.agent.membership import SETTLE_S
 from swell.train.agent.membership_json import from_json, of_job, to_json
 from swell.train.agent.replicas.membership import Replicas
 from swell.train.agent.replicas.names import replica_of, workers_of

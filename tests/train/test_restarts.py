@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swell.train.agent.decisions import MAX_FRUITLESS_DEATHS
 from swell.train.agent.generations import Begin, Finish, Instruction, Kill, Save, Say, Spawn
 from swell.train.agent.lines import Pace, said
-from swell.train.agent.membership import MAX_FRUITLESS_DEATHS
 from swell.train.agent.restarts import FAULT_S, FINISH_S, MISSING_S, SAVE_S, SAVED, SILENT_S, Restarts
 
 

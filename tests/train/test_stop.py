@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from swell.train.agent.decisions import STOPPED
 from swell.train.agent.generations import Finish, Status, Stop, Worker
-from swell.train.agent.membership import STOPPED, Membership
+from swell.train.agent.membership import Membership
 from swell.train.agent.membership_json import from_json, to_json
 from swell.train.reporting import Pace
 

@@ -9,15 +9,15 @@ from swell.train.agent.generations import Check, Fence, Instruction, Kill, Say, 
 from swell.train.agent.reach import Pair, connected, pair
 
 if TYPE_CHECKING:
-    from swell.train.agent.membership import Membership
+    from swell.train.agent.decisions import Decisions
 
 
-def is_far(m: Membership, worker: Worker) -> bool:
+def is_far(m: Decisions, worker: Worker) -> bool:
     """Whether a worker is on another host than the coordinator."""
     return bool(m.host) and worker.address is not None and worker.address[0] != m.host
 
 
-def heard(m: Membership, worker: Worker, now_s: float) -> None:
+def heard(m: Decisions, worker: Worker, now_s: float) -> None:
     """A worker said something. If nobody was heard before, everybody gets the time to speak again."""
     if is_far(m, worker) and now_s - worker.seen_s > m.silent_after_s:
         for other in m.workers.values():
@@ -25,7 +25,7 @@ def heard(m: Membership, worker: Worker, now_s: float) -> None:
     worker.seen_s = now_s
 
 
-def silent(m: Membership, now_s: float) -> list[Worker]:
+def silent(m: Decisions, now_s: float) -> list[Worker]:
     """The members that are given up because they say nothing.
 
     One that hangs still has its connection. Where that has ended too, the link to its host is cut; but if
@@ -44,13 +44,22 @@ def silent(m: Membership, now_s: float) -> list[Worker]:
     return found
 
 
-def gone(m: Membership, worker: Worker, now_s: float) -> Say:
+def stuck(m: Decisions, now_s: float) -> list[Worker]:
+    """The workers that the end of the job does not wait for: their part is done, the leader has ended, and
+    they say nothing any more."""
+    if not m.finished or m.result is not None:
+        return []
+    done = [worker for worker in m.workers.values() if worker.status is Status.DONE]
+    return [worker for worker in done if now_s - worker.seen_s > m.silent_after_s]
+
+
+def gone(m: Decisions, worker: Worker, now_s: float) -> Say:
     """The event of a silent member that is given up."""
     m.missing[worker.name] = worker.slot
     return Say("left_out", {"worker": worker.name, "silent_s": round(now_s - worker.seen_s, 1)})
 
 
-def standstill(m: Membership, step: int, others: list[str]) -> list[Instruction]:
+def standstill(m: Decisions, step: int, others: list[str]) -> list[Instruction]:
     """The event of a step that waits for these members; once for each step."""
     others = [other for other in others if other in m.members]
     if step == m.stood_at or not others:
@@ -59,7 +68,7 @@ def standstill(m: Membership, step: int, others: list[str]) -> list[Instruction]
     return [Say("standstill", {"step": step, "workers": others})]
 
 
-def check(m: Membership, name: str, other: str, now_s: float) -> list[Instruction]:
+def check(m: Decisions, name: str, other: str, now_s: float) -> list[Instruction]:
     """Have all members, and those that are about to join them, try whom they reach, if these two are some."""
     names = dict.fromkeys([*m.members, *(m.candidate.members if m.candidate is not None else ())])
     if name not in names or other not in names:
@@ -70,7 +79,7 @@ def check(m: Membership, name: str, other: str, now_s: float) -> list[Instructio
     return [] if number is None else [Check(number, asked)]
 
 
-def leave_out(m: Membership, going: list[str], cuts: set[Pair], mute: Collection[str]) -> list[Instruction]:
+def leave_out(m: Decisions, going: list[str], cuts: set[Pair], mute: Collection[str]) -> list[Instruction]:
     """Go on with the largest set of these members that all reach each other; the others have to end.
 
     Those in `mute` did not answer and cannot be reached by some: they go on only if there is nobody else.
@@ -88,7 +97,7 @@ def leave_out(m: Membership, going: list[str], cuts: set[Pair], mute: Collection
     return out
 
 
-def hold_back(m: Membership, cuts: set[Pair], now_s: float) -> list[Instruction]:
+def hold_back(m: Decisions, cuts: set[Pair], now_s: float) -> list[Instruction]:
     """Let the newcomers wait that members, or each other, cannot reach."""
     coming = [w.name for w in m.workers.values() if w.status is Status.READY and w.name not in m.members]
     stay = connected([*m.members, *coming], cuts, keep=m.members)
@@ -100,7 +109,7 @@ def hold_back(m: Membership, cuts: set[Pair], now_s: float) -> list[Instruction]
     return out
 
 
-def returned(m: Membership, members: list[str]) -> list[Say]:
+def returned(m: Decisions, members: list[str]) -> list[Say]:
     """The events of workers that join in the place of those that were left out."""
     out = []
     for name in [n for n in members if n not in m.members and n in m.workers and m.missing]:

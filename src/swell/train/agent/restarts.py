@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from swell.train.agent.decisions import MAX_FRUITLESS_DEATHS, STOPPED
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.generations import Begin, Finish, Instruction, Kill, Save, Say, Spawn, Status, Worker
-from swell.train.agent.membership import MAX_FRUITLESS_DEATHS, STOPPED
 from swell.train.agent.slots import check_target, place
 
 SAVED = RESPAWN
