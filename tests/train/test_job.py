@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import swell
 from swell.train.agent.errors import UsageError
-from swell.train.data.loader import permutation
+from swell.train.data.samples import permutation
 from swell.train.job import Job
 
 

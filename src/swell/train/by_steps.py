@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from swell.train.agent.errors import UsageError
-from swell.train.data.loader import ElasticLoader, MapDataset
+from swell.train.data.loader import ElasticLoader
+from swell.train.data.samples import MapDataset
 from swell.train.data.sampling import SampleLoader
 from swell.train.stepping import Stepper
 

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from swell.train import checks, reporting
 from swell.train.agent.errors import UsageError
 from swell.train.data import room
-from swell.train.data.loader import ElasticLoader, MapDataset
+from swell.train.data.loader import ElasticLoader
 from swell.train.data.room import Room
+from swell.train.data.samples import MapDataset
 from swell.train.modes.ranks import LogicalRanks, PartialSums
 from swell.train.replicas.form import form_of
 from swell.train.replicas.group import Replica

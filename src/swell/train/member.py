@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from swell.train.agent.errors import LEFT, RESPAWN, PeerLost
-from swell.train.data.loader import ElasticLoader, key, seed_all
+from swell.train.data.loader import ElasticLoader
+from swell.train.data.samples import key, seed_all
 from swell.train.modes.ranks import LogicalRanks
 from swell.train.saving import Saving
 from swell.train.shares import Shares

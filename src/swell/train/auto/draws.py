@@ -14,8 +14,8 @@ from swell.train.auto import confinement
 from swell.train.auto.passes import Pass
 from swell.train.auto.position import Position
 from swell.train.auto.reduction import NEITHER
-from swell.train.data.loader import fetch, key
 from swell.train.data.pool import LoaderPool
+from swell.train.data.samples import fetch, key
 from swell.train.sync.link import Link
 
 _UNTRAINED = 3

@@ -7,7 +7,6 @@ script did. The crew, generations, recovery, state and checkpoints are the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -17,11 +16,10 @@ from swell.train import reporting
 from swell.train.agent.errors import PeerLost
 from swell.train.data.plan import Tree
 from swell.train.job import Job
-from swell.train.sync.flat import FlatModel
 from swell.train.sync.level import Optimized
 from swell.train.sync.link import Link
 from swell.train.sync.mesh import READY, VOTE, Header
-from swell.train.sync.reducer import Reduced, Reducer
+from swell.train.sync.reducer import Reduced
 from swell.train.sync.transfer import _cloned as cloned
 
 
@@ -189,46 +187,3 @@ class ScriptJob(Job):
     def parameters(self) -> list[Tensor]:
         """The parameters that are trained."""
         return list(self._flat.parameters.values())
-
-    def trains_others(self) -> bool:
-        """Whether a parameter has a gradient that the job does not exchange: it was frozen when it began."""
-        known = {id(p) for p in self._flat.parameters.values()}
-        groups = self.optimizer.param_groups
-        return any(p.grad is not None and id(p) not in known for g in groups for p in g["params"])
-
-    def layout_is_stale(self) -> bool:
-        """Whether this worker's script has frozen or unfrozen layers since the layout was made."""
-        known = {id(p) for p in self._flat.parameters.values()}
-        now = {id(p) for p in self.model.parameters() if p.requires_grad}
-        groups = self.optimizer.param_groups
-        return now != known or any(
-            p.requires_grad and id(p) not in known for g in groups for p in g["params"]
-        )
-
-    def has_layout(self) -> bool:
-        """Whether this worker exchanges what the members exchange, if they have changed that."""
-        try:
-            return self._layout_note().read_text() == self._flat.layout.digest
-        except OSError:
-            return True
-
-    def _layout_note(self) -> Path:
-        assert self._link is not None
-        return self._link.directory.path / "private" / "layout"
-
-    def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Exchange the gradients of what is trained now; only for a worker that is in no generation of two.
-
-        The layout is part of what all members must agree on, so the others join again with the new one.
-        """
-        self.model, self.optimizer = model, optimizer
-        self._updater.optimizer = optimizer
-        self._flat = FlatModel(model)
-        crew = self._crew
-        crew.flat = self._flat
-        crew.reducer = Reducer(self._flat, crew._grouping)
-        crew._facts["model"] = self._flat.layout.digest
-        if self._entered:
-            crew.reducer.connect(crew.mesh, set())
-            self._layout_note().parent.mkdir(parents=True, exist_ok=True)
-            self._layout_note().write_text(self._flat.layout.digest)

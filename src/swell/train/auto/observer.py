@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from swell.train.agent.errors import LEFT, RESPAWN
-from swell.train.auto import confinement
+from swell.train.auto import confinement, layout
 from swell.train.auto import script as auto_script
 from swell.train.auto.draws import Draws
 from swell.train.auto.job import ScriptJob
@@ -125,7 +125,7 @@ class Observer(Draws):
             size = len(drawn.window)
             self._look_at_loss(drawn, header, job)
         header["steps"] = job.steps
-        unfrozen = job.trains_others()
+        unfrozen = layout.trains_others(job)
         if unfrozen and job.rank:
             os._exit(RESPAWN)  # joins again, with a layout that has what is trained now
         if drawn is not None and not drawn.samples and job.world == 1:
@@ -139,7 +139,7 @@ class Observer(Draws):
         if self.reduction.kind == NEITHER and not job.confined:
             confinement.confine(self, confinement.LOSS)
         if unfrozen:
-            job.lay_out(auto_script.find_model(self.optimizers), self._whole_optimizer())
+            layout.lay_out(job, auto_script.find_model(self.optimizers), self._whole_optimizer())
         going = _going(reduced.headers)
         if going and (going[0]["at"], going[0]["steps"]) != (header["at"], header["steps"]):
             os._exit(RESPAWN)  # this worker's script is at another place: a new worker replaces it

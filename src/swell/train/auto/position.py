@@ -17,11 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from swell.train.agent.errors import RESPAWN
+from swell.train.auto import layout
 from swell.train.auto import script as auto_script
 from swell.train.auto.job import ScriptJob
 from swell.train.auto.passes import Drawn, Pass
 from swell.train.auto.reduction import Reduction
-from swell.train.data.loader import key
+from swell.train.data.samples import key
 from swell.train.optimizers import Several
 from swell.train.sync.link import Link
 from swell.train.sync.transfer import _cloned as cloned
@@ -126,9 +127,9 @@ class Position:
         """Take over the job's state if the script is at the job's position, waiting to join if need be."""
         job = self.job
         assert job is not None
-        if job.layout_is_stale():
-            job.lay_out(auto_script.find_model(self.optimizers), self._whole_optimizer())
-        if not job.has_layout():
+        if layout.is_stale(job):
+            layout.lay_out(job, auto_script.find_model(self.optimizers), self._whole_optimizer())
+        if not layout.is_that_of_members(job):
             raise SystemExit("layers were unfrozen in the middle of a pass: it can join in the next one")
         if job.later is not None:
             if self._short_of(here, job.later["script"]):

@@ -18,7 +18,7 @@ import torch
 import torch.multiprocessing
 
 from swell.train.agent.errors import TrainError
-from swell.train.data.loader import MapDataset, fetch
+from swell.train.data.samples import MapDataset, fetch
 
 Task = tuple[tuple[int, ...], int | None]
 """What identifies a batch: its samples, and the seed of their augmentation."""

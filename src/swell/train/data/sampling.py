@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from swell.train.agent.errors import UsageError
-from swell.train.data.loader import ElasticLoader, key
+from swell.train.data.loader import ElasticLoader
+from swell.train.data.samples import key
 
 if TYPE_CHECKING:
     from swell.train.job import Job

@@ -73,10 +73,8 @@ class Adaptation:
         self._loader = loader
         self._tuned = tuned
         self._stride = stride(sum(p.numel() for p in flat.parameters.values()))
-        self._buckets: list[Tensor] = []
-        """For the reducer, by bucket: the factors on the gradients before norms are taken."""
         self._generation = -1
-        adam, per_parameter = self._precondition(optimizer)
+        adam, per_parameter, self._buckets = _precondition(optimizer, flat, self._stride)
         elements = sum(p.numel() for p in flat.parameters.values())
         every = next(steps for size, steps in _EVERY if elements >= size)
         self._mode = AdaptiveMode(
@@ -90,26 +88,13 @@ class Adaptation:
             adam=adam,
             weights=per_parameter,
         )
+        self.noise: NoiseScale = self._mode.noise
+        """The running statistics; the same on every worker."""
         self._said_of = 0.0
         self.until_epochs: float | None = None
         """Training ends, even in the middle of a pass, once it is worth this many epochs."""
         warm_up()
         loader.micro_batch = self._mode.micro_batch
-
-    def _precondition(
-        self, optimizer: torch.optim.Optimizer
-    ) -> tuple[AdamPreconditioner | None, list[Tensor]]:
-        if not AdamPreconditioner.applies_to(optimizer):
-            return None, []
-        parameters = self._flat.parameters
-        step, device = self._stride, self._flat.device
-        self._buckets = [torch.zeros(-(-b.numel // step), device=device) for b in self._flat.layout.buckets]
-        slots = {s.name: s for s in self._flat.layout.slots if not s.buffer}
-        places = []
-        for name, parameter in parameters.items():
-            begin = slots[name].offset // step  # offsets are multiples of any stride
-            places.append(self._buckets[slots[name].bucket][begin : begin + -(-parameter.numel() // step)])
-        return AdamPreconditioner(optimizer, list(zip(parameters.values(), places)), step), places
 
     # ------------------------------------------------------------------ one step
 
@@ -129,7 +114,7 @@ class Adaptation:
 
     def after_backward(self, samples: int) -> None:
         """Called by a single worker after the first of several micro-batches."""
-        self._mode.keep_first(self._gradients(), samples)
+        self._mode.keep_first(_gradients(self._flat, self._stride), samples)
 
     def commit(self, reduced: Reduced, *, alone: bool, nodes: int, unscale: float = 1.0) -> None:
         """Update the statistics and the learning rate, just before a step takes effect."""
@@ -141,7 +126,7 @@ class Adaptation:
             total_square=reduced.total_square,
             nodes=nodes,
             epochs_done=loader.passes + loader.cursor / len(loader.dataset),
-            whole=self._gradients if alone else None,
+            whole=(lambda: _gradients(self._flat, self._stride)) if alone else None,
             unscale=unscale * (self._stride if alone else 1),
         )
 
@@ -162,22 +147,7 @@ class Adaptation:
         """The learning rate for this step, for the duration of the optimizer's step."""
         return self._mode.scaled_learning_rate()
 
-    def _gradients(self) -> Sequence[Tensor]:
-        found = [p.grad for p in self._flat.parameters.values()]
-        step = self._stride
-        return [
-            torch.zeros(-(-p.numel() // step), device=p.device)
-            if g is None
-            else g.detach().reshape(-1)[::step]
-            for g, p in zip(found, self._flat.parameters.values())
-        ]
-
     # ------------------------------------------------------------------ progress and state
-
-    @property
-    def noise(self) -> NoiseScale:
-        """The running statistics; the same on every worker."""
-        return self._mode.noise
 
     @property
     def noise_scale(self) -> float:
@@ -264,3 +234,29 @@ def _limits(
         min_local=min_local,
         max_local=max(max_local or largest, min_local),
     )
+
+
+def _precondition(
+    optimizer: torch.optim.Optimizer, flat: FlatModel, step: int
+) -> tuple[AdamPreconditioner | None, list[Tensor], list[Tensor]]:
+    """The factors on the gradients before norms are taken: by parameter, and by bucket for the reducer."""
+    if not AdamPreconditioner.applies_to(optimizer):
+        return None, [], []
+    buckets = [torch.zeros(-(-b.numel // step), device=flat.device) for b in flat.layout.buckets]
+    slots = {s.name: s for s in flat.layout.slots if not s.buffer}
+    places = []
+    for name, parameter in flat.parameters.items():
+        begin = slots[name].offset // step  # offsets are multiples of any stride
+        places.append(buckets[slots[name].bucket][begin : begin + -(-parameter.numel() // step)])
+    pairs = list(zip(flat.parameters.values(), places))
+    return AdamPreconditioner(optimizer, pairs, step), places, buckets
+
+
+def _gradients(flat: FlatModel, step: int) -> Sequence[Tensor]:
+    """Flat, by parameter: each element of the gradient at a multiple of `step`."""
+    return [
+        torch.zeros(-(-p.numel() // step), device=p.device)
+        if p.grad is None
+        else p.grad.detach().reshape(-1)[::step]
+        for p in flat.parameters.values()
+    ]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from swell.train.agent.errors import UsageError
-from swell.train.data.loader import key, seed_all
 from swell.train.data.plan import FOLD
+from swell.train.data.samples import key, seed_all
 
 
 class LogicalRanks:

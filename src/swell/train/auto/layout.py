@@ -1,0 +1,61 @@
+"""Scripts that freeze and unfreeze layers: what the workers exchange changes with what is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from swell.train.sync.flat import FlatModel
+from swell.train.sync.reducer import Reducer
+
+if TYPE_CHECKING:
+    from swell.train.auto.job import ScriptJob
+
+
+def trains_others(job: ScriptJob) -> bool:
+    """Whether a parameter has a gradient that the job does not exchange: it was frozen when it began."""
+    known = {id(p) for p in job.parameters()}
+    groups = job.optimizer.param_groups
+    return any(p.grad is not None and id(p) not in known for g in groups for p in g["params"])
+
+
+def is_stale(job: ScriptJob) -> bool:
+    """Whether this worker's script has frozen or unfrozen layers since the layout was made."""
+    known = {id(p) for p in job.parameters()}
+    now = {id(p) for p in job.model.parameters() if p.requires_grad}
+    groups = job.optimizer.param_groups
+    return now != known or any(p.requires_grad and id(p) not in known for g in groups for p in g["params"])
+
+
+def is_that_of_members(job: ScriptJob) -> bool:
+    """Whether this worker exchanges what the members exchange, if they have changed that."""
+    try:
+        return _note(job).read_text() == job._flat.layout.digest
+    except OSError:
+        return True
+
+
+def lay_out(job: ScriptJob, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Exchange the gradients of what is trained now; only for a worker that is in no generation of two.
+
+    The layout is part of what all members must agree on, so the others join again with the new one.
+    """
+    job.model, job.optimizer = model, optimizer
+    job._updater.optimizer = optimizer
+    job._flat = FlatModel(model)
+    crew = job._crew
+    crew.flat = job._flat
+    crew.reducer = Reducer(job._flat, crew._grouping)
+    crew._facts["model"] = job._flat.layout.digest
+    if job._entered:
+        crew.reducer.connect(crew.mesh, set())
+        _note(job).parent.mkdir(parents=True, exist_ok=True)
+        _note(job).write_text(job._flat.layout.digest)
+
+
+def _note(job: ScriptJob) -> Path:
+    assert job._link is not None
+    return job._link.directory.path / "private" / "layout"
