@@ -88,6 +88,13 @@ def newest(folder: Path) -> dict[str, Any]:
     return state
 
 
+def check_every_sample_once(state: dict[str, Any], epochs: int) -> None:
+    counts = state["model"]["counts"][:epochs].tolist()
+    rounded = [[min((1 / BATCH, 1.0), key=lambda e: abs(e - w)) for w in row] for row in counts]
+    assert torch.allclose(torch.tensor(counts), torch.tensor(rounded), atol=1e-12)
+    assert check_counts(rounded, SAMPLES, BATCH) is None
+
+
 def test_replicas_grow_shrink_and_die_and_nothing_of_it_is_in_the_model(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,10 +116,7 @@ def test_replicas_grow_shrink_and_die_and_nothing_of_it_is_in_the_model(
     assert [e["members"] for e in recovery[:1]] == [["w2", "w3"]], "the dead one's replica went with it"
 
     found = newest(folder)
-    counts = found["model"]["counts"][:epochs].tolist()
-    rounded = [[min((1 / BATCH, 1.0), key=lambda e: abs(e - w)) for w in row] for row in counts]
-    assert torch.allclose(torch.tensor(counts), torch.tensor(rounded), atol=1e-12)
-    assert check_counts(rounded, SAMPLES, BATCH) is None
+    check_every_sample_once(found, epochs)
 
     undisturbed = tmp_path / "undisturbed"
     plain(undisturbed, epochs, monkeypatch)
@@ -127,6 +131,31 @@ def test_replicas_grow_shrink_and_die_and_nothing_of_it_is_in_the_model(
     again, expected = newest(folder), newest(undisturbed)
     assert again["steps"] == expected["steps"] == MOST_EPOCHS * 5
     assert torch.allclose(again["model"]["net.0.weight"], expected["model"]["net.0.weight"], atol=1e-5)
+
+
+@pytest.mark.long
+def test_leader_and_coordinator_die_and_a_replica_of_four_goes_on_from_the_checkpoint(
+    stage: Stage, tmp_path: Path
+) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    sizes = {"minimum": 2, "maximum": 6, "settings": {"workers_per_replica": 2}}
+    job = stage.run(SCRIPT, str(folder), "8", workers=2, **sizes)
+    job.members(2)
+    job.resize(6)
+    job.members(6)
+    assert job.kill(0) == "w0"
+    job.kill_coordinator()
+    job.wait_for(lambda s: len(s["members"]) == 6 and not {"w0", "w1"} & set(s["members"]))
+    (folder / "hurry").touch()
+    assert job.wait() == 0, job.output()
+    check_every_sample_once(newest(folder), 8)
+
+    four = stage.run(SCRIPT, str(folder), "10", workers=4, minimum=4, settings={"workers_per_replica": 4})
+    assert four.wait() == 0, four.output()
+    state = newest(folder)
+    assert state["steps"] == 10 * 5
+    check_every_sample_once(state, 10)
 
 
 def test_the_example_trains_the_whole_model_outside_of_a_job(
