@@ -252,6 +252,20 @@ def test_the_job_is_done_when_everybody_is() -> None:
     assert play.m.exited("w1", 0, play.now) == [Finish(0, "training is over")]
 
 
+def test_before_the_first_step_of_a_job_a_member_may_be_silent_for_longer() -> None:
+    play = Play(target=2, silent_after_s=1.0)
+    play.ready(*spawned(play.m.agent_connected([], 0.0)))
+    play.m.switched(1, ["w0", "w1"], 0.0, step=7)
+    for tick in range(1, 5):
+        assert play.m.tick(float(tick)) == []
+        play.m.beat("w0", 7, float(tick))  # the other one initialises its device
+    play.m.beat("w1", 7, 4.5)
+    play.m.beat("w0", 8, 4.5)
+    assert play.m.tick(5.0) == []
+    play.m.beat("w0", 9, 5.6)
+    assert announced(play.m.tick(5.9)) == Candidate(2, ("w0",), recovery=True)
+
+
 def test_the_end_of_a_job_does_not_wait_for_a_worker_that_hangs_after_its_part() -> None:
     play = Play.training(2, silent_after_s=1.0)
     play.m.done("w0", 30, play.now)

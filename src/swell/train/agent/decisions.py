@@ -73,6 +73,8 @@ class Decisions:
     """The step that was last reported to stand still."""
     born: int = 0
     step: int = 0
+    founded_at: int | None = None
+    """The step that a job without live state began at, until a later one is reported; None then."""
     fruitless: int = 0
     leader: str = ""
     """The first member of the generation: what it prints and saves is the job's result."""

@@ -101,7 +101,8 @@ def _worker_switched(c: Coordinator, client: Client, message: Message, now: floa
     number = int(message["generation"])
     if number > c.elastic.generation:
         c.event("generation", number=number, members=message["members"], step=message.get("step"))
-    out = c.elastic.switched(number, [str(n) for n in message["members"]], now)
+    step = int(message.get("step", 0))
+    out = c.elastic.switched(number, [str(n) for n in message["members"]], now, step)
     return out + c.elastic.at_epoch(int(message["epoch"]), now)
 
 

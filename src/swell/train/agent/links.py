@@ -11,6 +11,9 @@ from swell.train.agent.reach import Pair, connected, pair
 if TYPE_CHECKING:
     from swell.train.agent.decisions import Decisions
 
+FIRST_STEP = 6
+"""How many times longer than `silent_after_s` a member may be silent before the first step is over."""
+
 
 def is_far(m: Decisions, worker: Worker) -> bool:
     """Whether a worker is on another host than the coordinator."""
@@ -30,13 +33,16 @@ def silent(m: Decisions, now_s: float) -> list[Worker]:
 
     One that hangs still has its connection. Where that has ended too, the link to its host is cut; but if
     nobody else on another host was heard after it, it is the coordinator's own link that is cut, and the
-    members may train on without it. Then it waits for `away_s`.
+    members may train on without it. Then it waits for `away_s`. In the first step of a job, which no worker
+    has rehearsed, libraries are loaded and initialised, and a worker may say nothing for as long as that
+    takes.
     """
+    patience_s = m.silent_after_s * (FIRST_STEP if m.founded_at is not None else 1)
     last_s = max((w.seen_s for w in m.workers.values() if is_far(m, w)), default=float("-inf"))
     found = []
     for worker in m.workers.values():
         silent_s = now_s - worker.seen_s
-        if worker.status is not Status.MEMBER or silent_s <= m.silent_after_s:
+        if worker.status is not Status.MEMBER or silent_s <= patience_s:
             continue
         alone = is_far(m, worker) and not worker.connected and last_s - worker.seen_s < m.silent_after_s / 2
         if not alone or silent_s > m.away_s:

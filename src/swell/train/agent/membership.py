@@ -100,13 +100,19 @@ class Membership(Decisions):
         worker = self.workers.get(name)
         if worker is not None:
             links.heard(self, worker, now_s)
+        if self.founded_at is not None and step > self.founded_at:
+            self.founded_at = None
         if step > self.step:
             self.step, self.fruitless = step, 0
 
-    def switched(self, number: int, members: list[str], now_s: float) -> list[Instruction]:
-        """A worker entered generation `number`."""
+    def switched(
+        self, number: int, members: list[str], now_s: float, step: int | None = None
+    ) -> list[Instruction]:
+        """A worker entered generation `number`, at `step`."""
         if number <= self.generation:
             return []
+        if not self.live:
+            self.founded_at = step
         return [*self._adopt(number, members, now_s), *self._plan(now_s)]
 
     def broken(

@@ -82,9 +82,11 @@ class Replicas(InWorkers):
             heard_s = min(self.roll.worker(mate, now_s).seen_s for mate in mates)
             self.inner.beat(replica.name, step, max(heard_s, replica.seen_s))
 
-    def switched(self, number: int, members: list[str], now_s: float) -> list[Instruction]:
-        """A worker entered generation `number`."""
-        return self.out(self.inner.switched(number, replicas_of(members, self.size), now_s))
+    def switched(
+        self, number: int, members: list[str], now_s: float, step: int | None = None
+    ) -> list[Instruction]:
+        """A worker entered generation `number`, at `step`."""
+        return self.out(self.inner.switched(number, replicas_of(members, self.size), now_s, step))
 
     def broken(
         self, name: str, number: int, operation: int, now_s: float, lost: str = "", certain: bool = False
