@@ -31,6 +31,7 @@ from benchmarks.runtime import (
     overhead,
     quality,
     start,
+    straggler,
     switch,
 )
 
@@ -45,6 +46,7 @@ TARGETS: dict[str, Any] = {
     "identity": {"identical": True},
     "exactly_once": {"failed": 0, "schedules": 200},
     "hosts": {"longest_gap_s": 5, "steps_of_the_cut_off": 0, "problem": None},
+    "straggler": {"after_30_s": 0.9, "replaced": True},
     "coordinator": {"steps_lost_or_repeated": 0, "kills": 10},
     "quality": {
         "modes": "within the spread of 5 runs",
@@ -79,6 +81,7 @@ def parts(quick: bool) -> dict[str, Callable[[], Any]]:
         "identity": identity.measure,
         "exactly_once": lambda: exactly_once.measure(10 if few else 200),
         "hosts": lambda: hosts.figures(quick=few),
+        "straggler": straggler.measure,
         "coordinator": lambda: coordinator.measure(3 if few else 10),
         "quality": lambda: quality.run(quick=few),
         "auto": lambda: auto.measure(2 if few else 5, 60),

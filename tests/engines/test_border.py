@@ -251,10 +251,14 @@ def test_a_coordinator_that_never_answers_is_tried_ever_less_often(
         ),
         ({"event": "standstill", "step": 7, "workers": ["w2"]}, "step 8 stands still and waits for w2"),
         ({"event": "back", "worker": "w3", "instead_of": "w2"}, "w3 is back in the place of w2"),
+        (
+            {"event": "straggler", "worker": "w1", "times": 2.04},
+            "w1 was 2.0 times slower than the others and is replaced",
+        ),
         ({"event": "generation", "members": ["w0"]}, ""),
     ],
 )
-def test_cut_links_are_told_in_words(event: dict[str, Any], text: str) -> None:
+def test_cut_links_and_slow_workers_are_told_in_words(event: dict[str, Any], text: str) -> None:
     assert read_event(event, 4).text == text
 
 
@@ -265,9 +269,10 @@ def test_cut_links_are_told_in_words(event: dict[str, Any], text: str) -> None:
         {"event": "left_out", "worker": "w1", "by": "w0"},
         {"event": "standstill", "step": -1, "workers": []},
         {"event": "back", "worker": "w3"},
+        {"event": "straggler", "worker": "w3", "times": "many"},
     ],
 )
-def test_nonsense_about_links_is_refused(event: dict[str, Any]) -> None:
+def test_nonsense_about_links_and_slow_workers_is_refused(event: dict[str, Any]) -> None:
     with pytest.raises(BadMessage):
         read_event(event, 4)
 

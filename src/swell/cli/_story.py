@@ -31,6 +31,8 @@ class Story:
             return self._changed(event, died=kind == "recovery")
         if kind == "confined" and event.get("workers", 1) > 1:
             return f"at most {event['workers']} workers from now on: {event['reason']}"
+        if kind == "straggler":
+            return f"{event['worker']} was {event['times']:.1f} times slower than the others and is replaced"
         if kind == "exited" and event.get("code") == 75 and event["worker"] not in self._members:
             return f"{event['worker']} is started again"
         return None

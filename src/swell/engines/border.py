@@ -24,6 +24,7 @@ LEAST_S = 1e-9
 MOST_SAMPLES = 10**12
 MOST_MEMBERS = 100_000
 MOST_METRICS = 100
+MOST_TIMES = 1e9
 MOST_LINE = 500
 """Longest line of text that is shown to people, in characters; the rest of it is cut off."""
 MOST_NAME = 100
@@ -70,11 +71,13 @@ class JobEvent:
     """Who cannot reach the worker; who is waited for; in whose place it came."""
     silent_s: float | None = None
     """How long nothing was heard of the worker."""
+    times: float = 1.0
+    """How many times slower than the others the worker was."""
     confined: Confined | None = None
 
     @property
     def text(self) -> str:
-        """What people are told about links between workers; empty for other events."""
+        """What people are told about slow workers and links between workers; empty for other events."""
         others = " and ".join(filter(None, [", ".join(self.others[:-1]), *self.others[-1:]]))
         match self.kind:
             case "left_out" if self.silent_s is not None:
@@ -85,6 +88,8 @@ class JobEvent:
                 return f"newcomer {self.worker} cannot be reached by {others}; it is tried again"
             case "standstill":
                 return f"step {self.step + 1} stands still and waits for {others}"
+            case "straggler":
+                return f"{self.worker} was {self.times:.1f} times slower than the others and is replaced"
             case "back":
                 return f"{self.worker} is back in the place of {others}"
         return ""
@@ -166,6 +171,9 @@ def read_event(raw: object, slots: int) -> JobEvent:
     if kind == "standstill":
         step = _whole(event.get("step"), "step", 0, int(MOST_STEPS))
         return JobEvent(kind, step=step, others=_names(event.get("workers"), "workers"))
+    if kind == "straggler":
+        times = _number(event.get("times"), "times", 1.0, MOST_TIMES)
+        return JobEvent(kind, _name(event.get("worker"), "worker"), times=times)
     if kind == "back":
         before = (_name(event.get("instead_of"), "instead_of"),)
         return JobEvent(kind, _name(event.get("worker"), "worker"), others=before)

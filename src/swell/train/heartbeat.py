@@ -33,9 +33,11 @@ def report(job: Stepper, reduced: Reduced, loader: ElasticLoader | None, step_s:
     }
     if loader is not None:
         now_with = (job._crew.mesh.number, loader.batch_size, loader.piece or 0)
-        job._pace.add(now_with, step_s, reduced.sync_s)
+        job._pace.add(now_with, step_s, reduced.sync_s, step_s - reduced.wait_s - reduced.sync_s)
         piece = loader.piece if job._ranks is None else -(-loader.batch_size // job._logical)
         out |= reporting.timing(job._pace, loader.batch_size, piece, job.world, job._crew.nodes)
+        if job._pace.known and 0 < job.world == len(reduced.headers):
+            out |= {"own_s": round(job._pace.own_s, 6), "samples": reduced.headers[job.rank]["n"]}
         out |= _progress(job, loader)
     if job._adaptive is not None:
         out |= job._adaptive.beat()

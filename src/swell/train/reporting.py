@@ -16,16 +16,25 @@ FEWEST_LOSSES = 10
 """A target loss counts as reached only after the losses of this many steps were averaged."""
 
 
+OWN_S = 2.0
+"""The mean of a worker's own time covers about the last two seconds, so that a change shows soon."""
+
+MOST_OWN = 3.0
+"""A step counts for at most so many times the mean: what is done now and then (evaluate, save) is no pace."""
+
+
 class Pace:
     """Mean time of a step and of its exchange, for the present workers and batch."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
         self.sync_s = 0.0
+        self.own_s = 0.0
+        """Mean time without waiting for the others or for the exchange."""
         self._of: tuple[int, ...] = ()
         self._steps = 0
 
-    def add(self, configuration: tuple[int, ...], step_s: float, sync_s: float) -> bool:
+    def add(self, configuration: tuple[int, ...], step_s: float, sync_s: float, own_s: float = 0.0) -> bool:
         """Record a step; False for the first of a configuration, whose time includes the change."""
         if configuration != self._of:
             self._of, self._steps = configuration, 0
@@ -34,6 +43,8 @@ class Pace:
         weight = max(1.0 / self._steps, SMOOTHING)
         self.step_s += weight * (step_s - self.step_s)
         self.sync_s += weight * (sync_s - self.sync_s)
+        own_s = min(own_s, MOST_OWN * self.own_s) if self.own_s > 0 else max(own_s, 0.0)
+        self.own_s += max(1.0 / self._steps, min(step_s / OWN_S, 0.25)) * (own_s - self.own_s)
         return True
 
     @property

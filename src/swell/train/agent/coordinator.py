@@ -27,6 +27,7 @@ from swell.train.agent.lines import Pace
 from swell.train.agent.membership import Membership
 from swell.train.agent.replicas.membership import Replicas
 from swell.train.agent.restarts import Restarts
+from swell.train.agent.stragglers import Stragglers
 from swell.train.agent.wire import Message
 
 TICK_S = 0.1
@@ -50,6 +51,7 @@ class Coordinator:
             self.config["secret"], self._receive, self._closed, encrypt=self.config.get("encrypt", True)
         )
         self.pace = Pace()
+        self.stragglers = Stragglers()
         self.port = int(saved["port"]) if saved is not None else 0
         self.workers: dict[str, Client] = {}
         self.exits: dict[str, Message] = {}
@@ -80,7 +82,12 @@ class Coordinator:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.over.wait(), TICK_S)
                 if self.agent is not None:
-                    self._carry_out(self.membership.tick(time.monotonic()))
+                    self._carry_out(self._tick(time.monotonic()))
+
+    def _tick(self, now: float) -> list[Instruction]:
+        m = self.membership
+        said = self.stragglers.tick(m, now) if isinstance(m, Membership) else []
+        return [*said, *m.tick(now)]
 
     def _watch_lifeline(self) -> None:
         """End the coordinator when the launcher is gone."""

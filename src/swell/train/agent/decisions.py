@@ -163,9 +163,11 @@ class Decisions:
 
     def _staying(self) -> list[str]:
         """Members that go on under the present target, in their order."""
+        slow = {w.name for w in self.workers.values() if w.slow}
         if self.slots is None:
-            return self.members[: self.target]
-        return [m for m in self.members if m in self.workers and self.workers[m].slot in self.slots]
+            return [m for m in self.members if m not in slow][: self.target]
+        there = [self.workers[m] for m in self.members if m in self.workers and m not in slow]
+        return [w.name for w in there if w.slot in self.slots]
 
     def announce(self, members: list[str], recovery: bool = False) -> list[Instruction]:
         self.counter = max(self.counter, self.generation) + 1

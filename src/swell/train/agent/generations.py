@@ -36,6 +36,8 @@ class Worker:
     """For a worker that is done: the first operation that it takes no part in."""
     slot: int | None = None
     """The slot of its process, in a job whose workers are given slots."""
+    slow: bool = False
+    """Whether it is to be replaced, because it is slower than the others."""
 
 
 @dataclass(frozen=True, slots=True)

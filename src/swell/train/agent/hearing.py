@@ -87,6 +87,7 @@ def _worker_beat(c: Coordinator, client: Client, message: Message, now: float) -
     report = message.get("report")
     if report:
         c.reports[client.name] = report
+        c.stragglers.heard(client.name, report)
         c.publish({"type": "report", "worker": client.name, "report": report})
     return []
 

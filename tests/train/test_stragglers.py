@@ -1,0 +1,140 @@
+"""Members that stay slower than the others are found and replaced, and nobody else is."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.train.test_membership import Play, announced, spawned
+
+from swell.train.agent.decisions import SETTLE_S
+from swell.train.agent.generations import Instruction, Say
+from swell.train.agent.stragglers import PERSISTS_S, REST_S, SLOWER, Stragglers
+from swell.train.reporting import MOST_OWN, Pace
+
+
+class Watched:
+    """A job whose members take these times for a step of 8 samples each."""
+
+    def __init__(self, workers: int = 3, **options: Any) -> None:
+        self.play = Play.training(workers, **options)
+        self.found = Stragglers()
+        self.step = 0
+
+    def goes_on(self, for_s: float, samples: int | dict[str, int] = 8, **own_s: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        for _ in range(round(2 * for_s)):
+            self.step += 10
+            self.play.now += 0.5
+            for name in self.play.m.members:
+                self.play.m.beat(name, self.step, self.play.now)
+                many = samples if isinstance(samples, int) else samples.get(name, 8)
+                report = {
+                    "generation": self.play.m.generation,
+                    "own_s": own_s.get(name, 0.01),
+                    "samples": many,
+                }
+                self.found.heard(name, report | {"step": self.step})
+            out += [*self.found.tick(self.play.m, self.play.now), *self.play.m.tick(self.play.now)]
+        return out
+
+
+def said(out: list[Instruction]) -> list[dict[str, Any]]:
+    return [i.fields for i in out if isinstance(i, Say) and i.event == "straggler"]
+
+
+@pytest.mark.parametrize("slow", ["w0", "w1", "w2"])
+def test_a_member_at_half_speed_leaves_and_another_comes(slow: str) -> None:
+    job = Watched()
+    assert said(job.goes_on(PERSISTS_S, **{slow: 0.02})) == []
+    out = job.goes_on(5.0, **{slow: 0.02})
+    assert said(out) == [{"worker": slow, "times": 2.0}]
+    staying = tuple(m for m in ("w0", "w1", "w2") if m != slow)
+    candidate = announced(out)
+    assert candidate is not None and candidate.members == staying and not candidate.recovery
+    job.play.switch()
+    assert spawned(out + job.play.m.tick(job.play.now + SETTLE_S)) == ["w3"]
+    job.play.ready("w3")
+    job.play.switch()
+    assert job.play.m.members == [*staying, "w3"]
+
+
+def test_its_slot_is_named_and_gets_the_new_worker() -> None:
+    job = Watched(2, slots=(4, 7))
+    job.goes_on(PERSISTS_S, w1=0.03)
+    out = job.goes_on(5.0, w1=0.03)
+    assert said(out) == [{"worker": "w1", "times": 3.0, "slot": 7}]
+    job.play.switch()
+    job.play.m.exited("w1", 0, job.play.now)
+    job.play.m.tick(job.play.now + SETTLE_S)
+    assert [w.slot for w in job.play.m.workers.values()] == [4, 7]
+
+
+def test_nobody_is_replaced_for_a_moment_or_a_little_or_because_it_has_more_to_do() -> None:
+    job = Watched()
+    for _ in range(4):
+        assert said(job.goes_on(PERSISTS_S / 2, w1=0.05)) == []
+        assert said(job.goes_on(2.0)) == []
+    assert said(job.goes_on(60.0, w1=0.01 * SLOWER * 0.95)) == []
+    assert said(job.goes_on(60.0, samples={"w1": 16}, w1=0.02)) == []
+    assert said(Watched(1).goes_on(60.0, w0=0.5)) == []
+
+
+def test_each_replacement_is_followed_by_a_longer_rest() -> None:
+    job = Watched(2)
+    times_s = []
+    for _ in range(2000):
+        if said(job.goes_on(0.5, **{job.play.m.members[-1]: 0.05})):
+            times_s.append(job.play.now)
+        while job.play.m.candidate is not None:
+            job.play.switch()
+        job.play.ready(*(w.name for w in job.play.m.workers.values() if w.status.value == "starting"))
+    rests = [b - a for a, b in pairwise(times_s)]
+    assert len(rests) >= 3 and rests[0] >= REST_S and all(b >= 1.9 * a for a, b in pairwise(rests))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.text(), st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.booleans())))
+def test_whatever_a_heartbeat_says_it_does_no_harm(report: dict[str, Any]) -> None:
+    found, play = Stragglers(), Play.training(2)
+    found.heard("w0", report)
+    assert found.tick(play.m, 1e6) == []
+
+
+def test_the_mean_of_a_workers_own_time_follows_soon_and_one_long_step_is_no_pace() -> None:
+    pace = Pace()
+    for _ in range(200):
+        pace.add((1,), 0.01, 0.001, 0.009)
+    pace.add((1,), 5.0, 0.001, 4.999)
+    assert pace.own_s <= (1 + 0.25 * (MOST_OWN - 1)) * 0.009 * 1.01
+    for _ in range(300):
+        pace.add((1,), 0.02, 0.001, 0.019)
+    assert pace.own_s == pytest.approx(0.019, rel=0.1)
+
+
+SLOW_SCRIPT = """
+import os, pathlib, time, torch, swell
+data = torch.utils.data.TensorDataset(torch.zeros(4096, 4))
+model = torch.nn.Linear(4, 1)
+job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
+slow = pathlib.Path("slow")
+for epoch in job.epochs(100):
+    for (x,) in job.loader(data, batch_size=8, shuffle=True):
+        time.sleep(0.04 if slow.exists() and slow.read_text() == str(os.getpid()) else 0.02)
+        job.step(model(x).mean())
+"""
+
+
+def test_a_real_worker_that_becomes_slow_is_replaced_and_nothing_is_lost(stage: Any, tmp_path: Any) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SLOW_SCRIPT.replace('"slow"', f'"{tmp_path}/slow"'))
+    job = stage.run(script, workers=2, maximum=2)
+    status = job.members(2)
+    (tmp_path / "slow").write_text(str(status["pids"][status["members"][1]]))
+    job.wait_for(lambda s: len(s["members"]) == 2 and s["members"][1] != status["members"][1], 90)
+    found = job.events("straggler")
+    assert [e["worker"] for e in found] == [status["members"][1]] and found[0]["times"] > SLOWER
+    assert not job.events("recovery"), "it left at the end of a step"
