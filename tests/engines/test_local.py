@@ -237,11 +237,25 @@ def test_every_worker_has_a_gpu_of_its_own_where_there_are_some(
     assert sorted(devices) == ["0", "1", "2", "3"]
 
 
+def test_workers_may_share_gpus_and_are_told_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swell.engines.local.detect_gpus", lambda: 2)
+    engine = bench.engine(slots=None, per_gpu=2)  # type: ignore[arg-type]
+    assert engine.cluster().capacity == 4
+    launch = bench.launch("a", "--epochs", 4, "--sample-ms", 3)
+    engine.apply(launch, (0, 1, 2))
+    bench.wait_for(lambda: " of 3" in bench.output("a"))
+    lines = [line.split() for line in bench.output("a").splitlines() if "device " in line]
+    found = [(words[words.index("device") + 1], words[words.index("per_gpu") + 1]) for words in lines]
+    assert sorted(found) == [("0", "2"), ("0", "2"), ("1", "2")], "both GPUs before one is shared"
+
+
 def test_nodes_and_slots_are_checked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not both"):
         LocalEngine(tmp_path, nodes="2x2", slots=4)
     with pytest.raises(InputError, match="at least 1"):
         LocalEngine(tmp_path, slots=0)
+    with pytest.raises(InputError, match="got 2, must be 1, because this machine has no GPU"):
+        LocalEngine(tmp_path, per_gpu=2)
     cluster = LocalEngine(tmp_path, nodes="2x2").cluster()
     assert [(n.gpus, n.up) for n in cluster.nodes] == [(2, True), (2, True)]
 

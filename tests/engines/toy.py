@@ -35,7 +35,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 job = swell.elastic(model, optimizer, seed=args.seed)
 loader = job.loader(TensorDataset(inputs, targets), batch_size=32)
 hoard = bytearray(0)
-print(f"device {os.environ.get('CUDA_VISIBLE_DEVICES', '-')} pid {os.getpid()}", flush=True)
+gpu, sharing = os.environ.get("CUDA_VISIBLE_DEVICES", "-"), os.environ.get("SWELL_PER_GPU", "-")
+print(f"device {gpu} per_gpu {sharing} pid {os.getpid()}", flush=True)
 for _ in job.epochs(args.epochs):
     for x, y in loader:
         if args.hurry is None or not args.hurry.exists():

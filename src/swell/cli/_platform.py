@@ -48,6 +48,8 @@ class Settings:
     home: Path
     nodes: str | None = None
     slots: int | None = None
+    per_gpu: int | None = None
+    """How many workers share a GPU."""
     policy: str | None = None
     """None for the policy that was chosen last, or for the default at the first start."""
     store: str | None = None
@@ -245,7 +247,9 @@ def make_engine(settings: Settings) -> SupervisedEngine:
     if settings.engine == "local":
         from swell.engines.local import LocalEngine
 
-        local = LocalEngine(settings.home, nodes=settings.nodes, slots=settings.slots)
+        local = LocalEngine(
+            settings.home, nodes=settings.nodes, slots=settings.slots, per_gpu=settings.per_gpu or 1
+        )
         local.pass_env, local.run_as, local.walled = settings.pass_env, settings.run_as, settings.wall
         return local
     need_ray()

@@ -36,6 +36,11 @@ Example:
 @click.option(
     "--slots", type=click.IntRange(1), help="Slots for workers [default: the GPUs, else the cores]."
 )
+@click.option(
+    "--per-gpu",
+    type=click.IntRange(1, 64),
+    help="Slots for each GPU: so many workers share one, each within its part of the memory [default: 1].",
+)
 @click.option("--nodes", metavar="NxS", help="Pretend to be several nodes: 2x4 is two nodes of four slots.")
 @click.option(
     "--engine",
@@ -113,6 +118,7 @@ Example:
 @home_option
 def up(
     slots: int | None,
+    per_gpu: int | None,
     nodes: str | None,
     engine: str,
     address: str | None,
@@ -165,13 +171,14 @@ def up(
         "spare_memory": spare_memory,
         "workdir_limit": workdir_limit,
     }
-    _check_engine(engine, {"nodes": nodes, "slots": slots, "run_as": run_as}, for_ray)
+    _check_engine(engine, {"nodes": nodes, "slots": slots, "per_gpu": per_gpu, "run_as": run_as}, for_ray)
     if engine == "ray":
         need_ray()
     settings = Settings(
         home=where,
         nodes=nodes,
         slots=slots,
+        per_gpu=per_gpu,
         policy=policy,
         round_s=round_s,
         store=store,
@@ -244,6 +251,7 @@ def _words(settings: Settings) -> list[str]:
     """The settings as words of a command line."""
     given = {
         "--slots": settings.slots,
+        "--per-gpu": settings.per_gpu,
         "--nodes": settings.nodes,
         "--policy": settings.policy,
         "--round": settings.round_s,

@@ -1,7 +1,7 @@
 """The local engine: real worker processes on this machine's GPUs, or on CPU slots where there are none.
 
 All slots are on one machine, so only the number of a job's slots matters here, not which ones they are. Where
-there are GPUs, the job's supervisor gives one to each worker.
+there are GPUs, the job's supervisor gives each worker one, or its part of one that several workers share.
 """
 
 from __future__ import annotations
@@ -63,16 +63,21 @@ class LocalEngine(SupervisedEngine):
 
     name = "local"
 
-    def __init__(self, home: Path, nodes: str | None = None, slots: int | None = None) -> None:
+    def __init__(
+        self, home: Path, nodes: str | None = None, slots: int | None = None, per_gpu: int = 1
+    ) -> None:
         """`nodes`: virtual nodes, such as '2x4'. Without it there is one node with `slots` slots, by default
-        one for each GPU, or for each core if there are no GPUs."""
+        `per_gpu` for each GPU, or one for each core if there are no GPUs."""
         if nodes is not None and slots is not None:
             raise InputError("give either nodes or slots, not both", field="nodes")
         if slots is not None and slots < 1:
             raise InputError(f"slots must be at least 1, got {slots}", field="slots")
         super().__init__(home)
-        self._gpus = detect_gpus()
-        count = slots or self._gpus or os.cpu_count() or 1
+        self._gpus, self._per_gpu = detect_gpus(), per_gpu
+        if per_gpu < 1 or (per_gpu > 1 and not self._gpus):
+            allowed = "at least 1" if self._gpus else "1, because this machine has no GPU"
+            raise InputError(f"per_gpu: got {per_gpu}, must be {allowed}", field="per_gpu")
+        count = slots or self._gpus * per_gpu or os.cpu_count() or 1
         self._cluster = Cluster.parse(nodes or f"1x{count}", "gpu" if self._gpus else "cpu")
         self.walled = False
         """Whether jobs are kept from the platform and from each other by a wall, where this machine can."""
@@ -208,13 +213,16 @@ class LocalEngine(SupervisedEngine):
         job.told = tuple(sorted(list(known)[: job.target]))
 
     def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
-        """A file for each GPU, which the supervisor locks while a worker uses the GPU; none on CPU slots."""
+        """A file for each GPU or part of one, which the supervisor locks while a worker uses it; none on CPU
+        slots. Different GPUs come first, so that a job's workers share one only if they have to."""
         folder = self._home / "devices"
+        parts = range(self._per_gpu)
+        names = [f"{gpu}.{part}" if part else str(gpu) for part in parts for gpu in range(self._gpus)]
         if self._gpus:
             folder.mkdir(exist_ok=True, mode=0o700)
         if self._gpus and self.run_as is not None:  # all jobs lock these files, whatever account they run as
             folder.chmod(0o711)
-            for i in range(self._gpus):
-                (folder / str(i)).touch()
-                (folder / str(i)).chmod(0o666)
-        return {"devices": [str(folder / str(i)) for i in range(self._gpus)]}
+            for name in names:
+                (folder / name).touch()
+                (folder / name).chmod(0o666)
+        return {"devices": [str(folder / name) for name in names], "per_gpu": self._per_gpu}

@@ -37,6 +37,7 @@ from swell.train.agent.launcher import Launcher
 from swell.train.agent.outputs import FILE, OutputFile
 from swell.train.agent.regular import open_regular, read_regular
 from swell.train.agent.run_config import RunConfig
+from swell.train.agent.slots import PER_GPU
 
 T = TypeVar("T")
 
@@ -215,19 +216,22 @@ def _launcher(order: Order, config: RunConfig, say: Callable[[str], None]) -> La
         from swell.engines.ray.launcher import RayLauncher
 
         return RayLauncher(config, say, order)
-    return _SlotLauncher(config, say, [Path(path) for path in order.extras["devices"]])
+    devices = [Path(path) for path in order.extras["devices"]]
+    return _SlotLauncher(config, say, devices, order.extras.get("per_gpu", 1))
 
 
 class _SlotLauncher(Launcher):
-    """A launcher whose workers each have a GPU of their own, where there are any.
+    """A launcher whose workers each have a GPU of their own, or a part of one, where there are any.
 
-    A worker sees only one GPU (`CUDA_VISIBLE_DEVICES`). There is a file for each GPU of the machine, which
-    stays locked while a worker uses the GPU. When the worker or the supervisor dies, the lock is released.
+    A worker sees only one GPU (`CUDA_VISIBLE_DEVICES`). There is a file for each GPU of the machine, and
+    "0.1", "0.2" for the further parts of GPU 0, which stays locked while a worker uses it. When the worker or
+    the supervisor dies, the lock is released.
     """
 
-    def __init__(self, config: RunConfig, say: Any, devices: list[Path]) -> None:
+    def __init__(self, config: RunConfig, say: Any, devices: list[Path], per_gpu: int = 1) -> None:
         super().__init__(config, say)
         self._devices = devices
+        self._per_gpu = per_gpu
         self._held: dict[str, IO[bytes]] = {}
 
     def _order(self, worker: str) -> dict[str, Any]:
@@ -240,7 +244,8 @@ class _SlotLauncher(Launcher):
                 file.close()
                 continue
             self._held[worker] = file
-            order["env"]["CUDA_VISIBLE_DEVICES"] = path.name
+            order["env"]["CUDA_VISIBLE_DEVICES"] = path.name.partition(".")[0]
+            order["env"][PER_GPU] = str(self._per_gpu)
             break
         return order
 

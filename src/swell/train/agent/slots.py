@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from swell.train.agent.generations import Worker
 
+PER_GPU = "SWELL_PER_GPU"
+"""The variable that tells a worker how many workers share its GPU."""
+
 
 def check_target(target: int, minimum: int, maximum: int, confined: str = "", *, over: bool) -> None:
     """Raise ValueError if a job with these bounds cannot be resized to `target`.

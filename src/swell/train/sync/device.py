@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swell.train.agent.slots import PER_GPU
+
 _HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
 _SMALLEST = 1 << 9
@@ -56,6 +58,13 @@ def _enter(device: torch.device) -> bool:
         return False
     ordinal = torch.cuda.current_device() if device.index is None else device.index
     return not driver.cuCtxSetCurrent(_context(ordinal))
+
+
+def keep_to_part(device: torch.device) -> None:
+    """Where several workers share a GPU, have torch refuse this one more than its part of the memory."""
+    workers = int(os.environ.get(PER_GPU) or 1)
+    if device.type == "cuda" and workers > 1:
+        torch.cuda.set_per_process_memory_fraction(1.0 / workers, device)
 
 
 def identity(device: torch.device) -> str:

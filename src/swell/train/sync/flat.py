@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from swell.train.agent.errors import UsageError
-from swell.train.sync.device import DeviceSegment
+from swell.train.sync.device import DeviceSegment, keep_to_part
 from swell.train.sync.segment import Segment
 
 _ALIGN_BYTES = 64
@@ -113,6 +113,7 @@ class FlatModel:
         self._ordered = list(self.parameters.values())
         if self.device.type not in ("cpu", "cuda"):
             raise UsageError(f"model: it is on {self.device}; elastic jobs train on cpu or cuda")
+        keep_to_part(self.device)
         if rank_buffers is not None:
             self.buffers = {n: b for n, b in rank_buffers.items() if b.numel()}
         else:
