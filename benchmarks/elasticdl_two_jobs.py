@@ -1,6 +1,6 @@
 """ElasticDL's first experiment: two jobs that each want 55% of the slots, elastic against gang scheduling.
 
-    python -m benchmarks.elasticdl_two_jobs [--epochs 60] [--json]
+    python -m benchmarks.elasticdl_two_jobs [--epochs 60] [--pictures FOLDER] [--json]
 
 Real processes on nine CPU slots of this machine; a sample takes a fixed time, so that jobs scale whatever the
 number of cores. Each job wants five slots. Under gang scheduling (`fifo`, five or nothing) the second waits
@@ -21,6 +21,7 @@ from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.engines.local import LocalEngine
+from swell.report import svg
 from swell.report.runs import Run
 
 SCRIPT = Path(__file__).parents[1] / "tests" / "engines" / "toy.py"
@@ -28,8 +29,8 @@ SLOTS, WANTED = 9, 5
 LIMIT_S = 300.0
 
 
-def both(home: Path, policy: str, least: int, epochs: int) -> dict[str, Any]:
-    """Submit one job, and another when the first trains; returns times and utilisation."""
+def both(home: Path, policy: str, least: int, epochs: int) -> tuple[dict[str, Any], Run]:
+    """Submit one job, and another when the first trains; returns times and utilisation, and the whole run."""
     store = Store(connect(str(home / "store.db")))
     plane = ControlPlane(store, LocalEngine(home, slots=SLOTS), home=home, policy=policy, interval_s=0.5)
     plane.start()
@@ -57,11 +58,12 @@ def both(home: Path, policy: str, least: int, epochs: int) -> dict[str, Any]:
         plane.stop()
         store.close()
     began_s = ended[0].started_s or ended[0].submitted_s
-    return {
+    figures = {
         "total_s": round(max(job.ended_s or 0.0 for job in ended) - began_s, 1),
         "second_waits_s": round((ended[1].started_s or 0.0) - ended[1].submitted_s, 1),
         "utilisation": None if run.utilisation is None else round(run.utilisation, 3),
     }
+    return figures, run
 
 
 def _wait(plane: ControlPlane, job_id: str, condition: Any) -> None:
@@ -76,12 +78,17 @@ def main() -> None:
     """Run both ways and compare."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--pictures", type=Path, help="folder for who had how many slots when")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     results = {}
     for name, policy, least in (("gang", "fifo", WANTED), ("elastic", "tide", 1)):
         with tempfile.TemporaryDirectory(prefix="swell-two-") as folder:
-            results[name] = found = both(Path(folder), policy, least, args.epochs)
+            found, run = both(Path(folder), policy, least, args.epochs)
+        results[name] = found
+        if args.pictures is not None:
+            drawn = svg.figure(svg.swim_lanes(run))
+            (args.pictures / f"elasticdl-{name}.svg").write_text(drawn)
         if not args.json:
             print(
                 f"{name:>8}: {found['total_s']:6.1f} s in all, the second waits "
