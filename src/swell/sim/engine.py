@@ -23,6 +23,7 @@ from swell.board import Board, Move, Rhythm
 from swell.domain import Cluster, Event, EventKind, FloatArray, InputError, JobSpec
 from swell.perf.profiles import ProfileSet
 from swell.policies import Policy, Snapshot, make_policy
+from swell.policies.by_type import ByType, by_type
 from swell.sim.costs import ConstantCost, ResizeCost
 from swell.sim.explore import Exploration
 from swell.sim.metrics import Result
@@ -61,6 +62,7 @@ def simulate(
     explore: Exploration | None = None,
     planned_cost: ResizeCost | None = None,
     belief_error: float = 0.0,
+    blind_to_types: bool = False,
     on_event: EventSink | None = None,
     on_progress: ProgressSink | None = None,
 ) -> Result:
@@ -73,6 +75,7 @@ def simulate(
         planned_cost: the cost of changes that policies plan with, if it is not the true cost.
         belief_error: the relative standard deviation of each job's believed speed from the true one, for
             policies that are told curves; 0.1 for beliefs that are wrong by 10%.
+        blind_to_types: treat all GPUs as if they were of the most frequent type, as published policies do.
     """
     if not jobs:
         raise InputError(
@@ -81,6 +84,8 @@ def simulate(
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     if hasattr(chosen, "seed") and seed:
         chosen.seed = seed
+    if not blind_to_types:
+        chosen = by_type(chosen, cluster)
     cost = ConstantCost(float(resize_cost)) if isinstance(resize_cost, int | float) else resize_cost
     ordered = sorted(jobs, key=lambda job: job.submit_s)
 
@@ -88,7 +93,8 @@ def simulate(
         return cost.seconds(world.state_bytes(row), before, after)
 
     board = Board(cluster, chosen.placer, pause_of, ordered)
-    world = World(ordered, profiles, cluster, chosen, belief, board.table)
+    typed = isinstance(chosen, ByType)
+    world = World(ordered, profiles, cluster, chosen, belief, board.table, tells_types_apart=typed)
     if belief_error:
         world.mistake(belief_error, seed)
     engine = _Engine(board, world, chosen, interval_s, cost, failures, explore, on_event, on_progress)

@@ -34,13 +34,17 @@ class World:
         policy: Policy,
         belief: str | None,
         table: JobTable,
+        tells_types_apart: bool = False,
     ) -> None:
+        """`tells_types_apart`: what is believed of a job depends on the GPU type, as the truth does."""
         if belief not in (None, "profiles", "fitted"):
             raise InputError(f"belief must be 'profiles' or 'fitted', got '{belief}'", field="belief")
         self.table = table
         self.cluster = cluster
         self._profile = [profiles.get(job.model) for job in jobs]
         self._main_type = max(cluster.gpu_types, key=lambda kind: _gpus_of_type(cluster, kind))
+        self._kinds_told = cluster.gpu_types if tells_types_apart else ()
+        """GPU types that have curves of their own."""
         self._total = np.zeros(len(jobs))
         """Each job's total of iterations at the tuned batch size, for finish-time fairness."""
         self._exact = self._exact_curves(jobs)
@@ -95,24 +99,32 @@ class World:
         widest = max(_WIDEST_CURVE, int(self.table.requested.max()))
         columns = min(self.cluster.capacity, widest)
         known: dict[tuple[str, int], int] = {}
-        rates: list[FloatArray] = []
+        kinds = tuple(dict.fromkeys((self._main_type, *self._kinds_told)))
+        width = {kind: max(n.gpus for n in self.cluster.nodes if n.gpu_type == kind) for kind in kinds}
+        if not self._kinds_told:
+            width[self._main_type] = self.cluster.gpus_per_node
+        rates: dict[str, list[FloatArray]] = {kind: [] for kind in kinds}
         for row, job in enumerate(jobs):
             key = (job.model, job.batch_size)
             if key not in known:
                 profile = self._profile[row]
-                kind = profile.resolve(self._main_type)
-                curve = profile.curve(job.batch_size, columns, self.cluster.gpus_per_node, kind)
-                if not np.any(curve > 0):
+                found = {
+                    kind: profile.curve(job.batch_size, columns, width[kind], profile.resolve(kind))
+                    for kind in kinds
+                }
+                if not any(np.any(curve > 0) for curve in found.values()):
                     raise InputError(
                         f"job '{job.job_id}': profile '{job.model}' cannot run at batch_size {job.batch_size}"
                         f" on any number of GPUs up to {columns}; give another batch_size",
                         field="batch_size",
                     )
-                known[key] = len(rates)
-                rates.append(curve)
+                known[key] = len(rates[self._main_type])
+                for kind, curve in found.items():
+                    rates[kind].append(curve)
             self.table.curve[row] = known[key]
         self._exact_row = self.table.curve.copy()
-        return Curves(np.array(rates))
+        by_type = {kind: Curves(np.array(rates[kind])) for kind in self._kinds_told}
+        return Curves(np.array(rates[self._main_type]), by_type)
 
     # -- belief ------------------------------------------------------------------------------------------
 
@@ -121,7 +133,14 @@ class World:
         if not 0 <= error < np.inf:
             raise InputError(f"belief_error must be at least 0, got {error}", field="belief_error")
         factors = np.exp(np.random.default_rng([seed, 77]).normal(0.0, error, len(self._exact_row)))
-        self._told = Curves(self._exact.rates[self._exact_row] * factors[:, None])
+
+        def wrong(curves: Curves) -> Curves:
+            return Curves(
+                curves.rates[self._exact_row] * factors[:, None],
+                {kind: wrong(own) for kind, own in curves.by_type.items()},
+            )
+
+        self._told = wrong(self._exact)
         self.table.curve = np.arange(len(factors))
 
     def curves(self) -> Curves:
