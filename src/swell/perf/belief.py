@@ -70,6 +70,8 @@ class JobBelief:
         self.limits = limits
         self.fixed_batch = fixed_batch
         self.prior = prior
+        self.explores = prior is None
+        """Whether the job has to grow step by step, because it is not known how it scales."""
         self.version = 0
         """Grows whenever an answer may have changed."""
         self.most_gpus = 0
@@ -112,6 +114,16 @@ class JobBelief:
     def observations(self) -> int:
         """The number of different configurations the job has been observed in."""
         return len(self._observed)
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether the job was ever observed on several GPUs."""
+        return any(gpus > 1 for _, gpus, _ in self._observed)
+
+    @property
+    def local_batch(self) -> int | None:
+        """The largest batch per GPU that the job was observed at; None before the first observation."""
+        return max((local_batch for _, _, local_batch in self._observed), default=None)
 
     def measured(self) -> list[dict[str, float]]:
         """What the model is fitted on: for each configuration its mean step time, and the goodput that makes.
@@ -168,9 +180,7 @@ class JobBelief:
     def max_gpus(self, bound: int) -> int:
         """The most GPUs to try, up to `bound`: twice the most observed, or all of them with a prior."""
         bound = min(bound, self.limits.max_gpus)
-        if self.prior is not None:
-            return bound
-        return min(max(2 * self.most_gpus, 1), bound)
+        return min(max(2 * self.most_gpus, 1), bound) if self.explores else bound
 
     def goodput(self, nodes: npt.ArrayLike, gpus: npt.ArrayLike) -> FloatArray:
         """Progress per second on the best batch for each placement; proportional to GPUs before any fit."""

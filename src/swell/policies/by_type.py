@@ -95,7 +95,9 @@ class ByType(Policy):
         offers = [a for a in refusals if a.earliest_deadline_s is not None]
         if offers:
             return min(offers, key=lambda answer: answer.earliest_deadline_s or math.inf)
-        return refusals[0] if refusals else Admission(False, reason="no GPU type is in service that it can use")
+        return (
+            refusals[0] if refusals else Admission(False, reason="no GPU type is in service that it can use")
+        )
 
     def accepted(self, snapshot: Snapshot, index: int, admission: Admission) -> None:
         """Remember the type that the job was admitted on."""
@@ -194,7 +196,17 @@ class ByType(Policy):
         return self._nodes_of[1]
 
 
-_OWN = ("name", "paper", "goal", "knows", "adaptive_batch", "placer", "interval_s", "serves", "changes_with_time")
+_OWN = (
+    "name",
+    "paper",
+    "goal",
+    "knows",
+    "adaptive_batch",
+    "placer",
+    "interval_s",
+    "serves",
+    "changes_with_time",
+)
 
 
 def by_type(policy: Policy, cluster: Cluster) -> Policy:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from swell.board import Board, Move, Rhythm
-from swell.domain import Cluster, Event, EventKind, FloatArray, InputError, JobSpec
+from swell.domain import Cluster, Event, EventKind, FloatArray, InputError, IntArray, JobSpec
 from swell.perf.profiles import ProfileSet
 from swell.policies import Policy, Snapshot, make_policy
 from swell.policies.by_type import ByType, by_type
@@ -93,8 +93,12 @@ def simulate(
         return cost.seconds(world.state_bytes(row), before, after)
 
     board = Board(cluster, chosen.placer, pause_of, ordered)
-    typed = isinstance(chosen, ByType)
-    world = World(ordered, profiles, cluster, chosen, belief, board.table, tells_types_apart=typed)
+    typed = isinstance(chosen, ByType) and not blind_to_types
+
+    def active() -> IntArray:
+        return board.active
+
+    world = World(ordered, profiles, cluster, chosen, belief, board.table, active, tells_types_apart=typed)
     if belief_error:
         world.mistake(belief_error, seed)
     engine = _Engine(board, world, chosen, interval_s, cost, failures, explore, on_event, on_progress)

@@ -7,17 +7,18 @@ nothing of the truth except through the table and the curves that this module fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from swell.domain import Cluster, FloatArray, InputError, JobSpec
+from swell.domain import Cluster, FloatArray, InputError, IntArray, JobSpec
 from swell.perf.belief import JobBelief
 from swell.perf.curves import Curves
 from swell.perf.profiles import ProfileSet
 from swell.policies import JobTable, Policy
 from swell.sim.truth import Shape, TrainingJob
+from swell.sim.type_beliefs import TypeBeliefs
 
 _WIDEST_CURVE = 512
 """Curves are not computed beyond this many GPUs unless a job asks for more: rates fall long before that."""
@@ -34,12 +35,14 @@ class World:
         policy: Policy,
         belief: str | None,
         table: JobTable,
+        active: Callable[[], IntArray],
         tells_types_apart: bool = False,
     ) -> None:
-        """`tells_types_apart`: what is believed of a job depends on the GPU type, as the truth does."""
+        """`active` says which rows are active; `tells_types_apart`: what is believed of a job depends on the GPU type, as the truth does."""
         if belief not in (None, "profiles", "fitted"):
             raise InputError(f"belief must be 'profiles' or 'fitted', got '{belief}'", field="belief")
         self.table = table
+        self.active = active
         self.cluster = cluster
         self._profile = [profiles.get(job.model) for job in jobs]
         self._main_type = max(cluster.gpu_types, key=lambda kind: _gpus_of_type(cluster, kind))
@@ -59,6 +62,12 @@ class World:
         self.belief_shown = _shown(policy, belief, self.learns)
         self._curve_version = np.full(len(jobs), -1)
         self._fitted_rates = np.zeros((0, 0))
+        self._by_type: TypeBeliefs | None = None
+        """What is believed of jobs on each type, if types are told apart and speeds are learned."""
+        if self.learns and self._kinds_told:
+            models = [job.model for job in jobs]
+            width = {kind: _widest_node(cluster, kind) for kind in self._kinds_told}
+            self._by_type = TypeBeliefs(width, models, self._exact, self._exact_row)
         for row, job in enumerate(jobs):
             self._add(row, job, adaptive=policy.adaptive_batch)
         if self.learns:
@@ -85,7 +94,12 @@ class World:
         if self.learns and profile.trains:
             pinned = profile.pinned_batch if adaptive else job.batch_size
             believed = JobBelief(profile.limits, fixed_batch=pinned)
+            if self._by_type is not None:
+                own = self._by_type.add(row, lambda: JobBelief(profile.limits, fixed_batch=pinned))
+                table.belief_by_type[row], believed = own, own[self._kinds_told[0]]
             table.belief[row] = believed
+        elif self._by_type is not None:
+            self._by_type.tell_exact(row)
         if job.work is None or (adaptive and trains):
             scale = 1.0 if job.work is None else job.work / full
             training = TrainingJob(job, profile, believed, scale, keeps_batch=not adaptive)
@@ -100,7 +114,7 @@ class World:
         columns = min(self.cluster.capacity, widest)
         known: dict[tuple[str, int], int] = {}
         kinds = tuple(dict.fromkeys((self._main_type, *self._kinds_told)))
-        width = {kind: max(n.gpus for n in self.cluster.nodes if n.gpu_type == kind) for kind in kinds}
+        width = {kind: _widest_node(self.cluster, kind) for kind in kinds}
         if not self._kinds_told:
             width[self._main_type] = self.cluster.gpus_per_node
         rates: dict[str, list[FloatArray]] = {kind: [] for kind in kinds}
@@ -147,6 +161,8 @@ class World:
         """What the policy is told of the jobs' speed right now."""
         if not self.learns:
             return self._told
+        if self._by_type is not None:
+            return self._by_type.curves(self.active().tolist())
         for row, belief in enumerate(self.table.belief):
             if belief is not None and belief.version != self._curve_version[row]:
                 self._curve_version[row] = belief.version
@@ -171,13 +187,18 @@ class World:
         table, training = self.table, self._training[row]
         placement = table.placement[row]
         shape = cluster.shape(placement)
+        if self._by_type is not None and table.belief[row] is not None:
+            believed = self._by_type.on(row, self._kinds(row, cluster)[0])
+            table.belief[row] = believed
+            if training is not None:
+                training.belief = believed
         if training is None:
             rate = self._steady_rate(row, shape, cluster)
             table.rate[row] = rate
             self._speed[row] = rate
             belief = table.belief[row]
             if belief is not None:
-                self._observe_steady(row, belief, shape)
+                self._observe_steady(row, belief, shape, self._kinds(row, cluster))
             return rate, float(self._togo[row])
         if new_plan:
             training.choose_plan(shape)
@@ -204,10 +225,12 @@ class World:
             self._rates[key] = rate
         return rate
 
-    def _observe_steady(self, row: int, belief: JobBelief, shape: Shape) -> None:
+    def _observe_steady(self, row: int, belief: JobBelief, shape: Shape, gpu_types: tuple[str, ...]) -> None:
         profile = self._profile[row]
         plan = belief.plan(len(shape), sum(shape))
-        step_s, sync_s = profile.step_time(shape, plan.local_batch, profile.resolve(self._main_type))
+        step_s, sync_s = max(
+            profile.step_time(shape, plan.local_batch, profile.resolve(kind)) for kind in gpu_types
+        )
         belief.observe(len(shape), sum(shape), plan.local_batch, step_s, sync_s)
 
     def advance(self, row: int, ran_s: float) -> None:
@@ -255,6 +278,10 @@ class World:
 
 def _gpus_of_type(cluster: Cluster, kind: str) -> int:
     return sum(node.gpus for node in cluster.nodes if node.gpu_type == kind)
+
+
+def _widest_node(cluster: Cluster, kind: str) -> int:
+    return max(node.gpus for node in cluster.nodes if node.gpu_type == kind)
 
 
 def _shown(policy: Policy, belief: str | None, learns: bool) -> str:
