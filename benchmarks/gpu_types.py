@@ -4,7 +4,8 @@
     python -m benchmarks.gpu_types --seeds 2 --policy tide-fixed
 
 Jobs are generated for every seed. A blind policy takes every GPU for one of the more frequent type; its jobs
-are placed on one type where there is room, else on several, and then run as fast as on the slower one.
+are placed on one type where there is room, else on several, and then run as fast as on the slower one. 'One
+type' is in between: every job is on one type, but which one is chosen by load alone.
 `pollux` and `tide` learn the jobs' speed as they run, on each type; the others are told the true curves.
 """
 
@@ -18,6 +19,8 @@ import numpy as np
 from benchmarks.common import table, write_json
 from swell.domain import Cluster
 from swell.perf.profiles import ProfileSet
+from swell.policies import Policy, make_policy
+from swell.policies.by_type import by_type
 from swell.sim import simulate
 from swell.sim.generate import generate_jobs
 
@@ -27,22 +30,28 @@ HOURS = 6.0
 COST_S = 30.0
 
 
-def jct_s(policy: str, cluster: str, jobs: int, seed: int, *, blind: bool) -> tuple[float, float]:
-    """Average JCT of one run, and the GPU utilisation."""
-    profiles = ProfileSet.load(None)
+WAYS = ("blind", "one type", "by type")
+
+
+def jct_s(policy: str, cluster_text: str, jobs: int, seed: int, way: str) -> float:
+    """Average JCT of one run."""
+    profiles, cluster = ProfileSet.load(None), Cluster.parse(cluster_text)
+    chosen: Policy = make_policy(policy)
+    if way == "one type":
+        chosen = by_type(chosen, cluster)
     made = generate_jobs(profiles, jobs=jobs, hours=HOURS, seed=seed, max_gpu_hours=50.0, gpu_type="T4")
     result = simulate(
         made,
         profiles,
-        Cluster.parse(cluster),
-        policy,
+        cluster,
+        chosen,
         resize_cost=COST_S,
         seed=seed,
-        blind_to_types=blind,
+        blind_to_types=way != "by type",
     )
     record = result.record()
     assert record["finished"] == jobs, record
-    return record["avg_jct_s"], record["gpu_utilisation"]
+    return float(record["avg_jct_s"])
 
 
 def main() -> None:
@@ -57,15 +66,16 @@ def main() -> None:
     rows: list[tuple[Any, ...]] = []
     for policy in options.policy or POLICIES:
         runs = [
-            [jct_s(policy, options.cluster, options.jobs, seed, blind=blind)[0] for blind in (True, False)]
+            [jct_s(policy, options.cluster, options.jobs, seed, way) for way in WAYS]
             for seed in range(options.seeds)
         ]
-        blind, aware = np.array(runs).T
+        blind, middle, aware = np.array(runs).T
         saved = 1 - aware / blind
-        figures[policy] = {"blind_s": blind.tolist(), "by_type_s": aware.tolist()}
-        rows.append((policy, blind.mean(), aware.mean(), *(f"{x:.0%}" for x in (saved.mean(), saved.min()))))
+        figures[policy] = {way: run.tolist() for way, run in zip(WAYS, (blind, middle, aware), strict=True)}
+        means = (float(run.mean()) for run in (blind, middle, aware))
+        rows.append((policy, *means, *(f"{part:.0%}" for part in (saved.mean(), saved.min()))))
     write_json("gpu_types", figures)
-    header = ("policy", "blind: JCT s", "by type: JCT s", "saved, mean", "saved, worst seed")
+    header = ("policy", *(f"{way}: JCT s" for way in WAYS), "saved, mean", "saved, worst seed")
     table(f"{options.cluster}, {options.jobs} jobs in {HOURS:g} h, {options.seeds} seeds", header, rows)
 
 

@@ -69,12 +69,11 @@ def learn_ratios(history: Iterable[Seen]) -> TypeRatios:
     for pair, found in logs.items():
         compute = sum(c for c, _ in found) / len(found)
         syncs = [s for _, s in found if s is not None]
-        overall[pair] = Ratio(
-            math.exp(compute), math.exp(sum(syncs) / len(syncs)) if syncs else math.exp(compute)
-        )
+        common = sum(syncs) / len(syncs) if syncs else compute
+        overall[pair] = Ratio(math.exp(compute), math.exp(common))
     for kind, known, other, compute, sync in measured:
-        common = overall[known, other].sync
-        by_kind[kind, known, other] = Ratio(math.exp(compute), common if sync is None else math.exp(sync))
+        seldom = overall[known, other].sync
+        by_kind[kind, known, other] = Ratio(math.exp(compute), seldom if sync is None else math.exp(sync))
     return TypeRatios(by_kind, overall)
 
 
@@ -106,7 +105,7 @@ def carried_belief(known: JobBelief, ratio: Ratio) -> JobBelief:
 
 
 def _logs(a: Seen, b: Seen) -> tuple[float, float | None]:
-    """Logarithms of the ratios from a to b: of a gradient, and of synchronising if both were seen doing so."""
+    """Logarithms of the ratios from a to b: of a gradient, and of synchronising if both show it."""
     batch = min(a.local_batch, b.local_batch)
     grad_a, grad_b = (float(step_times(seen.params, 1, 1, batch)[0]) for seen in (a, b))
     sync = None

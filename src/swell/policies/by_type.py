@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -101,7 +101,7 @@ class ByType(Policy):
 
     def accepted(self, snapshot: Snapshot, index: int, admission: Admission) -> None:
         """Remember the type that the job was admitted on."""
-        nodes, members, answer = admission.plan  # type: ignore[misc]
+        nodes, members, answer = cast(tuple[TypeNodes, IntArray, Admission], admission.plan)
         number = int(snapshot.numbers[index])
         part = nodes.snapshot(snapshot, members)
         self._policy_of(nodes.kind).accepted(part, int(np.searchsorted(part.numbers, number)), answer)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from swell.domain import FloatArray
+from swell.domain import IntArray
 from swell.perf.belief import JobBelief
 from swell.perf.curves import Curves
 from swell.perf.gpu_types import Seen, carried_belief, learn_ratios
@@ -20,9 +20,7 @@ from swell.perf.gpu_types import Seen, carried_belief, learn_ratios
 class TypeBeliefs:
     """The beliefs about all jobs of a simulation on all types."""
 
-    def __init__(
-        self, width: Mapping[str, int], models: Sequence[str], exact: Curves, row: FloatArray
-    ) -> None:
+    def __init__(self, width: Mapping[str, int], models: Sequence[str], exact: Curves, row: IntArray) -> None:
         """`width`: for each type the GPUs of its largest node; `row`: each job's row in `exact`."""
         self._width = dict(width)
         self._models = models
@@ -33,7 +31,7 @@ class TypeBeliefs:
         self._seen: dict[tuple[str, str], Seen] = {}
         """By model and type: what the last job that was fitted showed."""
         self._ratios = learn_ratios(())
-        self._versions: dict[tuple[int, str], tuple[int, int]] = {}
+        self._versions: dict[tuple[int, str], tuple[JobBelief, int]] = {}
         """By job and type: the belief that its curve was computed from, and its version."""
         self._rates = dict.fromkeys(self._width, exact.rates[row])
 
@@ -85,14 +83,14 @@ class TypeBeliefs:
             return
         source = ran_on[-1]
         known = beliefs[source]
-        if not learned and self._versions.get((row, source)) == (id(known), known.version):
+        if not learned and self._versions.get((row, source)) == (known, known.version):
             return
         for kind in self._width:
             if kind not in ran_on:
                 beliefs[kind] = carried_belief(known, self._ratios.between(self._models[row], source, kind))
 
     def _compute(self, row: int, kind: str, belief: JobBelief) -> None:
-        version = (id(belief), belief.version)
+        version = (belief, belief.version)
         if belief.known and self._versions.get((row, kind)) == version:
             return
         self._versions[row, kind] = version

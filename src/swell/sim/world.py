@@ -38,7 +38,10 @@ class World:
         active: Callable[[], IntArray],
         tells_types_apart: bool = False,
     ) -> None:
-        """`active` says which rows are active; `tells_types_apart`: what is believed of a job depends on the GPU type, as the truth does."""
+        """`active` says which rows are active.
+
+        With `tells_types_apart`, what is believed of a job depends on the GPU type, as the truth does.
+        """
         if belief not in (None, "profiles", "fitted"):
             raise InputError(f"belief must be 'profiles' or 'fitted', got '{belief}'", field="belief")
         self.table = table
