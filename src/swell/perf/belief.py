@@ -38,6 +38,9 @@ nodes."""
 PRIOR_ERROR = 0.25
 """Relative error of a model carried over from other jobs, before this job has been observed."""
 
+NO_NOISE_LIMIT = (0.0, 1.0)
+"""Gradient statistics of a job to which every sample is worth the same, however large the batch."""
+
 
 class _Observed:
     """Mean times of one configuration, and those the last fit used."""
@@ -64,9 +67,17 @@ class JobBelief:
     """What is believed of one job's goodput. Its answers change only when `version` does."""
 
     def __init__(
-        self, limits: BatchLimits, fixed_batch: int | None = None, prior: ThroughputParams | None = None
+        self,
+        limits: BatchLimits,
+        fixed_batch: int | None = None,
+        prior: ThroughputParams | None = None,
+        *,
+        throughput_only: bool = False,
     ) -> None:
-        """`fixed_batch`: the batch size of a job that keeps it; `prior`: a model fitted on similar jobs."""
+        """`fixed_batch`: the batch size of a job that keeps it; `prior`: a model fitted on similar jobs.
+
+        With `throughput_only`, all samples count alike: gradient statistics are ignored.
+        """
         self.limits = limits
         self.fixed_batch = fixed_batch
         self.prior = prior
@@ -76,7 +87,8 @@ class JobBelief:
         """Grows whenever an answer may have changed."""
         self.most_gpus = 0
         """The most GPUs the job was ever seen on."""
-        self.sqr, self.var = 1.0, 0.0
+        self.throughput_only = throughput_only
+        self.sqr, self.var = NO_NOISE_LIMIT if throughput_only else (1.0, 0.0)
         self.noise_known = False
         """True once `sqr` and `var` were reported; until then a larger batch counts as no gain."""
         self._observed: dict[tuple[int, int, int], _Observed] = {}
@@ -172,6 +184,8 @@ class JobBelief:
 
     def observe_gradients(self, sqr: float, var: float) -> None:
         """Record new gradient statistics, measured at the tuned batch size."""
+        if self.throughput_only:
+            return
         self.noise_known = True
         if (sqr, var) != (self.sqr, self.var):
             self.sqr, self.var = sqr, var
@@ -222,6 +236,15 @@ class JobBelief:
         """Goodput on 0 to `max_gpus` GPUs, packed on as few nodes as possible."""
         gpus = np.arange(max_gpus + 1)
         return self.goodput(-(-gpus // gpus_per_node), gpus)
+
+    def throughput(self, max_gpus: int, gpus_per_node: int) -> FloatArray:
+        """Throughput on 0 to `max_gpus` packed GPUs, in tuned batches per second, whatever it is good for."""
+        params = self.params
+        assert params is not None
+        table = candidates(self.limits, max_gpus, self.fixed_batch)
+        rates, _ = goodput_table(table, candidate_times(params, table), *NO_NOISE_LIMIT)
+        gpus = np.arange(max_gpus + 1)
+        return rates[(gpus > gpus_per_node).astype(np.int64), gpus]
 
     def relative_error(self, nodes: npt.ArrayLike, gpus: npt.ArrayLike) -> FloatArray:
         """One standard deviation of the predicted step time, relative to it, for each placement.

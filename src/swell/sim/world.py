@@ -8,6 +8,7 @@ nothing of the truth except through the table and the curves that this module fi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,15 +38,18 @@ class World:
         table: JobTable,
         active: Callable[[], IntArray],
         tells_types_apart: bool = False,
+        throughput_only: bool = False,
     ) -> None:
         """`active` says which rows are active.
 
-        With `tells_types_apart`, what is believed of a job depends on the GPU type, as the truth does.
+        With `tells_types_apart`, what is believed of a job depends on the GPU type, as the truth does. With
+        `throughput_only`, jobs that adapt their batch size choose the one with the most samples per second.
         """
         if belief not in (None, "profiles", "fitted"):
             raise InputError(f"belief must be 'profiles' or 'fitted', got '{belief}'", field="belief")
         self.table = table
         self.active = active
+        self._throughput_only = throughput_only
         self.cluster = cluster
         self._profile = [profiles.get(job.model) for job in jobs]
         self._main_type = max(cluster.gpu_types, key=lambda kind: _gpus_of_type(cluster, kind))
@@ -96,9 +100,12 @@ class World:
         believed: JobBelief | None = None
         if self.learns and profile.trains:
             pinned = profile.pinned_batch if adaptive else job.batch_size
-            believed = JobBelief(profile.limits, fixed_batch=pinned)
+            make = partial(
+                JobBelief, profile.limits, fixed_batch=pinned, throughput_only=self._throughput_only
+            )
+            believed = make()
             if self._by_type is not None:
-                own = self._by_type.add(row, lambda: JobBelief(profile.limits, fixed_batch=pinned))
+                own = self._by_type.add(row, make)
                 table.belief_by_type[row], believed = own, own[self._kinds_told[0]]
             table.belief[row] = believed
         elif self._by_type is not None:
