@@ -9,9 +9,13 @@ noise grows. With `measure='throughput'` they are those of throughput at the lar
 that know nothing of statistical efficiency: they see a job scale well long before that does it any good.
 
 Beyond the paper:
+- The range says nothing of what time is worth. With `hour_worth`, the number of nodes is the one with the
+  least (price of the nodes + worth of the jobs' time) per speed-up, which needs no range.
 - Deadlines come first: there are never fewer nodes than those on which ElasticFlow's plan keeps every
   deadline that the largest cluster could keep.
 - A budget per hour bounds the nodes, those for deadlines included.
+- By range, no node is had whose GPUs hardly add speed (`least_gain`), although the utility of all is in the
+  range: without this rule, jobs that scale well up to a point get nodes far beyond it.
 - A job that will have ended by the time a new node is ready is no reason for one.
 - Without jobs there are no nodes.
 """
@@ -30,6 +34,8 @@ from swell.policies import Snapshot
 from swell.policies.elasticflow import ElasticFlow
 
 Measure = Literal["goodput", "throughput"]
+TOLERANCE = 0.03
+"""With a worth per hour, the number of nodes changes only if that saves more than this part of the cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,10 @@ class Terms:
     """Below this utility nodes are let go."""
     high: float = 2 / 3
     """Above this utility nodes are added."""
+    hour_worth: float | None = None
+    """What it is worth that a job is done an hour sooner, in the unit of the price; None: go by the range."""
+    least_gain: float = 0.1
+    """A node is worth having only if each of its GPUs adds at least this part of a first GPU's speed."""
     budget_per_hour: float = math.inf
     """The most that all nodes together may cost in an hour."""
     idle_s: float = 60.0
@@ -54,6 +64,8 @@ class Terms:
             ("most_nodes", self.most_nodes >= 1, "at least 1"),
             ("low", 0 < self.low <= self.high, "more than 0 and not above 'high'"),
             ("high", self.high < 1, "below 1"),
+            ("hour_worth", self.hour_worth is None or 0 <= self.hour_worth < math.inf, "at least 0"),
+            ("least_gain", 0 <= self.least_gain < 1, "at least 0 and below 1"),
             ("budget_per_hour", self.budget_per_hour > 0, "more than 0"),
             ("idle_s", 0 <= self.idle_s < math.inf, "seconds of at least 0"),
             ("interval_s", 0 < self.interval_s < math.inf, "more than 0 seconds"),
@@ -100,19 +112,20 @@ class Autoscaler:
 def worth_having(snapshot: Snapshot, nodes: int, terms: Terms, offer: Offer) -> Wanted:
     """How many nodes the jobs of a snapshot are worth, if there are `nodes` now."""
     most = terms.affordable(offer)
-    needed = nodes_for_deadlines(snapshot, most, offer)
+    if not most:
+        return Wanted(0, "the budget is below the price of one node")
     width = offer.gpus_per_node
-    speedups = [_marginal_speedups(snapshot, i, terms.measure, most * width) for i in range(len(snapshot))]
-    middle = (terms.low + terms.high) / 2
-    everyone = utilities(speedups, most, width)
-    lasting = utilities(_lasting(snapshot, speedups, offer), most, width)
-    wanted, reason = nodes, "the utility is in its range"
-    if nodes and everyone[min(nodes, most)] < terms.low:
-        wanted = min(max(_largest(everyone, middle), 1), nodes)
-        reason = f"the utility of {nodes} nodes is {everyone[min(nodes, most)]:.2f}, below {terms.low:.2f}"
-    elif not nodes or lasting[min(nodes, most)] > terms.high:
-        wanted = max(_largest(lasting, middle), nodes, 1)
-        reason = f"jobs can use {wanted} nodes"
+    each = [_marginal_speedups(snapshot, i, terms.measure, most * width) for i in range(len(snapshot))]
+    lasting = _lasting(snapshot, each, offer)
+    choose = _by_range if terms.hour_worth is None else _by_worth
+    fewer = choose(summed_speedups(each, most, width), min(nodes, most), len(each), terms, offer)
+    more = choose(summed_speedups(lasting, most, width), min(nodes, most), len(lasting), terms, offer)
+    wanted, reason = nodes, "as many as the jobs are worth"
+    if fewer < nodes:
+        wanted, reason = max(fewer, 1), f"the jobs are worth {max(fewer, 1)} nodes"
+    elif more > nodes or not nodes:
+        wanted, reason = max(more, 1), f"the jobs are worth {max(more, 1)} nodes"
+    needed = nodes_for_deadlines(snapshot, most, offer)
     if needed > wanted:
         wanted, reason = needed, f"deadlines need {needed} nodes"
     if wanted > most:
@@ -120,16 +133,36 @@ def worth_having(snapshot: Snapshot, nodes: int, terms: Terms, offer: Offer) -> 
     return Wanted(wanted, reason)
 
 
-def utilities(speedups: list[FloatArray], most_nodes: int, gpus_per_node: int) -> FloatArray:
-    """The utility of 0 to `most_nodes` nodes, if each GPU goes where it adds the most speed-up.
+def summed_speedups(each: list[FloatArray], most_nodes: int, gpus_per_node: int) -> FloatArray:
+    """The sum of the jobs' speed-ups on 0 to `most_nodes` nodes, if each GPU goes where it adds the most.
 
-    `speedups` has for each job what each further GPU adds, in descending order.
+    `each` has for each job what each further GPU adds, in descending order.
     """
     total = most_nodes * gpus_per_node
-    gains = np.sort(np.concatenate([*speedups, np.zeros(total)]))[::-1]
+    gains = np.sort(np.concatenate([*each, np.zeros(total)]))[::-1]
     summed = np.concatenate([[0.0], np.cumsum(gains[:total])])
-    gpus = np.arange(most_nodes + 1) * gpus_per_node
-    return np.divide(summed[gpus], gpus, out=np.ones(len(gpus)), where=gpus > 0)
+    return summed[::gpus_per_node]
+
+
+def _by_range(speedup: FloatArray, nodes: int, jobs: int, terms: Terms, offer: Offer) -> int:
+    """Pollux's rule: keep the utility in its range; and no node that adds hardly any speed."""
+    gpus = np.arange(len(speedup)) * offer.gpus_per_node
+    utility = np.divide(speedup, gpus, out=np.ones(len(gpus)), where=gpus > 0)
+    added = np.diff(speedup) / offer.gpus_per_node
+    useful = int(np.argmax(np.append(added < terms.least_gain, True)))
+    if nodes and terms.low <= utility[nodes] <= terms.high and nodes <= max(useful, 1):
+        return nodes
+    enough = np.flatnonzero(utility[1 : useful + 1] >= (terms.low + terms.high) / 2)
+    return int(enough[-1]) + 1 if len(enough) else 0
+
+
+def _by_worth(speedup: FloatArray, nodes: int, jobs: int, terms: Terms, offer: Offer) -> int:
+    """The number of nodes with the least cost of progress, where the waiting of jobs costs too."""
+    assert terms.hour_worth is not None
+    cost = np.arange(len(speedup)) * offer.price_per_hour + terms.hour_worth * jobs
+    cost = np.divide(cost, speedup, out=np.full(len(cost), np.inf), where=speedup > 0)
+    best = int(np.argmin(cost))
+    return nodes if nodes and cost[nodes] <= cost[best] * (1 + TOLERANCE) else best
 
 
 def nodes_for_deadlines(snapshot: Snapshot, most: int, offer: Offer) -> int:
@@ -195,8 +228,3 @@ def _lasting(snapshot: Snapshot, speedups: list[FloatArray], offer: Offer) -> li
     left_s = np.divide(snapshot.remaining, rate, out=np.full(len(rate), np.inf), where=rate > 0)
     left_s[~snapshot.known] = np.inf
     return [own for own, ahead_s in zip(speedups, left_s.tolist()) if ahead_s > offer.start_s]
-
-
-def _largest(utility: FloatArray, least: float) -> int:
-    """The largest number of nodes with at least that utility; 0 if there is none."""
-    return int(np.max(np.flatnonzero(utility[1:] >= least) + 1, initial=0))

@@ -157,6 +157,8 @@ _OFFER = {"price": "price_per_hour", "start": "start_s", "spot": "spot_life_s"}
 _TERMS = {
     "low": "low",
     "high": "high",
+    "gain": "least_gain",
+    "worth": "hour_worth",
     "budget": "budget_per_hour",
     "idle": "idle_s",
     "interval": "interval_s",
