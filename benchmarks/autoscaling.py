@@ -50,7 +50,7 @@ WAYS = (
     Way("goodput, range .50-.67", ""),
     Way("goodput, range .40-.55", "low=0.4,high=0.55"),
     Way("goodput, range .30-.45", "low=0.3,high=0.45"),
-    *(Way(f"goodput, worth {worth}", f"worth={worth}") for worth in (5, 15, 30, 60, 100)),
+    *(Way(f"goodput, worth {worth}", f"worth={worth}") for worth in (15, 60, 150, 300)),
 )
 
 

@@ -1,4 +1,4 @@
-"""The commands of cloud.md and gpu-types.md, and their options: in this process, as most of it is simulation."""
+"""The commands of cloud.md and gpu-types.md, and their options, in this process."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from swell.policies import Snapshot
 from swell.policies.elasticflow import ElasticFlow
 
 Measure = Literal["goodput", "throughput"]
-TOLERANCE = 0.03
+TOLERANCE = 0.01
 """With a worth per hour, the number of nodes changes only if that saves more than this part of the cost."""
 
 
@@ -201,6 +201,7 @@ def _marginal_speedups(snapshot: Snapshot, index: int, measure: Measure, most: i
     if belief is not None:
         if measure == "throughput" and belief.known:
             rates = belief.throughput(most, snapshot.cluster.gpus_per_node)
+        rates = rates * belief.shown(most)
         rates = rates[: max(belief.max_gpus(most), min(int(snapshot.min_gpus[index]), most)) + 1]
     runs = np.flatnonzero(rates > 0)
     if not len(runs):

@@ -246,6 +246,24 @@ class JobBelief:
         gpus = np.arange(max_gpus + 1)
         return rates[(gpus > gpus_per_node).astype(np.int64), gpus]
 
+    def shown(self, max_gpus: int) -> FloatArray:
+        """How many times as fast as the model says the job has been, on 0 to `max_gpus` GPUs.
+
+        For each number of GPUs that the job was observed on, the configuration seen most often counts;
+        between two of them it is interpolated, beyond the last it is as there.
+        """
+        params = self.params
+        if params is None or not self._observed:
+            return np.ones(max_gpus + 1)
+        often: dict[int, tuple[int, float]] = {}
+        for (nodes, gpus, local_batch), seen in self._observed.items():
+            faster = float(step_times(params, nodes, gpus, local_batch)[1]) / seen.step_s
+            often[gpus] = max(often.get(gpus, (0, 1.0)), (seen.count, faster))
+        counts = sorted(often)
+        return np.interp(
+            np.log(np.arange(max_gpus + 1) + 1e-9), np.log(counts), [often[k][1] for k in counts]
+        )
+
     def relative_error(self, nodes: npt.ArrayLike, gpus: npt.ArrayLike) -> FloatArray:
         """One standard deviation of the predicted step time, relative to it, for each placement.
 
