@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swell.domain import Cluster, InputError, IntArray, JobSpec, Placement
+from swell.domain import BoolArray, Cluster, InputError, IntArray, JobSpec, Placement
 from swell.perf.curves import Curves
 from swell.placement import NoRoom, Placer, make_placer
 from swell.policies import Decision, JobTable, Snapshot
@@ -152,24 +152,28 @@ class Board:
         rows, now_s = snapshot.rows, snapshot.now_s
         more = more or {}
         if decision.per_node is not None:
-            changes = {
+            by_node = {
                 int(rows[i]): decision.per_node[i]
                 for i in range(len(rows))
                 if self._other_nodes(int(rows[i]), decision.per_node[i])
             }
             smaller = {row: gpus for row, gpus in more.items() if gpus < self.table.gpus[row]}
             moved = self.placer.place(smaller) if smaller else {}
-            moved |= self.placer.place_per_node(changes) if changes else {}
+            moved |= self.placer.place_per_node(by_node) if by_node else {}
             larger = {row: gpus for row, gpus in more.items() if row not in smaller}
             moved |= self.placer.place(larger) if larger else {}
         else:
-            changed = (decision.gpus != snapshot.gpus).nonzero()[0]
+            kinds, changes = decision.gpu_types, decision.gpus != snapshot.gpus
+            if kinds is not None:
+                changes |= self._on_other_types(snapshot, kinds)
+            changed = changes.nonzero()[0]
             if decision.order is not None:
                 rank = np.empty(len(rows), dtype=np.int64)
                 rank[decision.order] = np.arange(len(rows))
                 changed = changed[np.argsort(rank[changed], kind="stable")]
             wanted = dict(more) | dict(zip(rows[changed].tolist(), decision.gpus[changed].tolist()))
-            moved = self.placer.place(wanted) if wanted else {}
+            types = None if kinds is None else {int(rows[i]): kinds[i] for i in changed.tolist()}
+            moved = self.placer.place(wanted, types) if wanted else {}
         for row in self._losses:  # a job that the policy leaves with its remaining GPUs moves too
             moved.setdefault(row, self.table.placement[row])
         return [
@@ -219,6 +223,17 @@ class Board:
         table.placement[row], table.gpus[row] = placement, len(placement)
         table.first_start_s[row] = table.last_start_s[row] = started_s
         return True
+
+    def _on_other_types(self, snapshot: Snapshot, kinds: Sequence[str]) -> BoolArray:
+        """For each job whether it holds GPUs of another type than the decision says."""
+        nodes = self.cluster.nodes
+        return np.array(
+            [
+                any(nodes[node].gpu_type != kind for node in self.cluster.nodes_of(placement))
+                for placement, kind in zip(snapshot.placements, kinds)
+            ],
+            dtype=np.bool_,
+        )
 
     def _other_nodes(self, row: int, counts: IntArray) -> bool:
         """Whether a policy that names nodes names other ones for this job than in its last decision."""

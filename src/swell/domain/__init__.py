@@ -2,6 +2,7 @@
 
 from swell.domain.cluster import (
     ANY_GPU,
+    BoolArray,
     Cluster,
     FloatArray,
     IntArray,
@@ -17,6 +18,7 @@ from swell.domain.request import JobOptions, JobRequest
 
 __all__ = [
     "ANY_GPU",
+    "BoolArray",
     "Cluster",
     "Event",
     "EventKind",

@@ -43,6 +43,8 @@ class Decision:
     """GPUs as jobs x nodes, if the policy itself chooses the nodes (Pollux); the row sums are `gpus`."""
     order: IntArray | None = None
     """Indices of jobs in the order in which they are to be placed; None for oldest first."""
+    gpu_types: tuple[str, ...] | None = None
+    """The GPU type of each job, if each is to be on GPUs of one given type."""
 
 
 PlacerName = Literal["packed", "buddy", "most-free", "first-fit"]

@@ -28,7 +28,9 @@ from swell.policies._plan_in_force import (
     earliest_promise,
     keep_promises,
     let_in,
+    plan_anew,
     plan_the_late,
+    shortfall,
 )
 from swell.policies._reservations import Jobs, Plan, next_step_s, shares_by_level, spend_spare
 from swell.policies.base import ADMITTED, Admission, Decision, Knowledge, PlacerName, Policy
@@ -87,6 +89,15 @@ class ElasticFlow(Policy):
         if plan is None:
             return math.inf
         return float(next_step_s(plan, np.isfinite(snapshot.deadline_s)))
+
+    def weight_lost(self, snapshot: Snapshot) -> float:
+        """The weight of the jobs whose deadlines no plan was found for, if all are planned anew."""
+        now = self._moment(snapshot)
+        order = now.can_be_kept()
+        hopeless = np.isfinite(snapshot.deadline_s)
+        hopeless[order] = False
+        unplaced, _ = shortfall(plan_anew(now, order, self.rounds), now.jobs, order)
+        return float(snapshot.weight[hopeless].sum()) + unplaced
 
     def _moment(self, snapshot: Snapshot, newcomer: int | None = None) -> Moment:
         """The snapshot in the planner's terms."""

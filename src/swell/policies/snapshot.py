@@ -7,7 +7,7 @@ policy asks for them, so that a decision costs no more than the columns it uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -93,6 +93,8 @@ class JobTable:
         self.placement: list[Placement] = [()] * n
         self.belief: list[JobBelief | None] = [None] * n
         """The belief about each job's performance, for a policy that learns it."""
+        self.belief_by_type: list[Mapping[str, JobBelief]] = [{}] * n
+        """The same by GPU type, where types are told apart."""
 
     def __len__(self) -> int:
         return len(self.specs)
@@ -256,15 +258,20 @@ class Snapshot:
     def resizes(self) -> IntArray:
         return self.table.resizes[self.rows]
 
-    @property
+    @column
     def placements(self) -> list[Placement]:
         """The GPUs each job holds."""
         return [self.table.placement[row] for row in self.rows]
 
-    @property
+    @column
     def beliefs(self) -> list[JobBelief | None]:
         """The belief about each job's performance, for a policy that learns it."""
         return [self.table.belief[row] for row in self.rows]
+
+    def belief_on(self, index: int, gpu_type: str) -> JobBelief | None:
+        """The belief about one job's performance on a GPU type."""
+        row = self.rows[index]
+        return self.table.belief_by_type[row].get(gpu_type, self.table.belief[row])
 
     def rate_at(self, gpus: IntArray) -> FloatArray:
         """Rate of each job if it had that many GPUs."""

@@ -196,7 +196,7 @@ class Tide(ElasticFlow):
             bound = min(int(most[i]), belief.limits.max_gpus)
             if not belief.known:
                 curve[i], bound = len(rates) - 1, min(bound, FIRST_SHARE)
-            elif belief.prior is None:
+            elif belief.explores:
                 bound = min(bound, max(EXPLORE * belief.most_gpus, FIRST_SHARE))
             most[i] = max(bound, min(int(snapshot.min_gpus[i]), int(most[i])))
         return rates, curve, most
