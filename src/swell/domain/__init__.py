@@ -1,5 +1,6 @@
 """The basic types: jobs, nodes, clusters, placements, events. Imports no other part of swell."""
 
+from swell.domain.calendar import NO_RESERVATIONS, Ahead, Calendar, Reservation
 from swell.domain.cluster import (
     ANY_GPU,
     Cluster,
@@ -17,6 +18,9 @@ from swell.domain.request import JobOptions, JobRequest
 
 __all__ = [
     "ANY_GPU",
+    "NO_RESERVATIONS",
+    "Ahead",
+    "Calendar",
     "Cluster",
     "Event",
     "EventKind",
@@ -28,6 +32,7 @@ __all__ = [
     "JobSpec",
     "Node",
     "Placement",
+    "Reservation",
     "SwellError",
     "nearest",
     "overlapping",

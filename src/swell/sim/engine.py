@@ -14,13 +14,22 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from swell.board import Board, Move, Rhythm
-from swell.domain import Cluster, Event, EventKind, FloatArray, InputError, JobSpec
+from swell.board import Board, Move, Rhythm, held_events
+from swell.domain import (
+    NO_RESERVATIONS,
+    Calendar,
+    Cluster,
+    Event,
+    EventKind,
+    FloatArray,
+    InputError,
+    JobSpec,
+)
 from swell.perf.profiles import ProfileSet
 from swell.policies import Policy, Snapshot, make_policy
 from swell.sim.costs import ConstantCost, ResizeCost
@@ -47,6 +56,15 @@ class NodeFailure:
     repair_s: float = math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class DemandChange:
+    """From `at_s` on, the service that the reservation `name` follows wants so many GPUs."""
+
+    name: str
+    at_s: float
+    gpus: int
+
+
 def simulate(
     jobs: Sequence[JobSpec],
     profiles: ProfileSet,
@@ -58,6 +76,8 @@ def simulate(
     seed: int = 0,
     belief: str | None = None,
     failures: Sequence[NodeFailure] = (),
+    calendar: Calendar = NO_RESERVATIONS,
+    demand: Sequence[DemandChange] = (),
     explore: Exploration | None = None,
     planned_cost: ResizeCost | None = None,
     belief_error: float = 0.0,
@@ -69,6 +89,7 @@ def simulate(
     Args:
         interval_s: length of the rounds; None for the policy's own rounds, or none if it has no rounds.
         belief: 'profiles' or 'fitted' to override what the policy is told of the jobs' speed.
+        calendar: reservations that take GPUs away from training; `demand`: what the services among them want.
         explore: if given, jobs grow only as their speed becomes known, as on a live cluster.
         planned_cost: the cost of changes that policies plan with, if it is not the true cost.
         belief_error: the relative standard deviation of each job's believed speed from the true one, for
@@ -94,6 +115,7 @@ def simulate(
     engine = _Engine(board, world, chosen, interval_s, cost, failures, explore, on_event, on_progress)
     if planned_cost is not None:
         engine.plan_with(planned_cost)
+    engine.reserve(calendar, demand)
     started = time.process_time()
     engine.run()
     result = engine.result()
@@ -170,6 +192,18 @@ class _Engine:
         self.resize_cost_s = cost.seconds(typical, 1, 2) + round_s
         self.start_cost_s = cost.seconds(typical, 0, 1) + round_s
 
+    def reserve(self, calendar: Calendar, demand: Sequence[DemandChange]) -> None:
+        """Follow this calendar, and services whose demand changes so."""
+        self.calendar = calendar
+        self.demand = sorted(demand, key=lambda change: change.at_s)
+        self.calendar_s = -math.inf if calendar else math.inf
+        """When the calendar has to be looked at next."""
+        self.busy_s = self.now_s
+        """When a job last ran or was still to come."""
+        periods_s = [one.every_s for one in calendar.reservations if one.every_s is not None]
+        self.patience_s = 10 * max(periods_s) if periods_s else math.inf
+        """How long to wait for reserved hours to end before a waiting job counts as one that never starts."""
+
     # -- the clock ---------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -185,6 +219,7 @@ class _Engine:
             self._submissions()
             self._segment_ends()
             self._node_changes()
+            self._reservations()
             if self.rhythm.due_s <= self.now_s:
                 self._decide()
             turns += 1
@@ -203,6 +238,8 @@ class _Engine:
             at_s = min(at_s, self.segments[0][0])
         if self.failures and (len(self.board.active) or self.next_job < len(self.table)):
             at_s = min(at_s, self.failures[0][0])
+        if self.board.active.size or self.next_job < len(self.table):
+            at_s = min(at_s, max(self.calendar_s, self.now_s))
         return float(at_s)
 
     def _pass_time(self, at_s: float) -> None:
@@ -266,7 +303,7 @@ class _Engine:
     def _node_changes(self) -> None:
         while self.failures and self.failures[0][0] <= self.now_s:
             _, up, index = self.failures.pop(0)
-            cluster = self.board.cluster
+            cluster = self.board.base
             node = cluster.nodes[index]
             if node.up == up:
                 continue
@@ -280,6 +317,29 @@ class _Engine:
             reason = f"node {node.name} was lost"
             self.board.set_cluster(cluster.with_node(index, up=up), self.now_s, reason)
             self.rhythm.ask(self.now_s, urgent=True)
+
+    def _reservations(self) -> None:
+        """Give reservations the GPUs that they want at this moment."""
+        if self.calendar_s > self.now_s:
+            return
+        while self.demand and self.demand[0].at_s <= self.now_s:
+            change = self.demand.pop(0)
+            followed = self.calendar.get(change.name)
+            if followed is None or followed.most is None:
+                raise InputError(
+                    f"demand: '{change.name}' is no reservation with most in the calendar", field="demand"
+                )
+            self.calendar = self.calendar.having(replace(followed, gpus=change.gpus))
+        next_s = self.demand[0].at_s if self.demand else math.inf
+        self.calendar_s = min(self.calendar.next_change_s(self.now_s), next_s)
+        for row in self.board.active.tolist():
+            self._settle(row)
+        before = self.board.reserved
+        if self.board.reserve(self.calendar, self.now_s):
+            self.rhythm.ask(self.now_s, urgent=True)
+            if self.on_event is not None:
+                for event in held_events(before, self.board.reserved, self.now_s):
+                    self.on_event(event)
 
     # -- decisions ---------------------------------------------------------------------------------------
 
@@ -302,10 +362,12 @@ class _Engine:
         known_s = self._explore()
         self.rhythm.decided(self.now_s, self.policy.next_wakeup_s(snapshot, decision))
         self.rhythm.due_s = min(self.rhythm.due_s, known_s)
-        alive = self.segments or self.next_job < len(self.table) or self.failures
-        self.idle_rounds = 0 if alive else self.idle_rounds + 1
+        if self.segments or self.next_job < len(self.table) or self.failures or self.demand:
+            self.idle_rounds, self.busy_s = 0, self.now_s
+        elif self.calendar_s == math.inf or self.now_s - self.busy_s > self.patience_s:
+            self.idle_rounds += 1
         if self.idle_rounds >= _IDLE_ROUNDS:
-            self.rhythm.due_s = math.inf
+            self.rhythm.due_s = self.calendar_s = math.inf
 
     def _explore(self) -> float:
         """Bound each job's GPUs by what is known of its speed; returns when the next bound may rise."""
