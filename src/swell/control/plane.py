@@ -310,7 +310,8 @@ class ControlPlane:
         """The nodes and how many of their slots are in use."""
         with self._lock:
             drained, records = self._conductor.drained, self._book.records.values()
-            return views.nodes(self.engine.cluster(), drained, records)
+            held = self._conductor.scheduler.cluster.held
+            return views.nodes(self.engine.cluster().without(held), drained, records)
 
     def drain(self, node: str) -> None:
         """Move all jobs off a node, and give it none until it is undrained."""
@@ -341,6 +342,9 @@ class ControlPlane:
         with self._lock:
             scheduler = self._conductor.scheduler
             made = self._conductor.reservations.make(asked, scheduler, self.clock(), by=by, force=force)
+            text = f"its promised finish is in danger: slots are reserved for {asked.name}"
+            for job_id in made.endangered:
+                self._conductor.feed(self._book.records[job_id], lifecycle.Noticed(text), self.clock())
             self.wake()
             return made
 

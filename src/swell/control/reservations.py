@@ -127,8 +127,9 @@ class Reservations:
                 f"reservation '{asked.name}' would break what was promised to {', '.join(endangered)};"
                 " choose other hours or fewer GPUs, or use --force to reserve all the same"
             )
-        data = {"reservation": asked.name} | _plain(asked) | {"by": by, "endangered": endangered}
+        data = {"reservation": asked.name} | _plain(asked) | {"by": by}
         self._change(calendar, Event(now_s, EventKind.RESERVED, data=data))
+        self._endangered = self._endangered.union(endangered)
         return self._state(asked, now_s, tuple(endangered))
 
     def remove(self, name: str, now_s: float, *, by: str) -> ReservationState:

@@ -55,7 +55,7 @@ class EventKind(StrEnum):
     NODE_LOST = "node_lost"
     """A node went out of service; data: gpus."""
     RESERVED = "reserved"
-    """A reservation was made or changed; data: reservation (its name), its fields, by, endangered (jobs)."""
+    """A reservation was made or changed; data: reservation (its name), its fields, by."""
     UNRESERVED = "unreserved"
     """A reservation was removed; data: reservation, by."""
     HELD = "held"

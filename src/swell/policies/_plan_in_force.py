@@ -11,7 +11,7 @@ What can happen to it, and why it survives:
 
 - *Time passes, or a job ends.* What is left of the plan is a plan for the jobs that are left.
 - *Reserved hours.* GPUs that services have later are not there in the plan, and neither are those that a
-  service may want at any time (`Snapshot.ahead`). They can be used now, never counted on (`with_lent`).
+  service may want at any time (`Snapshot.ahead`). They can be used now, never counted on (`Moment.spend`).
 - *A newcomer.* It is let in only with a plan that covers everybody, itself included. While an earlier promise
   that can still be kept has no place in the plan, every newcomer is refused.
 - *Spare GPUs are given away.* They come from what nobody has reserved, and a job takes them only if its
@@ -35,6 +35,7 @@ lost one is planned for the earliest end that costs no other promise.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -98,14 +99,17 @@ class Moment:
         """The plan of nobody."""
         return nothing_reserved(*self.snapshot.ahead, self.jobs)
 
-    def with_lent(self, plan: Plan) -> Plan:
-        """The plan with the GPUs free as well that a service does not want now.
+    def spend(self, plan: Plan, give: Callable[[Plan], tuple[Plan, IntArray]]) -> tuple[Plan, IntArray]:
+        """Give spare GPUs away; returns the plan to keep in force, and everybody's GPUs now.
 
-        Only once promises have been planned without them. A job that uses them is never behind its plan, so
-        the service may have them back at any moment and no promise is in danger.
+        GPUs that a service does not want now are given away as well, but are in no plan that is kept. A job
+        that has some is never behind the plan without them, so the service may have them back at any moment.
         """
+        plan, gpus = give(plan)
         lent = self.snapshot.lent
-        return plan._replace(free=plan.free + lent) if lent > 0 else plan
+        if lent > 0:
+            _, gpus = give(plan._replace(free=plan.free + lent))
+        return plan, gpus
 
     def can_be_kept(self) -> IntArray:
         """The jobs with deadlines that could end in time alone on the cluster, earliest deadline first."""

@@ -78,7 +78,7 @@ class ElasticFlow(Policy):
         now = self._moment(snapshot)
         plan, calm = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
         plan = plan_the_late(calm, plan, self.rounds)
-        plan, gpus = spend_spare(calm.jobs, calm.with_lent(plan))
+        plan, gpus = calm.spend(plan, lambda plan: spend_spare(calm.jobs, plan))
         self._in_force = PlanInForce(plan, snapshot.numbers)
         return Decision(gpus)
 

@@ -194,7 +194,7 @@ class _Engine:
 
     def reserve(self, calendar: Calendar, demand: Sequence[DemandChange]) -> None:
         """Follow this calendar, and services whose demand changes so."""
-        self.calendar = calendar
+        self.calendar = self.board.calendar = calendar
         self.demand = sorted(demand, key=lambda change: change.at_s)
         self.calendar_s = -math.inf if calendar else math.inf
         """When the calendar has to be looked at next."""
