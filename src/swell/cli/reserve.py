@@ -27,7 +27,8 @@ def reserve() -> None:
 
 
 @reserve.command(
-    epilog="\b\nExample:\n  swell reserve add evening --gpus 2 --from 18:00 --for 4h --every 1d\n"
+    epilog="\b\nExample:\n  swell reserve add evening --gpus 1 --from 18:00 --for 4h --every 1d\n"
+    "  swell reserve add web --most 2\n"
 )
 @click.argument("name")
 @click.option("--gpus", type=click.IntRange(min=0), default=0, help="How many slots, whichever they are.")
@@ -121,7 +122,7 @@ def remove(name: str, as_json: bool, home: str | None) -> None:
         click.echo(f"{name} is removed; training may have its slots again.")
 
 
-@reserve.command(epilog="\b\nExample:\n  swell reserve demand web 3\n")
+@reserve.command(epilog="\b\nExample:\n  swell reserve demand web 1\n")
 @click.argument("name")
 @click.argument("gpus", type=click.IntRange(min=0))
 @json_option
@@ -136,7 +137,7 @@ def demand(name: str, gpus: int, as_json: bool, home: str | None) -> None:
         click.echo(f"{name} wants {gpus} of at most {now.most} slots.")
 
 
-@reserve.command(epilog="\b\nExample:\n  swell reserve follow web --command ./wanted.sh --every 500ms\n")
+@reserve.command(epilog="\b\nExample:\n  swell reserve follow web --command 'echo 1' --times 1\n")
 @click.argument("name")
 @click.option("--command", "command", metavar="TEXT", help="Prints a number; split as a shell would.")
 @click.option("--url", help="A page of metrics in the Prometheus format.")
