@@ -123,7 +123,9 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="swell-service-") as folder:
         found = beside(Path(folder), args.slots, 60 * args.minutes)
-    print(json.dumps(found) if args.json else "\n".join(f"{name:>24}: {value}" for name, value in found.items()))
+    print(
+        json.dumps(found) if args.json else "\n".join(f"{name:>24}: {value}" for name, value in found.items())
+    )
 
 
 if __name__ == "__main__":

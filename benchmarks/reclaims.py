@@ -54,9 +54,7 @@ def reclaim_at_random(
     plane = ControlPlane(store, LocalEngine(home, slots=slots), home=home, policy="tide", interval_s=0.5)
     plane.start()
     epochs, left_s, sizes = max(8, 6 * reclaims), list[float](), list[int]()
-    honest = [
-        Honest(f"job-{i}", SAMPLES, BATCH, epochs, {}, (), home / f"job-{i}.json") for i in range(jobs)
-    ]
+    honest = [Honest(f"job-{i}", SAMPLES, BATCH, epochs, {}, (), home / f"job-{i}.json") for i in range(jobs)]
     try:
         records = [_submit(plane, one, home, i < promised, hurry) for i, one in enumerate(honest)]
         plane.reserve(Reservation(name=SERVICE, most=slots), "bench", force=True)
@@ -152,7 +150,9 @@ def main() -> None:
             promised=args.promised,
             seed=args.seed,
         )
-    print(json.dumps(found) if args.json else "\n".join(f"{name:>16}: {value}" for name, value in found.items()))
+    print(
+        json.dumps(found) if args.json else "\n".join(f"{name:>16}: {value}" for name, value in found.items())
+    )
 
 
 if __name__ == "__main__":

@@ -53,15 +53,16 @@ class Reservation:
 
         if not _NAME.fullmatch(self.name):
             refuse("name", self.name, "up to 128 letters, digits, '.', '_' or '-'")
-        if not math.isfinite(self.start_s) or self.start_s < 0:
-            refuse("start_s", self.start_s, "a time of at least 0")
+        if not math.isfinite(self.start_s):
+            refuse("start_s", self.start_s, "a moment")
         if self.end_s is not None and not self.start_s < self.end_s < math.inf:
             refuse("end_s", self.end_s, f"after start_s ({self.start_s:g})")
         if self.every_s is not None:
             if self.end_s is None:
                 refuse("end_s", self.end_s, "given, because the reservation is repeated")
-            elif not self.end_s - self.start_s < self.every_s < math.inf:
-                refuse("every_s", self.every_s, f"longer than the {self.end_s - self.start_s:g} s reserved")
+            elif not self.end_s - self.start_s + 1 <= self.every_s < math.inf:
+                reserved_s = self.end_s - self.start_s
+                refuse("every_s", self.every_s, f"longer by a second than the {reserved_s:g} s reserved")
         if self.most is None:
             if bool(self.nodes) == bool(self.gpus):
                 refuse("gpus", self.gpus, "at least 1, or nodes must be named in its place")
@@ -136,24 +137,17 @@ class Calendar:
         return Calendar(tuple(one for one in self.reservations if one.name != name))
 
     def shifted(self, by_s: float) -> Calendar:
-        """The same calendar for a clock that shows `by_s` more; what began before its 0 begins at 0."""
-        moved = []
-        for one in self.reservations:
-            start_s, end_s = one.start_s + by_s, None if one.end_s is None else one.end_s + by_s
-            if end_s is not None and start_s < 0:
-                if one.every_s is not None:
-                    turns = math.floor(-start_s / one.every_s)
-                    start_s, end_s = start_s + turns * one.every_s, end_s + turns * one.every_s
-                    if start_s < 0:  # under way: the rest of it is a reservation of its own
-                        if end_s > 0:
-                            moved.append(
-                                replace(one, name=f"{one.name}.now", start_s=0.0, end_s=end_s, every_s=None)
-                            )
-                        start_s, end_s = start_s + one.every_s, end_s + one.every_s
-                elif end_s <= 0:
-                    continue
-            moved.append(replace(one, start_s=max(start_s, 0.0), end_s=end_s))
-        return Calendar(tuple(moved))
+        """The same calendar for a clock that shows `by_s` more."""
+        return Calendar(
+            tuple(
+                replace(
+                    one,
+                    start_s=one.start_s + by_s,
+                    end_s=None if one.end_s is None else one.end_s + by_s,
+                )
+                for one in self.reservations
+            )
+        )
 
     def next_change_s(self, now_s: float) -> float:
         """When the hours of a reservation begin or end next; infinite for never."""
