@@ -99,7 +99,7 @@ class Conductor:
         observed = self.engine.observe()
         self._listen(now_s, {job_id for job_id, job in observed.items() if job.state in _OVER})
         self._follow_nodes(now_s)
-        for job_id, text in self.reservations.follow(self.scheduler, now_s):
+        for job_id, text in self.reservations.follow(now_s):
             self.feed(self.book.records[job_id], lifecycle.Noticed(text), now_s)
         for difference in self.reconciler.differences(self.book.records, observed, now_s):
             match difference:

@@ -340,8 +340,7 @@ class ControlPlane:
     def reserve(self, asked: Reservation, by: str, *, force: bool = False) -> ReservationState:
         """Reserve capacity for a service, or change a reservation. Refused if it would break a promise."""
         with self._lock:
-            scheduler = self._conductor.scheduler
-            made = self._conductor.reservations.make(asked, scheduler, self.clock(), by=by, force=force)
+            made = self._conductor.reservations.make(asked, self.clock(), by=by, force=force)
             text = f"its promised finish is in danger: slots are reserved for {asked.name}"
             for job_id in made.endangered:
                 self._conductor.feed(self._book.records[job_id], lifecycle.Noticed(text), self.clock())

@@ -51,6 +51,7 @@ class Reservations:
     def __init__(self, book: Book) -> None:
         self.calendar: Calendar = NO_RESERVATIONS
         self._book = book
+        self._scheduler: Scheduler
         self._held: Held = {}
         """What the log says that reservations hold."""
         self._yielding: dict[str, float] = {}
@@ -67,6 +68,7 @@ class Reservations:
         total = len(board.base.node_of_gpu)
         slots = {name: frozenset(gpus) for name, gpus in stored.get("slots", {}).items()}
         self._held = {name: gpus for name, gpus in slots.items() if not gpus or max(gpus) < total}
+        self._scheduler = scheduler
         board.calendar, board.reserved = self.calendar, dict(self._held)
         board.set_cluster(board.base, now_s, "slots are reserved")
 
@@ -79,10 +81,10 @@ class Reservations:
         """Whether workers still have to leave slots that are reserved."""
         return bool(self._yielding)
 
-    def follow(self, scheduler: Scheduler, now_s: float) -> list[tuple[str, str]]:
+    def follow(self, now_s: float) -> list[tuple[str, str]]:
         """Give reservations the slots that they want now; returns jobs in danger since, and what to tell."""
-        scheduler.reserve(self.calendar, now_s)
-        now = scheduler.board.reserved
+        self._scheduler.reserve(self.calendar, now_s)
+        now = self._scheduler.board.reserved
         if now == self._held:
             return []
         grown = [name for name, gpus in now.items() if gpus - self._held.get(name, frozenset())]
@@ -95,7 +97,7 @@ class Reservations:
             self._yielding.setdefault(name, now_s)
         if not grown:
             return []
-        danger = frozenset(scheduler.endangered(self.calendar, now_s))
+        danger = frozenset(self._scheduler.endangered(self.calendar, now_s))
         new, self._endangered = danger - self._endangered, danger
         text = f"its promised finish is in danger: slots are reserved for {', '.join(grown)}"
         return [(job_id, text) for job_id in sorted(new)]
@@ -114,10 +116,9 @@ class Reservations:
 
     # -- what people ask ---------------------------------------------------------------------------------
 
-    def make(
-        self, asked: Reservation, scheduler: Scheduler, now_s: float, *, by: str, force: bool
-    ) -> ReservationState:
+    def make(self, asked: Reservation, now_s: float, *, by: str, force: bool) -> ReservationState:
         """Make a reservation, or change the one of this name."""
+        scheduler = self._scheduler
         _check(asked, scheduler.board.base)
         calendar = self.calendar.having(asked)
         before = scheduler.endangered(self.calendar, now_s)
@@ -172,7 +173,8 @@ class Reservations:
         with self._book.store.transaction():
             self._write(calendar, self._held)
             self._book.write([], events)
-        self.calendar = calendar
+        # Promises know of it at once; the slots follow in the next turn.
+        self.calendar = self._scheduler.board.calendar = calendar
 
     def _write(self, calendar: Calendar, held: Held) -> None:
         content = {
