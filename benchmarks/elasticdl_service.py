@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reclaims import BOUND_S, SERVICE
+from benchmarks.reclaims import BOUND_S, SERVICE, end_jobs
 from swell.control.database import connect
 from swell.control.model import JobRequest
 from swell.control.plane import ControlPlane
@@ -91,6 +91,7 @@ def beside(home: Path, slots: int, run_s: float) -> dict[str, Any]:
         }
     finally:
         _end(service)
+        end_jobs(plane)
         plane.stop()
         store.close()
 

@@ -85,6 +85,7 @@ def reclaim_at_random(
             problems.append(f"only {running} of {jobs} jobs ran until the last reclaim")
         notices = sum(1 for _, event in plane.events(limit=1_000_000) if event.kind is EventKind.NOTICED)
     finally:
+        end_jobs(plane)
         plane.stop()
         store.close()
     return {
@@ -97,6 +98,16 @@ def reclaim_at_random(
         "dangers_told": notices,
         "problems": problems,
     }
+
+
+def end_jobs(plane: ControlPlane) -> None:
+    """Cancel what still runs, if the benchmark was interrupted, and wait until its processes are gone."""
+    for job in plane.jobs():
+        if not job.phase.over:
+            plane.cancel(job.job_id)
+    until_s = time.monotonic() + 20.0
+    while plane.engine.observe() and time.monotonic() < until_s:
+        time.sleep(0.1)
 
 
 def _submit(plane: ControlPlane, one: Honest, home: Path, promised: bool, hurry: Path) -> JobRecord:
