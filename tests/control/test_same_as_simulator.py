@@ -72,7 +72,10 @@ def _no_looking_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookahead, "MOST_JOBS", 0)
 
 
-@pytest.mark.parametrize("policy", ["tide-fixed", "elasticflow", "edf-admission", "oasis", "pollux", "fifo"])
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("elasticflow", "oasis", "pollux")]
+
+
+@pytest.mark.parametrize("policy", ["tide-fixed", "edf-admission", "fifo", *LONG])
 def test_same_events_beside_services(policy: str, tmp_path: Path) -> None:
     test_same_events(RESERVED, policy, None, tmp_path)
 
