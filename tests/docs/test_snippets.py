@@ -28,6 +28,7 @@ RUN_BY = {
     "operations.md": "tests/cli/test_platform_docs.py",
     "quickstart.md": "tests/cli/test_platform_docs.py",
     "security.md": "tests/cli/test_platform_docs.py",
+    "services.md": "tests/cli/test_platform_docs.py",
     "simulator.md": "tests/cli/test_platform_docs.py",
     "streams.md": "tests/train/test_guide.py",
     "training.md": "tests/train/test_guide.py",

@@ -21,7 +21,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swell.domain import BoolArray, Cluster, InputError, IntArray, JobSpec, Placement
+from swell.board.holding import Held, hold
+from swell.domain import (
+    NO_RESERVATIONS,
+    Ahead,
+    BoolArray,
+    Calendar,
+    Cluster,
+    InputError,
+    IntArray,
+    JobSpec,
+    Placement,
+)
 from swell.perf.curves import Curves
 from swell.placement import NoRoom, Placer, make_placer
 from swell.policies import Decision, JobTable, Snapshot
@@ -54,7 +65,13 @@ class Board:
         self, cluster: Cluster, placer: str, pause_of: PauseOf, jobs: Sequence[JobSpec] = ()
     ) -> None:
         """`jobs`, in order of submission, are known in advance: job i is in row i. A live board has none."""
+        self.base = cluster
+        """The cluster, before reservations take their GPUs out of it."""
+        self.calendar = NO_RESERVATIONS
+        self.reserved: Held = {}
+        """By name of a reservation: the GPUs that it holds now."""
         self.cluster = cluster
+        """The cluster that jobs can be given: `base` without what is reserved now."""
         self.placer: Placer = make_placer(placer, cluster)
         self.table = JobTable(jobs or [_EMPTY] * _FIRST_ROWS)
         self._pause_of = pause_of
@@ -137,7 +154,15 @@ class Board:
     ) -> Snapshot:
         """All active jobs at this moment, as a policy sees them."""
         rows, numbers = self.active.copy(), self._numbers[: self._count].copy()
-        return Snapshot(now_s, self.cluster, self.table, rows, curves, resize_cost_s, start_cost_s, numbers)
+        ahead = self.ahead(now_s) if self.calendar else None
+        costs = (resize_cost_s, start_cost_s)
+        return Snapshot(now_s, self.cluster, self.table, rows, curves, *costs, numbers, ahead)
+
+    def ahead(self, now_s: float) -> Ahead:
+        """The GPUs that promises may count on, from now until all deadlines at least."""
+        deadlines_s = self.table.deadline_s[self.active]
+        last_s = float(deadlines_s[np.isfinite(deadlines_s)].max(initial=now_s))
+        return self.calendar.ahead(self.base, now_s, last_s)
 
     # -- decisions ---------------------------------------------------------------------------------------
 
@@ -197,6 +222,38 @@ class Board:
         A job on a lost node keeps its remaining GPUs. It moves with the next decision, which usually gives it
         other GPUs, so that the loss and the decision cost it one pause and not two.
         """
+        self.base = cluster
+        self.reserved = hold(cluster, self.calendar.at(now_s), self.reserved, self._placements())
+        self._use(cluster.without(self._reserved_gpus()), now_s, reason)
+
+    def reserve(self, calendar: Calendar, now_s: float) -> bool:
+        """Give reservations the GPUs that they want now; returns whether that changed anything.
+
+        Jobs lose GPUs as with a node: they move with the next decision.
+        """
+        self.calendar = calendar
+        wanting = calendar.at(now_s)
+        if not wanting and not self.reserved:
+            return False
+        before, self.reserved = (
+            self.reserved,
+            hold(self.base, wanting, self.reserved, self._placements()),
+        )
+        if self.reserved == before:
+            return False
+        names = [name for name, gpus in self.reserved.items() if gpus - before.get(name, frozenset())]
+        reason = f"slots are reserved for {', '.join(names)}" if names else ""
+        self._use(self.base.without(self._reserved_gpus()), now_s, reason)
+        return True
+
+    def _reserved_gpus(self) -> frozenset[int]:
+        return frozenset[int]().union(*self.reserved.values())
+
+    def _placements(self) -> list[Placement]:
+        return [self.table.placement[row] for row in self.active.tolist()]
+
+    def _use(self, cluster: Cluster, now_s: float, reason: str) -> None:
+        """Give jobs the GPUs of this cluster from now on."""
         self.cluster = cluster
         for row, left in self.placer.set_cluster(cluster, keep_survivors=True).items():
             self._losses.setdefault(row, (self.table.placement[row], reason))

@@ -10,6 +10,8 @@ remembered. One invariant carries every promise:
 What can happen to it, and why it survives:
 
 - *Time passes, or a job ends.* What is left of the plan is a plan for the jobs that are left.
+- *Reserved hours.* GPUs that services have later are not there in the plan, and neither are those that a
+  service may want at any time (`Snapshot.ahead`). They can be used now, never counted on (`Moment.spend`).
 - *A newcomer.* It is let in only with a plan that covers everybody, itself included. While an earlier promise
   that can still be kept has no place in the plan, every newcomer is refused.
 - *Spare GPUs are given away.* They come from what nobody has reserved, and a job takes them only if its
@@ -33,6 +35,7 @@ lost one is planned for the earliest end that costs no other promise.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -49,6 +52,7 @@ from swell.policies._reservations import (
     cut,
     earliest_end,
     ends_alone,
+    ends_alone_over,
     level_of,
     nothing_reserved,
     reserve_in_order,
@@ -81,7 +85,11 @@ class Moment:
     def of(cls, snapshot: Snapshot, jobs: Jobs) -> Moment:
         """The jobs of a snapshot in the planner's terms, each to be covered if that is possible."""
         full_cover_s = np.maximum(jobs.cover_s, LATE_WAKEUP_S)
-        alone_s = ends_alone(snapshot.now_s, jobs)
+        if len(snapshot.ahead.times) == 1:
+            alone_s = ends_alone(snapshot.now_s, jobs)
+        else:
+            uncovered = jobs._replace(cover_s=np.zeros(len(jobs.work)))
+            alone_s = ends_alone_over(nothing_reserved(*snapshot.ahead, jobs), uncovered)
         bare = alone_s + full_cover_s > jobs.last_s
         jobs = jobs._replace(cover_s=np.where(bare, 0.0, full_cover_s))
         return cls(snapshot, jobs, alone_s, full_cover_s, bare)
@@ -89,7 +97,19 @@ class Moment:
     @cached_property
     def empty(self) -> Plan:
         """The plan of nobody."""
-        return nothing_reserved(self.snapshot.now_s, self.snapshot.capacity, self.jobs)
+        return nothing_reserved(*self.snapshot.ahead, self.jobs)
+
+    def spend(self, plan: Plan, give: Callable[[Plan], tuple[Plan, IntArray]]) -> tuple[Plan, IntArray]:
+        """Give spare GPUs away; returns the plan to keep in force, and everybody's GPUs now.
+
+        GPUs that a service does not want now are given away as well, but are in no plan that is kept. A job
+        that has some is never behind the plan without them, so the service may have them back at any moment.
+        """
+        plan, gpus = give(plan)
+        lent = self.snapshot.lent
+        if lent > 0:
+            _, gpus = give(plan._replace(free=plan.free + lent))
+        return plan, gpus
 
     def can_be_kept(self) -> IntArray:
         """The jobs with deadlines that could end in time alone on the cluster, earliest deadline first."""

@@ -90,6 +90,10 @@ class Policy:
     def accepted(self, snapshot: Snapshot, index: int, admission: Admission) -> None:
         """The job at `index` was submitted and admitted with this answer of `admit` to the same snapshot."""
 
+    def endangered(self, snapshot: Snapshot) -> IntArray:
+        """Indices of the promised jobs that this policy could not end in time from here. Changes nothing."""
+        return np.empty(0, dtype=np.int64)
+
     def allocate(self, snapshot: Snapshot) -> Decision:
         """How many GPUs each active job should have right now."""
         raise NotImplementedError

@@ -57,6 +57,7 @@ class TypeNodes:
             curves,
             *costs,
             whole.numbers[members],
+            whole.ahead_on(self.nodes.tolist()),
         )
         held = whole.placements
         part.placements = [self.local(held[i]) for i in members.tolist()]
@@ -108,6 +109,16 @@ class ByType(Policy):
         if answer.finish_s is not None:
             self._type_of[number] = nodes.kind
             self._promised.add(number)
+
+    def endangered(self, snapshot: Snapshot) -> IntArray:
+        """Promised jobs that the policy could not end in time on their type."""
+        found = [np.empty(0, dtype=np.int64)]
+        for kind in self._types(snapshot.cluster):
+            members = self._members(snapshot, kind.kind)
+            if len(members):
+                part = kind.snapshot(snapshot, members)
+                found.append(members[self._policy_of(kind.kind).endangered(part)])
+        return np.sort(np.concatenate(found))
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """Assign the jobs to types, then ask the policy for each type."""

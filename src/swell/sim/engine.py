@@ -14,23 +14,33 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from swell.board import Board, Move, Rhythm
-from swell.domain import Cluster, Event, EventKind, FloatArray, InputError, IntArray, JobSpec
+from swell.domain import (
+    NO_RESERVATIONS,
+    Calendar,
+    Cluster,
+    Event,
+    EventKind,
+    FloatArray,
+    InputError,
+    IntArray,
+    JobSpec,
+)
 from swell.perf.profiles import ProfileSet
 from swell.policies import Decision, Policy, Snapshot, make_policy
 from swell.policies.by_type import ByType, by_type
+from swell.sim.capacity import Capacity, DemandChange, EventSink, NodeFailure
 from swell.sim.cloud import Cloud
 from swell.sim.costs import ConstantCost, ResizeCost
 from swell.sim.explore import Exploration
 from swell.sim.metrics import Result
 from swell.sim.world import World
 
-EventSink = Callable[[Event], None]
 ProgressSink = Callable[[float, int, int], None]
 """Called from time to time with the simulated seconds, the jobs that have ended, and all jobs."""
 
@@ -38,15 +48,6 @@ _PROGRESS_EVERY = 256
 _IDLE_ROUNDS = 100
 """The run ends after this many decisions in a row with no job running and none to come: a policy that has not
 started a waiting job by then never will."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFailure:
-    """A node that is lost at `at_s` and comes back `repair_s` later (never, if that is infinite)."""
-
-    node: int
-    at_s: float
-    repair_s: float = math.inf
 
 
 def simulate(
@@ -60,6 +61,8 @@ def simulate(
     seed: int = 0,
     belief: str | None = None,
     failures: Sequence[NodeFailure] = (),
+    calendar: Calendar = NO_RESERVATIONS,
+    demand: Sequence[DemandChange] = (),
     explore: Exploration | None = None,
     planned_cost: ResizeCost | None = None,
     belief_error: float = 0.0,
@@ -74,6 +77,7 @@ def simulate(
     Args:
         interval_s: length of the rounds; None for the policy's own rounds, or none if it has no rounds.
         belief: 'profiles' or 'fitted' to override what the policy is told of the jobs' speed.
+        calendar: reservations that take GPUs away from training; `demand`: what the services among them want.
         explore: if given, jobs grow only as their speed becomes known, as on a live cluster.
         planned_cost: the cost of changes that policies plan with, if it is not the true cost.
         belief_error: the relative standard deviation of each job's believed speed from the true one, for
@@ -116,7 +120,8 @@ def simulate(
     )
     if belief_error:
         world.mistake(belief_error, seed)
-    engine = _Engine(board, world, chosen, interval_s, cost, failures, explore, cloud, on_event, on_progress)
+    capacity_of = partial(Capacity, board, failures, calendar, demand, cloud)
+    engine = _Engine(board, world, chosen, interval_s, cost, explore, capacity_of, on_event, on_progress)
     if planned_cost is not None:
         engine.plan_with(planned_cost)
     started = time.process_time()
@@ -149,9 +154,8 @@ class _Engine:
         policy: Policy,
         interval_s: float | None,
         cost: ResizeCost,
-        failures: Sequence[NodeFailure],
         explore: Exploration | None,
-        cloud: Cloud | None,
+        capacity_of: Callable[[Callable[[int], None], EventSink | None], Capacity],
         on_event: EventSink | None,
         on_progress: ProgressSink | None,
     ) -> None:
@@ -161,7 +165,8 @@ class _Engine:
         self.policy = policy
         self.rhythm = Rhythm(policy, policy.interval_s if interval_s is None else interval_s)
         self.explore = explore
-        self.cloud = cloud
+        self.capacity = capacity_of(self._settle, on_event)
+        self.cloud = self.capacity.cloud
         self.on_event = on_event
         self.on_progress = on_progress
         self.has_admission = type(policy).admit is not Policy.admit
@@ -172,12 +177,10 @@ class _Engine:
         self.next_job = 0
         self.ended = 0
         self.idle_rounds = 0
+        self.busy_s = self.now_s
+        """When a job last ran, or when jobs or changes of the cluster were last still to come."""
         self.segments: list[tuple[float, int, int]] = []  # (ends at, row, stamp)
         self.stamp = [0] * n
-        self.failures = sorted(
-            [(f.at_s, False, f.node) for f in failures]
-            + [(f.at_s + f.repair_s, True, f.node) for f in failures if math.isfinite(f.repair_s)]
-        )
 
         self.finish_s: FloatArray = np.full(n, np.nan)
         self.promised_s: FloatArray = np.full(n, np.nan)
@@ -211,8 +214,8 @@ class _Engine:
             self._pass_time(at_s)
             self._submissions()
             self._segment_ends()
-            self._node_changes()
-            self._rent()
+            if self.capacity.apply(self.now_s, lambda: self._snapshot(promising=True)):
+                self.rhythm.ask(self.now_s, urgent=True)
             if self.rhythm.due_s <= self.now_s:
                 self._decide()
             turns += 1
@@ -229,10 +232,8 @@ class _Engine:
             heapq.heappop(self.segments)
         if self.segments:
             at_s = min(at_s, self.segments[0][0])
-        if self.failures and (len(self.board.active) or self.next_job < len(self.table)):
-            at_s = min(at_s, self.failures[0][0])
-        if self.cloud is not None:
-            at_s = min(at_s, self.cloud.due_s)
+        jobs_left = len(self.board.active) > 0 or self.next_job < len(self.table)
+        at_s = min(at_s, self.capacity.next_s(self.now_s, jobs_left=jobs_left))
         return float(at_s)
 
     def _pass_time(self, at_s: float) -> None:
@@ -294,43 +295,6 @@ class _Engine:
                 self._tell_progress(row)
                 self._start_segment(row)
 
-    def _node_changes(self) -> None:
-        while self.failures and self.failures[0][0] <= self.now_s:
-            _, up, index = self.failures.pop(0)
-            if self.board.cluster.nodes[index].up != up:
-                self._set_node(index, up, "was lost")
-
-    def _set_node(self, index: int, up: bool, why: str) -> None:
-        """A node comes into service or goes out of it."""
-        cluster = self.board.cluster
-        node = cluster.nodes[index]
-        kind = EventKind.NODE_JOINED if up else EventKind.NODE_LOST
-        if self.on_event is not None:
-            data = {"gpus": node.gpus, "gpu_type": node.gpu_type}
-            self.on_event(Event(self.now_s, kind, node=node.name, data=data))
-        for row in self.board.active.tolist():
-            if index in cluster.nodes_of(self.table.placement[row]):
-                self._settle(row)
-        reason = f"node {node.name} {why}"
-        self.board.set_cluster(cluster.with_node(index, up=up), self.now_s, reason)
-        self.rhythm.ask(self.now_s, urgent=True)
-
-    def _rent(self) -> None:
-        """Let the autoscaler decide if that is due, and follow what became of the rented nodes."""
-        cloud = self.cloud
-        if cloud is None or cloud.due_s > self.now_s:
-            return
-        changes = cloud.provider.changes(self.now_s)
-        if cloud.look_s <= self.now_s or any(not change.up for change in changes):
-            busy = [0] * len(cloud.largest.nodes)
-            for row in self.board.active.tolist():
-                for gpu in self.table.placement[row]:
-                    busy[int(cloud.largest.node_of_gpu[gpu])] += 1
-            cloud.look(self._snapshot(promising=True), busy)
-            changes += cloud.provider.changes(self.now_s)
-        for change in changes:
-            self._set_node(*change)
-
     # -- decisions ---------------------------------------------------------------------------------------
 
     def _snapshot(self, *, promising: bool = False) -> Snapshot:
@@ -369,13 +333,13 @@ class _Engine:
         known_s = self._explore()
         self.rhythm.decided(self.now_s, self.policy.next_wakeup_s(snapshot, decision))
         self.rhythm.due_s = min(self.rhythm.due_s, known_s)
-        coming = self.cloud is not None and self.cloud.provider.supply().coming
-        alive = self.segments or self.next_job < len(self.table) or self.failures or coming
-        self.idle_rounds = 0 if alive else self.idle_rounds + 1
+        if self.segments or self.next_job < len(self.table) or self.capacity.pending:
+            self.idle_rounds, self.busy_s = 0, self.now_s
+        elif not self.capacity.worth_waiting(self.now_s - self.busy_s):
+            self.idle_rounds += 1
         if self.idle_rounds >= _IDLE_ROUNDS:
             self.rhythm.due_s = math.inf
-            if self.cloud is not None:
-                self.cloud.look_s = math.inf
+            self.capacity.stop()
 
     def _explore(self) -> float:
         """Bound each job's GPUs by what is known of its speed; returns when the next bound may rise."""
