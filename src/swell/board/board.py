@@ -32,6 +32,7 @@ from swell.domain import (
     IntArray,
     JobSpec,
     Placement,
+    Reservation,
 )
 from swell.perf.curves import Curves
 from swell.placement import NoRoom, Placer, make_placer
@@ -223,7 +224,7 @@ class Board:
         other GPUs, so that the loss and the decision cost it one pause and not two.
         """
         self.base = cluster
-        self.reserved = hold(cluster, self.calendar.at(now_s), self.reserved, self._placements())
+        self.reserved = self.held_by(cluster, self.calendar.at(now_s))
         self._use(cluster.without(self._reserved_gpus()), now_s, reason)
 
     def reserve(self, calendar: Calendar, now_s: float) -> bool:
@@ -235,10 +236,7 @@ class Board:
         wanting = calendar.at(now_s)
         if not wanting and not self.reserved:
             return False
-        before, self.reserved = (
-            self.reserved,
-            hold(self.base, wanting, self.reserved, self._placements()),
-        )
+        before, self.reserved = self.reserved, self.held_by(self.base, wanting)
         if self.reserved == before:
             return False
         names = [name for name, gpus in self.reserved.items() if gpus - before.get(name, frozenset())]
@@ -249,8 +247,13 @@ class Board:
     def _reserved_gpus(self) -> frozenset[int]:
         return frozenset[int]().union(*self.reserved.values())
 
-    def _placements(self) -> list[Placement]:
-        return [self.table.placement[row] for row in self.active.tolist()]
+    def held_by(self, cluster: Cluster, wanting: Sequence[Reservation]) -> Held:
+        """The GPUs of a cluster that these reservations would hold, if they were given them now."""
+        sure = np.isfinite(self.table.deadline_s[self.active])
+        others, promised = (
+            [self.table.placement[row] for row in self.active[which].tolist()] for which in (~sure, sure)
+        )
+        return hold(cluster, wanting, self.reserved, others, promised)
 
     def _use(self, cluster: Cluster, now_s: float, reason: str) -> None:
         """Give jobs the GPUs of this cluster from now on."""

@@ -17,12 +17,14 @@ def hold(
     wanting: Sequence[Reservation],
     before: Mapping[str, frozenset[int]],
     placements: Iterable[Placement],
+    promised: Iterable[Placement] = (),
 ) -> Held:
     """The GPUs of each reservation in `wanting`, which names reservations of whole nodes first.
 
-    They take their GPUs out of `cluster`; `before` is what they held so far, and `placements` is what jobs
-    hold. A reservation keeps what it has. Of the rest idle GPUs come first, then those of the largest
-    jobs, and the last GPU of any job only when there is no other.
+    They take their GPUs out of `cluster`; `before` is what they held so far, `placements` is what jobs hold,
+    and `promised` is what jobs with a deadline hold. A reservation keeps what it has. Of the rest idle GPUs
+    come first, then those of the largest jobs, then the last GPU of each job. Jobs with a deadline come after
+    all others, because a job that loses a GPU pays a pause, even if it gets another one at once.
     """
     if not wanting:
         return {}
@@ -41,10 +43,11 @@ def hold(
     if all(len(held[one.name]) == one.gpus for one in counted):
         return held
     rank = np.zeros(len(usable), dtype=np.int64)
-    """0 for an idle GPU; smaller for GPUs of larger jobs; the largest for one GPU of every job."""
-    for gpus in placements:
-        for i, gpu in enumerate(gpus):
-            rank[gpu] = len(usable) - len(gpus) + 1 if i else 2 * len(usable)
+    """0 for an idle GPU; smaller for GPUs of larger jobs; larger for one GPU of every job."""
+    for behind, group in ((0, placements), (2 * len(usable), promised)):
+        for gpus in group:
+            for i, gpu in enumerate(gpus):
+                rank[gpu] = behind + (len(usable) - len(gpus) + 1 if i else 2 * len(usable))
     idle = np.bincount(cluster.node_of_gpu[usable & (rank == 0)], minlength=len(cluster.nodes))
     for one in counted:
         missing = one.gpus - len(held[one.name])

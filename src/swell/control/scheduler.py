@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from swell.board import Board, Move, Rhythm, hold
+from swell.board import Board, Move, Rhythm
 from swell.control.book import Book
 from swell.control.knowledge import Knowledge
 from swell.control.limits import NO_LIMITS, Limits
@@ -326,8 +326,7 @@ class Scheduler:
 
     def _beside(self, calendar: Calendar, now_s: float) -> Cluster:
         """What reservations of this calendar would leave now."""
-        placements = [self.board.table.placement[row] for row in self.board.active.tolist()]
-        held = hold(self.board.base, calendar.at(now_s), self.board.reserved, placements)
+        held = self.board.held_by(self.board.base, calendar.at(now_s))
         return self.board.base.without(frozenset[int]().union(*held.values()))
 
     def _enter_progress(

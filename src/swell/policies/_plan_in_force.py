@@ -99,17 +99,22 @@ class Moment:
         """The plan of nobody."""
         return nothing_reserved(*self.snapshot.ahead, self.jobs)
 
-    def spend(self, plan: Plan, give: Callable[[Plan], tuple[Plan, IntArray]]) -> tuple[Plan, IntArray]:
+    def spend(self, plan: Plan, give: Callable[[Jobs, Plan], tuple[Plan, IntArray]]) -> tuple[Plan, IntArray]:
         """Give spare GPUs away; returns the plan to keep in force, and everybody's GPUs now.
 
-        GPUs that a service does not want now are given away as well, but are in no plan that is kept. A job
-        that has some is never behind the plan without them, so the service may have them back at any moment.
+        GPUs that a service does not want now are given away as well, but are in no plan that is kept, so the
+        service may have them back at any moment. A promised job that keeps lent GPUs is never behind the
+        plan without them. One that grows by lent GPUs pays a pause for that and another to give them back,
+        so it may grow only if its reservation can last longer by both.
         """
-        plan, gpus = give(plan)
+        plan, gpus = give(self.jobs, plan)
         lent = self.snapshot.lent
-        if lent > 0:
-            _, gpus = give(plan._replace(free=plan.free + lent))
-        return plan, gpus
+        if lent <= 0:
+            return plan, gpus
+        times, free, longer_s, still_s = lengthen(self.jobs, plan, 2 * self.jobs.pause_s)
+        plan = plan._replace(times=times, free=free)
+        _, gpus = give(self.jobs._replace(still_s=still_s), plan._replace(free=free + lent))
+        return plan._replace(end_s=longer_s), gpus
 
     def can_be_kept(self) -> IntArray:
         """The jobs with deadlines that could end in time alone on the cluster, earliest deadline first."""
@@ -191,6 +196,31 @@ class PlanInForce:
             if shortfall(best, now.jobs, order) == (0, 0):
                 break
         return best
+
+
+@compiled
+def lengthen(jobs: Jobs, plan: Plan, by_s: float) -> tuple[FloatArray, IntArray, FloatArray, FloatArray]:
+    """Let reservations last longer by so much where that is free and in time.
+
+    Returns the times and what is free, the ends, and until when each job must not grow: for ever if it is
+    promised and its reservation could not be made to last longer.
+    """
+    room, size = 2 * len(plan.first), len(plan.times)
+    times, free = roomy(plan.times, room), roomy(plan.free, room)
+    ends, still_s = plan.end_s.copy(), jobs.still_s.copy()
+    for i in range(len(ends)):
+        if jobs.last_s[i] == np.inf or ends[i] == np.inf:
+            continue
+        if ends[i] + by_s <= jobs.last_s[i] and plan.covered[i]:
+            size = cut(times, free, size, ends[i])
+            share = plan.step_gpus[plan.last[i] - 1 : plan.last[i]]
+            more = Steps(plan.end_s[i : i + 1], share, ends[i] + by_s)
+            if _is_free(times, free, size, more):
+                size = take(times, free, size, more, 1)
+                ends[i] = more.end_s
+                continue
+        still_s[i] = np.inf
+    return times[:size], free[:size], ends, still_s
 
 
 @compiled

@@ -91,6 +91,20 @@ class EdfAdmission(Edf):
                 return Admission(False, reason=f"it would make job '{job}' miss its deadline")
         return Admission(True, finish_s=deadline_s)
 
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        """As without admission, on what promises count on; then what services have lent, job by job.
+
+        A job with a deadline keeps lent GPUs, but it does not grow by them: that would cost it a pause, and
+        another one when the service wants them back.
+        """
+        _, gpus = self._tables(snapshot)
+        order = _urgency(snapshot)
+        given = _give(gpus, order, snapshot.capacity - snapshot.lent)
+        if snapshot.lent:
+            most = np.where(np.isfinite(snapshot.deadline_s), snapshot.gpus, snapshot.capacity)
+            given = _lend(gpus, order, given, snapshot.capacity, most)
+        return Decision(given)
+
     def endangered(self, snapshot: Snapshot) -> IntArray:
         """Jobs that end after their deadline if the schedule is played forward."""
         return np.flatnonzero(self._ends_s(snapshot, _urgency(snapshot)) > snapshot.deadline_s)
@@ -127,6 +141,18 @@ def _give(gpus: IntArray, order: IntArray, capacity: int) -> IntArray:
             break
         given[i] = gpus[i, usable_level(gpus[i], gpus.shape[1] - 1, free)]
         free -= given[i]
+    return given
+
+
+@compiled
+def _lend(gpus: IntArray, order: IntArray, given: IntArray, capacity: int, most: IntArray) -> IntArray:
+    """One job after the other the largest share that what is left adds up to, and at most `most`."""
+    free = capacity - given.sum()
+    for i in order:
+        share = gpus[i, usable_level(gpus[i], gpus.shape[1] - 1, min(free + given[i], most[i]))]
+        if share > given[i]:
+            free -= share - given[i]
+            given[i] = share
     return given
 
 

@@ -80,7 +80,7 @@ class ElasticFlow(Policy):
         now = self._moment(snapshot)
         plan, calm = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
         plan = plan_the_late(calm, plan, self.rounds)
-        plan, gpus = calm.spend(plan, lambda plan: spend_spare(calm.jobs, plan))
+        plan, gpus = calm.spend(plan, spend_spare)
         self._in_force = PlanInForce(plan, snapshot.numbers)
         return Decision(gpus)
 

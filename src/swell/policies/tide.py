@@ -110,14 +110,14 @@ class Tide(ElasticFlow):
             plan, now = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
             plan = plan_the_late(now, plan, self.rounds)
             if _load(plan, now.empty) > CROWDED:
-                plan, gpus = now.spend(plan, lambda plan: spend_spare(now.jobs, plan))
+                plan, gpus = now.spend(plan, spend_spare)
                 self._in_force = PlanInForce(plan, snapshot.numbers)
                 return Decision(gpus)
             promised &= np.isfinite(plan.end_s)
             plan = lend(now.jobs, plan, _longest_first(now.jobs, promised))
         still = now.jobs.still_s > snapshot.now_s
         value, sizes = self._values(snapshot, still)
-        plan, gpus = now.spend(plan, lambda plan: share_out(now.jobs, plan, promised, value.copy(), sizes))
+        plan, gpus = now.spend(plan, lambda jobs, plan: share_out(jobs, plan, promised, value.copy(), sizes))
         self._in_force = PlanInForce(plan, snapshot.numbers)
         return Decision(gpus)
 
