@@ -11,8 +11,9 @@ from tests.control.virtual import Trace, VirtualPlatform, make_trace
 from swell.board import hold
 from swell.control.errors import Conflict, NotFound
 from swell.control.model import Phase
-from swell.domain import Calendar, Cluster, EventKind, InputError, JobSpec, Reservation
-from swell.sim import DemandChange, simulate
+from swell.domain import Calendar, Cluster, Event, EventKind, InputError, JobSpec, Reservation
+from swell.perf.profiles import ProfileSet
+from swell.sim import DemandChange, NodeFailure, parse_cloud, simulate
 
 LINEAR = np.arange(9.0)
 
@@ -166,8 +167,21 @@ def test_idle_slots_are_taken_first_then_those_of_the_largest_job() -> None:
     assert kept == {5, 6}
 
 
-@pytest.mark.parametrize("seed", [4, pytest.param(1, marks=pytest.mark.long)])
-def test_a_service_that_comes_and_goes_breaks_no_promise(seed: int) -> None:
+def test_promised_jobs_lose_only_what_is_lent_to_them_while_others_have_gpus() -> None:
+    cluster = Cluster.parse("2x4")
+    best_effort, promised = [(0, 1)], [((2, 3, 4, 5), 2), ((6, 7), 0)]
+    chosen = [
+        hold(cluster, [Reservation(name="w", gpus=k)], {}, best_effort, promised)["w"] for k in (1, 3, 4)
+    ]
+    assert chosen == [{1}, {1, 4, 5}, {0, 1, 4, 5}]
+    assert hold(cluster, [Reservation(name="w", gpus=5)], {}, best_effort, promised)["w"] < {0, 1, 2, 3, 4, 5}
+
+
+LONG = [pytest.param(seed, 20.0, marks=pytest.mark.long) for seed in range(20, 50)]
+
+
+@pytest.mark.parametrize(("seed", "pause_s"), [(4, 0.0), (2, 5.0), (8, 5.0), (49, 20.0), *LONG])
+def test_a_service_that_comes_and_goes_breaks_no_promise(seed: int, pause_s: float) -> None:
     trace, rng = make_trace(seed, 20, "4x4", 0.5), np.random.default_rng(seed)
     calendar = Calendar(
         (
@@ -177,7 +191,59 @@ def test_a_service_that_comes_and_goes_breaks_no_promise(seed: int) -> None:
     )
     demand = [DemandChange("web", at_s, int(rng.integers(8))) for at_s in rng.uniform(0, 3000, 40).tolist()]
     for policy in ("elasticflow", "tide-fixed"):
-        result = simulate(trace.jobs, trace.profiles, trace.cluster, policy, calendar=calendar, demand=demand)
+        result = simulate(
+            trace.jobs, trace.profiles, trace.cluster, policy,
+            resize_cost=pause_s, calendar=calendar, demand=demand,
+        )  # fmt: skip
         promised = ~np.isnan(result.promised_s)
         assert promised.sum() > 3
         assert (result.finish_s[promised] <= result.promised_s[promised]).all(), policy
+
+
+def test_a_reservation_that_loses_a_node_takes_other_gpus_and_no_work_is_lost() -> None:
+    job = JobSpec(job_id="a", submit_s=0.0, model="a", batch_size=1, work=800.0, gpus=8)
+    trace = Trace([job], {"a": LINEAR}, Cluster.parse("2x4"))
+    calendar = Calendar((Reservation(name="web", gpus=4),))
+    events: list[Event] = []
+    result = simulate(
+        trace.jobs, trace.profiles, trace.cluster, "max-min",
+        calendar=calendar, failures=[NodeFailure(0, 100.0, 50.0), NodeFailure(1, 200.0, 50.0)],
+        on_event=events.append,
+    )  # fmt: skip
+    # Four GPUs are left beside the service, none while a node is gone: 200 s of work at 4, and 100 s of none.
+    assert result.finish_s[0] == pytest.approx(300.0)
+    held = [set(event.data["gpus"]) for event in events if event.kind is EventKind.HELD]
+    assert all(len(gpus) == 4 for gpus in held) and len(held) >= 2
+
+
+def test_promises_on_one_gpu_type_count_on_no_gpu_that_a_service_may_want_there() -> None:
+    specs = [
+        JobSpec(
+            job_id=f"j{i}", submit_s=float(i), model="cifar10", batch_size=128, work=work, deadline_s=by_s
+        )
+        for i, (work, by_s) in enumerate(((4e4, 4000.0), (4e4, 4000.0), (4e4, 900.0), (2e4, 2500.0)))
+    ]
+    calendar = Calendar((Reservation(name="web", most=4),))
+    demand = [
+        DemandChange("web", at_s, gpus) for at_s, gpus in ((50.0, 4), (300.0, 0), (500.0, 3), (900.0, 4))
+    ]
+    cluster, profiles = Cluster.parse("2x4:T4,2x4:A100"), ProfileSet.load(None)
+    result = simulate(
+        specs, profiles, cluster, "elasticflow", resize_cost=10.0, calendar=calendar, demand=demand
+    )
+    promised = ~np.isnan(result.promised_s)
+    assert promised.sum() >= 2 and (result.finish_s[promised] <= result.promised_s[promised]).all()
+    # On four GPUs of either type a service that may want all four leaves nothing to promise.
+    small = Cluster.parse("1x4:T4,1x4:A100")
+    alone = simulate(specs[:1], profiles, small, "elasticflow", calendar=calendar)
+    assert alone.rejected.tolist() == [1]
+
+
+def test_reservations_and_rented_nodes_are_not_simulated_together() -> None:
+    cluster = Cluster.parse("2x4")
+    job = JobSpec(job_id="a", submit_s=0.0, model="cifar10", batch_size=128, work=100.0)
+    with pytest.raises(InputError, match="leave out 'calendar' or 'cloud'"):
+        simulate(
+            [job], ProfileSet.load(None), cluster, "max-min",
+            calendar=Calendar((Reservation(name="web", gpus=1),)), cloud=parse_cloud("", cluster),
+        )  # fmt: skip

@@ -84,6 +84,8 @@ class Board:
         self._free_rows = [] if jobs else list(range(_FIRST_ROWS - 1, -1, -1))
         self._node_counts: dict[int, IntArray] = {}
         """By row: GPUs per node in the last decision of a policy that names nodes, for jobs that hold any."""
+        self._lent: dict[int, int] = {}
+        """By row: how many GPUs of the job's placement are lent, by the last decision."""
         self._losses: dict[int, tuple[Placement, str]] = {}
         """By row: the placement before the job lost GPUs, and why. Emptied by the next decision."""
 
@@ -176,6 +178,8 @@ class Board:
         its jobs are placed there first, and the jobs in `more` that grow get GPUs from the rest.
         """
         rows, now_s = snapshot.rows, snapshot.now_s
+        lent = [] if decision.lent is None else decision.lent.tolist()
+        self._lent = {row: count for row, count in zip(rows.tolist(), lent) if count}
         more = more or {}
         if decision.per_node is not None:
             by_node = {
@@ -249,10 +253,14 @@ class Board:
 
     def held_by(self, cluster: Cluster, wanting: Sequence[Reservation]) -> Held:
         """The GPUs of a cluster that these reservations would hold, if they were given them now."""
-        sure = np.isfinite(self.table.deadline_s[self.active])
-        others, promised = (
-            [self.table.placement[row] for row in self.active[which].tolist()] for which in (~sure, sure)
-        )
+        deadline_s = self.table.deadline_s[self.active]
+        sure = np.flatnonzero(np.isfinite(deadline_s))
+        sure = sure[np.argsort(-deadline_s[sure], kind="stable")]  # the one with the most time left first
+        held = self.table.placement
+        others = [held[row] for row in self.active[np.isinf(deadline_s)].tolist()]
+        promised = [
+            (held[row], min(self._lent.get(row, 0), len(held[row]))) for row in self.active[sure].tolist()
+        ]
         return hold(cluster, wanting, self.reserved, others, promised)
 
     def _use(self, cluster: Cluster, now_s: float, reason: str) -> None:
@@ -261,6 +269,8 @@ class Board:
         for row, left in self.placer.set_cluster(cluster, keep_survivors=True).items():
             self._losses.setdefault(row, (self.table.placement[row], reason))
             self._node_counts.pop(row, None)
+            lost = len(self.table.placement[row]) - len(left)
+            self._lent[row] = max(self._lent.get(row, 0) - lost, 0)
             self.table.settle(row, now_s)
             self.table.placement[row], self.table.gpus[row] = left, len(left)
 

@@ -17,14 +17,15 @@ def hold(
     wanting: Sequence[Reservation],
     before: Mapping[str, frozenset[int]],
     placements: Iterable[Placement],
-    promised: Iterable[Placement] = (),
+    promised: Iterable[tuple[Placement, int]] = (),
 ) -> Held:
     """The GPUs of each reservation in `wanting`, which names reservations of whole nodes first.
 
-    They take their GPUs out of `cluster`; `before` is what they held so far, `placements` is what jobs hold,
-    and `promised` is what jobs with a deadline hold. A reservation keeps what it has. Of the rest idle GPUs
-    come first, then those of the largest jobs, then the last GPU of each job. Jobs with a deadline come after
-    all others, because a job that loses a GPU pays a pause, even if it gets another one at once.
+    They take their GPUs out of `cluster`; `before` is what they held so far and `placements` is what jobs
+    hold. `promised` is what jobs with a deadline hold, and how many GPUs of it are lent, in the order in
+    which these jobs are to lose GPUs. A job that loses a GPU pays a pause, even if it gets another one at
+    once. So a reservation keeps what it has, and then takes idle GPUs, those of the largest jobs, those that
+    are lent to jobs with a deadline, the last one of each job, and only then all of jobs with a deadline.
     """
     if not wanting:
         return {}
@@ -44,10 +45,13 @@ def hold(
         return held
     rank = np.zeros(len(usable), dtype=np.int64)
     """0 for an idle GPU; smaller for GPUs of larger jobs; larger for one GPU of every job."""
-    for behind, group in ((0, placements), (2 * len(usable), promised)):
-        for gpus in group:
-            for i, gpu in enumerate(gpus):
-                rank[gpu] = behind + (len(usable) - len(gpus) + 1 if i else 2 * len(usable))
+    most = len(usable)
+    for gpus in placements:
+        rank[list(gpus)] = most - len(gpus) + 1
+        rank[list(gpus[:1])] = 2 * most + 1
+    for i, (gpus, lent) in enumerate(promised):
+        rank[list(gpus)] = 2 * most + 2 + i
+        rank[list(gpus[len(gpus) - lent :])] = most + 1 + i
     idle = np.bincount(cluster.node_of_gpu[usable & (rank == 0)], minlength=len(cluster.nodes))
     for one in counted:
         missing = one.gpus - len(held[one.name])

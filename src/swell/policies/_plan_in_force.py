@@ -59,6 +59,7 @@ from swell.policies._reservations import (
     roomy,
     take,
 )
+from swell.policies.base import Decision
 from swell.policies.snapshot import Snapshot
 
 SLACK_S = 1e-3
@@ -99,8 +100,8 @@ class Moment:
         """The plan of nobody."""
         return nothing_reserved(*self.snapshot.ahead, self.jobs)
 
-    def spend(self, plan: Plan, give: Callable[[Jobs, Plan], tuple[Plan, IntArray]]) -> tuple[Plan, IntArray]:
-        """Give spare GPUs away; returns the plan to keep in force, and everybody's GPUs now.
+    def spend(self, plan: Plan, give: Callable[[Jobs, Plan], tuple[Plan, IntArray]]) -> tuple[Plan, Decision]:
+        """Give spare GPUs away; returns the plan to keep in force, and what everybody gets now.
 
         GPUs that a service does not want now are given away as well, but are in no plan that is kept, so the
         service may have them back at any moment. A promised job that keeps lent GPUs is never behind the
@@ -110,11 +111,11 @@ class Moment:
         plan, gpus = give(self.jobs, plan)
         lent = self.snapshot.lent
         if lent <= 0:
-            return plan, gpus
+            return plan, Decision(gpus)
         times, free, longer_s, still_s = lengthen(self.jobs, plan, 2 * self.jobs.pause_s)
         plan = plan._replace(times=times, free=free)
-        _, gpus = give(self.jobs._replace(still_s=still_s), plan._replace(free=free + lent))
-        return plan._replace(end_s=longer_s), gpus
+        _, more = give(self.jobs._replace(still_s=still_s), plan._replace(free=free + lent))
+        return plan._replace(end_s=longer_s), Decision(more, lent=np.maximum(more - gpus, 0))
 
     def can_be_kept(self) -> IntArray:
         """The jobs with deadlines that could end in time alone on the cluster, earliest deadline first."""

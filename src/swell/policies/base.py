@@ -45,6 +45,8 @@ class Decision:
     """Indices of jobs in the order in which they are to be placed; None for oldest first."""
     gpu_types: tuple[str, ...] | None = None
     """The GPU type of each job, if each is to be on GPUs of one given type."""
+    lent: IntArray | None = None
+    """How many of each job's GPUs no promise counts on; of a promised job, services take these back first."""
 
 
 PlacerName = Literal["packed", "buddy", "most-free", "first-fit"]

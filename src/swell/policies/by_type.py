@@ -124,7 +124,7 @@ class ByType(Policy):
         """Assign the jobs to types, then ask the policy for each type."""
         self._assign(snapshot)
         nodes = len(snapshot.cluster.nodes)
-        gpus = np.zeros(len(snapshot), dtype=np.int64)
+        gpus, lent = np.zeros((2, len(snapshot)), dtype=np.int64)
         per_node: IntArray | None = None
         orders: list[IntArray] = []
         self._parts = []
@@ -136,6 +136,8 @@ class ByType(Policy):
             decision = policy.allocate(part)
             self._parts.append((policy, part, decision))
             gpus[members] = decision.gpus
+            if decision.lent is not None:
+                lent[members] = decision.lent
             if decision.per_node is not None:
                 per_node = np.zeros((len(snapshot), nodes), dtype=np.int64) if per_node is None else per_node
                 per_node[members[:, None], kind.nodes[None, :]] = decision.per_node
@@ -144,7 +146,7 @@ class ByType(Policy):
         placed = np.concatenate(orders) if orders else np.empty(0, dtype=np.int64)
         order = np.concatenate([placed, np.setdiff1d(np.arange(len(snapshot)), placed)])
         kinds = tuple(self._type_of[number] for number in snapshot.numbers.tolist())
-        return Decision(gpus, per_node, order, kinds)
+        return Decision(gpus, per_node, order, kinds, lent)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         """When the policy has to decide again for the first of the types."""

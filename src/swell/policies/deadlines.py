@@ -100,10 +100,11 @@ class EdfAdmission(Edf):
         _, gpus = self._tables(snapshot)
         order = _urgency(snapshot)
         given = _give(gpus, order, snapshot.capacity - snapshot.lent)
-        if snapshot.lent:
-            most = np.where(np.isfinite(snapshot.deadline_s), snapshot.gpus, snapshot.capacity)
-            given = _lend(gpus, order, given, snapshot.capacity, most)
-        return Decision(given)
+        if not snapshot.lent:
+            return Decision(given)
+        most = np.where(np.isfinite(snapshot.deadline_s), snapshot.gpus, snapshot.capacity)
+        more = _lend(gpus, order, given.copy(), snapshot.capacity, most)
+        return Decision(more, lent=more - given)
 
     def endangered(self, snapshot: Snapshot) -> IntArray:
         """Jobs that end after their deadline if the schedule is played forward."""

@@ -80,9 +80,9 @@ class ElasticFlow(Policy):
         now = self._moment(snapshot)
         plan, calm = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
         plan = plan_the_late(calm, plan, self.rounds)
-        plan, gpus = calm.spend(plan, spend_spare)
+        plan, decision = calm.spend(plan, spend_spare)
         self._in_force = PlanInForce(plan, snapshot.numbers)
-        return Decision(gpus)
+        return decision
 
     def endangered(self, snapshot: Snapshot) -> IntArray:
         """Promised jobs that no plan that is found here ends in time."""

@@ -110,16 +110,18 @@ class Tide(ElasticFlow):
             plan, now = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
             plan = plan_the_late(now, plan, self.rounds)
             if _load(plan, now.empty) > CROWDED:
-                plan, gpus = now.spend(plan, spend_spare)
+                plan, decision = now.spend(plan, spend_spare)
                 self._in_force = PlanInForce(plan, snapshot.numbers)
-                return Decision(gpus)
+                return decision
             promised &= np.isfinite(plan.end_s)
             plan = lend(now.jobs, plan, _longest_first(now.jobs, promised))
         still = now.jobs.still_s > snapshot.now_s
         value, sizes = self._values(snapshot, still)
-        plan, gpus = now.spend(plan, lambda jobs, plan: share_out(jobs, plan, promised, value.copy(), sizes))
+        plan, decision = now.spend(
+            plan, lambda jobs, plan: share_out(jobs, plan, promised, value.copy(), sizes)
+        )
         self._in_force = PlanInForce(plan, snapshot.numbers)
-        return Decision(gpus)
+        return decision
 
     def _moment(self, snapshot: Snapshot, newcomer: int | None = None) -> Moment:
         """The snapshot in the planner's terms, with every job at the speed it has shown."""
