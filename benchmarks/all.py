@@ -17,6 +17,8 @@ SCRIPTS = (
     "pollux_fitness",
     "tide",
     "tournament",
+    "gpu_types",
+    "autoscaling",
 )
 
 

@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--pace", type=float, default=0.005)
+    parser.add_argument("--sample-pace", type=float, default=0.0, help="seconds that each sample takes too")
     parser.add_argument("--hurry", type=Path, help="no more pace once this file is there")
     parser.add_argument("--checkpoint-every", type=int, default=3)
     parser.add_argument("--mode", default="fixed")
@@ -70,7 +71,7 @@ def main() -> None:
     for epoch in job.epochs(options.epochs):
         for index in loader:
             if options.hurry is None or not options.hurry.exists():
-                time.sleep(options.pace)
+                time.sleep(options.pace + options.sample_pace * len(index))
             if job.step(model(epoch, index).mean()) and options.timeline is not None:
                 with (options.timeline / os.environ["SWELL_WORKER"]).open("a") as file:
                     file.write(f"{job.steps} {job.world} {job.generation} {time.monotonic()}\n")

@@ -37,6 +37,8 @@ CLUSTER_VERBS: dict[str, tuple[str, str, dict[str, object] | None, int]] = {
     "set policy": ("PUT", "/v1/policy", {"policy": "afs-l"}, 403),
     "drain": ("POST", "/v1/nodes/n0/drain", None, 403),
     "undrain": ("POST", "/v1/nodes/n0/undrain", None, 403),
+    "reservations": ("GET", "/v1/reservations", None, 200),
+    "reserve": ("PUT", "/v1/reservations/web", {"most": 1}, 403),
     "list tokens": ("GET", "/v1/tokens", None, 403),
     "make token": ("POST", "/v1/tokens", {"user": "carol"}, 403),
     "revoke token": ("DELETE", "/v1/tokens/000000000000", None, 403),

@@ -416,7 +416,8 @@ def examples(text: str) -> list[list[str]]:
 TRIED = [
     "init", "quote", "submit", "queue", "describe", "logs", "events", "top", "nodes", "dashboard", "drain",
     "policy", "scale", "pause", "resume", "cancel", "replay", "token", "token create", "token list",
-    "token revoke", "doctor", "backup", "gc",
+    "token revoke", "reserve", "reserve add", "reserve list", "reserve demand", "reserve follow",
+    "reserve remove", "doctor", "backup", "gc",
 ]  # fmt: skip
 
 

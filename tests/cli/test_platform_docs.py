@@ -108,7 +108,7 @@ def test_the_operations_guide_works_as_it_is_written(reader: Reader) -> None:
 
 
 def test_the_other_pages_work_as_they_are_written(reader: Reader) -> None:
-    """README.md, dashboard.md, api.md, security.md and simulator.md, on one platform."""
+    """README.md, dashboard.md, api.md, services.md, security.md and simulator.md, on one platform."""
     train, _ = python_blocks("quickstart.md")
     (reader.path / "examples").mkdir()
     for name in ("train.py", "examples/digits_cnn.py"):
@@ -129,6 +129,7 @@ def test_the_other_pages_work_as_they_are_written(reader: Reader) -> None:
         (reader.path / "by-hand.sh").write_text(lines)
         said = reader.run(["bash", "by-hand.sh"]).stdout
         assert '"phase"' in said and "event: submitted" in said
+    reader.follow("services.md")
     reader.follow(README, "down")
     reader.follow("security.md")
     reader.follow(README, "generate", "simulate", "policies")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,21 @@ import pytest
 from tests.control.virtual import Trace, VirtualPlatform, make_trace
 
 from swell.control import lookahead
-from swell.domain import Event, EventKind
+from swell.domain import Calendar, Event, EventKind, Reservation
 from swell.policies.registry import policy_names
-from swell.sim import NodeFailure, simulate
+from swell.sim import DemandChange, NodeFailure, simulate
 
-KINDS = frozenset(EventKind) - {EventKind.PROGRESS, EventKind.WORKER_LOST, EventKind.CHECKPOINT_SAVED}
+KINDS = frozenset(EventKind) - {
+    EventKind.PROGRESS, EventKind.WORKER_LOST, EventKind.CHECKPOINT_SAVED,
+    EventKind.RESERVED, EventKind.YIELDED,
+}  # fmt: skip
 FACTS = {
     EventKind.ALLOCATED: ("gpus", "pause_s"),
     EventKind.RESIZED: ("gpus", "before", "pause_s", "reason"),
     EventKind.PREEMPTED: ("before", "reason"),
     EventKind.REJECTED: ("reason",),
     EventKind.FINISHED: ("met",),
+    EventKind.HELD: ("reservation", "gpus", "before"),
 }
 
 TRACES = {
@@ -28,6 +33,17 @@ TRACES = {
     "overloaded": make_trace(2, 30, "2x4", 0.3),
     "node lost": make_trace(3, 20, "4x4", 0.6, [NodeFailure(1, 700.0, 900.0), NodeFailure(3, 1500.0)]),
 }
+
+
+SERVICES = Calendar(
+    (
+        Reservation(name="evening", gpus=5, start_s=300.0, end_s=700.0, every_s=900.0),
+        Reservation(name="node", nodes=("n2",), start_s=600.0, end_s=1300.0),
+        Reservation(name="web", gpus=0, most=4),
+    )
+)
+WEB = [DemandChange("web", at_s, gpus) for at_s, gpus in ((210.0, 3), (820.0, 1), (1210.0, 4), (1500.0, 0))]
+RESERVED = replace(make_trace(4, 16, "4x4", 0.4), calendar=SERVICES, demand=WEB)
 
 
 def told(events: list[Event]) -> list[tuple[Any, ...]]:
@@ -56,6 +72,14 @@ def _no_looking_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookahead, "MOST_JOBS", 0)
 
 
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("elasticflow", "oasis", "pollux")]
+
+
+@pytest.mark.parametrize("policy", ["tide-fixed", "edf-admission", "fifo", *LONG])
+def test_same_events_beside_services(policy: str, tmp_path: Path) -> None:
+    test_same_events(RESERVED, policy, None, tmp_path)
+
+
 @pytest.mark.parametrize("round_s", [None, 60.0], ids=["own rhythm", "rounds"])
 @pytest.mark.parametrize("policy", policy_names())
 @pytest.mark.parametrize("trace", TRACES.values(), ids=list(TRACES))
@@ -64,7 +88,7 @@ def test_same_events(trace: Trace, policy: str, round_s: float | None, tmp_path:
     simulate(
         trace.jobs, trace.profiles, trace.cluster, policy,
         interval_s=round_s, resize_cost=5.0, belief="profiles",
-        failures=trace.failures, on_event=simulated.append,
+        failures=trace.failures, calendar=trace.calendar, demand=trace.demand, on_event=simulated.append,
     )  # fmt: skip
     live = VirtualPlatform(trace, policy, tmp_path, cost_s=5.0, round_s=round_s).run()
     expected, found = told(simulated), told(live)

@@ -16,13 +16,13 @@ import numpy as np
 from swell.control.database import connect
 from swell.control.knowledge import Knowledge
 from swell.control.limits import NO_LIMITS, Limits
-from swell.control.model import JobRequest
+from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
-from swell.domain import ANY_GPU, Cluster, Event, FloatArray, JobSpec, Placement
+from swell.domain import ANY_GPU, NO_RESERVATIONS, Calendar, Cluster, Event, FloatArray, JobSpec, Placement
 from swell.engines.null import NullEngine
 from swell.perf.profiles import MeasuredCounts, ProfileSet
-from swell.sim import NodeFailure
+from swell.sim import DemandChange, NodeFailure
 
 
 @dataclass(slots=True)
@@ -50,6 +50,8 @@ class Trace:
     rates: dict[str, FloatArray]
     cluster: Cluster
     failures: Sequence[NodeFailure] = ()
+    calendar: Calendar = NO_RESERVATIONS
+    demand: Sequence[DemandChange] = ()
 
     @property
     def profiles(self) -> ProfileSet:
@@ -158,11 +160,18 @@ class VirtualPlatform:
             [(f.at_s, False, f.node) for f in self.trace.failures]
             + [(f.at_s + f.repair_s, True, f.node) for f in self.trace.failures if math.isfinite(f.repair_s)]
         )
+        for reservation in self.trace.calendar.reservations:
+            self.plane.reserve(reservation, "root")
+        demand = sorted(self.trace.demand, key=lambda change: change.at_s)
         for _ in range(100_000):
             times = [self.engine.next_end_s(), self.plane.due_s]
             times += [coming[0].submit_s] if coming else []
             times += [nodes[0][0]] if nodes else []
-            if min(times) == math.inf:
+            times += [demand[0].at_s] if demand else []
+            idle = (
+                times[0] == math.inf and not coming and not demand and not self.plane.jobs(phase=Phase.QUEUED)
+            )
+            if min(times) == math.inf or idle:  # a calendar may go on for ever
                 break
             self.now_s = max(min(times), self.now_s)
             while coming and coming[0].submit_s <= self.now_s:
@@ -171,6 +180,9 @@ class VirtualPlatform:
             while nodes and nodes[0][0] <= self.now_s:
                 _, up, index = nodes.pop(0)
                 self.engine.set_node(self.trace.cluster.nodes[index].name, up=up)
+            while demand and demand[0].at_s <= self.now_s:
+                change = demand.pop(0)
+                self.plane.demand(change.name, change.gpus)
             self.plane.turn()
             self.plane.turn()  # what the engine said to the last decisions
         return [event for _, event in self.plane.events(limit=1_000_000)]

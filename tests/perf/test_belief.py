@@ -161,3 +161,28 @@ def test_a_belief_from_figures_plans_as_the_job_that_left_them() -> None:
     )
     expected = best_goodput(TRUE, 0.1, 0.9, LIMITS, 1, np.arange(5))[0]
     assert adaptive.noise_known and adaptive.curve(4, 4) == pytest.approx(expected)
+
+
+def test_what_a_job_has_shown_corrects_the_model_where_it_was_seen() -> None:
+    belief = JobBelief(LIMITS)
+    assert belief.shown(4).tolist() == [1.0] * 5
+    for nodes, gpus in ((1, 1), (1, 4), (4, 16)):
+        _see(belief, nodes, gpus, 64)
+    belief.observe(16, 64, 64, 2.0, 1.5)  # much slower than 16 GPUs promise
+    assert belief.params is not None
+    shown = belief.shown(128)
+    for nodes, gpus, step_s in ((1, 1, float(step_times(TRUE, 1, 1, 64)[1])), (16, 64, 2.0)):
+        assert float(step_times(belief.params, nodes, gpus, 64)[1]) / shown[gpus] == pytest.approx(step_s)
+    assert shown[128] == shown[64]
+
+
+def test_throughput_counts_every_sample_alike() -> None:
+    belief, plain = JobBelief(LIMITS), JobBelief(LIMITS, throughput_only=True)
+    for each in (belief, plain):
+        for nodes, gpus in ((1, 1), (1, 4), (4, 16)):
+            for local in (64, 512):
+                _see(each, nodes, gpus, local)
+        each.observe_gradients(1.0, 0.5)  # little noise: a larger batch is worth little
+    assert plain.curve(16, 4) == pytest.approx(belief.throughput(16, 4))
+    assert plain.curve(16, 4)[16] > 2 * belief.curve(16, 4)[16]
+    assert plain.plan(4, 16).total(16) > belief.plan(4, 16).total(16)

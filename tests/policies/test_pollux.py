@@ -156,6 +156,7 @@ def test_no_worse_than_keeping_what_is_there(snapshot: Snapshot, p: float) -> No
         placements.append(tuple(itertools.chain.from_iterable(gpus)))
         taken += row
     snapshot.table.placement = placements
+    snapshot = Snapshot(snapshot.now_s, snapshot.cluster, snapshot.table, snapshot.rows, snapshot.curves)
     problem, order = cells_of(snapshot, policy)
     keeping = total_loss(problem, problem.present)
     second = Pollux(generations=3, population=10, p=p).allocate(snapshot)

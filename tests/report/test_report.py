@@ -66,6 +66,16 @@ def test_capacity_follows_nodes_that_come_and_go() -> None:
     assert lanes([job(EventKind.ALLOCATED, 0, gpus=[15]), *away]).capacity == [(0, 16), (5, 8), (9, 16)]
 
 
+def test_what_is_reserved_is_not_capacity() -> None:
+    both = [node(EventKind.NODE_JOINED, 0, "n0"), node(EventKind.NODE_JOINED, 0, "n1", 8)]
+    held = [
+        Event(at_s, EventKind.HELD, data={"reservation": "web", "gpus": gpus, "before": before})
+        for at_s, gpus, before in ((5, [1, 2], []), (9, [], [1, 2]))
+    ]
+    assert lanes(both + held).capacity == [(0, 12), (5, 10), (9, 12)]
+    assert lanes([job(EventKind.ALLOCATED, 0, gpus=[15]), *held]).capacity == [(0, 16), (5, 14), (9, 16)]
+
+
 def test_figures_of_a_run() -> None:
     run = Run.read("live", two_jobs())
     assert run.jct_s.tolist() == [20, 20]

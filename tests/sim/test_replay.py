@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swell.domain import ANY_GPU, Cluster, Event, EventKind, InputError, JobSpec, read_events, write_events
+from swell.domain import (
+    ANY_GPU,
+    Calendar,
+    Cluster,
+    Event,
+    EventKind,
+    InputError,
+    JobSpec,
+    Reservation,
+    read_events,
+    write_events,
+)
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.sim import NodeFailure, simulate
 from swell.sim.explore import Exploration
@@ -230,3 +241,21 @@ def test_jobs_explore_by_doubling_once_they_are_known_at_a_size() -> None:
     moments = [e.time_s - 1_000_000 for e in log if e.kind in (EventKind.ALLOCATED, EventKind.RESIZED)]
     assert sizes == [1, 2, 4, 8]
     assert np.diff(moments) == pytest.approx([STARTUP_S + 3.0, PAUSE_S + 3.0, PAUSE_S + 3.0])
+
+
+def test_what_was_reserved_is_reserved_again() -> None:
+    def held(at_s: float, name: str, gpus: list[int]) -> Event:
+        return Event(at_s, EventKind.HELD, data={"reservation": name, "gpus": gpus, "before": []})
+
+    log = read_log(
+        [
+            Event(1.0, EventKind.RESERVED, data={"reservation": "web", "most": 3}),
+            held(5.0, "web", [0, 1]),
+            held(6.0, "night", [4]),
+            held(9.0, "night", []),
+            held(11.0, "web", []),
+        ]
+    )
+    web = Reservation(name="web", most=3)
+    assert log.calendar == Calendar((web, Reservation(name="night.0", gpus=1, start_s=6.0, end_s=9.0)))
+    assert [(one.at_s, one.gpus) for one in log.demand] == [(5.0, 2), (11.0, 0)]

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from swell.api import refusals
 from swell.api.home import ServerFile, home_dir, token_file
 from swell.api.refusals import ServerFailed, Unreachable
+from swell.api.reservations import ReservationList, ReservationView
 from swell.api.schemas import (
     Collected,
     EventPage,
@@ -40,7 +41,7 @@ from swell.api.schemas import (
     TokenList,
     TokenView,
 )
-from swell.api.transport import Call, ConnectionLost, Reply, Silent, Target, Transport
+from swell.api.transport import Call, ConnectionLost, EventParser, Reply, Silent, Target, Transport
 from swell.control.errors import NotLeading, StoreLost
 from swell.control.model import Phase
 from swell.domain import InputError, JobOptions, SwellError
@@ -195,7 +196,7 @@ class Calls:
             return
         if since is not None:
             query["since"] = since
-        parser = _EventParser()
+        parser = EventParser()
 
         def call() -> Call:
             headers = {} if parser.last_id is None else {"Last-Event-ID": parser.last_id}
@@ -230,6 +231,40 @@ class Calls:
     async def undrain(self, node: str) -> list[NodeView]:
         """Use a drained node again (administrators only)."""
         return (await self._get(NodeList, Call("POST", f"/v1/nodes/{_safe(node)}/undrain"))).nodes
+
+    async def reservations(self) -> list[ReservationView]:
+        """What is reserved for services, and the slots that they have now."""
+        return (await self._get(ReservationList, Call("GET", "/v1/reservations"))).reservations
+
+    async def reserve(
+        self,
+        name: str,
+        *,
+        gpus: int = 0,
+        nodes: Sequence[str] = (),
+        start_s: float | None = None,
+        end_s: float | None = None,
+        every_s: float | None = None,
+        most: int | None = None,
+        owner: str = "",
+        force: bool = False,
+    ) -> ReservationView:
+        """Keep slots for a service, or change what is kept (administrators only).
+
+        Raises Conflict if that would break a promise to a job, unless `force` is given.
+        """
+        body = {"gpus": gpus, "nodes": list(nodes), "start_s": start_s, "end_s": end_s, "every_s": every_s}
+        body |= {"most": most, "owner": owner, "force": force}
+        return await self._get(ReservationView, Call("PUT", _reservation(name), body=body))
+
+    async def unreserve(self, name: str) -> ReservationView:
+        """Remove a reservation (administrators only)."""
+        return await self._get(ReservationView, Call("DELETE", _reservation(name)), retry=False)
+
+    async def demand(self, name: str, gpus: int) -> ReservationView:
+        """Say how many slots the service behind a reservation wants now (its owner, administrators)."""
+        call = Call("PUT", f"{_reservation(name)}/demand", body={"gpus": gpus})
+        return await self._get(ReservationView, call)
 
     async def policy(self) -> str:
         """The policy that decides how many slots each job gets."""
@@ -353,32 +388,6 @@ class Calls:
         await self._transport.sleep(delay_s)
 
 
-class _EventParser:
-    """Reads server-sent events from bytes that may be cut anywhere."""
-
-    def __init__(self) -> None:
-        self.last_id: str | None = None
-        self._rest = b""
-
-    def reset(self) -> None:
-        """Forget an incomplete event, because a new connection sends it again."""
-        self._rest = b""
-
-    def feed(self, part: bytes) -> list[str]:
-        """The data of the events that are complete by now."""
-        *frames, self._rest = (self._rest + part).split(b"\n\n")
-        found = []
-        for frame in frames:
-            fields: dict[str, str] = {}
-            for line in frame.decode("utf-8", "replace").split("\n"):
-                name, _, value = line.partition(":")
-                fields[name] = value.removeprefix(" ")
-            self.last_id = fields.get("id", self.last_id)
-            if "data" in fields:
-                found.append(fields["data"])
-        return found
-
-
 def submission(script: str | os.PathLike[str], options: JobOptions) -> dict[str, Any]:
     """The body of a submission or a quote."""
     body: dict[str, Any] = {
@@ -438,6 +447,10 @@ def _id(job: str | JobView) -> str:
 
 def _job(job: str | JobView, verb: str = "") -> str:
     return f"/v1/jobs/{_safe(_id(job))}" + (f"/{verb}" if verb else "")
+
+
+def _reservation(name: str) -> str:
+    return f"/v1/reservations/{_safe(name)}"
 
 
 def _safe(name: str) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from swell.control.model import JobRecord, JobRequest, Phase, Promise
+from swell.control.reservations import ReservationState
 from swell.control.retention import Done
-from swell.domain import Event, EventKind
+from swell.domain import Event, EventKind, Reservation
 
 
 class NodeState(Protocol):
@@ -75,6 +76,14 @@ class Plane(Protocol):
     def drain(self, node: str) -> None: ...
 
     def undrain(self, node: str) -> None: ...
+
+    def reservations(self) -> Sequence[ReservationState]: ...
+
+    def reserve(self, asked: Reservation, by: str, *, force: bool = ...) -> ReservationState: ...
+
+    def unreserve(self, name: str, by: str) -> ReservationState: ...
+
+    def demand(self, name: str, gpus: int) -> ReservationState: ...
 
     def policy(self) -> str: ...
 

@@ -206,3 +206,29 @@ def _translated(target: Target) -> Iterator[None]:
             f"cannot reach the server at {target.url} ({error or type(error).__name__}); is it running?"
             " 'swell up' starts one on this machine"
         ) from error
+
+
+class EventParser:
+    """Reads server-sent events from bytes that may be cut anywhere."""
+
+    def __init__(self) -> None:
+        self.last_id: str | None = None
+        self._rest = b""
+
+    def reset(self) -> None:
+        """Forget an incomplete event, because a new connection sends it again."""
+        self._rest = b""
+
+    def feed(self, part: bytes) -> list[str]:
+        """The data of the events that are complete by now."""
+        *frames, self._rest = (self._rest + part).split(b"\n\n")
+        found = []
+        for frame in frames:
+            fields: dict[str, str] = {}
+            for line in frame.decode("utf-8", "replace").split("\n"):
+                name, _, value = line.partition(":")
+                fields[name] = value.removeprefix(" ")
+            self.last_id = fields.get("id", self.last_id)
+            if "data" in fields:
+                found.append(fields["data"])
+        return found

@@ -4,6 +4,7 @@ One code for the simulator and for the control plane, so that a live cluster doe
 """
 
 from swell.board.board import Board, Move
+from swell.board.holding import Held, held_events, hold
 from swell.board.rhythm import Rhythm
 
-__all__ = ["Board", "Move", "Rhythm"]
+__all__ = ["Board", "Held", "Move", "Rhythm", "held_events", "hold"]

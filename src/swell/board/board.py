@@ -21,8 +21,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from swell.board.holding import Held, hold
 from swell.board.replicas import in_replicas
-from swell.domain import Cluster, InputError, IntArray, JobSpec, Placement
+from swell.domain import (
+    NO_RESERVATIONS,
+    Ahead,
+    BoolArray,
+    Calendar,
+    Cluster,
+    InputError,
+    IntArray,
+    JobSpec,
+    Placement,
+    Reservation,
+)
 from swell.perf.curves import Curves
 from swell.placement import NoRoom, Placer, make_placer
 from swell.policies import Decision, JobTable, Snapshot
@@ -55,7 +67,13 @@ class Board:
         self, cluster: Cluster, placer: str, pause_of: PauseOf, jobs: Sequence[JobSpec] = ()
     ) -> None:
         """`jobs`, in order of submission, are known in advance: job i is in row i. A live board has none."""
+        self.base = cluster
+        """The cluster, before reservations take their GPUs out of it."""
+        self.calendar = NO_RESERVATIONS
+        self.reserved: Held = {}
+        """By name of a reservation: the GPUs that it holds now."""
         self.cluster = cluster
+        """The cluster that jobs can be given: `base` without what is reserved now."""
         self.placer: Placer = make_placer(placer, cluster)
         self.table = JobTable(jobs or [_EMPTY] * _FIRST_ROWS)
         self._replicas = bool((self.table.per_replica > 1).any())
@@ -69,6 +87,8 @@ class Board:
         self._free_rows = [] if jobs else list(range(_FIRST_ROWS - 1, -1, -1))
         self._node_counts: dict[int, IntArray] = {}
         """By row: GPUs per node in the last decision of a policy that names nodes, for jobs that hold any."""
+        self._lent: dict[int, int] = {}
+        """By row: how many GPUs of the job's placement are lent, by the last decision."""
         self._losses: dict[int, tuple[Placement, str]] = {}
         """By row: the placement before the job lost GPUs, and why. Emptied by the next decision."""
 
@@ -141,7 +161,15 @@ class Board:
     ) -> Snapshot:
         """All active jobs at this moment, as a policy sees them."""
         rows, numbers = self.active.copy(), self._numbers[: self._count].copy()
-        return Snapshot(now_s, self.cluster, self.table, rows, curves, resize_cost_s, start_cost_s, numbers)
+        ahead = self.ahead(now_s) if self.calendar else None
+        costs = (resize_cost_s, start_cost_s)
+        return Snapshot(now_s, self.cluster, self.table, rows, curves, *costs, numbers, ahead)
+
+    def ahead(self, now_s: float) -> Ahead:
+        """The GPUs that promises may count on, from now until all deadlines at least."""
+        deadlines_s = self.table.deadline_s[self.active]
+        last_s = float(deadlines_s[np.isfinite(deadlines_s)].max(initial=now_s))
+        return self.calendar.ahead(self.base, now_s, last_s)
 
     # -- decisions ---------------------------------------------------------------------------------------
 
@@ -154,28 +182,34 @@ class Board:
         its jobs are placed there first, and the jobs in `more` that grow get GPUs from the rest.
         """
         rows, now_s = snapshot.rows, snapshot.now_s
+        lent = [] if decision.lent is None else decision.lent.tolist()
+        self._lent = {row: count for row, count in zip(rows.tolist(), lent) if count}
         more = more or {}
         if self._replicas and len(rows):
             decision = in_replicas(decision, snapshot.per_replica, snapshot.max_gpus)
         if decision.per_node is not None:
-            changes = {
+            by_node = {
                 int(rows[i]): decision.per_node[i]
                 for i in range(len(rows))
                 if self._other_nodes(int(rows[i]), decision.per_node[i])
             }
             smaller = {row: gpus for row, gpus in more.items() if gpus < self.table.gpus[row]}
             moved = self.placer.place(smaller) if smaller else {}
-            moved |= self.placer.place_per_node(changes) if changes else {}
+            moved |= self.placer.place_per_node(by_node) if by_node else {}
             larger = {row: gpus for row, gpus in more.items() if row not in smaller}
             moved |= self.placer.place(larger) if larger else {}
         else:
-            changed = (decision.gpus != snapshot.gpus).nonzero()[0]
+            kinds, changes = decision.gpu_types, decision.gpus != snapshot.gpus
+            if kinds is not None:
+                changes |= self._on_other_types(snapshot, kinds)
+            changed = changes.nonzero()[0]
             if decision.order is not None:
                 rank = np.empty(len(rows), dtype=np.int64)
                 rank[decision.order] = np.arange(len(rows))
                 changed = changed[np.argsort(rank[changed], kind="stable")]
             wanted = dict(more) | dict(zip(rows[changed].tolist(), decision.gpus[changed].tolist()))
-            moved = self.placer.place(wanted) if wanted else {}
+            types = None if kinds is None else {int(rows[i]): kinds[i] for i in changed.tolist()}
+            moved = self.placer.place(wanted, types) if wanted else {}
         for row in self._losses:  # a job that the policy leaves with its remaining GPUs moves too
             moved.setdefault(row, self.table.placement[row])
         return [
@@ -199,10 +233,50 @@ class Board:
         A job on a lost node keeps its remaining GPUs. It moves with the next decision, which usually gives it
         other GPUs, so that the loss and the decision cost it one pause and not two.
         """
+        self.base = cluster
+        self.reserved = self.held_by(cluster, self.calendar.at(now_s))
+        self._use(cluster.without(self._reserved_gpus()), now_s, reason)
+
+    def reserve(self, calendar: Calendar, now_s: float) -> bool:
+        """Give reservations the GPUs that they want now; returns whether that changed anything.
+
+        Jobs lose GPUs as with a node: they move with the next decision.
+        """
+        self.calendar = calendar
+        wanting = calendar.at(now_s)
+        if not wanting and not self.reserved:
+            return False
+        before, self.reserved = self.reserved, self.held_by(self.base, wanting)
+        if self.reserved == before:
+            return False
+        names = [name for name, gpus in self.reserved.items() if gpus - before.get(name, frozenset())]
+        reason = f"slots are reserved for {', '.join(names)}" if names else ""
+        self._use(self.base.without(self._reserved_gpus()), now_s, reason)
+        return True
+
+    def _reserved_gpus(self) -> frozenset[int]:
+        return frozenset[int]().union(*self.reserved.values())
+
+    def held_by(self, cluster: Cluster, wanting: Sequence[Reservation]) -> Held:
+        """The GPUs of a cluster that these reservations would hold, if they were given them now."""
+        deadline_s = self.table.deadline_s[self.active]
+        sure = np.flatnonzero(np.isfinite(deadline_s))
+        sure = sure[np.argsort(-deadline_s[sure], kind="stable")]  # the one with the most time left first
+        held = self.table.placement
+        others = [held[row] for row in self.active[np.isinf(deadline_s)].tolist()]
+        promised = [
+            (held[row], min(self._lent.get(row, 0), len(held[row]))) for row in self.active[sure].tolist()
+        ]
+        return hold(cluster, wanting, self.reserved, others, promised)
+
+    def _use(self, cluster: Cluster, now_s: float, reason: str) -> None:
+        """Give jobs the GPUs of this cluster from now on."""
         self.cluster = cluster
         for row, left in self.placer.set_cluster(cluster, keep_survivors=True).items():
             self._losses.setdefault(row, (self.table.placement[row], reason))
             self._node_counts.pop(row, None)
+            lost = len(self.table.placement[row]) - len(left)
+            self._lent[row] = max(self._lent.get(row, 0) - lost, 0)
             self.table.settle(row, now_s)
             self.table.placement[row], self.table.gpus[row] = left, len(left)
 
@@ -225,6 +299,17 @@ class Board:
         table.placement[row], table.gpus[row] = placement, len(placement)
         table.first_start_s[row] = table.last_start_s[row] = started_s
         return True
+
+    def _on_other_types(self, snapshot: Snapshot, kinds: Sequence[str]) -> BoolArray:
+        """For each job whether it holds GPUs of another type than the decision says."""
+        nodes = self.cluster.nodes
+        return np.array(
+            [
+                any(nodes[node].gpu_type != kind for node in self.cluster.nodes_of(placement))
+                for placement, kind in zip(snapshot.placements, kinds)
+            ],
+            dtype=np.bool_,
+        )
 
     def _other_nodes(self, row: int, counts: IntArray) -> bool:
         """Whether a policy that names nodes names other ones for this job than in its last decision."""

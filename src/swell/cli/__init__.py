@@ -19,6 +19,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "dashboard": ("swell.cli.dashboard:dashboard", "Open the live dashboard in a browser."),
         "nodes": ("swell.cli.cluster:nodes", "Show the nodes and their slots."),
         "drain": ("swell.cli.cluster:drain", "Move all jobs off a node."),
+        "reserve": ("swell.cli.reserve:reserve", "Keep slots for services part of the time."),
         "policy": ("swell.cli.cluster:policy", "Show the policy, or switch it while jobs run."),
         "token": ("swell.cli.tokens:token", "Create, list and revoke tokens."),
         "doctor": ("swell.cli.doctor:doctor", "Check home, store, disk and machine."),

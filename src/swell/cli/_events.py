@@ -61,6 +61,14 @@ def _describe(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
             return f"in service with {data.get('gpus', '?')} slots"
         case "node_lost":
             return f"out of service ({data.get('reason', 'lost')})"
+        case "reserved":
+            return f"reserved by {data.get('by', '?')}"
+        case "unreserved":
+            return f"removed by {data.get('by', '?')}"
+        case "held":
+            return f"has {len(data.get('gpus', ()))} slots, had {len(data.get('before', ()))}"
+        case "yielded":
+            return f"workers have left its {len(data.get('gpus', ()))} slots, after {data['after_s']:.2f} s"
     return kind
 
 

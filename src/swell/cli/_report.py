@@ -76,6 +76,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("p50 JCT s", "p50_jct_s", _seconds),
     ("p99 JCT s", "p99_jct_s", _seconds),
     ("makespan s", "makespan_s", _seconds),
+    ("cost", "cost", _two),
     ("deadlines met", "deadline_ratio", _ratio),
     ("avg rho", "avg_rho", _two),
     ("max rho", "max_rho", _two),
@@ -84,7 +85,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("decision ms", "decision_ms_mean", _two),
     ("CPU s", "cpu_s", _two),
 )
-_ONLY_IF_SOME = {"rejected", "deadline_ratio"}
+_ONLY_IF_SOME = {"rejected", "deadline_ratio", "cost"}
 _FIRST_TO_GO = ("avg_rho", "p50_jct_s", "decision_ms_mean", "max_rho", "cpu_s", "resizes", "gpu_utilisation")
 """Figures that are left out, in this order, if the terminal is too narrow."""
 

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from swell.domain import Cluster, Event, InputError, SwellError
 from swell.perf.profiles import ProfileSet
-from swell.sim import ResizeCost, simulate
+from swell.sim import ResizeCost, parse_cloud, simulate
 from swell.sim.traces import Trace
 
 Progress = Callable[[int, float, int, int], None]
@@ -56,6 +56,9 @@ class Run:
     resize_cost: ResizeCost
     seed: int
     belief: str | None
+    autoscale: str | None = None
+    """Options of the autoscaler, if there is one."""
+    blind_to_types: bool = False
     events: Path | None = None
 
     @property
@@ -65,16 +68,21 @@ class Run:
 
     def execute(self, on_progress: Callable[[float, int, int], None] | None = None) -> dict[str, Any]:
         """Simulate, and return the figures as a record."""
+        cluster, cloud = self.source.cluster, None
+        if self.autoscale is not None:
+            cloud = parse_cloud(self.autoscale, cluster, self.seed)
         with _event_file(self.events) as on_event:
             result = simulate(
                 self.source.trace.jobs,
                 self.source.profiles,
-                self.source.cluster,
+                cluster,
                 self.policy,
                 interval_s=self.interval_s,
                 resize_cost=self.resize_cost,
                 seed=self.seed,
                 belief=self.belief,
+                cloud=cloud,
+                blind_to_types=self.blind_to_types,
                 on_event=on_event,
                 on_progress=on_progress,
             )
@@ -85,6 +93,7 @@ class Run:
             "interval_s": self.interval_s,
             "profiles": self.source.profiles_from,
             "gpu_type": self.source.gpu_type,
+            "autoscale": self.autoscale,
             "skipped_rows": self.source.trace.skipped,
         }
         return {**named, **{k: v for k, v in figures.items() if k not in named}, **settings}

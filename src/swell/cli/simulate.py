@@ -65,6 +65,14 @@ Example:
     help="What policies know about the speed of jobs: the truth, or a model fitted on what was seen."
     "  [default: the policy's own]",
 )
+@click.option(
+    "--autoscale",
+    metavar="OPTIONS",
+    help="Rent the nodes of the cluster as they are worth it, such as price=3,start=120,spot=6,budget=40.",
+)
+@click.option(
+    "--blind-to-types", is_flag=True, help="Treat all GPUs of a mixed cluster as if they were of one type."
+)
 @click.option("--cluster-id", metavar="ID", help="Only the jobs of this virtual cluster (Philly traces).")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Only the first N jobs of each trace.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read, and count them.")
@@ -106,6 +114,8 @@ def simulate(
     profiles_path: Path | None,
     gpu_type: str | None,
     belief: str | None,
+    autoscale: str | None,
+    blind_to_types: bool,
     cluster_id: str | None,
     limit: int | None,
     skip_bad_rows: bool,
@@ -126,12 +136,14 @@ def simulate(
     from swell.cli._runner import Run, processors, run_all
     from swell.domain import Cluster, InputError
     from swell.policies import make_policy
-    from swell.sim import parse_cost
+    from swell.sim import parse_cloud, parse_cost
 
     if interval is not None and not 0 <= interval < float("inf"):
         raise InputError(f"interval must be seconds of at least 0, got {interval}", field="interval")
     cost = parse_cost(resize_cost)
-    Cluster.parse(cluster)
+    largest = Cluster.parse(cluster)
+    if autoscale is not None:
+        parse_cloud(autoscale, largest)
     policies = tuple(dict.fromkeys(policies))
     for policy in policies:
         make_policy(policy)
@@ -159,6 +171,8 @@ def simulate(
             resize_cost=cost,
             seed=seed,
             belief=belief,
+            autoscale=autoscale,
+            blind_to_types=blind_to_types,
             events=log,
         )
         for (source, policy), log in zip(pairs, logs)

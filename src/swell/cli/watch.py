@@ -35,7 +35,8 @@ def events(
             plain = Event(event.time_s, kind, job_id=event.job_id, node=event.node, data=event.data)
             click.echo(plain.to_json())
         else:
-            click.echo(line(event.time_s, event.kind, event.job_id or event.node or "", event.data))
+            about = event.job_id or event.node or str(event.data.get("reservation", ""))
+            click.echo(line(event.time_s, event.kind, about, event.data))
 
     with connect(home, admin=admin) as client:
         subject = None if job is None else find_job(client, job)

@@ -28,6 +28,7 @@ from swell.control.limits import NO_LIMITS
 from swell.control.model import JobRecord
 from swell.control.progress import ProgressLog
 from swell.control.reconcile import AskAgain, EndStray, Feed, Reconciler
+from swell.control.reservations import Reservations
 from swell.control.scheduler import Scheduler
 from swell.domain import Cluster, Event, EventKind
 from swell.engines import Engine, Launch, Report, RunState
@@ -69,6 +70,7 @@ class Conductor:
         self.scheduler: Scheduler
         self._home = home
         self.reconciler = Reconciler()
+        self.reservations = Reservations(book)
         self._progress = ProgressLog(book.store)
         self._starting: dict[str, float] = {}
         """By job: when it was given slots. Removed at the job's first progress report after that."""
@@ -88,6 +90,7 @@ class Conductor:
                 self.feed(record, lifecycle.Granted((), "the slots it had are gone"), now_s)
             if record.promise.pending and record.request.deadline_s is not None:
                 self.scheduler.profiling.ask(record, now_s)
+        self.reservations.come_up(self.scheduler, now_s)
         self._announce_nodes(now_s)
 
     def turn(self, now_s: float) -> None:
@@ -96,6 +99,8 @@ class Conductor:
         observed = self.engine.observe()
         self._listen(now_s, {job_id for job_id, job in observed.items() if job.state in _OVER})
         self._follow_nodes(now_s)
+        for job_id, text in self.reservations.follow(now_s):
+            self.feed(self.book.records[job_id], lifecycle.Noticed(text), now_s)
         for difference in self.reconciler.differences(self.book.records, observed, now_s):
             match difference:
                 case EndStray(job_id):
@@ -111,6 +116,8 @@ class Conductor:
         if self.scheduler.rhythm.due_s <= now_s:
             self._decide(now_s)
         self._grant_owed(now_s)
+        if self.reservations.waiting:
+            self.reservations.note_yielded(self.engine.observe().values(), now_s)
 
     # -- listening ---------------------------------------------------------------------------------------
 
@@ -241,7 +248,7 @@ class Conductor:
                 self.book.write([], events)
 
     def _follow_nodes(self, now_s: float) -> None:
-        before, cluster = self.scheduler.cluster, self.cluster()
+        before, cluster = self.scheduler.board.base, self.cluster()
         if cluster == before:
             return
         events, reasons = [], []

@@ -256,7 +256,7 @@ class Knowledge:
             return before[1]
         curve = self.belief.curve(max_gpus, gpus_per_node).copy()
         most = self.belief.most_gpus
-        if cautious and self.belief.prior is None and 0 < most < max_gpus:
+        if cautious and self.belief.explores and 0 < most < max_gpus:
             curve[most + 1 :] = np.minimum(curve[most + 1 :], curve[most])
         curve.setflags(write=False)
         self._curves[cautious] = (asked, curve)

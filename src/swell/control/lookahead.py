@@ -12,7 +12,7 @@ import numpy as np
 
 from swell.control.knowledge import Knowledge
 from swell.control.model import Estimate, JobRecord
-from swell.domain import ANY_GPU, Cluster, JobSpec
+from swell.domain import ANY_GPU, NO_RESERVATIONS, Calendar, Cluster, JobSpec
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.policies import make_policy
 from swell.sim import simulate
@@ -41,11 +41,13 @@ def finishes(
     policy: str,
     now_s: float,
     interval_s: float | None = None,
+    calendar: Calendar = NO_RESERVATIONS,
 ) -> dict[str, float]:
     """The finish of each job whose length and speed are known, if no other job is submitted.
 
     `interval_s` is the length of the policy's rounds. The simulated clock begins with the present round, so
-    that simulated decisions fall on the moments of the real ones.
+    that simulated decisions fall on the moments of the real ones. The reservations of the `calendar` take
+    their GPUs out of `cluster`; services are taken to want what they want now.
     """
     ready = [r for r in records if known[r.job_id].known and not r.phase.over]
     if not ready or cluster.capacity == 0:
@@ -69,6 +71,7 @@ def finishes(
         make_policy(policy),
         interval_s=interval_s or 0.0,
         resize_cost=cost,
+        calendar=calendar.shifted(-began_s),
     )
     return {
         job_id: began_s + float(finish_s)
@@ -112,6 +115,7 @@ def estimate(
     policy: str,
     now_s: float,
     interval_s: float | None = None,
+    calendar: Calendar = NO_RESERVATIONS,
     *,
     quick: bool = False,
 ) -> Estimate:
@@ -123,11 +127,12 @@ def estimate(
     if not knowledge.known or cluster.capacity == 0:
         return Estimate(finish_s=None, source=knowledge.source)
     if len(records) <= MOST_JOBS and not quick:
-        finish_s = finishes(records, known, cluster, policy, now_s, interval_s).get(record.job_id)
+        finish_s = finishes(records, known, cluster, policy, now_s, interval_s, calendar).get(record.job_id)
     else:
-        share = max(cluster.capacity // len(records), 1)
+        capacity = max(int(calendar.ahead(cluster, now_s).gpus[0]), 1)
+        share = max(capacity // len(records), 1)
         rate = float(knowledge.curve(share, cluster.gpus_per_node)[share])
-        wait = max(len(records) / cluster.capacity, 1.0)
+        wait = max(len(records) / capacity, 1.0)
         left_s = knowledge.left(record.done) / rate if rate > 0 else np.inf
         finish_s = now_s + knowledge.startup_s + wait * left_s if np.isfinite(left_s) else None
     if finish_s is None:

@@ -26,11 +26,12 @@ from swell.control.knowledge import MAX_SCRIPT_BYTES
 from swell.control.limits import NO_LIMITS, Gate, Limits
 from swell.control.loop import Loop
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
+from swell.control.reservations import YIELD_POLL_S, ReservationState
 from swell.control.retention import Done, Keep, Retention
 from swell.control.series import series
 from swell.control.store import Store
 from swell.control.views import NodeView
-from swell.domain import Event, EventKind, InputError
+from swell.domain import Event, EventKind, InputError, Reservation
 from swell.engines import Engine
 from swell.engines.accounts import no_script
 from swell.engines.clock import now_s
@@ -170,11 +171,13 @@ class ControlPlane:
 
     @property
     def due_s(self) -> float:
-        """When the policy decides next if nothing happens before; infinite if no decision is planned."""
-        return self._conductor.scheduler.rhythm.due_s
+        """When a turn is due if nothing happens before: for the policy, or because reserved hours change."""
+        calendar_s = self._conductor.reservations.next_change_s(self.clock())
+        return min(self._conductor.scheduler.rhythm.due_s, calendar_s)
 
     def _wait_s(self) -> float:
-        return min(self._interval_s, max(self.due_s - self.clock(), 0.0))
+        most_s = YIELD_POLL_S if self._conductor.reservations.waiting else self._interval_s
+        return min(most_s, max(self.due_s - self.clock(), 0.0))
 
     # -- submissions -------------------------------------------------------------------------------------
 
@@ -308,7 +311,8 @@ class ControlPlane:
         """The nodes and how many of their slots are in use."""
         with self._lock:
             drained, records = self._conductor.drained, self._book.records.values()
-            return views.nodes(self.engine.cluster(), drained, records)
+            held = self._conductor.scheduler.cluster.held
+            return views.nodes(self.engine.cluster().without(held), drained, records)
 
     def drain(self, node: str) -> None:
         """Move all jobs off a node, and give it none until it is undrained."""
@@ -328,6 +332,35 @@ class ControlPlane:
             self.store.set_setting("drained", json.dumps(sorted(changed)))
             self._conductor.drained = changed
             self.wake()
+
+    def reservations(self) -> list[ReservationState]:
+        """What is reserved for services, and the slots that they have now."""
+        with self._lock:
+            return self._conductor.reservations.states(self.clock())
+
+    def reserve(self, asked: Reservation, by: str, *, force: bool = False) -> ReservationState:
+        """Reserve capacity for a service, or change a reservation. Refused if it would break a promise."""
+        with self._lock:
+            made = self._conductor.reservations.make(asked, self.clock(), by=by, force=force)
+            text = f"its promised finish is in danger: slots are reserved for {asked.name}"
+            for job_id in made.endangered:
+                self._conductor.feed(self._book.records[job_id], lifecycle.Noticed(text), self.clock())
+            self.wake()
+            return made
+
+    def unreserve(self, name: str, by: str) -> ReservationState:
+        """Remove a reservation."""
+        with self._lock:
+            removed = self._conductor.reservations.remove(name, self.clock(), by=by)
+            self.wake()
+            return removed
+
+    def demand(self, name: str, gpus: int) -> ReservationState:
+        """Give the service that a reservation follows this many slots from now on."""
+        with self._lock:
+            noted = self._conductor.reservations.demand(name, gpus, self.clock())
+            self.wake()
+            return noted
 
     def policy(self) -> str:
         """The present policy, with its options, as it was given."""

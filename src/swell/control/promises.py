@@ -48,8 +48,9 @@ def estimated(
     book = scheduler.book
     others = [other for other in book.active() if other.job_id != record.job_id]
     known = ChainMap({record.job_id: basis}, book.known)
-    policy, cluster, round_s = scheduler.policy_text, scheduler.cluster, scheduler.rhythm.interval_s
-    return estimate(record, [*others, record], known, cluster, policy, now_s, round_s, quick=quick)
+    policy, board, round_s = scheduler.policy_text, scheduler.board, scheduler.rhythm.interval_s
+    jobs = [*others, record]
+    return estimate(record, jobs, known, board.base, policy, now_s, round_s, board.calendar, quick=quick)
 
 
 def promise(

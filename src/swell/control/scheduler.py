@@ -21,7 +21,7 @@ from swell.control.limits import NO_LIMITS, Limits
 from swell.control.model import JobRecord, Phase
 from swell.control.profiling import Profiling
 from swell.control.quotas import Contender, Use, share_out
-from swell.domain import Cluster, FloatArray, InputError, IntArray, JobSpec
+from swell.domain import Calendar, Cluster, FloatArray, InputError, IntArray, JobSpec
 from swell.perf.curves import Curves, in_steps
 from swell.policies import Admission, Decision, JobTable, Policy, Snapshot, make_policy
 
@@ -67,7 +67,7 @@ class Scheduler:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster that the policy decides on: drained nodes are not up."""
+        """The cluster that the policy decides on: drained nodes are not up, reserved slots are held."""
         return self.board.cluster
 
     def set_policy(self, text: str, now_s: float) -> None:
@@ -81,6 +81,11 @@ class Scheduler:
         """Use this cluster from now on; `reason` says why jobs lose slots, if they do."""
         self.board.set_cluster(cluster, now_s, reason)
         self.rhythm.ask(now_s, urgent=True)
+
+    def reserve(self, calendar: Calendar, now_s: float) -> None:
+        """Give reservations the slots that they want now."""
+        if self.board.reserve(calendar, now_s):
+            self.rhythm.ask(now_s, urgent=True)
 
     def add(self, record: JobRecord, now_s: float) -> bool:
         """Add an active job; False if the slots it had are gone or belong to another job."""
@@ -154,6 +159,20 @@ class Scheduler:
         """Tell the policy that the job it answered was taken in."""
         self.policy.accepted(asked.snapshot, asked.index, asked.admission)
 
+    def endangered(self, calendar: Calendar, now_s: float) -> list[str]:
+        """Jobs whose promised finish could not be kept beside this calendar. Changes nothing."""
+        rows, jobs = self._decided()
+        if not any(_promised(record) is not None for record, _ in jobs):
+            return []
+        most, over_quota = self._quotas(jobs)
+        kept = [i for i, (record, _) in enumerate(jobs) if record.job_id not in over_quota]
+        rows, jobs = rows[kept], [jobs[i] for i in kept]
+        own = np.arange(len(jobs))
+        snapshot = self._believe(
+            self.board.table.copy(rows), own, jobs, now_s, most, cautious=True, calendar=calendar
+        )
+        return [jobs[i][0].job_id for i in self.policy.endangered(snapshot).tolist()]
+
     # -- decisions ---------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> list[tuple[str, Move]]:
@@ -165,7 +184,7 @@ class Scheduler:
         most, self.over_quota = self._quotas(jobs)
         may = np.array([record.job_id not in self.over_quota for record, _ in jobs], dtype=bool)
         # Jobs beyond a quota are not shown to the policy, and give back what they have.
-        more = self.profiling.shares(self.rows) | {row: 0 for row in rows[~may].tolist() if table.gpus[row]}
+        more = self._profiled() | {row: 0 for row in rows[~may].tolist() if table.gpus[row]}
         rows, jobs = rows[may], [job for job in jobs if job[0].job_id not in self.over_quota]
         snapshot = self._believe(table, rows, jobs, now_s, most)
         self.rhythm.due_s = math.inf
@@ -183,6 +202,14 @@ class Scheduler:
         if len(snapshot):
             self.rhythm.decided(now_s, self.policy.next_wakeup_s(snapshot, decision))
         return [(table.specs[move.row].job_id, move) for move in moves]
+
+    def _profiled(self) -> dict[int, int]:
+        """The slots of each profiling run, by row, as far as there are enough."""
+        free, shares = self.cluster.capacity, dict[int, int]()
+        for row, size in self.profiling.shares(self.rows).items():
+            shares[row] = min(size, free) if free >= self.board.table.min_gpus[row] else 0
+            free -= shares[row]
+        return shares
 
     def _decided(self, asked: str | None = None) -> tuple[IntArray, list[tuple[JobRecord, Knowledge]]]:
         """Rows and jobs that the policy decides on, oldest first: all but paused and profiled jobs.
@@ -252,13 +279,22 @@ class Scheduler:
         *,
         cautious: bool = False,
         deadlines: dict[str, float | None] | None = None,
+        calendar: Calendar | None = None,
     ) -> Snapshot:
         """Enter what is known of these jobs into a table, and make the snapshot that the policy sees.
 
-        `most`: bounds on the slots of jobs that cannot use more or whose owner has a quota.
+        `most`: bounds on the slots of jobs that cannot use more or whose owner has a quota. `calendar`:
+        reservations in place of the present ones, to ask what would be.
         """
-        cluster = self.cluster.without(self.profiling.reserved(self.board, self.rows))
-        widest = max(cluster.capacity, 1)
+        profiled, cluster = self.profiling.reserved(self.board, self.rows), self.cluster
+        if calendar is not None and calendar != self.board.calendar:
+            cluster = self._beside(calendar, now_s)
+        cluster, calendar = cluster.without(profiled), self.board.calendar if calendar is None else calendar
+        ahead = None
+        if calendar:
+            until_s = max((record.request.deadline_s or 0.0 for record, _ in jobs), default=0.0)
+            ahead = calendar.ahead(self.board.base.without(profiled), now_s, until_s)
+        widest = max(cluster.capacity, 1 if ahead is None else int(ahead.gpus.max()), 1)
         rates = np.zeros((max(len(jobs), 1), widest + 1))
         for i, (record, knowledge) in enumerate(jobs):
             table.belief[rows[i]] = knowledge.belief
@@ -286,7 +322,13 @@ class Scheduler:
         pause_s = max((knowledge.pause_s for _, knowledge in jobs), default=0.0)
         start_s = max((knowledge.startup_s for _, knowledge in jobs), default=0.0)
         round_s = self.rhythm.interval_s or 0.0
-        return Snapshot(now_s, cluster, table, rows, Curves(rates), pause_s + round_s, start_s + round_s)
+        costs = (pause_s + round_s, start_s + round_s)
+        return Snapshot(now_s, cluster, table, rows, Curves(rates), *costs, ahead=ahead)
+
+    def _beside(self, calendar: Calendar, now_s: float) -> Cluster:
+        """What reservations of this calendar would leave now."""
+        held = self.board.held_by(self.board.base, calendar.at(now_s))
+        return self.board.base.without(frozenset[int]().union(*held.values()))
 
     def _enter_progress(
         self,

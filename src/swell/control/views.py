@@ -73,6 +73,9 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
     # Names of other users' jobs are none of this job's business.
     names = ", ".join([*own, *([f"jobs of other users ({others})"] if others else [])]) or "no job"
     more = f"; {record.reason}" if record.reason else ""
+    reserved = {name: len(gpus) for name, gpus in scheduler.board.reserved.items() if gpus}
+    if reserved:
+        more += "; reserved for " + ", ".join(f"{name} ({gpus})" for name, gpus in sorted(reserved.items()))
     policy, round_s, due_s = scheduler.policy_text, scheduler.rhythm.interval_s, scheduler.rhythm.due_s
     serves = f", which serves {scheduler.policy.serves}" if scheduler.policy.serves else ""
     if round_s and due_s < math.inf:

@@ -1,7 +1,9 @@
 """The basic types: jobs, nodes, clusters, placements, events. Imports no other part of swell."""
 
+from swell.domain.calendar import NO_RESERVATIONS, Ahead, Calendar, Reservation
 from swell.domain.cluster import (
     ANY_GPU,
+    BoolArray,
     Cluster,
     FloatArray,
     IntArray,
@@ -17,6 +19,10 @@ from swell.domain.request import JobOptions, JobRequest
 
 __all__ = [
     "ANY_GPU",
+    "NO_RESERVATIONS",
+    "Ahead",
+    "BoolArray",
+    "Calendar",
     "Cluster",
     "Event",
     "EventKind",
@@ -28,6 +34,7 @@ __all__ = [
     "JobSpec",
     "Node",
     "Placement",
+    "Reservation",
     "SwellError",
     "nearest",
     "overlapping",

@@ -54,14 +54,24 @@ class EventKind(StrEnum):
     """A node came into service, or came back; data: gpus, gpu_type."""
     NODE_LOST = "node_lost"
     """A node went out of service; data: gpus."""
+    RESERVED = "reserved"
+    """A reservation was made or changed; data: reservation (its name), its fields, by."""
+    UNRESERVED = "unreserved"
+    """A reservation was removed; data: reservation, by."""
+    HELD = "held"
+    """A reservation holds other GPUs from now on; data: reservation, gpus (their numbers), before."""
+    YIELDED = "yielded"
+    """Training has left the GPUs that a reservation holds; data: reservation, gpus, after_s (since held)."""
 
 
-_JOB_KINDS = frozenset(EventKind) - {EventKind.NODE_JOINED, EventKind.NODE_LOST}
+_NODE_KINDS = frozenset({EventKind.NODE_JOINED, EventKind.NODE_LOST})
+RESERVATION_KINDS = frozenset({EventKind.RESERVED, EventKind.UNRESERVED, EventKind.HELD, EventKind.YIELDED})
+_JOB_KINDS = frozenset(EventKind) - _NODE_KINDS - RESERVATION_KINDS
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened."""
+    """One thing that happened, to a job, a node, or a reservation, which is named in `data`."""
 
     time_s: float
     kind: EventKind
@@ -70,9 +80,13 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        subject = self.job_id if self.kind in _JOB_KINDS else self.node
+        if self.kind in RESERVATION_KINDS:
+            subject, what = self.data.get("reservation"), "reservation"
+        else:
+            in_job = self.kind in _JOB_KINDS
+            subject, what = (self.job_id, "job_id") if in_job else (self.node, "node")
         if not subject:
-            raise InputError(f"event '{self.kind}' needs a {'job_id' if self.kind in _JOB_KINDS else 'node'}")
+            raise InputError(f"event '{self.kind}' needs a {what}")
 
     def to_json(self) -> str:
         """The event as one line of JSON."""

@@ -38,6 +38,9 @@ nodes."""
 PRIOR_ERROR = 0.25
 """Relative error of a model carried over from other jobs, before this job has been observed."""
 
+NO_NOISE_LIMIT = (0.0, 1.0)
+"""Gradient statistics of a job to which every sample is worth the same, however large the batch."""
+
 
 class _Observed:
     """Mean times of one configuration, and those the last fit used."""
@@ -64,17 +67,28 @@ class JobBelief:
     """What is believed of one job's goodput. Its answers change only when `version` does."""
 
     def __init__(
-        self, limits: BatchLimits, fixed_batch: int | None = None, prior: ThroughputParams | None = None
+        self,
+        limits: BatchLimits,
+        fixed_batch: int | None = None,
+        prior: ThroughputParams | None = None,
+        *,
+        throughput_only: bool = False,
     ) -> None:
-        """`fixed_batch`: the batch size of a job that keeps it; `prior`: a model fitted on similar jobs."""
+        """`fixed_batch`: the batch size of a job that keeps it; `prior`: a model fitted on similar jobs.
+
+        With `throughput_only`, all samples count alike: gradient statistics are ignored.
+        """
         self.limits = limits
         self.fixed_batch = fixed_batch
         self.prior = prior
+        self.explores = prior is None
+        """Whether the job has to grow step by step, because it is not known how it scales."""
         self.version = 0
         """Grows whenever an answer may have changed."""
         self.most_gpus = 0
         """The most GPUs the job was ever seen on."""
-        self.sqr, self.var = 1.0, 0.0
+        self.throughput_only = throughput_only
+        self.sqr, self.var = NO_NOISE_LIMIT if throughput_only else (1.0, 0.0)
         self.noise_known = False
         """True once `sqr` and `var` were reported; until then a larger batch counts as no gain."""
         self._observed: dict[tuple[int, int, int], _Observed] = {}
@@ -112,6 +126,16 @@ class JobBelief:
     def observations(self) -> int:
         """The number of different configurations the job has been observed in."""
         return len(self._observed)
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether the job was ever observed on several GPUs."""
+        return any(gpus > 1 for _, gpus, _ in self._observed)
+
+    @property
+    def local_batch(self) -> int | None:
+        """The largest batch per GPU that the job was observed at; None before the first observation."""
+        return max((local_batch for _, _, local_batch in self._observed), default=None)
 
     def measured(self) -> list[dict[str, float]]:
         """What the model is fitted on: for each configuration its mean step time, and the goodput that makes.
@@ -160,6 +184,8 @@ class JobBelief:
 
     def observe_gradients(self, sqr: float, var: float) -> None:
         """Record new gradient statistics, measured at the tuned batch size."""
+        if self.throughput_only:
+            return
         self.noise_known = True
         if (sqr, var) != (self.sqr, self.var):
             self.sqr, self.var = sqr, var
@@ -168,9 +194,7 @@ class JobBelief:
     def max_gpus(self, bound: int) -> int:
         """The most GPUs to try, up to `bound`: twice the most observed, or all of them with a prior."""
         bound = min(bound, self.limits.max_gpus)
-        if self.prior is not None:
-            return bound
-        return min(max(2 * self.most_gpus, 1), bound)
+        return min(max(2 * self.most_gpus, 1), bound) if self.explores else bound
 
     def goodput(self, nodes: npt.ArrayLike, gpus: npt.ArrayLike) -> FloatArray:
         """Progress per second on the best batch for each placement; proportional to GPUs before any fit."""
@@ -212,6 +236,33 @@ class JobBelief:
         """Goodput on 0 to `max_gpus` GPUs, packed on as few nodes as possible."""
         gpus = np.arange(max_gpus + 1)
         return self.goodput(-(-gpus // gpus_per_node), gpus)
+
+    def throughput(self, max_gpus: int, gpus_per_node: int) -> FloatArray:
+        """Throughput on 0 to `max_gpus` packed GPUs, in tuned batches per second, whatever it is good for."""
+        params = self.params
+        assert params is not None
+        table = candidates(self.limits, max_gpus, self.fixed_batch)
+        rates, _ = goodput_table(table, candidate_times(params, table), *NO_NOISE_LIMIT)
+        gpus = np.arange(max_gpus + 1)
+        return rates[(gpus > gpus_per_node).astype(np.int64), gpus]
+
+    def shown(self, max_gpus: int) -> FloatArray:
+        """How many times as fast as the model says the job has been, on 0 to `max_gpus` GPUs.
+
+        For each number of GPUs that the job was observed on, the configuration seen most often counts;
+        between two of them it is interpolated, beyond the last it is as there.
+        """
+        params = self.params
+        if params is None or not self._observed:
+            return np.ones(max_gpus + 1)
+        often: dict[int, tuple[int, float]] = {}
+        for (nodes, gpus, local_batch), seen in self._observed.items():
+            faster = float(step_times(params, nodes, gpus, local_batch)[1]) / seen.step_s
+            often[gpus] = max(often.get(gpus, (0, 1.0)), (seen.count, faster))
+        counts = sorted(often)
+        return np.interp(
+            np.log(np.arange(max_gpus + 1) + 1e-9), np.log(counts), [often[k][1] for k in counts]
+        )
 
     def relative_error(self, nodes: npt.ArrayLike, gpus: npt.ArrayLike) -> FloatArray:
         """One standard deviation of the predicted step time, relative to it, for each placement.

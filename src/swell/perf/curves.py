@@ -6,7 +6,8 @@ one column per GPU count, computed once and shared by all the jobs that have tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -23,6 +24,8 @@ class Curves:
     """
 
     rates: FloatArray
+    by_type: Mapping[str, Curves] = field(default_factory=dict)
+    """The same curves on each GPU type, with the same rows; empty where types are not told apart."""
 
     def __post_init__(self) -> None:
         if self.rates.ndim != 2 or self.rates.shape[1] < 2 or np.any(self.rates[:, 0] != 0):
@@ -33,6 +36,10 @@ class Curves:
     def max_gpus(self) -> int:
         """The most GPUs a job can be given: the last column."""
         return self.rates.shape[1] - 1
+
+    def on(self, gpu_type: str) -> Curves:
+        """The curves on GPUs of one type."""
+        return self.by_type.get(gpu_type, self)
 
     @cached_property
     def best_gpus(self) -> IntArray:

@@ -10,6 +10,8 @@ remembered. One invariant carries every promise:
 What can happen to it, and why it survives:
 
 - *Time passes, or a job ends.* What is left of the plan is a plan for the jobs that are left.
+- *Reserved hours.* GPUs that services have later are not there in the plan, and neither are those that a
+  service may want at any time (`Snapshot.ahead`). They can be used now, never counted on (`Moment.spend`).
 - *A newcomer.* It is let in only with a plan that covers everybody, itself included. While an earlier promise
   that can still be kept has no place in the plan, every newcomer is refused.
 - *Spare GPUs are given away.* They come from what nobody has reserved, and a job takes them only if its
@@ -33,6 +35,7 @@ lost one is planned for the earliest end that costs no other promise.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -49,12 +52,14 @@ from swell.policies._reservations import (
     cut,
     earliest_end,
     ends_alone,
+    ends_alone_over,
     level_of,
     nothing_reserved,
     reserve_in_order,
     roomy,
     take,
 )
+from swell.policies.base import Decision
 from swell.policies.snapshot import Snapshot
 
 SLACK_S = 1e-3
@@ -81,7 +86,11 @@ class Moment:
     def of(cls, snapshot: Snapshot, jobs: Jobs) -> Moment:
         """The jobs of a snapshot in the planner's terms, each to be covered if that is possible."""
         full_cover_s = np.maximum(jobs.cover_s, LATE_WAKEUP_S)
-        alone_s = ends_alone(snapshot.now_s, jobs)
+        if len(snapshot.ahead.times) == 1:
+            alone_s = ends_alone(snapshot.now_s, jobs)
+        else:
+            uncovered = jobs._replace(cover_s=np.zeros(len(jobs.work)))
+            alone_s = ends_alone_over(nothing_reserved(*snapshot.ahead, jobs), uncovered)
         bare = alone_s + full_cover_s > jobs.last_s
         jobs = jobs._replace(cover_s=np.where(bare, 0.0, full_cover_s))
         return cls(snapshot, jobs, alone_s, full_cover_s, bare)
@@ -89,7 +98,24 @@ class Moment:
     @cached_property
     def empty(self) -> Plan:
         """The plan of nobody."""
-        return nothing_reserved(self.snapshot.now_s, self.snapshot.capacity, self.jobs)
+        return nothing_reserved(*self.snapshot.ahead, self.jobs)
+
+    def spend(self, plan: Plan, give: Callable[[Jobs, Plan], tuple[Plan, IntArray]]) -> tuple[Plan, Decision]:
+        """Give spare GPUs away; returns the plan to keep in force, and what everybody gets now.
+
+        GPUs that a service does not want now are given away as well, but are in no plan that is kept, so the
+        service may have them back at any moment. A promised job that keeps lent GPUs is never behind the
+        plan without them. One that grows by lent GPUs pays a pause for that and another to give them back,
+        so it may grow only if its reservation can last longer by both.
+        """
+        plan, gpus = give(self.jobs, plan)
+        lent = self.snapshot.lent
+        if lent <= 0:
+            return plan, Decision(gpus)
+        times, free, longer_s, still_s = lengthen(self.jobs, plan, 2 * self.jobs.pause_s)
+        plan = plan._replace(times=times, free=free)
+        _, more = give(self.jobs._replace(still_s=still_s), plan._replace(free=free + lent))
+        return plan._replace(end_s=longer_s), Decision(more, lent=np.maximum(more - gpus, 0))
 
     def can_be_kept(self) -> IntArray:
         """The jobs with deadlines that could end in time alone on the cluster, earliest deadline first."""
@@ -171,6 +197,31 @@ class PlanInForce:
             if shortfall(best, now.jobs, order) == (0, 0):
                 break
         return best
+
+
+@compiled
+def lengthen(jobs: Jobs, plan: Plan, by_s: float) -> tuple[FloatArray, IntArray, FloatArray, FloatArray]:
+    """Let reservations last longer by so much where that is free and in time.
+
+    Returns the times and what is free, the ends, and until when each job must not grow: for ever if it is
+    promised and its reservation could not be made to last longer.
+    """
+    room, size = 2 * len(plan.first), len(plan.times)
+    times, free = roomy(plan.times, room), roomy(plan.free, room)
+    ends, still_s = plan.end_s.copy(), jobs.still_s.copy()
+    for i in range(len(ends)):
+        if jobs.last_s[i] == np.inf or ends[i] == np.inf:
+            continue
+        if ends[i] + by_s <= jobs.last_s[i] and plan.covered[i]:
+            size = cut(times, free, size, ends[i])
+            share = plan.step_gpus[plan.last[i] - 1 : plan.last[i]]
+            more = Steps(plan.end_s[i : i + 1], share, ends[i] + by_s)
+            if _is_free(times, free, size, more):
+                size = take(times, free, size, more, 1)
+                ends[i] = more.end_s
+                continue
+        still_s[i] = np.inf
+    return times[:size], free[:size], ends, still_s
 
 
 @compiled

@@ -84,17 +84,16 @@ class Plan(NamedTuple):
 
 
 @compiled
-def nothing_reserved(now_s: float, capacity: int, jobs: Jobs) -> Plan:
-    """The plan of a cluster on which nobody has reserved anything."""
-    n = len(jobs.work)
-    times = np.full(1, now_s)
-    still_s = max(now_s, jobs.still_s.max()) if n > 0 else now_s
-    if still_s > now_s:
-        times = np.array([now_s, still_s])
+def nothing_reserved(times: FloatArray, capacity: IntArray, jobs: Jobs) -> Plan:
+    """The plan of a cluster on which no job has reserved anything; `capacity[b]` GPUs from `times[b]` on."""
+    n, size = len(jobs.work), len(times)
+    times, free = roomy(times, 1), roomy(capacity, 1)
+    if n > 0 and jobs.still_s.max() > times[0]:
+        size = cut(times, free, size, jobs.still_s.max())
     none = np.zeros(n, np.int64)
     return Plan(
-        times,
-        np.full(len(times), capacity),
+        times[:size],
+        free[:size],
         np.empty(0),
         np.empty(0, np.int64),
         none,
@@ -140,6 +139,15 @@ def ends_alone(now_s: float, jobs: Jobs) -> FloatArray:
             if jobs.gpus[i, j] > jobs.gpus[i, j - 1]:
                 stop_s = jobs.lag_s[i] if jobs.gpus[i, j] == jobs.held[i] else change_s
                 ends[i] = min(ends[i], now_s + stop_s + jobs.work[i] / jobs.rates[i, j])
+    return ends
+
+
+@compiled
+def ends_alone_over(empty: Plan, jobs: Jobs) -> FloatArray:
+    """As `ends_alone`, on a cluster whose GPUs change with time, and with the cover that the jobs have."""
+    ends = np.full(len(jobs.work), np.inf)
+    for i in range(len(ends)):
+        ends[i] = earliest_end(empty, jobs, i)
     return ends
 
 

@@ -43,6 +43,10 @@ class Decision:
     """GPUs as jobs x nodes, if the policy itself chooses the nodes (Pollux); the row sums are `gpus`."""
     order: IntArray | None = None
     """Indices of jobs in the order in which they are to be placed; None for oldest first."""
+    gpu_types: tuple[str, ...] | None = None
+    """The GPU type of each job, if each is to be on GPUs of one given type."""
+    lent: IntArray | None = None
+    """How many of each job's GPUs no promise counts on; of a promised job, services take these back first."""
 
 
 PlacerName = Literal["packed", "buddy", "most-free", "first-fit"]
@@ -87,6 +91,10 @@ class Policy:
 
     def accepted(self, snapshot: Snapshot, index: int, admission: Admission) -> None:
         """The job at `index` was submitted and admitted with this answer of `admit` to the same snapshot."""
+
+    def endangered(self, snapshot: Snapshot) -> IntArray:
+        """Indices of the promised jobs that this policy could not end in time from here. Changes nothing."""
+        return np.empty(0, dtype=np.int64)
 
     def allocate(self, snapshot: Snapshot) -> Decision:
         """How many GPUs each active job should have right now."""

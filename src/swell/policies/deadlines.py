@@ -21,7 +21,7 @@ import numpy as np
 from swell.domain import FloatArray, IntArray
 from swell.perf._compiled import compiled
 from swell.perf.curves import powers_of_two
-from swell.policies._reservations import Steps, level_of, take, usable_level
+from swell.policies._reservations import Steps, level_of, roomy, take, usable_level
 from swell.policies.base import ADMITTED, Admission, Decision, Knowledge, PlacerName, Policy
 from swell.policies.snapshot import Snapshot
 
@@ -47,16 +47,17 @@ class Edf(Policy):
 
     def _tables(self, snapshot: Snapshot) -> tuple[FloatArray, IntArray]:
         """By job and level (0, 1, 2, 4, ... GPUs): the rate on that much, and the share taken of it."""
-        most = min(snapshot.capacity, snapshot.curves.max_gpus, self.widest)
+        most = min(snapshot.widest, snapshot.curves.max_gpus, self.widest)
+        bounds = np.minimum(snapshot.table.max_gpus[snapshot.rows], most)
         counts = np.append(0, powers_of_two(most))
         rates = snapshot.curves.rates[snapshot.curve[:, None], counts]
         # A curve is flat beyond its last measured point: going there is not scaling out.
         scales = (rates > 0) & (np.diff(rates, axis=1, prepend=0) != 0)
-        scales &= (counts >= snapshot.min_gpus[:, None]) & (counts <= snapshot.max_gpus[:, None])
+        scales &= (counts >= snapshot.min_gpus[:, None]) & (counts <= bounds[:, None])
         level = np.maximum.accumulate(np.where(scales, np.arange(len(counts)), 0), axis=1)
         rates, gpus = np.take_along_axis(rates, level, axis=1), counts[level]
         for i in np.flatnonzero(gpus[:, -1] == 0):
-            least, bound = int(snapshot.min_gpus[i]), min(most, int(snapshot.max_gpus[i]))
+            least, bound = int(snapshot.min_gpus[i]), int(bounds[i])
             level_below = level_of(least)
             if 1 << (level_below - 1) < least <= bound < 1 << level_below:  # no power of two is within bounds
                 rate = snapshot.curves.rates[snapshot.curve[i], least]
@@ -77,34 +78,53 @@ class EdfAdmission(Edf):
         deadline_s = float(snapshot.deadline_s[index])
         if math.isinf(deadline_s):
             return ADMITTED
-        rates, gpus = self._tables(snapshot)
         order = _urgency(snapshot)
-        lag_s = np.maximum(snapshot.table.paused_until_s[snapshot.rows] - snapshot.now_s, 0.0)
-
-        def play(order: IntArray) -> FloatArray:
-            return _play_forward(
-                snapshot.now_s,
-                snapshot.capacity,
-                order,
-                snapshot.remaining,
-                rates,
-                gpus,
-                snapshot.gpus,
-                lag_s,
-                snapshot.resize_cost_s,
-            )
-
-        in_time = play(order) <= snapshot.deadline_s
+        in_time = self._ends_s(snapshot, order) <= snapshot.deadline_s
         if not in_time[index]:
             return Admission(False, reason="behind the more urgent jobs it would end after its deadline")
         if not in_time.all():
             others = order[order != index]
-            broken = (play(others) <= snapshot.deadline_s) & ~in_time
+            broken = (self._ends_s(snapshot, others) <= snapshot.deadline_s) & ~in_time
             broken[index] = False
             if broken.any():
                 job = snapshot.table.specs[snapshot.rows[int(np.argmax(broken))]].job_id
                 return Admission(False, reason=f"it would make job '{job}' miss its deadline")
         return Admission(True, finish_s=deadline_s)
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        """As without admission, on what promises count on; then what services have lent, job by job.
+
+        A job with a deadline keeps lent GPUs, but it does not grow by them: that would cost it a pause, and
+        another one when the service wants them back.
+        """
+        _, gpus = self._tables(snapshot)
+        order = _urgency(snapshot)
+        given = _give(gpus, order, snapshot.capacity - snapshot.lent)
+        if not snapshot.lent:
+            return Decision(given)
+        most = np.where(np.isfinite(snapshot.deadline_s), snapshot.gpus, snapshot.capacity)
+        more = _lend(gpus, order, given.copy(), snapshot.capacity, most)
+        return Decision(more, lent=more - given)
+
+    def endangered(self, snapshot: Snapshot) -> IntArray:
+        """Jobs that end after their deadline if the schedule is played forward."""
+        return np.flatnonzero(self._ends_s(snapshot, _urgency(snapshot)) > snapshot.deadline_s)
+
+    def _ends_s(self, snapshot: Snapshot, order: IntArray) -> FloatArray:
+        """When each job in this order ends if the schedule is played forward."""
+        rates, gpus = self._tables(snapshot)
+        lag_s = np.maximum(snapshot.table.paused_until_s[snapshot.rows] - snapshot.now_s, 0.0)
+        return _play_forward(
+            snapshot.ahead.times,
+            snapshot.ahead.gpus,
+            order,
+            snapshot.remaining,
+            rates,
+            gpus,
+            snapshot.gpus,
+            lag_s,
+            snapshot.resize_cost_s,
+        )
 
 
 def _urgency(snapshot: Snapshot) -> IntArray:
@@ -126,9 +146,21 @@ def _give(gpus: IntArray, order: IntArray, capacity: int) -> IntArray:
 
 
 @compiled
+def _lend(gpus: IntArray, order: IntArray, given: IntArray, capacity: int, most: IntArray) -> IntArray:
+    """One job after the other the largest share that what is left adds up to, and at most `most`."""
+    free = capacity - given.sum()
+    for i in order:
+        share = gpus[i, usable_level(gpus[i], gpus.shape[1] - 1, min(free + given[i], most[i]))]
+        if share > given[i]:
+            free -= share - given[i]
+            given[i] = share
+    return given
+
+
+@compiled
 def _play_forward(
-    now_s: float,
-    capacity: int,
+    begin_s: FloatArray,
+    capacity: IntArray,
     order: IntArray,
     work: FloatArray,
     rates: FloatArray,
@@ -138,11 +170,9 @@ def _play_forward(
     pause_s: float,
 ) -> FloatArray:
     """When each job ends if nobody else comes: in strict order everyone takes what the more urgent leave."""
-    n = len(order)
-    times = np.empty(n + 2)
-    free = np.empty(n + 2, np.int64)
-    times[0], free[0] = now_s, capacity
-    size = 1
+    size = len(begin_s)
+    n = len(order) + size
+    times, free = roomy(begin_s, len(order) + 1), roomy(capacity, len(order) + 1)
     ends = np.full(len(work), np.inf)
     step_s = np.empty(n + 2)
     step_gpus = np.empty(n + 2, np.int64)

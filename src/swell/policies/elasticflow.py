@@ -21,6 +21,7 @@ from typing import ClassVar, cast
 
 import numpy as np
 
+from swell.domain import IntArray
 from swell.policies._plan_in_force import (
     SLACK_S,
     Moment,
@@ -28,7 +29,9 @@ from swell.policies._plan_in_force import (
     earliest_promise,
     keep_promises,
     let_in,
+    plan_anew,
     plan_the_late,
+    shortfall,
 )
 from swell.policies._reservations import Jobs, Plan, next_step_s, shares_by_level, spend_spare
 from swell.policies.base import ADMITTED, Admission, Decision, Knowledge, PlacerName, Policy
@@ -77,9 +80,15 @@ class ElasticFlow(Policy):
         now = self._moment(snapshot)
         plan, calm = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
         plan = plan_the_late(calm, plan, self.rounds)
-        plan, gpus = spend_spare(calm.jobs, plan)
+        plan, decision = calm.spend(plan, spend_spare)
         self._in_force = PlanInForce(plan, snapshot.numbers)
-        return Decision(gpus)
+        return decision
+
+    def endangered(self, snapshot: Snapshot) -> IntArray:
+        """Promised jobs that no plan that is found here ends in time."""
+        now = self._moment(snapshot)
+        plan, _ = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
+        return np.flatnonzero(np.isfinite(snapshot.deadline_s) & np.isinf(plan.end_s))
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         """The next planned change of a share that is not simply a job's end."""
@@ -88,14 +97,22 @@ class ElasticFlow(Policy):
             return math.inf
         return float(next_step_s(plan, np.isfinite(snapshot.deadline_s)))
 
+    def weight_lost(self, snapshot: Snapshot) -> float:
+        """The weight of the jobs whose deadlines no plan was found for, if all are planned anew."""
+        now = self._moment(snapshot)
+        order = now.can_be_kept()
+        hopeless = np.isfinite(snapshot.deadline_s)
+        hopeless[order] = False
+        unplaced, _ = shortfall(plan_anew(now, order, self.rounds), now.jobs, order)
+        return float(snapshot.weight[hopeless].sum()) + unplaced
+
     def _moment(self, snapshot: Snapshot, newcomer: int | None = None) -> Moment:
         """The snapshot in the planner's terms."""
         pause_s = snapshot.resize_cost_s if self.overhead_s < 0 else self.overhead_s
         curves = snapshot.curves
-        most = min(snapshot.capacity, curves.max_gpus)
-        rates, gpus = shares_by_level(
-            curves.rates, snapshot.curve, snapshot.min_gpus, snapshot.max_gpus, most
-        )
+        most = min(snapshot.widest, curves.max_gpus)
+        bounds = np.minimum(snapshot.table.max_gpus[snapshot.rows], most)
+        rates, gpus = shares_by_level(curves.rates, snapshot.curve, snapshot.min_gpus, bounds, most)
         last_s = snapshot.deadline_s - SLACK_S
         if newcomer is not None:
             last_s[newcomer] -= SLACK_S  # what comes in must not hang on rounding later
@@ -120,12 +137,13 @@ class ElasticFlow(Policy):
         unplaced = int(np.isinf(others.end_s[order[order != index]]).sum())
         snapshot, last_s = now.snapshot, float(now.jobs.last_s[index])
         if math.isinf(now.alone_s[index]):
-            return Admission(False, reason=f"it cannot run on any share of {snapshot.capacity} GPUs")
+            return Admission(False, reason=f"it cannot run on any share of {snapshot.widest} GPUs")
         if unplaced:
             return Admission(False, reason=f"promises to other jobs ({unplaced}) are in danger")
         if now.alone_s[index] > last_s:
+            beside = " beside what is reserved" if len(snapshot.ahead.times) > 1 or snapshot.lent else ""
             reason = (
-                f"even alone on the cluster it needs {now.alone_s[index] - snapshot.now_s:.0f} s, "
+                f"even alone on the cluster{beside} it needs {now.alone_s[index] - snapshot.now_s:.0f} s, "
                 f"and its deadline is in {snapshot.deadline_s[index] - snapshot.now_s:.0f} s"
             )
         else:

@@ -28,7 +28,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from swell.domain import FloatArray, InputError, IntArray
+from swell.domain import Ahead, FloatArray, InputError, IntArray
 from swell.perf.curves import powers_of_two
 from swell.policies._bids import Bidder, best_schedule, utility
 from swell.policies.base import Admission, Decision, Knowledge, PlacerName, Policy
@@ -167,6 +167,22 @@ class Oasis(Policy):
                 self._keep(number, offer)
         return Decision(self._shares(snapshot, numbers) if bought else gpus)
 
+    def endangered(self, snapshot: Snapshot) -> IntArray:
+        """Jobs with deadlines whose schedules do not fit beside those of older jobs."""
+        fitting, late = list[Schedule](), list[int]()
+        for i, number in enumerate(snapshot.numbers.tolist()):
+            schedule = self._schedules.get(number)
+            if schedule is None or schedule.end_s <= snapshot.now_s:
+                continue
+            changes = [np.append(one.start_s, one.end_s) for one in (*fitting, schedule)]
+            at_s = np.concatenate([snapshot.ahead.times, *changes])
+            edges = np.unique(np.clip(at_s, snapshot.now_s, schedule.end_s))
+            if (_reserved([*fitting, schedule], edges) <= _least(snapshot.ahead, edges)).all():
+                fitting.append(schedule)
+            elif np.isfinite(snapshot.deadline_s[i]):
+                late.append(i)
+        return np.array(late, dtype=np.int64)
+
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         """The next moment at which a schedule changes or ends."""
         soonest_s = math.inf
@@ -189,8 +205,10 @@ class Oasis(Policy):
 
     def _bidder(self, snapshot: Snapshot, index: int) -> Bidder | None:
         """The job as input of the dynamic programme, or None if it cannot run on any share."""
-        counts = np.append(0, powers_of_two(min(snapshot.capacity, snapshot.curves.max_gpus)))
-        legal = (counts >= snapshot.min_gpus[index]) & (counts <= snapshot.max_gpus[index])
+        most = min(snapshot.widest, snapshot.curves.max_gpus)
+        counts = np.append(0, powers_of_two(most))
+        bound = min(most, int(snapshot.table.max_gpus[snapshot.rows[index]]))
+        legal = (counts >= snapshot.min_gpus[index]) & (counts <= bound)
         rates = np.where(legal, snapshot.curves.rates[snapshot.curve[index], counts], 0.0)
         useful = np.append(True, rates[1:] > np.maximum.accumulate(rates)[:-1])
         rates, counts = rates[useful], counts[useful]
@@ -230,7 +248,8 @@ class Oasis(Policy):
         count = self.slots if pause_s == 0 else min(self.slots, max(int((until_s - now_s) / pause_s), 1))
         edges = _slots(now_s, until_s, max(shortest_run_s / 4, pause_s), count)
         used = _reserved(others, edges)
-        free, price = snapshot.capacity - used, prices.at(used / snapshot.capacity)
+        there = _least(snapshot.ahead, edges)
+        free, price = there - used, prices.at(used / np.maximum(there, 1))
         payoff, end_s, gpus = best_schedule(job, edges, free, price, pause_s, self.steps)
         if math.isinf(payoff):
             return none
@@ -260,6 +279,13 @@ def _slots(now_s: float, until_s: float, first_s: float, count: int) -> FloatArr
     i = np.arange(count + 1)
     parts = ((1 + high) ** i - 1) / ((1 + high) ** count - 1) if low > 0 else i / count
     return np.asarray(now_s + span_s * parts, dtype=np.float64)
+
+
+def _least(ahead: Ahead, edges: FloatArray) -> IntArray:
+    """The fewest GPUs that there are within each time slot."""
+    first = np.searchsorted(ahead.times, edges[:-1], side="right") - 1
+    last = np.searchsorted(ahead.times, edges[1:], side="left")
+    return np.array([ahead.gpus[a : max(b, a + 1)].min() for a, b in zip(first, last)], dtype=np.int64)
 
 
 def _reserved(schedules: list[Schedule], edges: FloatArray) -> IntArray:

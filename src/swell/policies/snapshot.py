@@ -7,13 +7,13 @@ policy asks for them, so that a decision costs no more than the columns it uses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from swell.domain import Cluster, FloatArray, IntArray, JobSpec, Placement
+from swell.domain import Ahead, Cluster, FloatArray, IntArray, JobSpec, Placement
 from swell.perf.curves import Curves
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class JobTable:
         self.placement: list[Placement] = [()] * n
         self.belief: list[JobBelief | None] = [None] * n
         """The belief about each job's performance, for a policy that learns it."""
+        self.belief_by_type: list[Mapping[str, JobBelief]] = [{}] * n
+        """The same by GPU type, where types are told apart."""
 
     def __len__(self) -> int:
         return len(self.specs)
@@ -148,8 +150,10 @@ class Snapshot:
         resize_cost_s: float = 0.0,
         start_cost_s: float | None = None,
         numbers: IntArray | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
-        """`numbers` are the numbers of the jobs in these rows, for a caller that has them at hand."""
+        """`numbers` are the numbers of the jobs in these rows, for a caller that has them at hand. `ahead`:
+        the GPUs that promises may count on over time, if these are not always those of `cluster`."""
         if numbers is not None:
             self.numbers = numbers
         self.now_s = now_s
@@ -159,6 +163,8 @@ class Snapshot:
         """The table's rows of the active jobs, oldest job first, so not in ascending order of rows."""
         self._curves = curves
         self.capacity = cluster.capacity
+        """GPUs that can be given to jobs now."""
+        self._ahead = ahead
         self.resize_cost_s = resize_cost_s
         """Seconds that a change of allocation costs a job, waiting for a round included; for planning."""
         self.start_cost_s = resize_cost_s if start_cost_s is None else start_cost_s
@@ -166,6 +172,36 @@ class Snapshot:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @column
+    def ahead(self) -> Ahead:
+        """The GPUs that promises may count on, from now on; never more than there are now to begin with."""
+        if self._ahead is None:
+            return Ahead(np.array([self.now_s]), np.array([self.capacity]))
+        times, gpus = self._ahead.times.copy(), self._ahead.gpus.copy()
+        times[0], gpus[0] = self.now_s, min(gpus[0], self.capacity)
+        return Ahead(times, gpus)
+
+    def ahead_on(self, nodes: Sequence[int]) -> Ahead | None:
+        """What promises may count on of these nodes alone; None if nothing is reserved.
+
+        Which GPUs a reservation will hold is not known, so each may want all of its GPUs on these nodes.
+        """
+        if self._ahead is None:
+            return None
+        sizes = np.array([node.gpus if node.up else 0 for node in self.cluster.nodes], dtype=np.int64)
+        reserved = sizes.sum() - self.ahead.gpus
+        return Ahead(self.ahead.times, np.maximum(sizes[list(nodes)].sum() - reserved, 0))
+
+    @property
+    def lent(self) -> int:
+        """GPUs that jobs can have now and that no promise may count on: a service may want them back."""
+        return self.capacity - int(self.ahead.gpus[0])
+
+    @column
+    def widest(self) -> int:
+        """The most GPUs that there are now or later."""
+        return max(self.capacity, int(self.ahead.gpus.max()))
 
     @column
     def curves(self) -> Curves:
@@ -263,15 +299,20 @@ class Snapshot:
     def resizes(self) -> IntArray:
         return self.table.resizes[self.rows]
 
-    @property
+    @column
     def placements(self) -> list[Placement]:
         """The GPUs each job holds."""
         return [self.table.placement[row] for row in self.rows]
 
-    @property
+    @column
     def beliefs(self) -> list[JobBelief | None]:
         """The belief about each job's performance, for a policy that learns it."""
         return [self.table.belief[row] for row in self.rows]
+
+    def belief_on(self, index: int, gpu_type: str) -> JobBelief | None:
+        """The belief about one job's performance on a GPU type."""
+        row = self.rows[index]
+        return self.table.belief_by_type[row].get(gpu_type, self.table.belief[row])
 
     def rate_at(self, gpus: IntArray) -> FloatArray:
         """Rate of each job if it had that many GPUs."""
@@ -281,4 +322,4 @@ class Snapshot:
     def with_rows(self, rows: IntArray) -> Snapshot:
         """The same moment with another set of active jobs."""
         costs = (self.resize_cost_s, self.start_cost_s)
-        return Snapshot(self.now_s, self.cluster, self.table, rows, self._curves, *costs)
+        return Snapshot(self.now_s, self.cluster, self.table, rows, self._curves, *costs, None, self._ahead)

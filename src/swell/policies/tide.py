@@ -28,7 +28,7 @@ import numpy as np
 from swell.domain import FloatArray, InputError, IntArray
 from swell.policies._lengths import Lengths
 from swell.policies._plan_in_force import Moment, PlanInForce, keep_promises, plan_the_late
-from swell.policies._reservations import BoolArray, Jobs, Plan, nothing_reserved, spend_spare
+from swell.policies._reservations import BoolArray, Jobs, Plan, spend_spare
 from swell.policies._speed_errors import SpeedErrors
 from swell.policies._tide import (
     FIRST_GPUS,
@@ -105,21 +105,23 @@ class Tide(ElasticFlow):
         now = self._moment(snapshot)
         promised = np.isfinite(snapshot.deadline_s)
         if not promised.any():
-            plan = nothing_reserved(snapshot.now_s, snapshot.capacity, now.jobs)
+            plan = now.empty
         else:
             plan, now = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
             plan = plan_the_late(now, plan, self.rounds)
-            if _load(plan, snapshot.capacity) > CROWDED:
-                plan, gpus = spend_spare(now.jobs, plan)
+            if _load(plan, now.empty) > CROWDED:
+                plan, decision = now.spend(plan, spend_spare)
                 self._in_force = PlanInForce(plan, snapshot.numbers)
-                return Decision(gpus)
+                return decision
             promised &= np.isfinite(plan.end_s)
             plan = lend(now.jobs, plan, _longest_first(now.jobs, promised))
         still = now.jobs.still_s > snapshot.now_s
         value, sizes = self._values(snapshot, still)
-        plan, gpus = share_out(now.jobs, plan, promised, value, sizes)
+        plan, decision = now.spend(
+            plan, lambda jobs, plan: share_out(jobs, plan, promised, value.copy(), sizes)
+        )
         self._in_force = PlanInForce(plan, snapshot.numbers)
-        return Decision(gpus)
+        return decision
 
     def _moment(self, snapshot: Snapshot, newcomer: int | None = None) -> Moment:
         """The snapshot in the planner's terms, with every job at the speed it has shown."""
@@ -196,7 +198,7 @@ class Tide(ElasticFlow):
             bound = min(int(most[i]), belief.limits.max_gpus)
             if not belief.known:
                 curve[i], bound = len(rates) - 1, min(bound, FIRST_SHARE)
-            elif belief.prior is None:
+            elif belief.explores:
                 bound = min(bound, max(EXPLORE * belief.most_gpus, FIRST_SHARE))
             most[i] = max(bound, min(int(snapshot.min_gpus[i]), int(most[i])))
         return rates, curve, most
@@ -231,12 +233,13 @@ def _longest_first(jobs: Jobs, promised: BoolArray) -> IntArray:
     return at[np.argsort(-left_s, kind="stable")]
 
 
-def _load(plan: Plan, capacity: int) -> float:
+def _load(plan: Plan, empty: Plan) -> float:
     """The part of the cluster that is reserved, on average, until half of the promised jobs have ended."""
     ends_s = plan.end_s[np.isfinite(plan.end_s)]
-    if not len(ends_s) or not capacity:
+    if not len(ends_s):
         return 0.0
     until_s = float(np.median(ends_s))
     spans_s = np.diff(np.append(np.minimum(plan.times, until_s), until_s))
-    ahead_s = float(spans_s.sum())
-    return 1 - float(plan.free @ spans_s) / (capacity * ahead_s) if ahead_s > 0 else 0.0
+    there = empty.free[np.searchsorted(empty.times, plan.times, side="right") - 1]
+    total_gpu_s = float(there @ spans_s)
+    return 1 - float(plan.free @ spans_s) / total_gpu_s if total_gpu_s > 0 else 0.0

@@ -51,7 +51,7 @@ class Lanes:
 
     jobs: dict[str, Lane] = field(default_factory=dict)
     capacity: list[tuple[float, int]] = field(default_factory=list)
-    """Moments, and how many GPUs were in service from then on."""
+    """Moments, and how many GPUs were in service and not reserved from then on."""
     marks: list[tuple[float, str, str]] = field(default_factory=list)
     """Moment, kind and subject of what went wrong or changed: lost workers, nodes that came and went."""
     began_s: float = 0.0
@@ -81,6 +81,9 @@ def lanes(events: Iterable[Event], began_s: float | None = None) -> Lanes:
         if event.kind in NODES:
             nodes.append(event)
             found.marks.append((event.time_s, event.kind.value, str(event.node)))
+        elif event.kind is EventKind.HELD:
+            nodes.append(event)
+            highest = max([highest, *event.data["gpus"]])
         elif event.kind in JOBS:
             _job(found, event)
             highest = max([highest, *(event.data.get("gpus") or ())]) if event.kind in CHANGES else highest
@@ -89,10 +92,17 @@ def lanes(events: Iterable[Event], began_s: float | None = None) -> Lanes:
 
 
 def _capacity(events: Iterable[Event], began_s: float, seen: int) -> list[tuple[float, int]]:
-    """GPUs in service over time. Nodes that never joined in this log were there before; the log of a
-    simulation names only nodes that are lost, so there are at least as many GPUs as were ever given out."""
+    """GPUs in service over time, without those that reservations hold. Nodes that never joined in this log
+    were there before; the log of a simulation names only nodes that are lost, so there are at least as many
+    GPUs as were ever given out."""
     up, steps, before = dict[str, int](), list[tuple[float, int]](), 0
+    joined_first: bool | None = None
     for event in events:
+        if event.kind is EventKind.HELD:
+            steps.append((event.time_s, len(event.data["before"]) - len(event.data["gpus"])))
+            continue
+        if joined_first is None:
+            joined_first = event.kind is EventKind.NODE_JOINED
         node, gpus = str(event.node), int(event.data.get("gpus") or 0)
         if event.kind is EventKind.NODE_LOST and node not in up:
             before += gpus
@@ -101,7 +111,6 @@ def _capacity(events: Iterable[Event], began_s: float, seen: int) -> list[tuple[
         up[node] = up.get(node, 0) + change
         if change:
             steps.append((event.time_s, change))
-    joined_first = bool(steps) and steps[0][1] > 0
     now = before if joined_first else max(before, seen)
     out = [(began_s, now)] if now else []
     for moment, change in steps:

@@ -14,21 +14,33 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from swell.board import Board, Move, Rhythm
-from swell.domain import Cluster, Event, EventKind, FloatArray, InputError, JobSpec
+from swell.domain import (
+    NO_RESERVATIONS,
+    Calendar,
+    Cluster,
+    Event,
+    EventKind,
+    FloatArray,
+    InputError,
+    IntArray,
+    JobSpec,
+)
 from swell.perf.profiles import ProfileSet
-from swell.policies import Policy, Snapshot, make_policy
+from swell.policies import Decision, Policy, Snapshot, make_policy
+from swell.policies.by_type import ByType, by_type
+from swell.sim.capacity import Capacity, DemandChange, EventSink, NodeFailure
+from swell.sim.cloud import Cloud
 from swell.sim.costs import ConstantCost, ResizeCost
 from swell.sim.explore import Exploration
 from swell.sim.metrics import Result
 from swell.sim.world import World
 
-EventSink = Callable[[Event], None]
 ProgressSink = Callable[[float, int, int], None]
 """Called from time to time with the simulated seconds, the jobs that have ended, and all jobs."""
 
@@ -36,15 +48,6 @@ _PROGRESS_EVERY = 256
 _IDLE_ROUNDS = 100
 """The run ends after this many decisions in a row with no job running and none to come: a policy that has not
 started a waiting job by then never will."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFailure:
-    """A node that is lost at `at_s` and comes back `repair_s` later (never, if that is infinite)."""
-
-    node: int
-    at_s: float
-    repair_s: float = math.inf
 
 
 def simulate(
@@ -58,9 +61,14 @@ def simulate(
     seed: int = 0,
     belief: str | None = None,
     failures: Sequence[NodeFailure] = (),
+    calendar: Calendar = NO_RESERVATIONS,
+    demand: Sequence[DemandChange] = (),
     explore: Exploration | None = None,
     planned_cost: ResizeCost | None = None,
     belief_error: float = 0.0,
+    blind_to_types: bool = False,
+    cloud: Cloud | None = None,
+    throughput_only: bool = False,
     on_event: EventSink | None = None,
     on_progress: ProgressSink | None = None,
 ) -> Result:
@@ -69,10 +77,14 @@ def simulate(
     Args:
         interval_s: length of the rounds; None for the policy's own rounds, or none if it has no rounds.
         belief: 'profiles' or 'fitted' to override what the policy is told of the jobs' speed.
+        calendar: reservations that take GPUs away from training; `demand`: what the services among them want.
         explore: if given, jobs grow only as their speed becomes known, as on a live cluster.
         planned_cost: the cost of changes that policies plan with, if it is not the true cost.
         belief_error: the relative standard deviation of each job's believed speed from the true one, for
             policies that are told curves; 0.1 for beliefs that are wrong by 10%.
+        blind_to_types: treat all GPUs as if they were of the most frequent type, as published policies do.
+        cloud: if given, the nodes of the cluster are rented from it as its autoscaler decides.
+        throughput_only: jobs that adapt their batch size choose the one with the most samples per second.
     """
     if not jobs:
         raise InputError(
@@ -81,17 +93,35 @@ def simulate(
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     if hasattr(chosen, "seed") and seed:
         chosen.seed = seed
+    if not blind_to_types:
+        chosen = by_type(chosen, cluster)
     cost = ConstantCost(float(resize_cost)) if isinstance(resize_cost, int | float) else resize_cost
     ordered = sorted(jobs, key=lambda job: job.submit_s)
 
     def pause_of(row: int, before: int, after: int) -> float:
         return cost.seconds(world.state_bytes(row), before, after)
 
-    board = Board(cluster, chosen.placer, pause_of, ordered)
-    world = World(ordered, profiles, cluster, chosen, belief, board.table)
+    board = Board(cluster if cloud is None else cloud.empty, chosen.placer, pause_of, ordered)
+    typed = isinstance(chosen, ByType) and not blind_to_types
+
+    def active() -> IntArray:
+        return board.active
+
+    world = World(
+        ordered,
+        profiles,
+        cluster,
+        chosen,
+        belief,
+        board.table,
+        active,
+        tells_types_apart=typed,
+        throughput_only=throughput_only,
+    )
     if belief_error:
         world.mistake(belief_error, seed)
-    engine = _Engine(board, world, chosen, interval_s, cost, failures, explore, on_event, on_progress)
+    capacity_of = partial(Capacity, board, failures, calendar, demand, cloud)
+    engine = _Engine(board, world, chosen, interval_s, cost, explore, capacity_of, on_event, on_progress)
     if planned_cost is not None:
         engine.plan_with(planned_cost)
     started = time.process_time()
@@ -124,8 +154,8 @@ class _Engine:
         policy: Policy,
         interval_s: float | None,
         cost: ResizeCost,
-        failures: Sequence[NodeFailure],
         explore: Exploration | None,
+        capacity_of: Callable[[Callable[[int], None], EventSink | None], Capacity],
         on_event: EventSink | None,
         on_progress: ProgressSink | None,
     ) -> None:
@@ -135,6 +165,8 @@ class _Engine:
         self.policy = policy
         self.rhythm = Rhythm(policy, policy.interval_s if interval_s is None else interval_s)
         self.explore = explore
+        self.capacity = capacity_of(self._settle, on_event)
+        self.cloud = self.capacity.cloud
         self.on_event = on_event
         self.on_progress = on_progress
         self.has_admission = type(policy).admit is not Policy.admit
@@ -145,12 +177,10 @@ class _Engine:
         self.next_job = 0
         self.ended = 0
         self.idle_rounds = 0
+        self.busy_s = self.now_s
+        """When a job last ran, or when jobs or changes of the cluster were last still to come."""
         self.segments: list[tuple[float, int, int]] = []  # (ends at, row, stamp)
         self.stamp = [0] * n
-        self.failures = sorted(
-            [(f.at_s, False, f.node) for f in failures]
-            + [(f.at_s + f.repair_s, True, f.node) for f in failures if math.isfinite(f.repair_s)]
-        )
 
         self.finish_s: FloatArray = np.full(n, np.nan)
         self.promised_s: FloatArray = np.full(n, np.nan)
@@ -184,7 +214,8 @@ class _Engine:
             self._pass_time(at_s)
             self._submissions()
             self._segment_ends()
-            self._node_changes()
+            if self.capacity.apply(self.now_s, lambda: self._snapshot(promising=True)):
+                self.rhythm.ask(self.now_s, urgent=True)
             if self.rhythm.due_s <= self.now_s:
                 self._decide()
             turns += 1
@@ -201,8 +232,8 @@ class _Engine:
             heapq.heappop(self.segments)
         if self.segments:
             at_s = min(at_s, self.segments[0][0])
-        if self.failures and (len(self.board.active) or self.next_job < len(self.table)):
-            at_s = min(at_s, self.failures[0][0])
+        jobs_left = len(self.board.active) > 0 or self.next_job < len(self.table)
+        at_s = min(at_s, self.capacity.next_s(self.now_s, jobs_left=jobs_left))
         return float(at_s)
 
     def _pass_time(self, at_s: float) -> None:
@@ -220,6 +251,7 @@ class _Engine:
             self.next_job += 1
             spec = table.specs[row]
             self.board.activate(row)
+            self._jobs_changed()
             self.active_integral_at_submit[row] = self.active_integral
             self._emit(
                 EventKind.SUBMITTED,
@@ -231,7 +263,7 @@ class _Engine:
                 deadline_s=spec.deadline_s,
             )
             if self.has_admission:
-                snapshot, index = self._snapshot(), len(self.board.active) - 1
+                snapshot, index = self._snapshot(promising=True), len(self.board.active) - 1
                 answer = self.policy.admit(snapshot, index)
                 if not answer.admitted:
                     self.rejected[row] = 1
@@ -263,28 +295,24 @@ class _Engine:
                 self._tell_progress(row)
                 self._start_segment(row)
 
-    def _node_changes(self) -> None:
-        while self.failures and self.failures[0][0] <= self.now_s:
-            _, up, index = self.failures.pop(0)
-            cluster = self.board.cluster
-            node = cluster.nodes[index]
-            if node.up == up:
-                continue
-            kind = EventKind.NODE_JOINED if up else EventKind.NODE_LOST
-            if self.on_event is not None:
-                data = {"gpus": node.gpus, "gpu_type": node.gpu_type}
-                self.on_event(Event(self.now_s, kind, node=node.name, data=data))
-            for row in self.board.active.tolist():
-                if index in cluster.nodes_of(self.table.placement[row]):
-                    self._settle(row)
-            reason = f"node {node.name} was lost"
-            self.board.set_cluster(cluster.with_node(index, up=up), self.now_s, reason)
-            self.rhythm.ask(self.now_s, urgent=True)
-
     # -- decisions ---------------------------------------------------------------------------------------
 
-    def _snapshot(self) -> Snapshot:
-        return self.board.snapshot(self.now_s, self.world.curves, self.resize_cost_s, self.start_cost_s)
+    def _snapshot(self, *, promising: bool = False) -> Snapshot:
+        """The active jobs; if `promising`, with all nodes in service that may be rented."""
+        costs = (self.resize_cost_s, self.start_cost_s)
+        snapshot = self.board.snapshot(self.now_s, self.world.curves, *costs)
+        if promising and self.cloud is not None:
+            costs = (costs[0], costs[1] + self.cloud.provider.offer.start_s)
+            return Snapshot(
+                self.now_s,
+                self.cloud.within_budget,
+                self.table,
+                snapshot.rows,
+                self.world.curves,
+                *costs,
+                snapshot.numbers,
+            )
+        return snapshot
 
     def _decide(self) -> None:
         self.rhythm.due_s = math.inf
@@ -295,17 +323,23 @@ class _Engine:
         self._explore()
         snapshot = self._snapshot()
         started = time.perf_counter()
-        decision = self.policy.allocate(snapshot)
+        if self.cloud is not None and not snapshot.capacity:
+            decision = Decision(np.zeros(len(snapshot), dtype=np.int64))
+        else:
+            decision = self.policy.allocate(snapshot)
         self.decision_s.append(time.perf_counter() - started)
         for move in self.board.carry_out(snapshot, decision):
             self._follow(move)
         known_s = self._explore()
         self.rhythm.decided(self.now_s, self.policy.next_wakeup_s(snapshot, decision))
         self.rhythm.due_s = min(self.rhythm.due_s, known_s)
-        alive = self.segments or self.next_job < len(self.table) or self.failures
-        self.idle_rounds = 0 if alive else self.idle_rounds + 1
+        if self.segments or self.next_job < len(self.table) or self.capacity.pending:
+            self.idle_rounds, self.busy_s = 0, self.now_s
+        elif not self.capacity.worth_waiting(self.now_s - self.busy_s):
+            self.idle_rounds += 1
         if self.idle_rounds >= _IDLE_ROUNDS:
             self.rhythm.due_s = math.inf
+            self.capacity.stop()
 
     def _explore(self) -> float:
         """Bound each job's GPUs by what is known of its speed; returns when the next bound may rise."""
@@ -364,10 +398,16 @@ class _Engine:
     def _leave(self, row: int) -> None:
         """Take a job that has ended or was refused off the board."""
         self.board.deactivate(row)
+        self._jobs_changed()
         self.ended += 1
         lived_s = self.now_s - self.table.submit_s[row]
         if lived_s > 0:
             self.mean_active[row] = (self.active_integral - self.active_integral_at_submit[row]) / lived_s
+
+    def _jobs_changed(self) -> None:
+        """A job came or went, so another number of nodes may be worth having."""
+        if self.cloud is not None:
+            self.cloud.look_s = self.now_s
 
     def _tell_progress(self, row: int) -> None:
         """How far a job is goes into the log when it is resized and at the end of each of its epochs."""
@@ -399,6 +439,8 @@ class _Engine:
             job_resizes=table.resizes,
             gpu_seconds=float(table.attained_gpu_s.sum()),
             capacity_gpu_seconds=self.capacity_gpu_s,
+            cost=None if self.cloud is None else self.cloud.cost(self.now_s),
+            node_hours=None if self.cloud is None else self.cloud.provider.node_hours(self.now_s),
             decision_s=self.decision_s,
             stalled=self.stalled,
         )

@@ -33,6 +33,9 @@ class Result:
     """GPU-seconds held by jobs."""
     capacity_gpu_seconds: float
     """GPU-seconds in service between the first submission and the last finish."""
+    cost: float | None = None
+    """What the rented nodes cost; None for a cluster that is simply there."""
+    node_hours: float | None = None
     decision_s: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
     stalled: bool = False
@@ -87,6 +90,8 @@ class Result:
             "gpu_utilisation": (
                 self.gpu_seconds / self.capacity_gpu_seconds if self.capacity_gpu_seconds else None
             ),
+            "cost": self.cost,
+            "node_hours": self.node_hours,
             "resizes": int(self.job_resizes.sum()),
             "decisions": len(self.decision_s),
             "decision_ms_mean": _or_none(np.mean, decisions * 1e3),

@@ -15,11 +15,24 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from swell.domain import ANY_GPU, Cluster, Event, EventKind, FloatArray, InputError, JobSpec, Node
+from swell.domain import (
+    ANY_GPU,
+    NO_RESERVATIONS,
+    Calendar,
+    Cluster,
+    Event,
+    EventKind,
+    FloatArray,
+    InputError,
+    JobSpec,
+    Node,
+    Reservation,
+)
 from swell.perf.belief import JobBelief
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.policies import make_policy
-from swell.sim.engine import NodeFailure, simulate
+from swell.sim.capacity import DemandChange, NodeFailure
+from swell.sim.engine import simulate
 from swell.sim.explore import Exploration
 from swell.sim.metrics import Result
 
@@ -141,6 +154,9 @@ class Log:
     """The policy of the last submission."""
     round_s: float | None = None
     """Length of that policy's rounds."""
+    calendar: Calendar = NO_RESERVATIONS
+    """What was reserved, in seconds from the first submission on."""
+    demand: tuple[DemandChange, ...] = ()
 
     @property
     def began_s(self) -> float:
@@ -154,6 +170,8 @@ def read_log(events: Iterable[Event]) -> Log:
     nodes: dict[str, Node] = {}
     lost: list[tuple[str, float, float]] = []
     policy, round_s = "", None
+    most: dict[str, int] = {}
+    held: dict[str, list[tuple[float, int]]] = {}
     for event in events:
         if event.kind is EventKind.NODE_JOINED and event.node is not None:
             # The GPU type is left out, because the jobs' speed was measured on these very nodes.
@@ -164,6 +182,10 @@ def read_log(events: Iterable[Event]) -> Log:
             ]
         elif event.kind is EventKind.NODE_LOST and event.node is not None:
             lost.append((event.node, event.time_s, np.inf))
+        elif event.kind is EventKind.RESERVED:
+            most[event.data["reservation"]] = int(event.data.get("most") or 0)
+        elif event.kind is EventKind.HELD:
+            held.setdefault(event.data["reservation"], []).append((event.time_s, len(event.data["gpus"])))
         elif event.kind is EventKind.SUBMITTED and event.job_id is not None:
             jobs[event.job_id] = LoggedJob(event.job_id, event)
             policy = str(event.data.get("policy", policy))
@@ -187,7 +209,26 @@ def read_log(events: Iterable[Event]) -> Log:
     ]
     cluster = Cluster(tuple(nodes.values())) if nodes else None
     unfinished = sum(job.end is None for job in jobs.values())
-    return Log(ended, unfinished, cluster, failures, policy, round_s)
+    return Log(ended, unfinished, cluster, failures, policy, round_s, *_reserved(held, most, began_s))
+
+
+def _reserved(
+    held: Mapping[str, list[tuple[float, int]]], most: Mapping[str, int], began_s: float
+) -> tuple[Calendar, tuple[DemandChange, ...]]:
+    """What reservations held and when: hours as they were, and services that are followed as they came."""
+    hours, demand = list[Reservation](), list[DemandChange]()
+    for name, steps in held.items():
+        if most.get(name):
+            hours.append(Reservation(name=name, most=max(most[name], *(gpus for _, gpus in steps))))
+            demand += [DemandChange(name, max(at_s - began_s, 0.0), gpus) for at_s, gpus in steps]
+            continue
+        for i, (at_s, gpus) in enumerate(steps):
+            end_s = steps[i + 1][0] - began_s if i + 1 < len(steps) else None
+            if gpus and (end_s is None or end_s > at_s - began_s):
+                hours.append(
+                    Reservation(name=f"{name[:100]}.{i}", gpus=gpus, start_s=at_s - began_s, end_s=end_s)
+                )
+    return Calendar(tuple(hours)), tuple(demand)
 
 
 def replay(
@@ -217,6 +258,8 @@ def replay(
             planned_cost=_believed(log),
             explore=Exploration.of(_learn_s(log, cost), (job.job_id for job in log.jobs if not job.new)),
             failures=log.failures if cluster is None else (),
+            calendar=log.calendar if cluster is None else NO_RESERVATIONS,
+            demand=log.demand if cluster is None else (),
             on_event=seen.append,
         )
         records.append(_record(log, result, policy, str(where)) | {"lanes": _lanes(log, seen)})

@@ -7,17 +7,19 @@ nothing of the truth except through the table and the curves that this module fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from swell.domain import Cluster, FloatArray, InputError, JobSpec
+from swell.domain import Cluster, FloatArray, InputError, IntArray, JobSpec
 from swell.perf.belief import JobBelief
 from swell.perf.curves import Curves, in_steps
 from swell.perf.profiles import ProfileSet
 from swell.policies import JobTable, Policy
 from swell.sim.truth import Shape, TrainingJob
+from swell.sim.type_beliefs import TypeBeliefs
 
 _WIDEST_CURVE = 512
 """Curves are not computed beyond this many GPUs unless a job asks for more: rates fall long before that."""
@@ -34,13 +36,25 @@ class World:
         policy: Policy,
         belief: str | None,
         table: JobTable,
+        active: Callable[[], IntArray],
+        tells_types_apart: bool = False,
+        throughput_only: bool = False,
     ) -> None:
+        """`active` says which rows are active.
+
+        With `tells_types_apart`, what is believed of a job depends on the GPU type, as the truth does. With
+        `throughput_only`, jobs that adapt their batch size choose the one with the most samples per second.
+        """
         if belief not in (None, "profiles", "fitted"):
             raise InputError(f"belief must be 'profiles' or 'fitted', got '{belief}'", field="belief")
         self.table = table
+        self.active = active
+        self._throughput_only = throughput_only
         self.cluster = cluster
         self._profile = [profiles.get(job.model) for job in jobs]
         self._main_type = max(cluster.gpu_types, key=lambda kind: _gpus_of_type(cluster, kind))
+        self._kinds_told = cluster.gpu_types if tells_types_apart else ()
+        """GPU types that have curves of their own."""
         self._total = np.zeros(len(jobs))
         """Each job's total of iterations at the tuned batch size, for finish-time fairness."""
         self._exact = self._exact_curves(jobs)
@@ -55,6 +69,12 @@ class World:
         self.belief_shown = _shown(policy, belief, self.learns)
         self._curve_version = np.full(len(jobs), -1)
         self._fitted_rates = np.zeros((0, 0))
+        self._by_type: TypeBeliefs | None = None
+        """What is believed of jobs on each type, if types are told apart and speeds are learned."""
+        if self.learns and self._kinds_told:
+            models = [job.model for job in jobs]
+            width = {kind: _widest_node(cluster, kind) for kind in self._kinds_told}
+            self._by_type = TypeBeliefs(width, models, self._exact, self._exact_row)
         for row, job in enumerate(jobs):
             self._add(row, job, adaptive=policy.adaptive_batch)
         if self.learns:
@@ -80,8 +100,16 @@ class World:
         believed: JobBelief | None = None
         if self.learns and profile.trains:
             pinned = profile.pinned_batch if adaptive else job.batch_size
-            believed = JobBelief(profile.limits, fixed_batch=pinned)
+            make = partial(
+                JobBelief, profile.limits, fixed_batch=pinned, throughput_only=self._throughput_only
+            )
+            believed = make()
+            if self._by_type is not None:
+                own = self._by_type.add(row, make)
+                table.belief_by_type[row], believed = own, own[self._kinds_told[0]]
             table.belief[row] = believed
+        elif self._by_type is not None:
+            self._by_type.tell_exact(row)
         if job.work is None or (adaptive and trains):
             scale = 1.0 if job.work is None else job.work / full
             training = TrainingJob(job, profile, believed, scale, keeps_batch=not adaptive)
@@ -95,25 +123,35 @@ class World:
         widest = max(_WIDEST_CURVE, int(self.table.requested.max()))
         columns = min(self.cluster.capacity, widest)
         known: dict[tuple[str, int, int], int] = {}
-        rates: list[FloatArray] = []
+        kinds = tuple(dict.fromkeys((self._main_type, *self._kinds_told)))
+        width = {kind: _widest_node(self.cluster, kind) for kind in kinds}
+        if not self._kinds_told:
+            width[self._main_type] = self.cluster.gpus_per_node
+        rates: dict[str, list[FloatArray]] = {kind: [] for kind in kinds}
         for row, job in enumerate(jobs):
             key = (job.model, job.batch_size, job.gpus_per_replica)
             if key not in known:
                 profile = self._profile[row]
-                kind = profile.resolve(self._main_type)
-                curve = profile.curve(job.batch_size, columns, self.cluster.gpus_per_node, kind)
-                curve = in_steps(curve, job.gpus_per_replica)
-                if not np.any(curve > 0):
+                found = {
+                    kind: in_steps(
+                        profile.curve(job.batch_size, columns, width[kind], profile.resolve(kind)),
+                        job.gpus_per_replica,
+                    )
+                    for kind in kinds
+                }
+                if not any(np.any(curve > 0) for curve in found.values()):
                     raise InputError(
                         f"job '{job.job_id}': profile '{job.model}' cannot run at batch_size {job.batch_size}"
                         f" on any number of GPUs up to {columns}; give another batch_size",
                         field="batch_size",
                     )
-                known[key] = len(rates)
-                rates.append(curve)
+                known[key] = len(rates[self._main_type])
+                for kind, curve in found.items():
+                    rates[kind].append(curve)
             self.table.curve[row] = known[key]
         self._exact_row = self.table.curve.copy()
-        return Curves(np.array(rates))
+        by_type = {kind: Curves(np.array(rates[kind])) for kind in self._kinds_told}
+        return Curves(np.array(rates[self._main_type]), by_type)
 
     # -- belief ------------------------------------------------------------------------------------------
 
@@ -122,13 +160,22 @@ class World:
         if not 0 <= error < np.inf:
             raise InputError(f"belief_error must be at least 0, got {error}", field="belief_error")
         factors = np.exp(np.random.default_rng([seed, 77]).normal(0.0, error, len(self._exact_row)))
-        self._told = Curves(self._exact.rates[self._exact_row] * factors[:, None])
+
+        def wrong(curves: Curves) -> Curves:
+            return Curves(
+                curves.rates[self._exact_row] * factors[:, None],
+                {kind: wrong(own) for kind, own in curves.by_type.items()},
+            )
+
+        self._told = wrong(self._exact)
         self.table.curve = np.arange(len(factors))
 
     def curves(self) -> Curves:
         """What the policy is told of the jobs' speed right now."""
         if not self.learns:
             return self._told
+        if self._by_type is not None:
+            return self._by_type.curves(self.active().tolist())
         for row, belief in enumerate(self.table.belief):
             if belief is not None and belief.version != self._curve_version[row]:
                 self._curve_version[row] = belief.version
@@ -154,13 +201,18 @@ class World:
         table, training = self.table, self._training[row]
         placement = table.placement[row]
         shape = cluster.shape(placement)
+        if self._by_type is not None and table.belief[row] is not None:
+            believed = self._by_type.on(row, self._kinds(row, cluster)[0])
+            table.belief[row] = believed
+            if training is not None:
+                training.belief = believed
         if training is None:
             rate = self._steady_rate(row, shape, cluster)
             table.rate[row] = rate
             self._speed[row] = rate
             belief = table.belief[row]
             if belief is not None:
-                self._observe_steady(row, belief, shape)
+                self._observe_steady(row, belief, shape, self._kinds(row, cluster))
             return rate, float(self._togo[row])
         if new_plan:
             training.choose_plan(shape)
@@ -187,10 +239,12 @@ class World:
             self._rates[key] = rate
         return rate
 
-    def _observe_steady(self, row: int, belief: JobBelief, shape: Shape) -> None:
+    def _observe_steady(self, row: int, belief: JobBelief, shape: Shape, gpu_types: tuple[str, ...]) -> None:
         profile = self._profile[row]
         plan = belief.plan(len(shape), sum(shape))
-        step_s, sync_s = profile.step_time(shape, plan.local_batch, profile.resolve(self._main_type))
+        step_s, sync_s = max(
+            profile.step_time(shape, plan.local_batch, profile.resolve(kind)) for kind in gpu_types
+        )
         belief.observe(len(shape), sum(shape), plan.local_batch, step_s, sync_s)
 
     def advance(self, row: int, ran_s: float) -> None:
@@ -238,6 +292,10 @@ class World:
 
 def _gpus_of_type(cluster: Cluster, kind: str) -> int:
     return sum(node.gpus for node in cluster.nodes if node.gpu_type == kind)
+
+
+def _widest_node(cluster: Cluster, kind: str) -> int:
+    return max(node.gpus for node in cluster.nodes if node.gpu_type == kind)
 
 
 def _shown(policy: Policy, belief: str | None, learns: bool) -> str:

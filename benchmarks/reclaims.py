@@ -1,0 +1,170 @@
+"""A service that wants random numbers of slots back, at random, while jobs train on them.
+
+    python -m benchmarks.reclaims [--reclaims 100] [--jobs 6] [--slots 12] [--seed 0] [--json]
+
+Real processes on CPU slots of this machine. The weights of each job count its samples, so that one that was
+lost or used twice is seen. Some jobs have a deadline; a promise must be kept, or its danger be told. Printed
+is how long it took until the last worker had left the slots that the service wanted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.soak.scripts import COUNTING, Honest
+from swell.control.database import connect
+from swell.control.model import JobRecord, JobRequest, Phase
+from swell.control.plane import ControlPlane
+from swell.control.store import Store
+from swell.domain import EventKind, Reservation
+from swell.engines.local import LocalEngine
+
+BOUND_S = 2.0
+"""Training must have left the slots that a service wants within this time."""
+SERVICE = "service"
+LIMIT_S = 240.0
+SAMPLES, BATCH = 64, 16
+
+
+def want(plane: ControlPlane, gpus: int) -> float:
+    """Have the service want so many slots; returns the seconds until training had left them."""
+    asked_s = time.monotonic()
+    plane.demand(SERVICE, gpus)
+    while time.monotonic() - asked_s < LIMIT_S:
+        state = next(one for one in plane.reservations() if one.reservation.name == SERVICE)
+        if len(state.slots) == gpus and (state.yielded or not gpus):
+            return time.monotonic() - asked_s
+        time.sleep(0.01)
+    raise TimeoutError(f"{gpus} slots were not left within {LIMIT_S:g} s")
+
+
+def reclaim_at_random(
+    home: Path, *, reclaims: int, jobs: int, slots: int, promised: int = 0, seed: int = 0
+) -> dict[str, Any]:
+    """Run jobs and reclaim slots from them; returns figures, and problems (none if all is well)."""
+    chance, hurry = random.Random(seed), home / "hurry"
+    store = Store(connect(str(home / "store.db")))
+    plane = ControlPlane(store, LocalEngine(home, slots=slots), home=home, policy="tide", interval_s=0.5)
+    plane.start()
+    epochs, left_s, sizes = max(8, 6 * reclaims), list[float](), list[int]()
+    honest = [Honest(f"job-{i}", SAMPLES, BATCH, epochs, {}, (), home / f"job-{i}.json") for i in range(jobs)]
+    try:
+        records = [_submit(plane, one, home, i < promised, hurry) for i, one in enumerate(honest)]
+        plane.reserve(Reservation(name=SERVICE, most=slots), "bench", force=True)
+        for record in records:
+            _wait(plane, record.job_id, lambda job: job.done > 0)
+        _wait_decided(plane, [record.job_id for record in records[:promised]])
+        had = 0
+        while len(left_s) < reclaims:
+            wanted = chance.randint(0, slots)
+            took_s = want(plane, wanted)
+            if wanted > had:
+                left_s.append(took_s)
+                sizes.append(wanted - had)
+            had = wanted
+            time.sleep(chance.uniform(0.0, 0.6))
+        running = sum(not plane.job(record.job_id).phase.over for record in records)
+        want(plane, 0)
+        hurry.touch()
+        for record in records:
+            _wait(plane, record.job_id, lambda job: job.phase.over)
+        ended = [plane.job(record.job_id) for record in records]
+        problems = [
+            f"{job.job_id}: {job.phase} {job.reason}" for job in ended if job.phase is not Phase.FINISHED
+        ]
+        problems += [f"{one.name}: {found}" for one in honest if (found := one.problem())]
+        problems += [f"{job.job_id}: promise broken, and not told" for job in ended if _broken(plane, job)]
+        if running < jobs:
+            problems.append(f"only {running} of {jobs} jobs ran until the last reclaim")
+        notices = sum(1 for _, event in plane.events(limit=1_000_000) if event.kind is EventKind.NOTICED)
+    finally:
+        end_jobs(plane)
+        plane.stop()
+        store.close()
+    return {
+        "reclaims": len(left_s),
+        "slots_reclaimed": sum(sizes),
+        "median_s": round(statistics.median(left_s), 3),
+        "worst_s": round(max(left_s), 3),
+        "over_bound": sum(took_s > BOUND_S for took_s in left_s),
+        "promised": sum(job.promise.guaranteed_s is not None for job in ended),
+        "dangers_told": notices,
+        "problems": problems,
+    }
+
+
+def end_jobs(plane: ControlPlane) -> None:
+    """Cancel what still runs, if the benchmark was interrupted, and wait until its processes are gone."""
+    for job in plane.jobs():
+        if not job.phase.over:
+            plane.cancel(job.job_id)
+    until_s = time.monotonic() + 20.0
+    while plane.engine.observe() and time.monotonic() < until_s:
+        time.sleep(0.1)
+
+
+def _submit(plane: ControlPlane, one: Honest, home: Path, promised: bool, hurry: Path) -> JobRecord:
+    args = ("--samples", SAMPLES, "--batch", BATCH, "--epochs", one.epochs, "--out", one.out)
+    pace = ("--pace", 0.01, "--sample-pace", 0.01, "--checkpoint-every", 1000, "--hurry", hurry)
+    request = JobRequest(
+        name=one.name,
+        script=str(COUNTING),
+        args=tuple(map(str, (*args, *pace))),
+        workdir=str(home),
+        deadline_s=time.time() + 3600.0 if promised else None,
+    )
+    return plane.submit(request, "bench")
+
+
+def _broken(plane: ControlPlane, job: JobRecord) -> bool:
+    by_s = job.promise.guaranteed_s
+    told = any(event.kind is EventKind.NOTICED for _, event in plane.events(job_id=job.job_id, limit=10_000))
+    return by_s is not None and (job.ended_s or 0.0) > by_s and not told
+
+
+def _wait(plane: ControlPlane, job_id: str, condition: Any) -> None:
+    until_s = time.monotonic() + LIMIT_S
+    while not condition(plane.job(job_id)):
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"job {job_id} after {LIMIT_S:g} s: {plane.job(job_id)}")
+        time.sleep(0.05)
+
+
+def _wait_decided(plane: ControlPlane, job_ids: list[str]) -> None:
+    for job_id in job_ids:
+        _wait(plane, job_id, lambda job: job.phase.over or not job.promise.pending)
+
+
+def main() -> None:
+    """Reclaim and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--reclaims", type=int, default=100)
+    parser.add_argument("--jobs", type=int, default=6)
+    parser.add_argument("--slots", type=int, default=12)
+    parser.add_argument("--promised", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="swell-reclaims-") as folder:
+        found = reclaim_at_random(
+            Path(folder),
+            reclaims=args.reclaims,
+            jobs=args.jobs,
+            slots=args.slots,
+            promised=args.promised,
+            seed=args.seed,
+        )
+    print(
+        json.dumps(found) if args.json else "\n".join(f"{name:>16}: {value}" for name, value in found.items())
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""How many nodes are worth having, after Pollux (OSDI'21, section on cloud auto-scaling).
+
+The *utility* of a number of nodes is the sum of the jobs' speed-ups over one GPU, divided by all GPUs: 1 if
+every GPU were as useful as a job's first. It falls as nodes are added. While it is between `low` and `high`,
+nothing changes; else the number of nodes becomes the largest whose utility reaches the middle of the two.
+
+Speed-ups are those of goodput, so a job whose gradients are not noisy yet gets few nodes, and more as its
+noise grows. With `measure='throughput'` they are those of throughput at the largest batch, as in autoscalers
+that know nothing of statistical efficiency: they see a job scale well long before that does it any good.
+
+Beyond the paper:
+- The range says nothing of what time is worth. With `hour_worth`, the number of nodes is the one with the
+  least (price of the nodes + worth of the jobs' time) per speed-up, which needs no range.
+- Deadlines come first: there are never fewer nodes than those on which ElasticFlow's plan keeps every
+  deadline that the largest cluster could keep.
+- A budget per hour bounds the nodes, those for deadlines included.
+- By range, no node is had whose GPUs hardly add speed (`least_gain`), although the utility of all is in the
+  range: without this rule, jobs that scale well up to a point get nodes far beyond it.
+- A job that will have ended by the time a new node is ready is no reason for one.
+- Without jobs there are no nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from swell.cloud.provider import Offer
+from swell.domain import Cluster, FloatArray, InputError, Node
+from swell.policies import Snapshot
+from swell.policies.elasticflow import ElasticFlow
+
+Measure = Literal["goodput", "throughput"]
+TOLERANCE = 0.01
+"""With a worth per hour, the number of nodes changes only if that saves more than this part of the cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What an autoscaler may do and what it aims at."""
+
+    most_nodes: int
+    low: float = 1 / 2
+    """Below this utility nodes are let go."""
+    high: float = 2 / 3
+    """Above this utility nodes are added."""
+    hour_worth: float | None = None
+    """What it is worth that a job is done an hour sooner, in the unit of the price; None: go by the range."""
+    least_gain: float = 0.1
+    """A node is worth having only if each of its GPUs adds at least this part of a first GPU's speed."""
+    budget_per_hour: float = math.inf
+    """The most that all nodes together may cost in an hour."""
+    idle_s: float = 60.0
+    """How long the last nodes are kept without any job."""
+    interval_s: float = 60.0
+    """How often to look, besides whenever a job comes or goes."""
+    measure: Measure = "goodput"
+
+    def __post_init__(self) -> None:
+        for name, fine, allowed in (
+            ("most_nodes", self.most_nodes >= 1, "at least 1"),
+            ("low", 0 < self.low <= self.high, "more than 0 and not above 'high'"),
+            ("high", self.high < 1, "below 1"),
+            ("hour_worth", self.hour_worth is None or 0 <= self.hour_worth < math.inf, "at least 0"),
+            ("least_gain", 0 <= self.least_gain < 1, "at least 0 and below 1"),
+            ("budget_per_hour", self.budget_per_hour > 0, "more than 0"),
+            ("idle_s", 0 <= self.idle_s < math.inf, "seconds of at least 0"),
+            ("interval_s", 0 < self.interval_s < math.inf, "more than 0 seconds"),
+            ("measure", self.measure in ("goodput", "throughput"), "'goodput' or 'throughput'"),
+        ):
+            if not fine:
+                raise InputError(f"{name} must be {allowed}, got {getattr(self, name)!r}", field=name)
+
+    def affordable(self, offer: Offer) -> int:
+        """The most nodes that the bound and the budget allow."""
+        if offer.price_per_hour <= 0 or math.isinf(self.budget_per_hour):
+            return self.most_nodes
+        return min(self.most_nodes, int(self.budget_per_hour / offer.price_per_hour + 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How many nodes there should be, and why, for people."""
+
+    nodes: int
+    reason: str
+
+
+@dataclass
+class Autoscaler:
+    """Decides how many nodes to have; remembers only since when there has been nothing to do."""
+
+    terms: Terms
+    offer: Offer
+    _idle_since_s: float | None = field(default=None, init=False)
+
+    def look(self, snapshot: Snapshot, nodes: int) -> Wanted:
+        """How many nodes there should be, if there are `nodes` now, those coming included."""
+        if len(snapshot):
+            self._idle_since_s = None
+            return worth_having(snapshot, nodes, self.terms, self.offer)
+        if self._idle_since_s is None:
+            self._idle_since_s = snapshot.now_s
+        if snapshot.now_s - self._idle_since_s >= self.terms.idle_s:
+            return Wanted(0, "no jobs")
+        return Wanted(nodes, "no jobs, but not for long")
+
+
+def worth_having(snapshot: Snapshot, nodes: int, terms: Terms, offer: Offer) -> Wanted:
+    """How many nodes the jobs of a snapshot are worth, if there are `nodes` now."""
+    most = terms.affordable(offer)
+    if not most:
+        return Wanted(0, "the budget is below the price of one node")
+    width = offer.gpus_per_node
+    each = [_marginal_speedups(snapshot, i, terms.measure, most * width) for i in range(len(snapshot))]
+    lasting = _lasting(snapshot, each, offer)
+    choose = _by_range if terms.hour_worth is None else _by_worth
+    fewer = choose(summed_speedups(each, most, width), min(nodes, most), len(each), terms, offer)
+    more = choose(summed_speedups(lasting, most, width), min(nodes, most), len(lasting), terms, offer)
+    wanted, reason = nodes, "as many as the jobs are worth"
+    if fewer < nodes:
+        wanted, reason = max(fewer, 1), f"the jobs are worth {max(fewer, 1)} nodes"
+    elif more > nodes or not nodes:
+        wanted, reason = max(more, 1), f"the jobs are worth {max(more, 1)} nodes"
+    needed = nodes_for_deadlines(snapshot, most, offer)
+    if needed > wanted:
+        wanted, reason = needed, f"deadlines need {needed} nodes"
+    if wanted > most:
+        wanted, reason = most, f"{most} nodes are the most allowed"
+    return Wanted(wanted, reason)
+
+
+def summed_speedups(each: list[FloatArray], most_nodes: int, gpus_per_node: int) -> FloatArray:
+    """The sum of the jobs' speed-ups on 0 to `most_nodes` nodes, if each GPU goes where it adds the most.
+
+    `each` has for each job what each further GPU adds, in descending order.
+    """
+    total = most_nodes * gpus_per_node
+    gains = np.sort(np.concatenate([*each, np.zeros(total)]))[::-1]
+    summed = np.concatenate([[0.0], np.cumsum(gains[:total])])
+    return summed[::gpus_per_node]
+
+
+def _by_range(speedup: FloatArray, nodes: int, jobs: int, terms: Terms, offer: Offer) -> int:
+    """Pollux's rule: keep the utility in its range; and no node that adds hardly any speed."""
+    gpus = np.arange(len(speedup)) * offer.gpus_per_node
+    utility = np.divide(speedup, gpus, out=np.ones(len(gpus)), where=gpus > 0)
+    added = np.diff(speedup) / offer.gpus_per_node
+    useful = int(np.argmax(np.append(added < terms.least_gain, True)))
+    if nodes and terms.low <= utility[nodes] <= terms.high and nodes <= max(useful, 1):
+        return nodes
+    enough = np.flatnonzero(utility[1 : useful + 1] >= (terms.low + terms.high) / 2)
+    return int(enough[-1]) + 1 if len(enough) else 0
+
+
+def _by_worth(speedup: FloatArray, nodes: int, jobs: int, terms: Terms, offer: Offer) -> int:
+    """The number of nodes with the least cost of progress, where the waiting of jobs costs too."""
+    assert terms.hour_worth is not None
+    cost = np.arange(len(speedup)) * offer.price_per_hour + terms.hour_worth * jobs
+    cost = np.divide(cost, speedup, out=np.full(len(cost), np.inf), where=speedup > 0)
+    best = int(np.argmin(cost))
+    return nodes if nodes and cost[nodes] <= cost[best] * (1 + TOLERANCE) else best
+
+
+def nodes_for_deadlines(snapshot: Snapshot, most: int, offer: Offer) -> int:
+    """The fewest nodes on which all deadlines can be kept that `most` nodes could keep."""
+    if not np.isfinite(snapshot.deadline_s).any() or not most:
+        return 0
+    planner = ElasticFlow()
+
+    def lost(nodes: int) -> float:
+        return planner.weight_lost(_with_nodes(snapshot, nodes, offer))
+
+    least = lost(most)
+    below, enough = 0, most
+    while enough - below > 1:
+        nodes = (below + enough) // 2
+        if lost(nodes) <= least:
+            enough = nodes
+        else:
+            below = nodes
+    return enough
+
+
+def _with_nodes(snapshot: Snapshot, nodes: int, offer: Offer) -> Snapshot:
+    """The same jobs on that many nodes, which may have to start first."""
+    cluster = Cluster(tuple(Node(f"n{i}", offer.gpus_per_node) for i in range(nodes)))
+    start_s = snapshot.start_cost_s + offer.start_s
+    costs = (snapshot.resize_cost_s, start_s)
+    return Snapshot(snapshot.now_s, cluster, snapshot.table, snapshot.rows, snapshot.curves, *costs)
+
+
+def _marginal_speedups(snapshot: Snapshot, index: int, measure: Measure, most: int) -> FloatArray:
+    """What each further GPU adds to a job's speed-up over one GPU, smoothed so that it never rises."""
+    row, belief = snapshot.rows[index], snapshot.beliefs[index]
+    most = min(most, snapshot.curves.max_gpus, int(snapshot.table.max_gpus[row]))
+    rates = snapshot.curves.rates[snapshot.curve[index], : most + 1]
+    if belief is not None:
+        if measure == "throughput" and belief.known:
+            rates = belief.throughput(most, snapshot.cluster.gpus_per_node)
+        rates = rates * belief.shown(most)
+        rates = rates[: max(belief.max_gpus(most), min(int(snapshot.min_gpus[index]), most)) + 1]
+    runs = np.flatnonzero(rates > 0)
+    if not len(runs):
+        return np.zeros(0)
+    per_gpu = rates[runs[0]] / runs[0]
+    return np.diff(_concave(np.maximum.accumulate(rates))) / per_gpu
+
+
+def _concave(curve: FloatArray) -> FloatArray:
+    """The least concave function that is nowhere below a rising curve."""
+    corners = [0]
+    for k in range(1, len(curve)):
+        while len(corners) > 1:
+            a, b = corners[-2:]
+            if (curve[b] - curve[a]) * (k - a) > (curve[k] - curve[a]) * (b - a):
+                break
+            corners.pop()
+        corners.append(k)
+    return np.interp(np.arange(len(curve)), corners, curve[corners])
+
+
+def _lasting(snapshot: Snapshot, speedups: list[FloatArray], offer: Offer) -> list[FloatArray]:
+    """The speed-ups of the jobs that will still be there when a node requested now is ready."""
+    rate = snapshot.rate_at(np.minimum(snapshot.gpus, snapshot.curves.max_gpus))
+    left_s = np.divide(snapshot.remaining, rate, out=np.full(len(rate), np.inf), where=rate > 0)
+    left_s[~snapshot.known] = np.inf
+    return [own for own, ahead_s in zip(speedups, left_s.tolist()) if ahead_s > offer.start_s]

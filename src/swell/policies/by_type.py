@@ -1,0 +1,230 @@
+"""Clusters with several GPU types: any policy, once per type. Ours; not in a paper.
+
+`ByType` turns a policy into one that places whole jobs on GPUs of one type. Jobs are assigned to types
+(`_assign`), and the policy plans the nodes of each type as a cluster of its own, with the jobs' curves on
+that type. So no policy has to know of types, and all treat them alike.
+
+A job that was promised a finish stays on the type that the promise was made for, as long as nodes of that
+type are in service.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from swell.domain import Cluster, IntArray, Placement
+from swell.policies._assign import NOWHERE, Pools, assign
+from swell.policies.base import Admission, Decision, Policy
+from swell.policies.snapshot import Snapshot
+
+LASTS_S = 900.0
+"""How long a job is taken to stay on a type, at most, when a move is weighed against its pause."""
+
+
+class TypeNodes:
+    """The nodes of one GPU type as a cluster of their own, and the numbers they have in the whole one."""
+
+    def __init__(self, cluster: Cluster, kind: str) -> None:
+        self.kind = kind
+        self.nodes = np.array([i for i, n in enumerate(cluster.nodes) if n.gpu_type == kind], dtype=np.int64)
+        whole = np.flatnonzero(np.isin(cluster.node_of_gpu, self.nodes))
+        self._number = {gpu: i for i, gpu in enumerate(whole.tolist())}
+        held = frozenset(self._number[gpu] for gpu in cluster.held if gpu in self._number)
+        self.cluster = Cluster(tuple(cluster.nodes[i] for i in self.nodes.tolist()), held)
+
+    def holds(self, placement: Placement) -> bool:
+        """Whether all these GPUs are of this type, and there are some."""
+        return bool(placement) and all(gpu in self._number for gpu in placement)
+
+    def local(self, placement: Placement) -> Placement:
+        """The same GPUs by the numbers they have in this part; () unless all of them are here."""
+        return tuple(self._number[gpu] for gpu in placement) if self.holds(placement) else ()
+
+    def snapshot(self, whole: Snapshot, members: IntArray) -> Snapshot:
+        """What the policy sees of this part: these jobs of the whole snapshot, on this type."""
+        curves = whole.curves.on(self.kind)
+        costs = (whole.resize_cost_s, whole.start_cost_s)
+        part = Snapshot(
+            whole.now_s,
+            self.cluster,
+            whole.table,
+            whole.rows[members],
+            curves,
+            *costs,
+            whole.numbers[members],
+            whole.ahead_on(self.nodes.tolist()),
+        )
+        held = whole.placements
+        part.placements = [self.local(held[i]) for i in members.tolist()]
+        part.gpus = np.array([len(placement) for placement in part.placements], dtype=np.int64)
+        part.beliefs = [whole.belief_on(i, self.kind) for i in members.tolist()]
+        return part
+
+
+@dataclass(kw_only=True)
+class ByType(Policy):
+    """A policy that decides for each GPU type on its own, after jobs were assigned to types."""
+
+    policy: Policy
+    """A fresh instance of the policy; each type gets a copy."""
+
+    _policies: dict[str, Policy] = field(default_factory=dict, init=False, repr=False)
+    _type_of: dict[int, str] = field(default_factory=dict, init=False, repr=False)
+    """The GPU type of each active job, by the job's number."""
+    _promised: set[int] = field(default_factory=set, init=False, repr=False)
+    """Numbers of the jobs that were promised a finish on their type."""
+    _parts: list[tuple[Policy, Snapshot, Decision]] = field(default_factory=list, init=False, repr=False)
+    """The last decision, type by type."""
+    _nodes_of: tuple[Cluster, list[TypeNodes]] | None = field(default=None, init=False, repr=False)
+
+    def admit(self, snapshot: Snapshot, index: int) -> Admission:
+        """Admit the job if the policy admits it on some type; the best type for it is asked first."""
+        refusals: list[Admission] = []
+        number = int(snapshot.numbers[index])
+        for nodes in self._by_preference(snapshot, index):
+            members = self._members(snapshot, nodes.kind, newcomer=number)
+            part = nodes.snapshot(snapshot, members)
+            answer = self._policy_of(nodes.kind).admit(part, int(np.searchsorted(part.numbers, number)))
+            if answer.admitted:
+                return Admission(True, finish_s=answer.finish_s, plan=(nodes, members, answer))
+            refusals.append(answer)
+        offers = [a for a in refusals if a.earliest_deadline_s is not None]
+        if offers:
+            return min(offers, key=lambda answer: answer.earliest_deadline_s or math.inf)
+        return (
+            refusals[0] if refusals else Admission(False, reason="no GPU type is in service that it can use")
+        )
+
+    def accepted(self, snapshot: Snapshot, index: int, admission: Admission) -> None:
+        """Remember the type that the job was admitted on."""
+        nodes, members, answer = cast(tuple[TypeNodes, IntArray, Admission], admission.plan)
+        number = int(snapshot.numbers[index])
+        part = nodes.snapshot(snapshot, members)
+        self._policy_of(nodes.kind).accepted(part, int(np.searchsorted(part.numbers, number)), answer)
+        if answer.finish_s is not None:
+            self._type_of[number] = nodes.kind
+            self._promised.add(number)
+
+    def endangered(self, snapshot: Snapshot) -> IntArray:
+        """Promised jobs that the policy could not end in time on their type."""
+        found = [np.empty(0, dtype=np.int64)]
+        for kind in self._types(snapshot.cluster):
+            members = self._members(snapshot, kind.kind)
+            if len(members):
+                part = kind.snapshot(snapshot, members)
+                found.append(members[self._policy_of(kind.kind).endangered(part)])
+        return np.sort(np.concatenate(found))
+
+    def allocate(self, snapshot: Snapshot) -> Decision:
+        """Assign the jobs to types, then ask the policy for each type."""
+        self._assign(snapshot)
+        nodes = len(snapshot.cluster.nodes)
+        gpus, lent = np.zeros((2, len(snapshot)), dtype=np.int64)
+        per_node: IntArray | None = None
+        orders: list[IntArray] = []
+        self._parts = []
+        for kind in self._types(snapshot.cluster):
+            members = self._members(snapshot, kind.kind)
+            if not len(members) or not kind.cluster.capacity:
+                continue
+            policy, part = self._policy_of(kind.kind), kind.snapshot(snapshot, members)
+            decision = policy.allocate(part)
+            self._parts.append((policy, part, decision))
+            gpus[members] = decision.gpus
+            if decision.lent is not None:
+                lent[members] = decision.lent
+            if decision.per_node is not None:
+                per_node = np.zeros((len(snapshot), nodes), dtype=np.int64) if per_node is None else per_node
+                per_node[members[:, None], kind.nodes[None, :]] = decision.per_node
+            order = np.arange(len(members)) if decision.order is None else decision.order
+            orders.append(members[order])
+        placed = np.concatenate(orders) if orders else np.empty(0, dtype=np.int64)
+        order = np.concatenate([placed, np.setdiff1d(np.arange(len(snapshot)), placed)])
+        kinds = tuple(self._type_of[number] for number in snapshot.numbers.tolist())
+        return Decision(gpus, per_node, order, kinds, lent)
+
+    def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
+        """When the policy has to decide again for the first of the types."""
+        return min((p.next_wakeup_s(part, made) for p, part, made in self._parts), default=math.inf)
+
+    def _assign(self, snapshot: Snapshot) -> None:
+        """Give every job a type, and forget the jobs that are gone."""
+        types = self._types(snapshot.cluster)
+        numbers = snapshot.numbers.tolist()
+        known = {nodes.kind: i for i, nodes in enumerate(types)}
+        on = np.array([known.get(self._type_of.get(n, ""), NOWHERE) for n in numbers], dtype=np.int64)
+        capacity = np.array([nodes.cluster.capacity for nodes in types], dtype=np.int64)
+        self._promised &= set(numbers)
+        fixed = np.array([n in self._promised for n in numbers], dtype=np.bool_) & (on != NOWHERE)
+        fixed &= capacity[np.maximum(on, 0)] > 0
+        pools = self._pools(snapshot, types, capacity)
+        to = assign(pools, on, fixed, self._move_cost(snapshot, pools, on), snapshot.weight)
+        self._type_of = {number: types[kind].kind for number, kind in zip(numbers, to.tolist())}
+
+    def _pools(self, snapshot: Snapshot, types: list[TypeNodes], capacity: IntArray) -> Pools:
+        rates = np.stack([snapshot.curves.on(nodes.kind).rates[snapshot.curve] for nodes in types])
+        most = np.minimum(snapshot.table.max_gpus[snapshot.rows], capacity[:, None])
+        most = np.where(snapshot.min_gpus > capacity[:, None], 0, most)
+        return Pools(rates, most, capacity)
+
+    def _move_cost(self, snapshot: Snapshot, pools: Pools, on: IntArray) -> np.ndarray[Any, Any]:
+        """What a move to another type costs each job: the part of the time ahead that its pause takes."""
+        speed = np.exp(pools.log_speed(pools.levels(on, 0))).max(axis=0)
+        lasts_s = np.divide(snapshot.remaining, speed, out=np.full(len(on), LASTS_S), where=speed > 0)
+        lasts_s = np.clip(np.where(snapshot.known, lasts_s, LASTS_S), 1.0, LASTS_S)
+        return np.where(snapshot.gpus > 0, np.log1p(snapshot.start_cost_s / lasts_s), 0.0)
+
+    def _by_preference(self, snapshot: Snapshot, index: int) -> list[TypeNodes]:
+        """The types that a newcomer can run on, the one first that raises the product of speeds the most."""
+        types = self._types(snapshot.cluster)
+        known = {nodes.kind: i for i, nodes in enumerate(types)}
+        capacity = np.array([nodes.cluster.capacity for nodes in types], dtype=np.int64)
+        on = np.array(
+            [known.get(self._type_of.get(n, ""), NOWHERE) for n in snapshot.numbers.tolist()], dtype=np.int64
+        )
+        pools = self._pools(snapshot, types, capacity)
+        joined, now = (pools.log_speed(pools.levels(on, more)) for more in (1, 0))
+        member = on[None, :] == np.arange(len(types))[:, None]
+        score = joined[:, index] + np.where(member, joined - now, 0.0).sum(axis=1)
+        return [types[i] for i in np.argsort(-score, kind="stable").tolist() if pools.possible[i, index]]
+
+    def _members(self, snapshot: Snapshot, kind: str, newcomer: int | None = None) -> IntArray:
+        """Indices of the jobs on a type, and of the newcomer."""
+        mine = [n == newcomer or self._type_of.get(n) == kind for n in snapshot.numbers.tolist()]
+        return np.flatnonzero(mine)
+
+    def _policy_of(self, kind: str) -> Policy:
+        if kind not in self._policies:
+            self._policies[kind] = copy.deepcopy(self.policy)
+        return self._policies[kind]
+
+    def _types(self, cluster: Cluster) -> list[TypeNodes]:
+        if self._nodes_of is None or self._nodes_of[0] is not cluster:
+            self._nodes_of = (cluster, [TypeNodes(cluster, kind) for kind in cluster.gpu_types])
+        return self._nodes_of[1]
+
+
+_OWN = (
+    "name",
+    "paper",
+    "goal",
+    "knows",
+    "adaptive_batch",
+    "placer",
+    "interval_s",
+    "serves",
+    "changes_with_time",
+)
+
+
+def by_type(policy: Policy, cluster: Cluster) -> Policy:
+    """The policy for this cluster: type by type if there are several types and it knows the jobs' speed."""
+    if len(cluster.gpu_types) == 1 or policy.knows == "nothing":
+        return policy
+    made: Policy = type("ByType", (ByType,), {name: getattr(policy, name) for name in _OWN})(policy=policy)
+    return made
