@@ -6,6 +6,7 @@ import io
 import random
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from swell.train.auto import script as auto_script
+from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
 from swell.train.auto.passes import Drawn, Order, Pass
 from swell.train.auto.reduction import Reduction, judge
+from swell.train.sync.reducer import Reduced
 
 
 def _loader(**options: Any) -> DataLoader[Any]:
@@ -212,3 +215,21 @@ def test_only_the_leaders_output_is_shown(leads: bool, expected: str) -> None:
     assert output.write("a") == 1
     assert stream.getvalue() == expected
     assert not output.isatty() and sys.stdout is not output
+
+
+def test_what_was_agreed_on_in_the_middle_of_an_accumulated_step_is_let_go() -> None:
+    """Otherwise no later candidate is looked at, and the job never grows again."""
+    link, job = Mock(), Mock(rank=0, world=1, steps=0)
+    job.trains_others.return_value = False
+    offered = iter([7, 0])
+
+    def average(header: dict[str, Any], *_: Any, **__: Any) -> Reduced:
+        header |= {"candidate": next(offered), "n": 0}
+        return Reduced([header], 0.0, 0.0)
+
+    job.average = average
+    observer = Observer(link, iter, leads=True)
+    observer._reduce(job)
+    assert observer._agreed == 7 and not link.release.called
+    observer._reduce(job)  # the step's last batch: the pass is over, and nobody may come now
+    assert observer._agreed == 0 and link.release.called

@@ -84,6 +84,8 @@ def _until_the_schedule_is_over(
     """Run a script through the whole schedule; its pauses end with the last resize."""
     hurry = folder / "hurry"
     job = _run(stage, name, str(epochs), f"{pace}:{hurry}", str(folder), *more, maximum=3)
+    job.wait_for(lambda s: s["step"], 250.0)
+    hurry.with_suffix(".late").touch()
     _whole_schedule(job, 250.0)
     hurry.touch()
     return job

@@ -131,6 +131,8 @@ class Observer(Draws):
         if drawn is not None and not drawn.samples and job.world == 1:
             job.rescale(0.0)  # samples that this worker had drawn before it came to the job's position
         weight = header["n"] / size if size else 0.0
+        if self._agreed:  # with an earlier batch of this step, which was not the step's last one after all
+            self.link.release()
         reduced = self._last = job.average(header, weight, _tree, may_change=self._may_change())
         self._agreed = _common([h["candidate"] for h in reduced.headers])
         if header["candidate"] and not self._agreed:

@@ -226,10 +226,19 @@ def _after_imports(iterations: Iterations, files: Files) -> Iterator[None]:
         read = module.safe_open
         module.safe_open = lambda filename, *args, **options: read(files.source(filename), *args, **options)
 
+    def save_tokenizers(module: Any) -> None:
+        save = module.Tokenizer.save
+
+        def save_tokenizer(tokenizer: Any, path: Any, *args: Any, **options: Any) -> None:
+            save(tokenizer, str(files.destination(path)), *args, **options)
+
+        module.Tokenizer.save = save_tokenizer
+
     finder = AfterImport(
         {
             "safetensors": open_tensors,
             "safetensors.torch": save_tensors,
+            "tokenizers": save_tokenizers,
             "torchdata.stateful_dataloader.stateful_dataloader": lambda m: iterations.watch(
                 m.StatefulDataLoader
             ),

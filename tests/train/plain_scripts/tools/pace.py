@@ -8,12 +8,14 @@ import time
 class Pace:
     """Seconds to sleep in every step, as a text; after a colon, a file whose existence ends the sleeping.
 
+    A worker that begins when there is a file FILE.late sleeps only once it has joined the others, whose
+    `seconds` it gets: so newcomers catch up as fast as they can.
     PACE_REPORT=FIRST,LAST,FILE: how much time of the processor and of the clock passed between those steps.
     """
 
     def __init__(self, text):
         seconds, _, self.hurry = text.partition(":")
-        self.seconds = float(seconds)
+        self.seconds = 0.0 if os.path.exists(f"{self.hurry}.late") else float(seconds)
         self.step, self.begin = 0, None
         first, last, self.report = os.environ.get("PACE_REPORT", "0,0,").split(",")
         self.first, self.last = int(first), int(last)
