@@ -16,10 +16,12 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from swell.train.auto import script as auto_script
+from swell.train.auto.job import ScriptJob
 from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
 from swell.train.auto.passes import Drawn, Order, Pass
 from swell.train.auto.reduction import Reduction, judge
+from swell.train.reporting import Pace
 from swell.train.sync.reducer import Reduced
 
 
@@ -233,3 +235,15 @@ def test_what_was_agreed_on_in_the_middle_of_an_accumulated_step_is_let_go() -> 
     assert observer._agreed == 7 and not link.release.called
     observer._reduce(job)  # the step's last batch: the pass is over, and nobody may come now
     assert observer._agreed == 0 and link.release.called
+
+
+def test_the_time_of_a_step_that_probes_the_loss_is_not_reported() -> None:
+    """In it the leader computes the whole batch, so it would look as if more workers were not faster."""
+    job = Mock(world=2, steps=0, confined="")
+    job._pace, job._report.return_value, job._crew.nodes = Pace(), 0.1, 1
+    for divided, reported in ((False, False), (True, False), (True, True)):
+        job._link.report = {}
+        if not divided:
+            job._link.report["step_s"] = 0.1
+        ScriptJob.stepped(job, Reduced([], 0.0, 0.0), 20, divided=divided)
+        assert ("step_s" in job._link.report) == reported

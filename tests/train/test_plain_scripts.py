@@ -45,7 +45,7 @@ def _result(job: Any, timeout_s: float = 120.0) -> dict[str, Any]:
 def test_files_own_checkpoints_packages_sums_and_layers_unfrozen_later(
     stage: Any, tmp_path: Path, reduction: str
 ) -> None:
-    job = _run(stage, "everyday.py", "80", "0.004", str(tmp_path), reduction, maximum=3)
+    job = _run(stage, "everyday.py", "80", "0.008", str(tmp_path), reduction, maximum=3)
     _whole_schedule(job, victim=-1 if reduction == "mean" else 0)  # a leader's files move to another worker
     result = _result(job)
     assert result["final"] == result["best"] < 0.16, "plain runs in six orders: 0.013 to 0.108"

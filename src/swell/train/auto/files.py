@@ -319,7 +319,7 @@ class Files:
         counts fewer steps while it catches up, so its folders have names that the job never uses.
         """
         path = self.path(target)
-        if path is not None and args == (_TEMPORARY,):  # its name is this worker's alone, and so are its files
+        if path is not None and args == (_TEMPORARY,):  # its name and its files are this worker's alone
             self._besides += (path,)
             path = None
         if path is not None and self._behind():

@@ -224,7 +224,7 @@ class Observer(Draws):
                     self._arrive_after_step(here)
                 return
             size = len(self._current[0].window) if self._current else 1
-            job.stepped(self._last, size)
+            job.stepped(self._last, size, divided=not any(drawn.undivided for drawn in self._current))
             if self._ahead:
                 self._boundary()
 
