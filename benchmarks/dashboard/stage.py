@@ -135,6 +135,11 @@ class Actors(NullEngine):
             )
             self._reports.append(report)
 
+    def confine(self, job_id: str, workers: int, reason: str) -> None:
+        """Have a job say that it can use no more than so many workers."""
+        data = {"workers": workers, "reason": reason}
+        self._reports.append(Report(job_id=job_id, time_s=self._clock(), kind="confined", data=data))
+
     def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
         """What such a job would have printed so far."""
         record, kind = self._stage.plane.job(job_id), self._stage.kind(job_id)

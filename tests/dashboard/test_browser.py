@@ -300,3 +300,21 @@ def test_keys_alone_reach_a_job_and_its_actions(stage: Stage, chromium: Browser)
     page.keyboard.press("Escape")
     page.get_by_role("heading", name="Pause steady?").wait_for(state="detached")
     assert page.locator(".pill.running").count() == 1
+
+
+def test_a_job_that_cannot_be_shared_says_so_where_its_state_is_shown(
+    stage: Stage, chromium: Browser
+) -> None:
+    assert stage.server is not None
+    page = open_page(chromium, stage.server.url, admin_token(stage.home), "/#/queue")
+    job_id = stage.submit(Part(0, "alone", "detector.py", 9000, most=3))
+    state_of(page, "alone", "running")
+    stage.engine.confine(job_id, 1, "it changes its parameters by hand")
+    page.get_by_text("at most 1 worker: it changes its parameters by hand").wait_for()
+    gpus_of(page, "alone", "1")
+    page.get_by_role("link", name="alone", exact=True).click()
+    fact = page.locator(".tiles div").filter(has_text="confined to")
+    assert fact.text_content() == "confined to1 worker"
+    page.get_by_text("gets no more than 1, because it changes its parameters by hand").wait_for()
+    page.get_by_role("button", name="Bounds").click()
+    assert page.get_by_label("Most GPUs").get_attribute("max") == "1"

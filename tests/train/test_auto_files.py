@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,6 +94,15 @@ def test_a_newcomer_sees_what_the_job_resumed_from_though_it_is_gone(tmp_path: P
         assert (tmp_path / "checkpoint-50" / "state.json").read_text() == "50"
         assert os.listdir(tmp_path / "checkpoint-50") == ["state.json"]
         assert (tmp_path / "once.txt").read_text() == "read"
+        os.makedirs(tmp_path / "checkpoint-51")  # it counts one step for each pass that is over
+        assert os.listdir(tmp_path / "checkpoint-51") == []
+        (tmp_path / "checkpoint-51" / "state.json").write_text("51")
+        assert os.listdir(tmp_path / "checkpoint-51") == ["state.json"]
+        assert (tmp_path / "checkpoint-51" / "state.json").read_text() == "51"
+        assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-50", "checkpoint-51"]
+        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+            (Path(folder) / "for.txt").write_text("another program")
+            assert subprocess.check_output(["cat", f"{folder}/for.txt"]) == b"another program"
         newcomer.behind = False
         assert sorted(os.listdir(tmp_path)) == ["checkpoint-60", "job"], "it has come to the job's position"
 

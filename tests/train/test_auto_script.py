@@ -6,6 +6,7 @@ import io
 import random
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,10 +15,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
+from swell.train.auto import layout
 from swell.train.auto import script as auto_script
+from swell.train.auto.job import ScriptJob
+from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
 from swell.train.auto.passes import Drawn, Order, Pass
 from swell.train.auto.reduction import Reduction, judge
+from swell.train.reporting import Pace
+from swell.train.sync.reducer import Reduced
 
 
 def _loader(**options: Any) -> DataLoader[Any]:
@@ -212,3 +218,35 @@ def test_only_the_leaders_output_is_shown(leads: bool, expected: str) -> None:
     assert output.write("a") == 1
     assert stream.getvalue() == expected
     assert not output.isatty() and sys.stdout is not output
+
+
+def test_what_was_agreed_on_in_the_middle_of_an_accumulated_step_is_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise no later candidate is looked at, and the job never grows again."""
+    link, job = Mock(), Mock(rank=0, world=1, steps=0)
+    monkeypatch.setattr(layout, "trains_others", lambda job: False)
+    offered = iter([7, 0])
+
+    def average(header: dict[str, Any], *_: Any, **__: Any) -> Reduced:
+        header |= {"candidate": next(offered), "n": 0}
+        return Reduced([header], 0.0, 0.0)
+
+    job.average = average
+    observer = Observer(link, iter, leads=True)
+    observer._reduce(job)
+    assert observer._agreed == 7 and not link.release.called
+    observer._reduce(job)  # the step's last batch: the pass is over, and nobody may come now
+    assert observer._agreed == 0 and link.release.called
+
+
+def test_the_time_of_a_step_that_probes_the_loss_is_not_reported() -> None:
+    """In it the leader computes the whole batch, so it would look as if more workers were not faster."""
+    job = Mock(world=2, steps=0, confined="")
+    job._pace, job._report.return_value, job._crew.nodes = Pace(), 0.1, 1
+    for divided, reported in ((False, False), (True, False), (True, True)):
+        job._link.report = {}
+        if not divided:
+            job._link.report["step_s"] = 0.1
+        ScriptJob.stepped(job, Reduced([], 0.0, 0.0), 20, divided=divided)
+        assert ("step_s" in job._link.report) == reported

@@ -45,7 +45,7 @@ def _result(job: Any, timeout_s: float = 120.0) -> dict[str, Any]:
 def test_files_own_checkpoints_packages_sums_and_layers_unfrozen_later(
     stage: Any, tmp_path: Path, reduction: str
 ) -> None:
-    job = _run(stage, "everyday.py", "80", "0.004", str(tmp_path), reduction, maximum=3)
+    job = _run(stage, "everyday.py", "80", "0.008", str(tmp_path), reduction, maximum=3)
     _whole_schedule(job, victim=-1 if reduction == "mean" else 0)  # a leader's files move to another worker
     result = _result(job)
     assert result["final"] == result["best"] < 0.16, "plain runs in six orders: 0.013 to 0.108"
@@ -84,6 +84,8 @@ def _until_the_schedule_is_over(
     """Run a script through the whole schedule; its pauses end with the last resize."""
     hurry = folder / "hurry"
     job = _run(stage, name, str(epochs), f"{pace}:{hurry}", str(folder), *more, maximum=3)
+    job.wait_for(lambda s: s["step"], 250.0)
+    hurry.with_suffix(".late").touch()
     _whole_schedule(job, 250.0)
     hurry.touch()
     return job

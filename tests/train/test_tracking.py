@@ -133,3 +133,44 @@ def test_a_job_of_any_kind_is_tracked_through_a_resize_and_a_death(stage: Any, t
     steps = [step for step, _ in found["loss"]]
     assert steps == sorted(set(steps)) and steps[-1] == 12 and len(steps) >= 4, steps
     assert [value for _, value in found["swell/workers"]] == [1.0, 2.0]
+
+
+@_needs("tensorboard")
+@_needs("mlflow")
+@_needs("wandb")
+@pytest.mark.slow
+def test_a_script_that_logs_by_itself_has_one_run_through_new_leaders_and_a_restart(
+    stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    hurry = tmp_path / "hurry"
+    script = Path(__file__).parent / "plain_scripts" / "tracked.py"
+    settings = {"auto": True, "checkpoint_s": 0.5}
+    arguments = ("60", f"0.05:{hurry}", str(tmp_path))
+    job = stage.run(script, *arguments, settings=settings, workers=1, minimum=1, maximum=2)
+    job.wait_for(lambda s: s["step"] > 3, 100.0)
+    job.resize(2)
+    grown = job.wait_for(lambda s: len(s["members"]) == 2 and s["step"] > 20, 100.0)
+    first = job.kill(0)
+    led = job.wait_for(lambda s: first not in s["members"] and s["step"] > grown["step"] + 20, 100.0)
+    for _ in led["members"]:
+        job.kill(0)
+    job.wait_for(lambda s: not set(led["members"]) & set(s["members"]) and s["step"] > led["step"], 100.0)
+    hurry.touch()
+    assert job.wait(120.0) == 0, job.output()
+
+    board = [step for step, _ in _scalars(tmp_path / "board")["loss"]]
+    assert board == sorted(set(board)) and board[-1] >= 480 and len(board) > 400, board
+
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("plain")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    steps = [m.step for m in client.get_metric_history(run.info.run_id, "loss")]
+    assert steps == sorted(set(steps)) and steps[-1] == board[-1] and len(steps) > 470, steps
+    assert run.info.status == "FINISHED" and run.data.params == {"epochs": "60"}
+
+    parts = [part.name.rsplit("-", 1)[1] for part in (tmp_path / "wandb").glob("offline-run-*")]
+    assert 1 <= len(parts) <= 3 and len(set(parts)) == 1, "one for each leader, with one id"

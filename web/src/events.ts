@@ -16,6 +16,7 @@ export function words(event: LogEvent): string {
     case "resized": return `${after >= before ? "swells" : "ebbs"} from ${before} to ${gpus(after)}${data.pause_s ? `, ${duration(data.pause_s)} pause` : ""}${why}`;
     case "preempted": return `gives its ${gpus(before)} back${why}`;
     case "worker_lost": return `lost a worker${why}`;
+    case "noticed": return data.text ?? "noticed something";
     case "checkpoint_saved": return `saved a checkpoint at step ${data.step ?? "?"}`;
     case "finished": return `finished after ${duration(data.jct_s ?? 0)}${data.met === true ? ", its deadline met" : data.met === false ? ", its deadline missed" : ""}`;
     case "failed": return `failed${why.split("\n").pop()}`;

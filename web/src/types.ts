@@ -42,6 +42,8 @@ export interface Job {
   restarts: number;
   exit_code: number | null;
   reason: string;
+  most_workers: number | null;
+  confined: string; // why it can use no more than most_workers
 }
 
 export interface Node {

@@ -26,7 +26,7 @@ steps = 0
 for epoch in range(epochs):
     for a, b in loader:
         with accelerator.accumulate(model):
-            pace.pause()
+            pace.pause(len(a) / 10)
             accelerator.backward(nn.functional.mse_loss(model(a), b))
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 5.0)

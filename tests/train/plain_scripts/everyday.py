@@ -38,7 +38,7 @@ model[0].requires_grad_(False)
 for epoch in range(begin, epochs):
     if epoch == epochs // 16:
         model[0].requires_grad_(True)
-    engine.run(loader, pace.pause)
+    engine.run(loader, lambda samples: pace.pause(samples / 20))
     with torch.no_grad():
         loss = nn.functional.mse_loss(model(x), y).item()
     logging.info("epoch %d", epoch)

@@ -7,7 +7,7 @@ import { duration, moment, number, percent, plural } from "../format";
 import { state } from "../state";
 import type { Explanation, Job, LogEvent, Series } from "../types";
 import { over } from "../types";
-import { outlook, phasePill } from "./queue";
+import { confinement, outlook, phasePill } from "./queue";
 import type { View } from "./view";
 
 const CHANGES = ["allocated", "resized", "preempted", "worker_lost", "checkpoint_saved"];
@@ -204,12 +204,13 @@ export function jobView(jobId: string): View {
     if (pill.textContent?.slice(2) !== now.phase) pill.replaceChildren(phasePill(now.phase));
     setText(about, `${now.owner} · ${now.job_id} · ${[now.request.script, ...now.request.args].join(" ")}`);
     const reason = over(now) ? now.reason : explained?.why ?? now.reason;
-    setText(why, reason === now.phase ? "" : reason);
+    setText(why, reason === now.phase || !reason ? confinement(now) : reason);
     const rate = state.rate(now);
     const [promise, look] = outlook(now, clock);
     const share = now.of ? `${percent(Math.min(now.done / now.of, 1))} · ${number(now.done)} of ${number(now.of)}` : now.done ? number(now.done) : "–";
     facts.replaceChildren(
       fact("GPUs", over(now) ? "–" : `${now.wanted.length} (${now.request.min_workers} to ${now.request.max_workers ?? "any"})`),
+      ...(confinement(now) ? [fact("confined to", plural(now.most_workers ?? 1, "worker"))] : []),
       fact("progress", share),
       fact("goodput", rate === null ? "–" : `${number(rate)} it/s`),
       fact("promise and prediction", promise, look),
@@ -257,7 +258,7 @@ export function jobView(jobId: string): View {
 
   function askBounds(now: Job): void {
     const least = h("input", { type: "number", min: 1, max: 65536, value: now.request.min_workers, required: true });
-    const most = h("input", { type: "number", min: 1, max: 65536, value: now.request.max_workers ?? "", placeholder: "any" });
+    const most = h("input", { type: "number", min: 1, max: now.most_workers ?? 65536, value: now.request.max_workers ?? "", placeholder: "any" });
     const dialog = h("dialog", { "aria-labelledby": "bounds" });
     const close = () => (dialog.close(), dialog.remove());
     dialog.append(h("form", { method: "dialog", submit: async (event: Event) => {

@@ -31,9 +31,14 @@ export function outlook(job: Job, now: number): [string, string] {
   return slack >= 0 ? [`${word} ${moment(promised)}, ${duration(slack)} to spare`, "good"] : [`${word} ${moment(promised)}, ${duration(slack)} late at this speed`, "bad"];
 }
 
+// How many GPUs a job can use and why no more, if its script cannot be shared; otherwise nothing.
+export function confinement(job: Job): string {
+  return job.confined && !over(job) ? `at most ${plural(job.most_workers ?? 1, "worker")}: ${job.confined}` : "";
+}
+
 export function whyWaits(job: Job): string {
   if (job.phase === "queued") return job.reason || `${state.used} of ${state.slots} slots are in use, as policy '${state.policy}' decides`;
-  if (job.phase === "running") return job.reason;
+  if (job.phase === "running") return job.reason || confinement(job);
   const lines = job.reason.trim().split("\n");
   return lines[lines.length - 1] ?? "";
 }

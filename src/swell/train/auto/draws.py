@@ -96,6 +96,7 @@ class Draws(Position):
         if world > 1 and self.reduction.kind in (None, NEITHER):
             whole = here.take_whole(counts=rank == 0)
             assert whole is not None
+            whole.undivided = True
             if rank and here.main is None:
                 whole.probe, samples = self.reduction.samples(whole.window, whole.index, self._per_step)
                 return samples

@@ -9,8 +9,8 @@
 - A file that another worker holds open, such as a log, is continued where the leader left it if that worker
   becomes the leader.
 
-Covered is what goes through Python: `open`, `os`, `shutil`, `torch.save` and safetensors. Files that a C
-library writes by itself (cv2, h5py) are written by every worker.
+Covered is what goes through Python: `open`, `os`, `shutil`, `torch.save`, safetensors and tokenizers. Files
+that a C library writes by itself (cv2, h5py) are written by every worker.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from swell.train.auto.journal import Journal
 from swell.train.auto.private_file import Entries, PrivateFile
 
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
+_TEMPORARY = 0o700
+"""The mode of folders that `tempfile` makes."""
 
 
 class Files:
@@ -181,9 +183,19 @@ class Files:
         return call
 
     def mkdir(self, target: Any, *args: Any, **options: Any) -> None:
-        """`os.mkdir`: a folder that an earlier worker made is no error for a later one."""
+        """`os.mkdir`: a folder that an earlier worker made is no error for a later one.
+
+        Every member makes folders, because any of them may lead next. A newcomer makes private ones: it
+        counts fewer steps while it catches up, so its folders have names that the job never uses.
+        """
         path = self.path(target)
-        if path is not None and not self._behind():  # whoever is first: also another member than the leader
+        if path is not None and args == (_TEMPORARY,):  # its name and its files are this worker's alone
+            self._besides += (path,)
+            path = None
+        if path is not None and self._behind():
+            system.makedirs(self.private(path))
+            return
+        if path is not None:  # whoever is first: also another member than the leader
             self.journal.note(path)
         try:
             system.mkdir(target, *args, **options)
@@ -209,11 +221,17 @@ class Files:
 
     def _entries(self, target: Any) -> list[os.DirEntry[str]]:
         folder = os.path.abspath(os.fsdecode(target))  # noqa: PTH100
-        place = self.journal.as_found(folder)
-        with system.scandir(
-            os.fsdecode(target) if place == folder else place or self.private(folder)
-        ) as entries:
-            found = [e for e in entries if self.journal.as_found(os.path.join(folder, e.name))]  # noqa: PTH118
+        place, private = self.journal.as_found(folder), self.private(folder)
+        found: list[os.DirEntry[str]] = []
+        made = system.exists(private)
+        if made:
+            with system.scandir(private) as entries:
+                found += entries
+        shown = {entry.name for entry in found}
+        if not made or system.exists(place):
+            with system.scandir(os.fsdecode(target) if place == folder else place or private) as entries:
+                there = [e for e in entries if self.journal.as_found(os.path.join(folder, e.name))]  # noqa: PTH118
+            found += [entry for entry in there if entry.name not in shown]
         shown = {entry.name for entry in found}
         for name, kept in self.journal.kept_in(folder):
             if name not in shown:

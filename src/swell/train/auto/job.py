@@ -166,14 +166,21 @@ class ScriptJob(Job):
         """Record the mean loss of one step's batch, for the reports."""
         self._loss.add(loss)
 
-    def stepped(self, reduced: Reduced, batch_size: int) -> None:
-        """Record that one of the script's optimizers has stepped on a batch of that size."""
+    def stepped(self, reduced: Reduced, batch_size: int, *, divided: bool = True) -> None:
+        """Record that one of the script's optimizers has stepped on a batch of that size.
+
+        The time of a step whose batch was not `divided` says nothing about how fast these workers are, so it
+        is not reported.
+        """
         self.steps += 1
         step_s = self._report(reduced)
         if self._link is not None:
             size = max(batch_size, 1)
-            self._pace.add((self._crew.mesh.number, size), step_s, reduced.sync_s)
+            if divided:
+                self._pace.add((self._crew.mesh.number, size), step_s, reduced.sync_s)
             self._link.report |= reporting.timing(self._pace, size, None, self.world, self._crew.nodes)
+            if not divided:
+                del self._link.report["step_s"]
             self._link.report["of"] = None  # only the script knows how long it will train
             if self.confined:  # a smallest part as large as the batch: there is room for one worker
                 self._link.report["limits"]["min_local"] = size

@@ -131,6 +131,8 @@ class Observer(Draws):
         if drawn is not None and not drawn.samples and job.world == 1:
             job.rescale(0.0)  # samples that this worker had drawn before it came to the job's position
         weight = header["n"] / size if size else 0.0
+        if self._agreed:  # with an earlier batch of this step, which was not the step's last one after all
+            self.link.release()
         reduced = self._last = job.average(header, weight, _tree, may_change=self._may_change())
         self._agreed = _common([h["candidate"] for h in reduced.headers])
         if header["candidate"] and not self._agreed:
@@ -222,7 +224,7 @@ class Observer(Draws):
                     self._arrive_after_step(here)
                 return
             size = len(self._current[0].window) if self._current else 1
-            job.stepped(self._last, size)
+            job.stepped(self._last, size, divided=not any(drawn.undivided for drawn in self._current))
             if self._ahead:
                 self._boundary()
 

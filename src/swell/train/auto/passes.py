@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -115,7 +115,8 @@ class Drawn:
     """True if no other worker computes the same samples."""
     probe: int = -1
     """Which part of a probe of the loss this is (see `reduction`), or -1."""
-    missing: list[Any] = field(default_factory=list)
+    undivided: bool = False
+    """True if the leader computes all of it though there are others, because the loss is being probed."""
 
     @property
     def samples(self) -> int:

@@ -37,6 +37,7 @@ from swell.train.auto import confinement
 from swell.train.auto.files import Files
 from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
+from swell.train.auto.trackers import Trackers
 from swell.train.sync.link import Link
 
 _LOOK_S = 0.1
@@ -131,19 +132,22 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
     iterations = Iterations()
     observer = Observer(link, iterations.whole, leads=first and not resumes)
     iterations.open = observer.open
+    tracked = checkpoints.with_name("trackers")
     files = Files(
         directory / "private" / worker,
         checkpoints.with_name("files"),
-        [directory, checkpoints],
+        [directory, checkpoints, tracked],
         observer.leads,
         lambda: not observer.leads() and (observer.job is None or observer.forwarding),
     )
     if first and not resumes:
         files.journal.begin_anew()
+    trackers = Trackers(tracked, observer.leads, lambda: 0 if observer.job is None else observer.job.steps)
     logging.getLogger("swell").propagate = False  # the script's log is the script's
     try:
-        with _patched(observer, iterations), files.installed(), _after_imports(iterations, files):
+        with _patched(observer, iterations), files.installed(), _after_imports(iterations, files, trackers):
             yield
+            trackers.close()
     except SystemExit as stop:
         if stop.code not in (None, 0):
             _give_way(observer, first, stop)
@@ -211,8 +215,8 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _after_imports(iterations: Iterations, files: Files) -> Iterator[None]:
-    """Reach what the script imports later: loaders with an `__iter__` of their own, and writers of files."""
+def _after_imports(iterations: Iterations, files: Files, trackers: Trackers) -> Iterator[None]:
+    """Reach what the script imports later: loaders with an `__iter__` of their own, writers, trackers."""
 
     def save_tensors(module: Any) -> None:
         write = module.serialize_file
@@ -226,10 +230,22 @@ def _after_imports(iterations: Iterations, files: Files) -> Iterator[None]:
         read = module.safe_open
         module.safe_open = lambda filename, *args, **options: read(files.source(filename), *args, **options)
 
+    def save_tokenizers(module: Any) -> None:
+        save = module.Tokenizer.save
+
+        def save_tokenizer(tokenizer: Any, path: Any, *args: Any, **options: Any) -> None:
+            save(tokenizer, str(files.destination(path)), *args, **options)
+
+        module.Tokenizer.save = save_tokenizer
+
     finder = AfterImport(
         {
             "safetensors": open_tensors,
             "safetensors.torch": save_tensors,
+            "tokenizers": save_tokenizers,
+            "torch.utils.tensorboard.writer": trackers.tensorboard,
+            "mlflow.tracking._tracking_service.client": trackers.mlflow,
+            "wandb": trackers.wandb,
             "torchdata.stateful_dataloader.stateful_dataloader": lambda m: iterations.watch(
                 m.StatefulDataLoader
             ),

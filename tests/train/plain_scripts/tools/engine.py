@@ -13,4 +13,4 @@ class Engine:
             self.loss(self.model(x), y).backward()
             self.optimizer.step()
             self.steps += 1
-            after()
+            after(len(x))
