@@ -25,4 +25,4 @@ if __name__ == "__main__":
     )  # fmt: skip
     model = get_peft_model(small_bert(), lora)
     model.print_trainable_parameters()
-    print(f"final accuracy {fine_tune(model, parse(), lr=5e-3):.4f}", flush=True)
+    print(f"final accuracy {fine_tune(model, parse(), lr=2e-3):.4f}", flush=True)

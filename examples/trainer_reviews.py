@@ -36,13 +36,13 @@ def parse():
 
 
 def review(chance):
-    """A made-up review and its label: more good words than bad ones; "not" turns the next word around."""
-    words, sum_ = [], 0
+    """A made-up review and its label: mostly words of one kind; "not" turns the next word around."""
+    words, sum_, mood = [], 0, chance.random() < 0.5
     while len(words) < LENGTH - 3:
-        if chance.random() < 0.3:
-            good, turned = chance.random() < 0.5, chance.random() < 0.2
-            words += ["not"] * turned + [chance.choice(GOOD if good else BAD)]
-            sum_ += 1 if good != turned else -1
+        if chance.random() < 0.4:
+            praise, turned = mood == (chance.random() < 0.85), chance.random() < 0.1
+            words += ["not"] * turned + [chance.choice(GOOD if praise != turned else BAD)]
+            sum_ += 1 if praise else -1
         else:
             words.append(chance.choice(REST))
     return (words, int(sum_ > 0)) if sum_ else review(chance)

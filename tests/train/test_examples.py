@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.runtime.examples import FINAL, STATED, run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BRIEF = {
@@ -30,7 +30,6 @@ FRAMEWORKS = {
 """Examples of a framework, which run under `--auto` where it is installed."""
 ELSEWHERE = {"signals", "jax_digits", "xgboost_digits", "sharded_gpt"}
 """Examples that test_command.py, test_boosting.py and test_replicas.py run."""
-FINAL = re.compile(r"final (?:accuracy|validation loss|distance|test error|loss \S+ accuracy) (\d+\.\d+)")
 
 
 def _alone(name: str, *arguments: str) -> str:
@@ -86,13 +85,29 @@ def test_every_example_is_tested_and_named_in_the_guide() -> None:
     assert all(f"{name}.py" in guide for name in names)
 
 
+def test_the_index_states_what_is_checked() -> None:
+    rows = (EXAMPLES / "README.md").read_text().splitlines()
+    stated = {name: row for row in rows for name in STATED if row.startswith(f"| [{name}.py]")}
+    assert set(stated) == set(STATED) == set(BRIEF) | set(FRAMEWORKS) | ELSEWHERE - {"signals"}
+    assert [name for name, row in stated.items() if f"| {STATED[name]} |" not in row] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", STATED)
+def test_an_example_reaches_what_the_index_states(name: str) -> None:
+    if importlib.util.find_spec(STATED[name].needs) is None:
+        pytest.skip(f"{STATED[name].needs} is not installed")
+    quality, _ = run(name, workers=2)
+    assert STATED[name].is_reached(quality), f"{quality}, stated: {STATED[name]}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments", "promised", "better"),
     [
         ("digits_cnn", [], 0.975, 1),
         ("recommender", ["--epochs", "4"], 0.5, -1),
-        pytest.param("gan", [], 2.0, -1, marks=pytest.mark.long),
     ],
 )
 def test_an_example_runs_alone_and_learns_what_it_promises(

@@ -138,7 +138,7 @@ def test_a_job_of_any_kind_is_tracked_through_a_resize_and_a_death(stage: Any, t
 @_needs("tensorboard")
 @_needs("mlflow")
 @_needs("wandb")
-@pytest.mark.slow
+@pytest.mark.long  # its cheap form is in test_auto_trackers.py
 def test_a_script_that_logs_by_itself_has_one_run_through_new_leaders_and_a_restart(
     stage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

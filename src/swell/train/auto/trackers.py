@@ -29,8 +29,8 @@ _FLUSH_S = 1.0
 """TensorBoard's writer keeps events for two minutes, which a death would take along."""
 
 _MLFLOW_WRITES = (
-    "log_metric", "log_batch", "log_param", "log_inputs", "log_outputs", "set_tag", "delete_tag", "update_run",
-    "set_terminated", "log_artifact", "log_artifacts", "_record_logged_model",
+    "log_metric", "log_batch", "log_param", "log_inputs", "log_outputs", "set_tag", "delete_tag",
+    "update_run", "set_terminated", "log_artifact", "log_artifacts", "_record_logged_model",
 )  # fmt: skip
 _RUN_FIELDS = ("run_id", "experiment_id", "user_id", "status", "start_time", "artifact_uri", "run_name")
 
