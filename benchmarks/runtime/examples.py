@@ -53,6 +53,7 @@ STATED = {
     "lightning_digits": Example("accuracy", 0.96, ("--auto",), "lightning"),
     "accelerate_digits": Example("accuracy", 0.96, ("--auto",), "accelerate"),
     "recommender": Example("test error", 0.34, needs="torch"),
+    "sharded_gpt": Example("validation loss", 2.15, ("--replica", "2"), "torch"),
     "xgboost_digits": Example("accuracy", 0.95, needs="xgboost"),
     "jax_digits": Example("accuracy", 0.95, ("--command",), "jax"),
 }
