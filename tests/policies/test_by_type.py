@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,15 @@ def test_one_type_or_no_knowledge_leaves_a_policy_as_it_is() -> None:
     wrapped = by_type(make_policy("elasticflow"), MIXED)
     assert isinstance(wrapped, ByType)
     assert (wrapped.name, wrapped.placer, wrapped.knows) == ("elasticflow", "buddy", "profiles")
+
+
+def test_promises_in_danger_are_found_on_every_type(make_snapshot: Any) -> None:
+    for deadlines, danger in (([300.0, 200.0], [1]), ([200.0, 200.0], [0, 1]), ([300.0, 300.0], [])):
+        # On the four GPUs of a type a job takes 250 s.
+        snapshot = make_snapshot(2, cluster="1x4:T4,1x4:A100", left=1000.0, deadline_s=deadlines)
+        policy = by_type(make_policy("elasticflow"), snapshot.cluster)
+        policy.allocate(snapshot)
+        assert policy.endangered(snapshot).tolist() == danger
 
 
 @pytest.mark.parametrize("policy", ["max-min", "elasticflow", "tide", "pollux:generations=3"])

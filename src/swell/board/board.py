@@ -259,13 +259,17 @@ class Board:
 
     def held_by(self, cluster: Cluster, wanting: Sequence[Reservation]) -> Held:
         """The GPUs of a cluster that these reservations would hold, if they were given them now."""
+        if not wanting:
+            return {}
         deadline_s = self.table.deadline_s[self.active]
         sure = np.flatnonzero(np.isfinite(deadline_s))
         sure = sure[np.argsort(-deadline_s[sure], kind="stable")]  # the one with the most time left first
         held = self.table.placement
         others = [held[row] for row in self.active[np.isinf(deadline_s)].tolist()]
         promised = [
-            (held[row], min(self._lent.get(row, 0), len(held[row]))) for row in self.active[sure].tolist()
+            (held[row], min(self._lent.get(row, 0), len(held[row])))
+            for row in self.active[sure].tolist()
+            if held[row]
         ]
         return hold(cluster, wanting, self.reserved, others, promised)
 

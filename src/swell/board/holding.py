@@ -44,7 +44,7 @@ def hold(
     if all(len(held[one.name]) == one.gpus for one in counted):
         return held
     rank = np.zeros(len(usable), dtype=np.int64)
-    """0 for an idle GPU; smaller for GPUs of larger jobs; larger for one GPU of every job."""
+    """The order in which GPUs are taken, the smallest first: 0 for an idle GPU."""
     most = len(usable)
     for gpus in placements:
         rank[list(gpus)] = most - len(gpus) + 1
