@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, StringConstraints
 
 from swell.api.schemas import ID_PATTERN, Incoming, Outgoing
-from swell.control.reservations import ReservationState
 from swell.domain import Reservation
+
+if TYPE_CHECKING:
+    from swell.control.reservations import ReservationState
 
 MOST_GPUS = 1_000_000
 _Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]

@@ -146,8 +146,10 @@ class Capacity:
             change = self._demand.pop(0)
             followed = self._calendar.get(change.name)
             if followed is None or followed.most is None:
+                known = ", ".join(one.name for one in self._calendar.reservations if one.most is not None)
                 raise InputError(
-                    f"demand: '{change.name}' is no reservation with most in the calendar", field="demand"
+                    f"demand: got '{change.name}', must be a reservation with `most`: {known or 'none'}",
+                    field="demand",
                 )
             self._calendar = self._calendar.having(replace(followed, gpus=change.gpus))
         next_s = self._demand[0].at_s if self._demand else math.inf
