@@ -66,6 +66,15 @@ class RunningJob:
     def events(self, name: str) -> list[dict[str, Any]]:
         return [e for e in self.directory.events() if e["event"] == name]
 
+    def leaves_nothing(self) -> None:
+        """Wait until no process of this job exists any more: the last may take a moment on a busy machine."""
+
+        def names() -> str:
+            alive = [Path("/proc") / pid for pid in self.left_behind()]
+            return f"the end of {[(p.name, (p / 'comm').read_text().strip()) for p in alive if p.exists()]}"
+
+        wait_until(lambda: not self.left_behind(), 30, names)
+
     def left_behind(self) -> list[str]:
         """Processes of this job that still exist."""
         found = []

@@ -93,7 +93,7 @@ def test_the_weights_do_not_depend_on_the_workers(
         assert result["history"] == pytest.approx(undisturbed["history"], abs=1e-4)
         assert result["steps"] == undisturbed["steps"] == 400
     assert job.output().count("epochs 40 steps 400 seen 10 lr") == 1, "only the leader speaks"
-    assert job.left_behind() == []
+    job.leaves_nothing()
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -64,7 +64,7 @@ def test_the_shell_example_gives_the_same_result_whatever_is_resized_or_killed(s
     assert (sizes[0], sizes[-1]) == (1, 2) and set(sizes[1:-1]) == {3}
     assert len(job.events("switch")) == 2 and all(e["pause_s"] > 0 for e in job.events("switch"))
     assert [e["code"] for e in job.events("exited")].count(-9) == 1, "only the one that was killed was lost"
-    wait_until(lambda: not job.left_behind(), 30, lambda: f"processes {job.left_behind()}")
+    job.leaves_nothing()
 
 
 def _programs(job: Any) -> list[int]:

@@ -40,7 +40,7 @@ def test_a_group_takes_the_sums_over_after_the_start_a_switch_and_a_death(stage:
     assert job.wait() == 0
     assert TRAINED in job.output() and "steps 2000" in job.output()
     assert [e["pause_s"] < 2.0 for e in job.events("recovery")] == [True]
-    assert job.left_behind() == []
+    job.leaves_nothing()
 
 
 def test_without_being_asked_to_processors_sum_through_the_mesh(stage: Any) -> None:

@@ -173,7 +173,7 @@ def test_a_job_started_again_goes_on_from_its_directory(stage: Any, tmp_path: Pa
     job.wait_for(lambda s: s["step"] > 25)
     _kill(job.pid)
     stage.end_jobs()
-    wait_until(lambda: not job.left_behind(), 30, lambda: f"the end of {job.left_behind()}")
+    job.leaves_nothing()
     again = stage.run(STREAM, "6", workers=2, directory=directory)
     assert again.wait(120) == 0
     _check_stream(_result(again))
@@ -187,7 +187,7 @@ def test_a_truncated_newest_checkpoint_falls_back_and_says_so(stage: Any, tmp_pa
     job.wait_for(lambda s: len(list_checkpoints(checkpoints)) >= 2)
     _kill(job.pid)
     stage.end_jobs()
-    wait_until(lambda: not job.left_behind(), 30, lambda: f"the end of {job.left_behind()}")
+    job.leaves_nothing()
     before, newest = list_checkpoints(checkpoints)[-2:]
     data = next(newest.glob("*.distcp"))
     os.truncate(data, data.stat().st_size // 2)

@@ -32,7 +32,7 @@ def test_a_job_grows_and_shrinks_without_losing_a_step(stage: Any) -> None:
     assert job.wait() == 0
     assert TRAINED in job.output() and "steps 400" in job.output()
     assert [len(e["members"]) for e in job.events("generation")] == [1, 3, 2]
-    assert job.left_behind() == []
+    job.leaves_nothing()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="scheduling classes of Linux")
@@ -83,7 +83,7 @@ def test_survivors_of_a_kill_go_on_at_once_and_the_dead_is_replaced(stage: Any, 
     assert TRAINED in job.output() and "steps 600" in job.output()
     recoveries = [e["pause_s"] for e in job.events("recovery")]
     assert len(recoveries) == 1 and recoveries[0] < 2.0
-    assert job.left_behind() == []
+    job.leaves_nothing()
 
 
 def test_a_frozen_worker_is_given_up_and_cannot_come_back(
