@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.waiting import wait_until
 
 from swell.train.state.checkpoint import list_checkpoints, verify
 
