@@ -10,15 +10,15 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tools.pace import Pace
+from tools.pace import WIDTH, Pace
 
 epochs, pace = int(sys.argv[1]), Pace(sys.argv[2])
 torch.manual_seed(3)
 x = torch.randn(320, 4)
 y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(320, 1)
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+model = nn.Sequential(nn.Linear(4, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.4 / WIDTH, momentum=0.5)
 scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=epochs * 16)
 loader = DataLoader(TensorDataset(x, y), batch_size=10, shuffle=True)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tools.engine import Engine
-from tools.pace import Pace
+from tools.pace import WIDTH, Pace
 
 epochs, pace, folder, reduction = int(sys.argv[1]), Pace(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 os.makedirs(folder / "run")
@@ -23,8 +23,10 @@ logging.basicConfig(filename=folder / "train.log", filemode="w", level=logging.I
 torch.manual_seed(3)
 x = torch.randn(160, 4)
 y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(160, 1)
-model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05 / (20 if reduction == "sum" else 1), momentum=0.5)
+model = nn.Sequential(nn.Linear(4, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+optimizer = torch.optim.SGD(
+    model.parameters(), lr=0.4 / WIDTH / (20 if reduction == "sum" else 1), momentum=0.5
+)
 engine = Engine(model, optimizer, nn.MSELoss(reduction=reduction))
 loader = DataLoader(TensorDataset(x, y), batch_size=20, shuffle=True)
 begin, best = 0, float("inf")

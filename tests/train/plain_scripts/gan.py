@@ -9,14 +9,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tools.pace import Pace
+from tools.pace import WIDTH, Pace
 
 epochs, pace = int(sys.argv[1]), Pace(sys.argv[2])
 torch.manual_seed(1)
 data = TensorDataset(0.3 * torch.randn(320, 2) + torch.tensor([1.0, -1.0]))
 loader = DataLoader(data, batch_size=32, shuffle=True)
-maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
-critic = nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+maker = nn.Sequential(nn.Linear(4, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, 2))
+critic = nn.Sequential(nn.Linear(2, 2 * WIDTH), nn.LeakyReLU(0.2), nn.Linear(2 * WIDTH, 1))
 optimizer_c = torch.optim.Adam(critic.parameters(), lr=5e-3, betas=(0.5, 0.9))
 optimizer_m = torch.optim.Adam(maker.parameters(), lr=5e-3, betas=(0.5, 0.9))
 criterion, count = nn.BCEWithLogitsLoss(), 0

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tools.pace import Pace
+from tools.pace import WIDTH, Pace
 
 epochs, pace, folder = int(sys.argv[1]), Pace(sys.argv[2]), sys.argv[3]
 options = dict(option.split("=") for option in sys.argv[4:])  # seed, stop (after so many epochs), resume
@@ -47,7 +47,7 @@ class Count(TrainerCallback):
 
 
 set_seed(3)
-shape = {"vocab_size": 16, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
+shape = {"vocab_size": 16, "n_positions": 8, "n_embd": 2 * WIDTH, "n_layer": 1, "n_head": 2}
 tokens = {"bos_token_id": 0, "eos_token_id": 0}
 model = GPT2LMHeadModel(GPT2Config(**shape, **tokens, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 arguments = TrainingArguments(

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tools.pace import Pace
+from tools.pace import WIDTH, Pace
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")
@@ -23,7 +23,7 @@ epochs, pace, folder = int(sys.argv[1]), Pace(sys.argv[2]), sys.argv[3]
 class Regression(L.LightningModule):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.net = nn.Sequential(nn.Linear(4, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
         self.batches = 0
 
     def training_step(self, batch, batch_idx):
@@ -37,7 +37,7 @@ class Regression(L.LightningModule):
         self.log("val_loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
 
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.5)
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.4 / WIDTH, momentum=0.5)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.7)]
 
 

@@ -4,6 +4,9 @@ import json
 import os
 import time
 
+WIDTH = int(os.environ.get("PLAIN_WIDTH", "8"))
+"""How wide the scripts' models are: 8 in tests, more where the time of a step is measured."""
+
 
 class Pace:
     """Seconds to sleep for every batch, as a text; after a colon, a file whose existence ends the sleeping.
