@@ -14,6 +14,7 @@ from tests.control.virtual import Trace, VirtualPlatform
 
 from swell.cloud import Offer, Supply, Terms
 from swell.control.errors import Conflict
+from swell.control.knowledge import Knowledge
 from swell.control.model import Phase
 from swell.control.plane import ControlPlane
 from swell.control.renting import Renting
@@ -202,6 +203,18 @@ def test_a_job_that_needs_more_than_a_node_gets_enough_nodes(tmp_path: Path) -> 
     rented.where.trace.rates["j0"][1:] = 1.0  # no faster on more slots, but it wants five
     rented.submit("j0", min_workers=5, max_workers=None)
     assert len(rented.provider.coming) == 3
+
+
+def test_an_unknown_job_with_a_deadline_waits_for_a_node_to_be_profiled_on(tmp_path: Path) -> None:
+    rented = Rented(tmp_path, offer={"start_s": 100.0})
+    rented.plane._book._recall = lambda request: Knowledge(request.name)
+    job = rented.submit("wide", deadline_s=5000.0)
+    assert rented.plane.job(job).promise.pending and rented.provider.supply().nodes == 1
+    rented.turn(130.0)
+    assert rented.plane.job(job).phase is Phase.QUEUED, "a start of 100 s and two minutes of its own"
+    rented.provider.arrive()
+    rented.turn(131.0)
+    assert rented.slots(job) == 2
 
 
 def test_another_control_plane_finds_the_nodes_and_the_job_on_them(tmp_path: Path) -> None:
