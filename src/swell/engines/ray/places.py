@@ -108,8 +108,9 @@ def follow(places: list[Place], nodes: Iterable[RayNode]) -> list[Place]:
         free = [i for i, place in enumerate(after) if not place.up and place.fits(node)]
         if free:
             index = next((i for i in free if after[i].host), free[0])
-            now = {"node_id": node.node_id, "address": node.address, "gpu_type": node.gpu_type}
-            after[index] = replace(after[index], **now, up=True)
+            after[index] = replace(
+                after[index], node_id=node.node_id, address=node.address, gpu_type=node.gpu_type, up=True
+            )
             continue
         after.append(
             Place(
