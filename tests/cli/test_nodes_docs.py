@@ -49,3 +49,22 @@ def test_an_unknown_option_of_the_autoscaler_is_refused(tmp_path: Path) -> None:
     )
     assert done.exit_code == 2
     assert "autoscale: unknown option 'x=1'" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--autoscale 0:3x1", "--autoscale needs --engine ray"),
+        ("--engine ray --provider local", "--provider needs --autoscale"),
+        ("--engine ray --autoscale 3 --provider local", "must begin with MIN:MAXxSLOTS"),
+        ("--engine ray --autoscale 0:3x1", "--provider ray needs the --address"),
+        ("--engine ray --address auto --autoscale 0:3x1 --spares", "--spares cannot be used"),
+        ("--engine ray --address ray://a:1 --autoscale 0:3x1 --provider local", "a Ray on this machine"),
+    ],
+)
+def test_what_cannot_be_rented_is_refused_before_anything_starts(
+    words: str, said: str, tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(main, ["up", "--home", str(tmp_path / "home"), *shlex.split(words)])
+    assert done.exit_code == 2 and said in done.output
+    assert not (tmp_path / "home").exists()

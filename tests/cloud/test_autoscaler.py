@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swell.cloud import Autoscaler, Offer, Terms
+from swell.cloud import Autoscaler, Offer, Terms, parse_rentable
 from swell.cloud.autoscaler import summed_speedups, worth_having
 from swell.domain import Cluster, InputError, JobSpec
 from swell.perf.curves import Curves
@@ -108,3 +108,48 @@ def test_without_jobs_there_are_no_nodes_after_a_while() -> None:
 def test_terms_that_make_no_sense_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(InputError, match=field):
         Terms(**{"most_nodes": 4} | {field: value})
+
+
+def test_the_least_nodes_are_kept_without_jobs_and_only_as_far_as_the_budget_goes() -> None:
+    idle = snapshot([])
+    assert Autoscaler(Terms(most_nodes=4, least_nodes=2, idle_s=0.0), OFFER).look(idle, 3).nodes == 2
+    poor = Terms(most_nodes=4, least_nodes=2, idle_s=0.0, budget_per_hour=2.0)
+    assert Autoscaler(poor, OFFER).look(idle, 3).nodes == 1
+    with pytest.raises(InputError, match="least_nodes must be from 0 to"):
+        Terms(most_nodes=4, least_nodes=5)
+
+
+def test_a_job_gets_the_nodes_that_it_needs_at_the_least_if_they_are_affordable() -> None:
+    view = snapshot([np.minimum(LINEAR, 1.0)])
+    view.table.min_gpus[:] = 9
+    assert wanted(view) == 3 and wanted(view, most_nodes=2) == 1
+
+
+def test_what_a_live_platform_may_rent_is_read_from_text() -> None:
+    read = parse_rentable("1:8x4:A100,price=3,budget=20,idle=5", 120.0)
+    assert (read.offer.gpus_per_node, read.offer.start_s, read.gpu_type) == (4, 120.0, "a100")
+    assert (read.terms.least_nodes, read.terms.most_nodes, read.terms.idle_s) == (1, 8, 5.0)
+    assert (
+        read.terms.affordable(read.offer) == 6 and parse_rentable("0:1x1,start=7", 120.0).offer.start_s == 7
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("3", "must begin with MIN:MAXxSLOTS, such as 0:3x2"),
+        ("0:3", "must begin with"),
+        ("3:1x2", "must begin with"),
+        ("0:0x2", "must begin with"),
+        ("0:3x0", "must begin with"),
+        ("0:3x2,spot=6", "unknown option 'spot=6'"),
+        ("0:3x2,price=much", "price must be a number, got 'much'"),
+        ("0:3x2,low=2", "low must be more than 0 and not above 'high'"),
+        ("0:3x2,price=5,budget=4", "a budget of 4 per hour pays 0 nodes at a price of 5"),
+        ("2:3x2,price=5,budget=9", "at least 2 must be affordable"),
+    ],
+)
+def test_what_cannot_be_rented_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match="autoscale") as refused:
+        parse_rentable(text, 120.0)
+    assert said in str(refused.value) and refused.value.field == "autoscale"

@@ -25,6 +25,7 @@ from swell.api.home import ServerFile, home_dir, token_file
 from swell.api.refusals import ServerFailed, Unreachable
 from swell.api.reservations import ReservationList, ReservationView
 from swell.api.schemas import (
+    AutoscalerView,
     Collected,
     EventPage,
     EventView,
@@ -219,6 +220,10 @@ class Calls:
     async def nodes(self) -> list[NodeView]:
         """The nodes, their slots, and how many are in use."""
         return (await self._get(NodeList, Call("GET", "/v1/nodes"))).nodes
+
+    async def autoscaler(self) -> AutoscalerView | None:
+        """How many nodes are rented, how many should be, and why; None if no nodes are rented."""
+        return (await self._get(NodeList, Call("GET", "/v1/nodes"))).autoscaler
 
     async def lanes(self, *, since_s: float = 0.0) -> LanesView:
         """How many slots each job had and when, and how many there were, from a moment on."""

@@ -128,6 +128,7 @@ class Client:
     logs = _iterating(Calls.logs)
     events = _iterating(Calls.events)
     nodes = _blocking(Calls.nodes)
+    autoscaler = _blocking(Calls.autoscaler)
     lanes = _blocking(Calls.lanes)
     drain = _blocking(Calls.drain)
     undrain = _blocking(Calls.undrain)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from swell.control.model import JobRecord, JobRequest, Phase, Promise
+from swell.control.renting import AutoscalerState
 from swell.control.reservations import ReservationState
 from swell.control.retention import Done
 from swell.domain import Event, EventKind, Reservation
@@ -72,6 +73,8 @@ class Plane(Protocol):
     def subscribe(self, callback: Callable[..., None]) -> Callable[[], None]: ...
 
     def nodes(self) -> Sequence[NodeState]: ...
+
+    def autoscaler(self) -> AutoscalerState | None: ...
 
     def drain(self, node: str) -> None: ...
 

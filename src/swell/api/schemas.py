@@ -268,12 +268,28 @@ class NodeView(Outgoing):
     draining: bool = False
     used: int = Field(default=0, description="Slots in use.")
     held: int = Field(default=0, description="Slots that somebody outside swell has taken.")
+    rentable: bool = Field(default=False, description="Whether the autoscaler rents it and lets it go.")
+
+
+class AutoscalerView(Outgoing):
+    """How many nodes are rented, how many should be, and why."""
+
+    least: int = Field(description="Nodes that are always kept.")
+    most: int = Field(description="The most nodes that the bound and the budget allow.")
+    wanted: int
+    ready: int = Field(description="Nodes that can run jobs, those that leave included.")
+    coming: int = Field(description="Nodes that were requested and are not ready yet.")
+    leaving: list[str] = Field(default=[], description="Nodes that go once the last worker has left.")
+    reason: str = Field(description="Why so many are wanted.")
+    price_per_hour: float = Field(description="Price of one node.")
+    budget_per_hour: float | None = None
 
 
 class NodeList(Outgoing):
-    """All nodes."""
+    """All nodes, and the autoscaler where nodes are rented."""
 
     nodes: list[NodeView]
+    autoscaler: AutoscalerView | None = None
 
 
 class PolicyView(Outgoing):

@@ -10,6 +10,11 @@ from swell.cli._terminal import clean
 from swell.cli._when import say_duration, say_moment
 
 
+def subject(job_id: str | None, node: str | None, data: Mapping[str, Any]) -> str:
+    """What an event is about."""
+    return job_id or node or str(data.get("reservation") or "autoscaler")
+
+
 def line(time_s: float, kind: str, subject: str, data: Mapping[str, Any]) -> str:
     """One line: when it happened, the job or node, what happened."""
     clock = time.strftime("%H:%M:%S", time.localtime(time_s))
@@ -58,9 +63,12 @@ def _describe(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
         case "cancelled":
             return f"cancelled by {data.get('by', 'its owner')}"
         case "node_joined":
-            return f"in service with {data.get('gpus', '?')} slots"
+            why = f" ({data['reason']})" if data.get("reason") else ""
+            return f"in service with {data.get('gpus', '?')} slots{why}"
         case "node_lost":
             return f"out of service ({data.get('reason', 'lost')})"
+        case "scaled":
+            return f"{data.get('before', '?')} -> {data.get('nodes', '?')} nodes: {data.get('reason', '')}"
         case "reserved":
             return f"reserved by {data.get('by', '?')}"
         case "unreserved":

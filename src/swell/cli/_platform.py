@@ -67,6 +67,10 @@ class Settings:
     encrypt: bool = True
     spare_memory: int = 1 << 30
     workdir_limit: int = 200 << 20
+    autoscale: str | None = None
+    """Nodes to rent, and on which terms; None if no nodes are rented."""
+    provider: str | None = None
+    """Who provides rented nodes: 'local' or 'ray'."""
     interval_s: float = 5.0
     round_s: float | None = None
     """Length of the policy's rounds; None for the policy's default."""
@@ -191,6 +195,7 @@ def serve(
 
 def make_plane(settings: Settings, store: Store, engine: SupervisedEngine) -> ControlPlane:
     """The control plane that the settings ask for, on a store and an engine."""
+    from swell.cli._rented import make_renting
     from swell.control.limits import Limits
     from swell.control.plane import ControlPlane
     from swell.control.retention import Keep
@@ -214,6 +219,7 @@ def make_plane(settings: Settings, store: Store, engine: SupervisedEngine) -> Co
         ),
         keep=Keep(for_s=settings.keep_s, most_bytes=settings.keep_bytes),
         end_unknown=settings.end_unknown,
+        renting=make_renting(settings.autoscale, settings.provider, engine),
     )
 
 
@@ -263,6 +269,10 @@ def make_engine(settings: Settings) -> SupervisedEngine:
         spare_bytes=settings.spare_memory,
         workdir_bytes=settings.workdir_limit,
     )
+    if settings.autoscale is not None:
+        from swell.cli._rented import with_rented
+
+        options = with_rented(options, settings.autoscale, settings.provider)
     on_ray = RayEngine(settings.home, options)
     on_ray.pass_env = settings.pass_env
     return on_ray
@@ -442,10 +452,11 @@ def stop_jobs(home: Path, say: Callable[[int], None]) -> list[str]:
 
 
 def stop_ray(home: Path) -> bool:
-    """End the Ray that `swell up` started for this home, and no other Ray; False if there is none."""
-    from swell.engines.ray import head
+    """End the Ray and the nodes that `swell up` started for this home, and no others; False if none runs."""
+    from swell.engines.ray import head, raylet
 
-    return head.stop(home)
+    ended = raylet.stop_all(home)
+    return head.stop(home) or ended
 
 
 def jobs_alive(home: Path) -> list[Path]:

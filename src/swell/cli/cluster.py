@@ -18,9 +18,13 @@ from swell.cli._common import (
 @json_option
 @home_option
 def nodes(as_json: bool, home: str | None) -> None:
-    """Show the nodes and how many of their slots are in use."""
+    """Show the nodes and how many of their slots are in use.
+
+    Where nodes are rented, it also says how many are wanted, and why.
+    """
     with connect(home) as client:
         found = client.nodes()
+        rented = None if as_json else client.autoscaler()
     if as_json:
         print_json([node.model_dump(mode="json") for node in found])
         return
@@ -30,9 +34,17 @@ def nodes(as_json: bool, home: str | None) -> None:
     for node in found:
         state = "down" if not node.up else "drained" if node.draining and not node.used else "up"
         state = "draining" if node.draining and node.used else state
+        state = "not rented" if node.rentable and not node.up else state
         held = [str(node.held)] if others else []
         table.add_row(node.name, str(node.gpus), str(node.used), *held, node.gpu_type, state)
     print_rich(table)
+    if rented is not None:
+        now = f"{rented.ready} nodes are rented, {rented.coming} coming, {len(rented.leaving)} leaving"
+        allowed = f"allowed are {rented.least} to {rented.most}"
+        click.echo(f"{now}; {rented.wanted} are wanted ({allowed}): {rented.reason}")
+        per_hour = (rented.ready + rented.coming) * rented.price_per_hour
+        budget = "" if rented.budget_per_hour is None else f" of at most {rented.budget_per_hour:g}"
+        click.echo(f"They cost {per_hour:g}{budget} per hour.")
 
 
 @click.command(epilog="\b\nExample:\n  swell drain n0 --undo\n")

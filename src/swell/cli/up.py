@@ -21,6 +21,7 @@ On Ray:
   swell up -d --engine ray --address auto               use the Ray that this machine belongs to
   swell up -d --engine ray --address 10.0.0.5:6379      use the Ray at this address
   swell up -d --engine ray --address ray://gpu-head:10001
+  swell up -d --engine ray --autoscale 0:3x1 --provider local     rent up to 3 nodes as the queue needs them
 
 \b
 Example:
@@ -63,6 +64,16 @@ Example:
 )
 @click.option("--spare-memory", type=BYTES, help="Ray: most memory of a prepared process [default: 1GiB].")
 @click.option("--workdir-limit", type=BYTES, help="Ray: largest workdir of a job [default: 200MiB].")
+@click.option(
+    "--autoscale",
+    metavar="MIN:MAXxSLOTS",
+    help="Ray: rent so many nodes of so many slots as they are worth it, such as 0:8x4,price=3,budget=20.",
+)
+@click.option(
+    "--provider",
+    type=click.Choice(["local", "ray"]),
+    help="Who provides rented nodes: this machine, to try it, or Ray's own autoscaler [default: ray].",
+)
 @click.option(
     "--policy", metavar="NAME", help="Policy, one of `swell policies` [default: as last time, at first tide]."
 )
@@ -127,6 +138,8 @@ def up(
     encrypt: bool | None,
     spare_memory: int | None,
     workdir_limit: int | None,
+    autoscale: str | None,
+    provider: str | None,
     policy: str | None,
     round_s: float | None,
     store: str | None,
@@ -158,6 +171,7 @@ def up(
     from swell.api.home import home_dir
     from swell.api.server import check_binding
     from swell.cli._platform import Settings, need_ray, running_pid, serve, start_in_background
+    from swell.cli._rented import check_rented
     from swell.domain import InputError, SwellError
 
     where = home_dir(home)
@@ -170,8 +184,11 @@ def up(
         "encrypt": encrypt,
         "spare_memory": spare_memory,
         "workdir_limit": workdir_limit,
+        "autoscale": autoscale,
+        "provider": provider,
     }
     _check_engine(engine, {"nodes": nodes, "slots": slots, "per_gpu": per_gpu, "run_as": run_as}, for_ray)
+    check_rented(autoscale, provider, address, spares)
     if engine == "ray":
         need_ray()
     settings = Settings(
@@ -275,6 +292,8 @@ def _words(settings: Settings) -> list[str]:
             "--ray-resource": settings.ray_resource,
             "--spare-memory": settings.spare_memory,
             "--workdir-limit": settings.workdir_limit,
+            "--autoscale": settings.autoscale,
+            "--provider": settings.provider,
         }
     words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     if settings.engine == "ray" and not settings.spares:
@@ -308,18 +327,21 @@ def _announcer() -> Callable[[str, ControlPlane, list[Path]], None]:
 
 def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
     """Print that the control plane is up, and from then on its events."""
-    from swell.cli._events import line
+    from swell.cli._events import line, subject
     from swell.domain import Event, EventKind
 
-    slots = sum(node.gpus for node in plane.nodes())
-    click.echo(f"swell is up at {url}: {slots} slots, policy {plane.policy()}. Ctrl-C stops it; jobs go on.")
+    rented, slots = plane.autoscaler(), f"{sum(node.gpus for node in plane.nodes())} slots"
+    if rented is not None:
+        slots = f"{rented.least} to {rented.most} rented nodes"
+    click.echo(f"swell is up at {url}: {slots}, policy {plane.policy()}. Ctrl-C stops it; jobs go on.")
     for path in new_tokens:
         click.echo(f"  a token for the role '{path.name}' was written to {path}")
 
     def tell(_: int, event: Event) -> None:
         if event.kind is EventKind.PROGRESS:
             return  # every few seconds for each job: `swell top` shows it better
-        click.echo(line(event.time_s, event.kind.value, event.job_id or event.node or "", dict(event.data)))
+        about = subject(event.job_id, event.node, event.data)
+        click.echo(line(event.time_s, event.kind.value, about, dict(event.data)))
 
     plane.subscribe(tell)
 

@@ -26,7 +26,7 @@ def events(
     from collections import deque
 
     from swell.api.schemas import EventView
-    from swell.cli._events import line
+    from swell.cli._events import line, subject
     from swell.domain import Event, EventKind
 
     def show(event: EventView) -> None:
@@ -35,16 +35,16 @@ def events(
             plain = Event(event.time_s, kind, job_id=event.job_id, node=event.node, data=event.data)
             click.echo(plain.to_json())
         else:
-            about = event.job_id or event.node or str(event.data.get("reservation", ""))
+            about = subject(event.job_id, event.node, event.data)
             click.echo(line(event.time_s, event.kind, about, event.data))
 
     with connect(home, admin=admin) as client:
-        subject = None if job is None else find_job(client, job)
-        past = deque(client.events(job=subject, since=since, follow=False), maxlen=last)
+        only = None if job is None else find_job(client, job)
+        past = deque(client.events(job=only, since=since, follow=False), maxlen=last)
         for event in past:
             show(event)
         with contextlib.suppress(KeyboardInterrupt):
             if not follow:
                 return
-            for event in client.events(job=subject, since=past[-1].seq if past else since):
+            for event in client.events(job=only, since=past[-1].seq if past else since):
                 show(event)

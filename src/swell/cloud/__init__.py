@@ -1,6 +1,17 @@
 """Capacity that is rented: how many nodes are worth having, and who provides them."""
 
 from swell.cloud.autoscaler import Autoscaler, Terms, Wanted
+from swell.cloud.options import Rentable, parse_rentable, read_options
 from swell.cloud.provider import Offer, Provider, Supply
 
-__all__ = ["Autoscaler", "Offer", "Provider", "Supply", "Terms", "Wanted"]
+__all__ = [
+    "Autoscaler",
+    "Offer",
+    "Provider",
+    "Rentable",
+    "Supply",
+    "Terms",
+    "Wanted",
+    "parse_rentable",
+    "read_options",
+]

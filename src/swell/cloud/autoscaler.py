@@ -17,7 +17,8 @@ Beyond the paper:
 - By range, no node is had whose GPUs hardly add speed (`least_gain`), although the utility of all is in the
   range: without this rule, jobs that scale well up to a point get nodes far beyond it.
 - A job that will have ended by the time a new node is ready is no reason for one.
-- Without jobs there are no nodes.
+- There are enough nodes for the least GPUs of every job alone, or it would wait for ever.
+- Without jobs there are no nodes, or only those that are always kept (`least_nodes`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Terms:
     """What an autoscaler may do and what it aims at."""
 
     most_nodes: int
+    least_nodes: int = 0
+    """Nodes that are kept whether there are jobs or not."""
     low: float = 1 / 2
     """Below this utility nodes are let go."""
     high: float = 2 / 3
@@ -62,6 +65,7 @@ class Terms:
     def __post_init__(self) -> None:
         for name, fine, allowed in (
             ("most_nodes", self.most_nodes >= 1, "at least 1"),
+            ("least_nodes", 0 <= self.least_nodes <= self.most_nodes, "from 0 to 'most_nodes'"),
             ("low", 0 < self.low <= self.high, "more than 0 and not above 'high'"),
             ("high", self.high < 1, "below 1"),
             ("hour_worth", self.hour_worth is None or 0 <= self.hour_worth < math.inf, "at least 0"),
@@ -99,6 +103,11 @@ class Autoscaler:
 
     def look(self, snapshot: Snapshot, nodes: int) -> Wanted:
         """How many nodes there should be, if there are `nodes` now, those coming included."""
+        wanted = self._look(snapshot, nodes)
+        least = min(self.terms.least_nodes, self.terms.affordable(self.offer))
+        return Wanted(least, f"{least} nodes are always kept") if wanted.nodes < least else wanted
+
+    def _look(self, snapshot: Snapshot, nodes: int) -> Wanted:
         if len(snapshot):
             self._idle_since_s = None
             return worth_having(snapshot, nodes, self.terms, self.offer)
@@ -125,6 +134,10 @@ def worth_having(snapshot: Snapshot, nodes: int, terms: Terms, offer: Offer) -> 
         wanted, reason = max(fewer, 1), f"the jobs are worth {max(fewer, 1)} nodes"
     elif more > nodes or not nodes:
         wanted, reason = max(more, 1), f"the jobs are worth {max(more, 1)} nodes"
+    least = snapshot.min_gpus[snapshot.min_gpus <= most * width]
+    needed = -(-int(least.max(initial=1)) // width)
+    if needed > wanted:
+        wanted, reason = needed, f"a job needs {needed} nodes to run at all"
     needed = nodes_for_deadlines(snapshot, most, offer)
     if needed > wanted:
         wanted, reason = needed, f"deadlines need {needed} nodes"

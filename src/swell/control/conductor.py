@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,17 +25,22 @@ from swell.control.book import Book
 from swell.control.errors import StoreUnavailable
 from swell.control.knowledge import Knowledge
 from swell.control.limits import NO_LIMITS
-from swell.control.model import JobRecord
+from swell.control.model import JobRecord, Phase
 from swell.control.progress import ProgressLog
 from swell.control.reconcile import AskAgain, EndStray, Feed, Reconciler
+from swell.control.renting import Renting
 from swell.control.reservations import Reservations
 from swell.control.scheduler import Scheduler
-from swell.domain import Cluster, Event, EventKind
-from swell.engines import Engine, Launch, Report, RunState
+from swell.domain import Cluster, Event, EventKind, Node, SwellError
+from swell.engines import Engine, Launch, Observed, Report, RunState
 
 log = logging.getLogger(__name__)
 
 _OVER = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
+NOT_BOTH = (
+    "reservations and rented nodes do not go together: an autoscaler counts no slots of services; remove the "
+    "reservations ('swell reserve rm'), or leave out --autoscale"
+)
 _CURVES = ("epoch", "batch_size", "loss", "target_loss", "lr", "metrics")
 """Fields of a progress report that are written to the log, besides `done` and `of`."""
 
@@ -67,6 +72,8 @@ class Conductor:
         """Jobs that run here and that the store does not know."""
         self._spared: dict[str, str] = {}
         """By job: the last error about it that was kept from disturbing the others."""
+        self.renting: Renting | None = None
+        """The rented nodes, if nodes are rented."""
         self.scheduler: Scheduler
         self._home = home
         self.reconciler = Reconciler()
@@ -82,7 +89,12 @@ class Conductor:
         """Read from the store which nodes are drained, which jobs there are, and what they hold."""
         store = self.book.store
         self.drained = set(json.loads(store.setting("drained") or "[]"))
+        if self.renting is not None:
+            self.renting.come_up()
         self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s, self.limits)
+        if self.renting is not None:
+            self.scheduler.renting = self.renting
+            self.scheduler.profiling.start_limit_s += self.renting.start_s
         for record in sorted(store.jobs(over=False, limit=1_000_000), key=lambda r: r.submitted_s):
             self.reconciler.came_up(record.job_id)
             self.book.add(record)
@@ -91,6 +103,8 @@ class Conductor:
             if record.promise.pending and record.request.deadline_s is not None:
                 self.scheduler.profiling.ask(record, now_s)
         self.reservations.come_up(self.scheduler, now_s)
+        if self.renting is not None and self.reservations.calendar:
+            raise SwellError(NOT_BOTH)
         self._announce_nodes(now_s)
 
     def turn(self, now_s: float) -> None:
@@ -113,6 +127,8 @@ class Conductor:
                         self.feed(self.book.records[job_id], given, now_s)
         self._end_overdue(now_s)
         self._profile(now_s)
+        if self.renting is not None:
+            self._rent(self.renting, observed, now_s)
         if self.scheduler.rhythm.due_s <= now_s:
             self._decide(now_s)
         self._grant_owed(now_s)
@@ -234,18 +250,41 @@ class Conductor:
     def cluster(self) -> Cluster:
         """The engine's nodes; drained ones count as not up."""
         cluster = self.engine.cluster()
+        if self.renting is not None:
+            cluster = self.renting.usable(cluster, self.drained)
         nodes = tuple(replace(n, up=n.up and n.name not in self.drained) for n in cluster.nodes)
         return Cluster(nodes, cluster.held)
+
+    def _rent(self, renting: Renting, observed: Mapping[str, Observed], now_s: float) -> None:
+        """Rent as many nodes as the jobs are worth, and take jobs off nodes that are let go."""
+        jobs = frozenset(
+            r.job_id for r in self.book.records.values() if r.phase in (Phase.QUEUED, Phase.RUNNING)
+        )
+        due = renting.due(jobs, now_s)
+        occupied = {slot for record in self.book.records.values() for slot in record.wanted}
+        occupied.update(slot for move in self._owed.values() for slot in move.after)
+        alive = (job for job in observed.values() if job.state not in _OVER)
+        occupied.update(slot for job in alive for slot in job.placement)
+        cluster = self.engine.cluster()
+        if due:
+            self.book.write([], renting.look(self.scheduler.promising(now_s), cluster, jobs, occupied))
+        renting.request(cluster, occupied)
+        self._follow_nodes(now_s)
 
     def _announce_nodes(self, now_s: float) -> None:
         """Log the nodes that came, went or changed since the last control plane ran."""
         store = self.book.store
-        nodes = {n.name: [n.gpus, n.gpu_type] for n in self.engine.cluster().nodes}
+        nodes = self._known_nodes()
         events = views.node_changes(json.loads(store.setting("nodes") or "{}"), nodes, now_s)
         if events:
             with store.transaction():
                 store.set_setting("nodes", json.dumps(nodes))
                 self.book.write([], events)
+
+    def _known_nodes(self) -> dict[str, list[int | str]]:
+        """Slots and type of the nodes that the log has as part of the cluster: not those not rented now."""
+        rented = self.renting.names if self.renting is not None else frozenset()
+        return {n.name: [n.gpus, n.gpu_type] for n in self.cluster().nodes if n.up or n.name not in rented}
 
     def _follow_nodes(self, now_s: float) -> None:
         before, cluster = self.scheduler.board.base, self.cluster()
@@ -254,16 +293,28 @@ class Conductor:
         events, reasons = [], []
         for i, node in enumerate(cluster.nodes):
             was = before.nodes[i].up if i < len(before.nodes) else False
-            drained = node.name in self.drained
             if node.up != was:
                 kind = EventKind.NODE_JOINED if node.up else EventKind.NODE_LOST
-                why = {"reason": "drained"} if drained else {}
-                data = {"gpus": node.gpus, "gpu_type": node.gpu_type} | why
+                why = self._why_changed(node)
+                data = {"gpus": node.gpus, "gpu_type": node.gpu_type} | ({"reason": why} if why else {})
                 events.append(Event(now_s, kind, node=node.name, data=data))
             if was and not node.up:
-                reasons.append(f"node {node.name} was {'drained' if drained else 'lost'}")
+                reasons.append(f"node {node.name} was {(why or 'lost').partition(':')[0]}")
         self.scheduler.set_cluster(cluster, now_s, ", ".join(reasons))
-        self.book.write([], events)
+        with self.book.store.transaction():
+            if events and self.renting is not None:
+                self.book.store.set_setting("nodes", json.dumps(self._known_nodes()))
+            self.book.write([], events)
+
+    def _why_changed(self, node: Node) -> str:
+        """Why a node came or went, if a person or the autoscaler wanted it."""
+        if node.name in self.drained:
+            return "drained"
+        if self.renting is None or node.name not in self.renting.names:
+            return ""
+        if node.up:
+            return self.renting.why
+        return f"let go: {self.renting.why}" if node.name in self.renting.leaving else ""
 
     # -- deciding ----------------------------------------------------------------------------------------
 

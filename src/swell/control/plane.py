@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import threading
@@ -19,13 +20,14 @@ from typing import Any
 
 from swell.control import lifecycle, promises, views
 from swell.control.book import Book, Recall, Subscriber
-from swell.control.conductor import Conductor
-from swell.control.errors import NotFound, NotLeading, StoreUnavailable, TooMany
+from swell.control.conductor import NOT_BOTH, Conductor
+from swell.control.errors import Conflict, NotFound, NotLeading, StoreUnavailable, TooMany
 from swell.control.intake import Intake, Ticket
 from swell.control.knowledge import MAX_SCRIPT_BYTES
 from swell.control.limits import NO_LIMITS, Gate, Limits
 from swell.control.loop import Loop
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
+from swell.control.renting import AutoscalerState, Renting
 from swell.control.reservations import YIELD_POLL_S, ReservationState
 from swell.control.retention import Done, Keep, Retention
 from swell.control.series import series
@@ -72,11 +74,12 @@ class ControlPlane:
         limits: Limits = NO_LIMITS,
         keep: Keep = KEEP,
         end_unknown: bool = False,
+        renting: Renting | None = None,
     ) -> None:
         """`interval_s`: seconds between two turns if nothing happens. `round_s`: the length of the policy's
         rounds, in place of its own. `recall`: returns what is known of a job before it runs, in place of the
         store's history. `keep`: what is kept of jobs that are over. `end_unknown`: end jobs that run here and
-        that the store does not know."""
+        that the store does not know. `renting`: nodes that are rented as the queue is worth them."""
         self.store = store
         self.engine = engine
         self.home = home
@@ -88,6 +91,7 @@ class ControlPlane:
         self._book = Book(store, recall)
         self._conductor = Conductor(self._book, engine, home)
         self._conductor.end_unknown, self._conductor.limits = end_unknown, limits
+        self._renting = self._conductor.renting = renting
         self._gate = Gate(limits)
         self._loop = Loop(self.turn, self._wait_s)
         self._watchdog = Part("watchdog", self._watch)
@@ -171,9 +175,11 @@ class ControlPlane:
 
     @property
     def due_s(self) -> float:
-        """When a turn is due if nothing happens before: for the policy, or because reserved hours change."""
+        """When a turn is due if nothing happens before: for the policy or the autoscaler, or because reserved
+        hours change."""
         calendar_s = self._conductor.reservations.next_change_s(self.clock())
-        return min(self._conductor.scheduler.rhythm.due_s, calendar_s)
+        look_s = math.inf if self._renting is None else self._renting.look_s
+        return min(self._conductor.scheduler.rhythm.due_s, calendar_s, look_s)
 
     def _wait_s(self) -> float:
         most_s = YIELD_POLL_S if self._conductor.reservations.waiting else self._interval_s
@@ -311,8 +317,13 @@ class ControlPlane:
         """The nodes and how many of their slots are in use."""
         with self._lock:
             drained, records = self._conductor.drained, self._book.records.values()
-            held = self._conductor.scheduler.cluster.held
-            return views.nodes(self.engine.cluster().without(held), drained, records)
+            cluster = self.engine.cluster().without(self._conductor.scheduler.cluster.held)
+            return views.nodes(cluster, drained, records, self._renting)
+
+    def autoscaler(self) -> AutoscalerState | None:
+        """How many nodes are rented, how many should be, and why; None if no nodes are rented."""
+        with self._lock:
+            return None if self._renting is None else self._renting.state()
 
     def drain(self, node: str) -> None:
         """Move all jobs off a node, and give it none until it is undrained."""
@@ -340,6 +351,8 @@ class ControlPlane:
 
     def reserve(self, asked: Reservation, by: str, *, force: bool = False) -> ReservationState:
         """Reserve capacity for a service, or change a reservation. Refused if it would break a promise."""
+        if self._renting is not None:
+            raise Conflict(NOT_BOTH)
         with self._lock:
             made = self._conductor.reservations.make(asked, self.clock(), by=by, force=force)
             text = f"its promised finish is in danger: slots are reserved for {asked.name}"

@@ -23,7 +23,8 @@ STEPS = 3
 SIZE_LIMIT_S = 30.0
 """Longest that a run stays at one size once the job trains."""
 START_LIMIT_S = 120.0
-"""Longest that a job may take to get slots and train its first step; then its deadline is refused."""
+"""Longest that a job may take to get slots and train its first step; then its deadline is refused. Where
+nodes are rented, the time that they take to start comes on top."""
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class Profiling:
 
     def __init__(self) -> None:
         self.runs: dict[str, ProfilingRun] = {}
+        self.start_limit_s = START_LIMIT_S
 
     def ask(self, record: JobRecord, now_s: float) -> None:
         """Have a job profiled as soon as there are slots for it."""
@@ -121,7 +123,7 @@ class Profiling:
                 done = not run.next_size(now_s)
             else:
                 run.since_s = now_s
-                done = knowledge.known or now_s - run.asked_s > START_LIMIT_S
+                done = knowledge.known or now_s - run.asked_s > self.start_limit_s
             changed = True
             if done:
                 self.drop(job_id)

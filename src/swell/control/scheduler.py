@@ -21,6 +21,7 @@ from swell.control.limits import NO_LIMITS, Limits
 from swell.control.model import JobRecord, Phase
 from swell.control.profiling import Profiling
 from swell.control.quotas import Contender, Use, share_out
+from swell.control.renting import Renting
 from swell.domain import Calendar, Cluster, FloatArray, InputError, IntArray, JobSpec
 from swell.perf.curves import Curves, in_steps
 from swell.policies import Admission, Decision, JobTable, Policy, Snapshot, make_policy
@@ -54,6 +55,8 @@ class Scheduler:
         self.limits = limits
         self.over_quota: dict[str, str] = {}
         """By job: the quota that kept it from running in the last decision."""
+        self.renting: Renting | None = None
+        """The rented nodes, if nodes are rented."""
         self.policy_text = policy
         self.policy: Policy = make_policy(policy)
         self.board = Board(cluster, self.policy.placer, self._pause_s)
@@ -69,6 +72,11 @@ class Scheduler:
     def cluster(self) -> Cluster:
         """The cluster that the policy decides on: drained nodes are not up, reserved slots are held."""
         return self.board.cluster
+
+    @property
+    def promised(self) -> Cluster:
+        """The cluster that promises count on: with all nodes that may be rented."""
+        return self.cluster if self.renting is None else self.renting.promised(self.cluster)
 
     def set_policy(self, text: str, now_s: float) -> None:
         """Switch to another policy; jobs keep their slots until that policy decides otherwise."""
@@ -115,6 +123,8 @@ class Scheduler:
     def check_fits(self, min_workers: int) -> None:
         """Refuse a job that needs more workers than the cluster has slots, or than one user may have."""
         total, quota = sum(node.gpus for node in self.cluster.nodes), self.limits.slots
+        if self.renting is not None:
+            total = self.promised.capacity
         most, which = total, "the slots of this cluster"
         if quota is not None and quota < total:
             most, which = quota, "the slots that one user may have"
@@ -152,7 +162,9 @@ class Scheduler:
         # The policy must see the deadline to decide on it, as if it had been promised already.
         deadline_s = {record.job_id: record.request.deadline_s}
         own = np.arange(len(jobs))
-        snapshot = self._believe(table, own, jobs, now_s, most, cautious=True, deadlines=deadline_s)
+        snapshot = self._believe(
+            table, own, jobs, now_s, most, cautious=True, deadlines=deadline_s, promising=True
+        )
         return Asked(snapshot, index, self.policy.admit(snapshot, index))
 
     def accepted(self, asked: Asked) -> None:
@@ -173,6 +185,19 @@ class Scheduler:
         )
         return [jobs[i][0].job_id for i in self.policy.endangered(snapshot).tolist()]
 
+    def promising(self, now_s: float) -> Snapshot:
+        """The jobs that may run, those that are profiled included, on all nodes that may be rented.
+
+        Changes nothing.
+        """
+        rows, jobs = self._decided(profiled=True)
+        most, over_quota = self._quotas(jobs)
+        kept = [i for i, (record, _) in enumerate(jobs) if record.job_id not in over_quota]
+        rows, jobs = rows[kept], [jobs[i] for i in kept]
+        return self._believe(
+            self.board.table.copy(rows), np.arange(len(jobs)), jobs, now_s, most, promising=True
+        )
+
     # -- decisions ---------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> list[tuple[str, Move]]:
@@ -188,8 +213,8 @@ class Scheduler:
         rows, jobs = rows[may], [job for job in jobs if job[0].job_id not in self.over_quota]
         snapshot = self._believe(table, rows, jobs, now_s, most)
         self.rhythm.due_s = math.inf
-        decision = Decision(np.empty(0, dtype=np.int64))
-        if len(snapshot):
+        decision = Decision(np.zeros(len(snapshot), dtype=np.int64))
+        if len(snapshot) and (snapshot.capacity or self.renting is None):
             decision = self.policy.allocate(snapshot)
         if most:
             widest = self.cluster.capacity
@@ -211,16 +236,19 @@ class Scheduler:
             free -= shares[row]
         return shares
 
-    def _decided(self, asked: str | None = None) -> tuple[IntArray, list[tuple[JobRecord, Knowledge]]]:
+    def _decided(
+        self, asked: str | None = None, *, profiled: bool = False
+    ) -> tuple[IntArray, list[tuple[JobRecord, Knowledge]]]:
         """Rows and jobs that the policy decides on, oldest first: all but paused and profiled jobs.
 
-        The job `asked` is included in any case.
+        The job `asked` is included in any case, and profiled jobs are if `profiled`.
         """
         rows, jobs = [], []
         for row in self.board.active.tolist():
             job_id = self.board.table.specs[row].job_id
             record = self.book.records[job_id]
-            if job_id == asked or (record.phase in _DECIDED and job_id not in self.profiling.runs):
+            decided = record.phase in _DECIDED and (profiled or job_id not in self.profiling.runs)
+            if job_id == asked or decided:
                 rows.append(row)
                 jobs.append((record, self.book.known[job_id]))
         return np.array(rows, dtype=np.int64), jobs
@@ -236,7 +264,7 @@ class Scheduler:
         confined = {r.job_id: r.most_workers for r, _ in jobs if r.most_workers is not None}
         if self.limits.slots is None and self.limits.running is None:
             return confined, {}
-        widest = max(self.cluster.capacity, 1)
+        widest = max(self.promised.capacity, 1)
         contenders = {
             record.job_id: Contender(
                 job_id=record.job_id,
@@ -280,13 +308,16 @@ class Scheduler:
         cautious: bool = False,
         deadlines: dict[str, float | None] | None = None,
         calendar: Calendar | None = None,
+        promising: bool = False,
     ) -> Snapshot:
         """Enter what is known of these jobs into a table, and make the snapshot that the policy sees.
 
         `most`: bounds on the slots of jobs that cannot use more or whose owner has a quota. `calendar`:
-        reservations in place of the present ones, to ask what would be.
+        reservations in place of the present ones, to ask what would be. `promising`: count all nodes that may
+        be rented, and the time that they take to start.
         """
-        profiled, cluster = self.profiling.reserved(self.board, self.rows), self.cluster
+        profiled = self.profiling.reserved(self.board, self.rows)
+        cluster = self.promised if promising else self.cluster
         if calendar is not None and calendar != self.board.calendar:
             cluster = self._beside(calendar, now_s)
         cluster, calendar = cluster.without(profiled), self.board.calendar if calendar is None else calendar
@@ -295,6 +326,8 @@ class Scheduler:
             until_s = max((record.request.deadline_s or 0.0 for record, _ in jobs), default=0.0)
             ahead = calendar.ahead(self.board.base.without(profiled), now_s, until_s)
         widest = max(cluster.capacity, 1 if ahead is None else int(ahead.gpus.max()), 1)
+        if promising:
+            widest = max(widest, self.promised.capacity)
         rates = np.zeros((max(len(jobs), 1), widest + 1))
         for i, (record, knowledge) in enumerate(jobs):
             table.belief[rows[i]] = knowledge.belief
@@ -321,6 +354,8 @@ class Scheduler:
         self._enter_progress(table, rows, jobs, rates, now_s)
         pause_s = max((knowledge.pause_s for _, knowledge in jobs), default=0.0)
         start_s = max((knowledge.startup_s for _, knowledge in jobs), default=0.0)
+        if promising and self.renting is not None:
+            start_s += self.renting.start_s
         round_s = self.rhythm.interval_s or 0.0
         costs = (pause_s + round_s, start_s + round_s)
         return Snapshot(now_s, cluster, table, rows, Curves(rates), *costs, ahead=ahead)

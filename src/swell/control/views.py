@@ -13,6 +13,7 @@ from swell.control.book import Book
 from swell.control.knowledge import Knowledge
 from swell.control.model import JobRecord, Phase
 from swell.control.promises import estimated
+from swell.control.renting import Renting
 from swell.control.scheduler import Scheduler
 from swell.domain import Cluster, Event, EventKind
 from swell.perf.belief import JobBelief
@@ -33,10 +34,17 @@ class NodeView:
     used: int
     held: int = 0
     """Slots that somebody outside swell has taken."""
+    rentable: bool = False
+    """Whether the autoscaler rents the node and lets it go."""
 
 
-def nodes(cluster: Cluster, drained: set[str], records: Iterable[JobRecord]) -> list[NodeView]:
+def nodes(
+    cluster: Cluster, drained: set[str], records: Iterable[JobRecord], renting: Renting | None = None
+) -> list[NodeView]:
     """The nodes, and how many of their slots are in use."""
+    rentable = frozenset[str]()
+    if renting is not None:
+        cluster, drained, rentable = renting.present(cluster), drained | renting.leaving, renting.names
     used, held = [0] * len(cluster.nodes), [0] * len(cluster.nodes)
     for slot in cluster.held:
         held[int(cluster.node_of_gpu[slot])] += 1
@@ -44,7 +52,7 @@ def nodes(cluster: Cluster, drained: set[str], records: Iterable[JobRecord]) -> 
         for slot in record.wanted:
             used[int(cluster.node_of_gpu[slot])] += 1
     return [
-        NodeView(n.name, n.gpus, n.gpu_type, n.up, n.name in drained, used[i], held[i])
+        NodeView(n.name, n.gpus, n.gpu_type, n.up, n.name in drained, used[i], held[i], n.name in rentable)
         for i, n in enumerate(cluster.nodes)
     ]
 
@@ -76,6 +84,9 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
     reserved = {name: len(gpus) for name, gpus in scheduler.board.reserved.items() if gpus}
     if reserved:
         more += "; reserved for " + ", ".join(f"{name} ({gpus})" for name, gpus in sorted(reserved.items()))
+    if scheduler.renting is not None:
+        rented = scheduler.renting.state()
+        more += f"; {rented.ready} nodes are rented and {rented.coming} coming: {rented.reason}"
     policy, round_s, due_s = scheduler.policy_text, scheduler.rhythm.interval_s, scheduler.rhythm.due_s
     serves = f", which serves {scheduler.policy.serves}" if scheduler.policy.serves else ""
     if round_s and due_s < math.inf:

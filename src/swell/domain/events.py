@@ -51,9 +51,11 @@ class EventKind(StrEnum):
     CANCELLED = "cancelled"
     """A person ended a job."""
     NODE_JOINED = "node_joined"
-    """A node came into service, or came back; data: gpus, gpu_type."""
+    """A node came into service, or came back; data: gpus, gpu_type, reason if it was rented."""
     NODE_LOST = "node_lost"
-    """A node went out of service; data: gpus."""
+    """A node went out of service; data: gpus, reason if it was drained or let go."""
+    SCALED = "scaled"
+    """The autoscaler wants another number of nodes; data: nodes, before (how many there are), reason."""
     RESERVED = "reserved"
     """A reservation was made or changed; data: reservation (its name), its fields, by."""
     UNRESERVED = "unreserved"
@@ -66,12 +68,12 @@ class EventKind(StrEnum):
 
 _NODE_KINDS = frozenset({EventKind.NODE_JOINED, EventKind.NODE_LOST})
 RESERVATION_KINDS = frozenset({EventKind.RESERVED, EventKind.UNRESERVED, EventKind.HELD, EventKind.YIELDED})
-_JOB_KINDS = frozenset(EventKind) - _NODE_KINDS - RESERVATION_KINDS
+_JOB_KINDS = frozenset(EventKind) - _NODE_KINDS - RESERVATION_KINDS - {EventKind.SCALED}
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened, to a job, a node, or a reservation, which is named in `data`."""
+    """One thing that happened: to a job, a node, a reservation named in `data`, or the whole cluster."""
 
     time_s: float
     kind: EventKind
@@ -80,6 +82,8 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
+        if self.kind is EventKind.SCALED:
+            return
         if self.kind in RESERVATION_KINDS:
             subject, what = self.data.get("reservation"), "reservation"
         else:

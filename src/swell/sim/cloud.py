@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from swell.cloud import Autoscaler, Offer, Supply, Terms
-from swell.domain import Cluster, InputError, nearest
+from swell.cloud import Autoscaler, Offer, Supply, Terms, read_options
+from swell.domain import Cluster, InputError
 from swell.policies import Snapshot
 
 
@@ -153,45 +153,7 @@ class Cloud:
         return self.provider.node_hours(now_s) * self.provider.offer.price_per_hour
 
 
-_OFFER = {"price": "price_per_hour", "start": "start_s", "spot": "spot_life_s"}
-_TERMS = {
-    "low": "low",
-    "high": "high",
-    "gain": "least_gain",
-    "worth": "hour_worth",
-    "budget": "budget_per_hour",
-    "idle": "idle_s",
-    "interval": "interval_s",
-    "measure": "measure",
-}
-
-
 def parse_cloud(text: str, cluster: Cluster, seed: int = 0) -> Cloud:
     """A cloud from text such as 'price=3,start=120,spot=6'; `spot` is in hours, other times in seconds."""
-    offer: dict[str, Any] = {"gpus_per_node": cluster.gpus_per_node}
-    terms: dict[str, Any] = {"most_nodes": len(cluster.nodes)}
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        known = [*_OFFER, *_TERMS]
-        if not equals or key not in known:
-            raise InputError(
-                f"autoscale: unknown option '{item}'.{nearest(key, known)} Options: {', '.join(known)}",
-                field="autoscale",
-            )
-        given: Any = value
-        if key != "measure":
-            try:
-                given = float(value) * (3600 if key == "spot" else 1)
-            except ValueError as error:
-                raise InputError(
-                    f"autoscale: {key} must be a number, got '{value}'", field="autoscale"
-                ) from error
-        if key in _OFFER:
-            offer[_OFFER[key]] = given
-        else:
-            terms[_TERMS[key]] = given
-    assert {f.name for f in fields(Offer)} >= set(offer)
-    try:
-        return Cloud(cluster, Offer(**offer), Terms(**terms), seed)
-    except InputError as error:
-        raise InputError(f"autoscale: {error}", field="autoscale") from error
+    offer = {"gpus_per_node": cluster.gpus_per_node}
+    return Cloud(cluster, *read_options(text, offer, {"most_nodes": len(cluster.nodes)}), seed)

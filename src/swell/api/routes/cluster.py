@@ -10,6 +10,7 @@ from swell.api.context import Admin, Caller, Context, Ctx
 from swell.api.errors import DOCUMENTED, FORBIDDEN
 from swell.api.schemas import (
     ID_PATTERN,
+    AutoscalerView,
     Collected,
     CollectRequest,
     NodeList,
@@ -46,7 +47,11 @@ async def undrain(node: NodeName, ctx: Ctx, _: Admin) -> NodeList:
 
 
 async def _nodes(ctx: Context) -> NodeList:
-    return NodeList(nodes=[NodeView.model_validate(node) for node in await ctx.call(ctx.plane.nodes)])
+    found, rented = await ctx.call(ctx.plane.nodes), await ctx.call(ctx.plane.autoscaler)
+    return NodeList(
+        nodes=[NodeView.model_validate(node) for node in found],
+        autoscaler=None if rented is None else AutoscalerView.model_validate(rented),
+    )
 
 
 @router.get("/policy")

@@ -14,6 +14,7 @@ from textual.widgets import DataTable, Footer, Input, RichLog, Static
 
 from swell.cli._common import bar
 from swell.cli._events import line as event_line
+from swell.cli._events import subject
 from swell.cli._terminal import clean
 from swell.cli._top import draw
 from swell.cli._top.job import JobScreen
@@ -314,7 +315,7 @@ class EventsScreen(Screen[None]):
         log = self.query_one(RichLog)
         for event in [one for one in self._live.recent if one.seq > self._seen]:
             self._seen = event.seq
-            about = event.job_id or event.node or ""
+            about = subject(event.job_id, event.node, event.data)
             log.write(Text(event_line(event.time_s, event.kind, about, event.data)))
 
 

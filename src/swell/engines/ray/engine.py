@@ -6,6 +6,7 @@ Here it matters which slots a job has, because slots belong to nodes and Ray acc
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
@@ -22,7 +23,7 @@ from swell.domain import Cluster, InputError, Placement, SwellError
 from swell.engines.base import NOTHING_HELD, Held, Launch
 from swell.engines.files import write_json
 from swell.engines.ray import connection, head, packaging, places, warm
-from swell.engines.ray.places import Foreign, Place, RayNode
+from swell.engines.ray.places import Foreign, Place, RayNode, RentedNodes
 from swell.engines.supervised import HANDOVER_S, SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.wire import Message
@@ -63,6 +64,8 @@ class RayOptions:
     """Most memory that a prepared process may use."""
     workdir_bytes: int = 200 << 20
     """Largest working directory that is sent to the nodes with a job."""
+    rented: RentedNodes | None = None
+    """Nodes that may be rented; a Ray for swell alone then has no slots of its own."""
 
 
 class RayEngine(SupervisedEngine):
@@ -74,9 +77,11 @@ class RayEngine(SupervisedEngine):
         super().__init__(home)
         self.options = options or RayOptions()
         self._key = warm.key(self.options.spare_bytes)
-        self._places: list[Place] = self._remembered()
+        self._places, self.rented_names = places.with_rented(self._remembered(), self.options.rented)
+        self._bundles: list[dict[str, int]] | None = None
+        """What Ray's own autoscaler is asked to have room for; None if it is not asked for anything."""
         self._nodes: list[RayNode] = []
-        self._resource = "CPU"
+        self._resource = self.options.resource or "CPU"
         self._address = ""
         self._session = ""
         """Ray's name for this run of the cluster; it changes when the cluster's head is started again."""
@@ -99,7 +104,7 @@ class RayEngine(SupervisedEngine):
     def prepare(self) -> None:
         """Connect the scout to Ray (start one if no address was given); it takes seconds to see the nodes."""
         if self.options.address is None:
-            head.ensure(self._home)
+            head.ensure(self._home, slots=self.options.rented is None)
         if self._scout is None or self._scout.poll() is not None:
             self._first.clear()
             self._start_scout()
@@ -144,6 +149,36 @@ class RayEngine(SupervisedEngine):
                 field="workers_per_replica",
             )
         packaging.check(launch.workdir.resolve(), self.options.workdir_bytes)
+
+    # -- rented nodes ------------------------------------------------------------------------------------
+
+    @property
+    def home(self) -> Path:
+        """The platform's home."""
+        return self._home
+
+    @property
+    def address(self) -> str:
+        """The address of the Ray cluster; empty until it has been seen."""
+        return self._address
+
+    @property
+    def resource(self) -> str:
+        """What a slot is."""
+        return self._resource
+
+    def access(self) -> dict[str, str]:
+        """The environment of a process of the platform that connects to Ray."""
+        return connection.environment(self._address, self._access())
+
+    def request_bundles(self, bundles: list[dict[str, int]]) -> None:
+        """Ask Ray's own autoscaler to have room for these resources, until it is asked for others."""
+        self._bundles = bundles
+        scout = self._scout
+        if scout is not None and scout.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # a scout that has ended: the next one asks
+                scout.stdin.write(json.dumps({"bundles": bundles}).encode() + b"\n")
+                scout.stdin.flush()
 
     # -- slots -------------------------------------------------------------------------------------------
 
@@ -202,7 +237,9 @@ class RayEngine(SupervisedEngine):
             self._scout.kill()
         if self._scout is None or (self._scout.poll() is not None and age_s > SCOUT_AGAIN_S):
             if self.options.address is None:
-                head.begin(self._home)  # if swell's own Ray died, start it again
+                head.begin(
+                    self._home, slots=self.options.rented is None
+                )  # if swell's own Ray died, start it again
             self._start_scout()
         line, self._line = self._line, None
         if line is not None:
@@ -270,6 +307,7 @@ class RayEngine(SupervisedEngine):
             "warm": options.spares,
             "warm_bytes": options.spare_bytes,
             "resources": [options.resource] if options.resource else ["GPU", "CPU"],
+            "bundles": self._bundles,
         }
         self._scout_s = time.monotonic()
         with (self._home / "scout.log").open("wb") as errors:

@@ -73,14 +73,14 @@ def address(home: Path) -> str:
     return str(json.loads((home / FILE).read_text())["address"])
 
 
-def begin(home: Path) -> None:
-    """Start a head unless one runs; it takes some seconds until the head answers."""
+def begin(home: Path, *, slots: bool = True) -> None:
+    """Start a head unless one runs, with or without slots; it takes some seconds until the head answers."""
     if running(home) is not None:
         return
     _make_token(home)
     with (home / LOG).open("ab") as log:
         subprocess.Popen(
-            [sys.executable, "-m", "swell.engines.ray.head", str(home)],
+            [sys.executable, "-m", "swell.engines.ray.head", str(home), *([] if slots else ["no-slots"])],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -89,18 +89,28 @@ def begin(home: Path) -> None:
         )
 
 
-def ensure(home: Path) -> str:
+def ensure(home: Path, *, slots: bool = True) -> str:
     """Start a head unless one runs, and wait until it answers; returns its address."""
-    begin(home)
+    begin(home, slots=slots)
     give_up_s = time.monotonic() + STARTED_S
     while time.monotonic() < give_up_s:
         with contextlib.suppress(OSError, ValueError, KeyError):
             found = address(home)
             host, _, port = found.rpartition(":")
             if running(home) is not None and answers(host, int(port), 0.5):
+                _check_slots(home, slots)
                 return found
         time.sleep(0.1)
     raise SwellError(f"Ray did not come up within {STARTED_S:g} s; see {home / LOG}")
+
+
+def _check_slots(home: Path, slots: bool) -> None:
+    """Refuse a head that was started for other ends."""
+    if bool(json.loads((home / FILE).read_text()).get("slots", True)) != slots:
+        has = "no slots of its own" if slots else "slots of its own, which cannot be rented"
+        raise SwellError(
+            f"the Ray that swell had started for {home} has {has}: 'swell down' ends it, then start again"
+        )
 
 
 def stop(home: Path) -> bool:
@@ -159,7 +169,7 @@ def free_port() -> int:
 
 def main() -> None:
     """Take the lock and become the head."""
-    home = Path(sys.argv[1])
+    home, slots = Path(sys.argv[1]), "no-slots" not in sys.argv[2:]
     descriptor = os.open(home / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,7 +182,8 @@ def main() -> None:
     port = free_port()
     # The path of a socket must be short, so the directory is not under the home.
     scratch = tempfile.mkdtemp(prefix="swell-ray-")
-    write_json(home / FILE, {"address": f"127.0.0.1:{port}", "pid": os.getpid(), "scratch": scratch})
+    own = {"address": f"127.0.0.1:{port}", "pid": os.getpid(), "scratch": scratch, "slots": slots}
+    write_json(home / FILE, own)
     words = [
         "start",
         "--head",
@@ -186,6 +197,7 @@ def main() -> None:
         "--max-worker-port=0",
         f"--temp-dir={scratch}",
         f"--system-config={json.dumps(SETTINGS)}",
+        *([] if slots else ["--num-cpus=0", "--num-gpus=0"]),
     ]
     # All jobs have stopped before the head is told to end, so it need not drain, which takes half a minute.
     env = {**os.environ, **environment(home), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}

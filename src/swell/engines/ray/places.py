@@ -34,6 +34,7 @@ class Place:
     name: str
     """The name that people see; unique among the places."""
     host: str
+    """The name of the node that may have this place; empty if any node of its size may."""
     slots: int
     gpu_type: str
     node_id: str = ""
@@ -43,7 +44,20 @@ class Place:
 
     def fits(self, node: RayNode) -> bool:
         """Whether this may be the place that a returning node had."""
+        if not self.host:
+            return self.slots == node.slots
         return (self.host, self.slots, self.gpu_type) == (node.name, node.slots, node.gpu_type)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RentedNodes:
+    """The nodes that may be rented: each has a place before it is there."""
+
+    nodes: int
+    slots: int
+    gpu_type: str
+    any_host: bool = False
+    """Whether the provider chooses the names of its nodes, as a cloud does."""
 
 
 def resource_of(totals: Iterable[Mapping[str, float]], wanted: str | None) -> str:
@@ -91,9 +105,12 @@ def follow(places: list[Place], nodes: Iterable[RayNode]) -> list[Place]:
         node = unplaced.pop(place.node_id, None)
         after.append(replace(place, up=node is not None and place.fits(node)))
     for node in unplaced.values():
-        index = next((i for i, place in enumerate(after) if not place.up and place.fits(node)), None)
-        if index is not None:
-            after[index] = replace(after[index], node_id=node.node_id, address=node.address, up=True)
+        free = [i for i, place in enumerate(after) if not place.up and place.fits(node)]
+        if free:
+            index = next((i for i in free if after[i].host), free[0])
+            after[index] = replace(
+                after[index], node_id=node.node_id, address=node.address, gpu_type=node.gpu_type, up=True
+            )
             continue
         after.append(
             Place(
@@ -107,6 +124,22 @@ def follow(places: list[Place], nodes: Iterable[RayNode]) -> list[Place]:
             )
         )
     return after
+
+
+def with_rented(places: list[Place], rented: RentedNodes | None) -> tuple[list[Place], tuple[str, ...]]:
+    """The places with one for each node that may be rented, and the names of those."""
+    after, names = list(places), list[str]()
+    for number in range(1, (rented.nodes if rented is not None else 0) + 1):
+        assert rented is not None
+        name = f"rented-{number}"
+        index = next((i for i, p in enumerate(after) if p.name == name and p.slots == rented.slots), None)
+        if index is None:
+            name = _free_name(name, {place.name for place in after})
+            index = len(after)
+            after.append(Place(name=name, host=name, slots=rented.slots, gpu_type=rented.gpu_type))
+        after[index] = replace(after[index], host="" if rented.any_host else name)
+        names.append(name)
+    return after, tuple(names)
 
 
 def _free_name(name: str, taken: set[str]) -> str:

@@ -5,7 +5,8 @@ that is connected to it.
 
 The scout keeps a prepared process on every node. Twice a second it writes a JSON line with the living nodes,
 their resources, what of these is free, and the state of the prepared processes. It ends when its standard
-input is closed. A line with `error` is the last one, and says why.
+input is closed. A line with `error` is the last one, and says why. With `bundles`, in its argument or in a
+JSON line on standard input, it asks Ray's own autoscaler to have room for these bundles of resources.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from typing import Any
 
 from swell.engines.ray.connection import connect
@@ -40,6 +42,11 @@ class Lookout:
             for node in ray.nodes()
             if node["Alive"] and node["NodeID"] in free
         ]
+
+    def request(self, bundles: list[dict[str, int]]) -> None:
+        """Ask Ray's autoscaler for room for these bundles of resources, until it is asked again."""
+        sdk: Any = importlib.import_module("ray.autoscaler.sdk")
+        sdk.request_resources(bundles=bundles)
 
 
 def _node(node: dict[str, Any], available: dict[str, float]) -> dict[str, Any]:
@@ -105,16 +112,17 @@ def _say(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _end_with_engine() -> None:
-    while os.read(0, 64):
-        pass
+def _obey_engine(requests: deque[list[dict[str, int]]]) -> None:
+    """Take the engine's requests until it closes standard input, and end then."""
+    for line in sys.stdin.buffer:
+        requests.append(json.loads(line)["bundles"])
     os._exit(0)
 
 
 def main() -> None:
     """Watch the cluster until the engine closes standard input."""
-    threading.Thread(target=_end_with_engine, name="swell-engine-gone", daemon=True).start()
-    asked = json.loads(sys.argv[1])
+    asked, requests = json.loads(sys.argv[1]), deque[list[dict[str, int]]]()
+    threading.Thread(target=_obey_engine, args=(requests,), name="swell-engine", daemon=True).start()
     try:
         ray = connect(asked["address"])
     except ConnectionError as error:
@@ -125,7 +133,15 @@ def main() -> None:
     address = asked["address"] if client else ray.get_runtime_context().gcs_address
     session = "" if client else str(ray._private.worker.global_worker.node.session_name)
     spares = Spares(ray, asked["key"], asked["warm_bytes"]) if asked["warm"] else None
+    if asked.get("bundles") is not None:
+        requests.appendleft(asked["bundles"])
     while True:
+        while requests:
+            bundles = requests.popleft()
+            if client:
+                ray.get(lookout.request.remote(bundles), timeout=30)
+            else:
+                lookout.request(bundles)
         nodes = ray.get(lookout.look.remote(), timeout=30) if client else lookout.look()
         message: dict[str, Any] = {"address": address, "session": session, "nodes": nodes, "warm": {}}
         if spares is not None:

@@ -1,0 +1,184 @@
+"""Nodes of a real Ray that come with the queue and go with it: 0 -> 3 -> 0, and who provides them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.waiting import wait_until
+
+from swell.cli._platform import need_ray
+from swell.cli._rented import make_renting, with_rented
+from swell.cloud import Offer, Supply
+from swell.control.database import connect
+from swell.control.model import JobRequest, Phase
+from swell.control.plane import ControlPlane
+from swell.control.store import Store
+from swell.domain import EventKind
+from swell.engines.ray import engine as engine_module
+from swell.engines.ray import head, raylet
+from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray.places import RayNode, RentedNodes, dump, follow, load, to_cluster
+from swell.engines.ray.places import with_rented as with_places
+from swell.engines.ray.providers import LocalProvider, RayProvider
+
+WAITS = """#!/bin/sh
+echo ready
+until [ -e "$1" ]; do
+    if [ -e "$SWELL_SAVE_NOW" ]; then exit 75; fi
+    sleep 0.2
+done
+"""
+"""A job without torch that is done once a file is there."""
+READ = """
+import sys
+from ray._raylet import GcsClient
+print(GcsClient(address=sys.argv[1]).internal_kv_get(b"autoscaler_resource_request", None).decode())
+"""
+"""Prints what Ray's autoscaler has been asked for."""
+LONG_S = 200.0
+"""Ray nodes start in seconds; on a machine that does much else, in many of them."""
+
+
+@pytest.fixture
+def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
+    """A platform on a Ray of its own that rents up to three nodes of one slot."""
+    monkeypatch.setattr(head, "STARTED_S", LONG_S)
+    monkeypatch.setattr(engine_module, "FIRST_SIGHT_S", LONG_S)
+    need_ray()
+    store, rented = Store(connect(str(tmp_path / "store.db"))), ("0:3x1,idle=1,interval=2", "local")
+    engine = RayEngine(tmp_path, with_rented(RayOptions(spares=False), *rented))
+    made = ControlPlane(store, engine, home=tmp_path, interval_s=1.0, renting=make_renting(*rented, engine))
+    try:
+        made.start()
+        yield made
+        for record in made.jobs():
+            if not record.phase.over:
+                made.cancel(record.job_id)
+        made.stop()
+    finally:
+        raylet.stop_all(tmp_path)
+        head.stop(tmp_path)
+        store.close()
+
+
+@pytest.mark.slow
+def test_nodes_follow_the_queue_from_none_to_three_and_back(plane: ControlPlane, tmp_path: Path) -> None:
+    def state() -> tuple[int, int]:
+        found = plane.autoscaler()
+        assert found is not None and not plane.trouble, plane.trouble
+        return found.ready, found.coming
+
+    script, done = tmp_path / "waits.sh", tmp_path / "done"
+    script.write_text(WAITS)
+    script.chmod(0o755)
+    assert state() == (0, 0) and not raylet.running(tmp_path)
+    jobs = []
+    for workers in (1, 2):
+        request = JobRequest(
+            name=f"on{workers}", script="waits.sh", args=(str(done),), workdir=str(tmp_path), command=True,
+            min_workers=workers,
+        )  # fmt: skip
+        jobs.append(plane.submit(request, "ann").job_id)
+
+    def output(job_id: str) -> str:
+        path = tmp_path / "jobs" / job_id / "output.log"
+        return path.read_text() if path.exists() else ""
+
+    def until(condition: Callable[[], object], what: str) -> None:
+        def now() -> str:
+            return f"{what}: {state()}, {[plane.explain(job)['why'] for job in jobs]}"
+
+        wait_until(condition, LONG_S, now, poll_s=0.2)
+
+    until(lambda: state() == (3, 0), "three nodes")
+    until(lambda: [output(job).count("ready") for job in jobs] == [1, 2], "the jobs to run")
+    assert {node.used for node in plane.nodes()} == {1} and len(raylet.running(tmp_path)) == 3
+    done.touch()
+    until(lambda: all(plane.job(job).phase is Phase.FINISHED for job in jobs), "the jobs to end")
+    until(lambda: not raylet.running(tmp_path), "the nodes to end")
+    until(lambda: not plane.engine.cluster().capacity, "Ray to notice")
+    assert state() == (0, 0) and not any(node.up for node in plane.nodes())
+    events = [event for _, event in plane.events(limit=1000)]
+    wanted = [event.data["nodes"] for event in events if event.kind is EventKind.SCALED]
+    assert max(wanted) == 3 and wanted[-1] == 0
+    joined = {event.node: event.data.get("reason") for event in events if event.kind is EventKind.NODE_JOINED}
+    assert set(joined) == {"rented-1", "rented-2", "rented-3"}
+    assert all(str(why).startswith("the jobs are worth") for why in joined.values())
+    gone = [event.data.get("reason") for event in events if event.kind is EventKind.NODE_LOST]
+    assert len(gone) >= 3 and gone[-1] == "let go: no jobs"
+
+    # On the same Ray, what can be tried of Ray's own autoscaler: that it is asked for whole nodes.
+    engine = plane.engine
+    assert isinstance(engine, RayEngine)
+    by_ray = RayProvider(engine, Offer(gpus_per_node=2))
+    by_ray.request(3)
+    assert by_ray.supply() == Supply((), 3)
+    heard_s = engine._heard_s
+    wait_until(lambda: engine._heard_s > heard_s + 1.0, LONG_S, "the scout, after it has asked", poll_s=0.2)
+    words = [sys.executable, "-c", READ, engine.address]
+    read = subprocess.run(words, env=engine.access(), capture_output=True, text=True, timeout=LONG_S)
+    assert json.loads(read.stdout) == [{"CPU": 2}] * 3, read.stderr
+
+
+class Processes:
+    """Stands in for the processes of Ray nodes: a node lives until the test says that it has ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.living: dict[str, str | None] = {}
+        """By name: the address of the Ray that the node has joined; None while it starts."""
+        self.told_to_end: list[str] = []
+        monkeypatch.setattr(raylet, "running", lambda _: dict.fromkeys(self.living, 7))
+        monkeypatch.setattr(raylet, "address_of", lambda _, name, __: self.living[name])
+        monkeypatch.setattr(raylet, "ask_to_stop", lambda _, name: self.told_to_end.append(name) or True)
+        monkeypatch.setattr(LocalProvider, "_start", lambda _, name: self.living.setdefault(name, None))
+
+
+def test_the_local_provider_drops_nodes_that_start_first_and_reuses_no_name_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = RayEngine(tmp_path, with_rented(RayOptions(), "0:3x1", "local"))
+    monkeypatch.setattr(RayEngine, "address", "a:1")
+    provider, processes = LocalProvider(engine, Offer(gpus_per_node=1)), Processes(monkeypatch)
+    provider.request(2)
+    assert provider.supply() == Supply((), 2)
+    processes.living["rented-1"] = "a:1"
+    assert provider.supply() == Supply(("rented-1",), 1)
+    provider.request(2)
+    provider.request(1)
+    assert processes.told_to_end == ["rented-2"] and provider.supply() == Supply(("rented-1",), 0)
+    provider.request(3)
+    assert sorted(processes.living) == ["rented-1", "rented-2", "rented-3"]
+    assert provider.supply() == Supply(("rented-1",), 1), "rented-2 has not ended yet"
+    del processes.living["rented-2"]
+    provider.request(3)
+    assert provider.supply() == Supply(("rented-1",), 2)
+    processes.living |= {"rented-2": "a:1", "rented-3": "a:1"}
+    provider.request(1, ["rented-3", "rented-1"])
+    assert provider.supply() == Supply(("rented-2",), 0)
+    monkeypatch.setattr(RayEngine, "address", "a:2")
+    assert provider.supply() == Supply((), 0), "Ray was started again: the node can never be used"
+    assert processes.told_to_end == ["rented-2", "rented-3", "rented-1", "rented-2"]
+
+
+def node(node_id: str, name: str, slots: int = 4) -> RayNode:
+    return RayNode(node_id=node_id, name=name, address="10.0.0.2", slots=slots, gpu_type="a100")
+
+
+def test_nodes_of_a_cloud_take_rented_places_whatever_their_names() -> None:
+    rented = RentedNodes(nodes=2, slots=4, gpu_type="gpu", any_host=True)
+    places, names = with_places([], rented)
+    assert names == ("rented-1", "rented-2") and to_cluster(places).capacity == 0
+    places = follow(places, [node("a", "ip-1"), node("b", "ip-2", slots=8)])
+    assert [(p.name, p.up, p.gpu_type) for p in places] == [
+        ("rented-1", True, "a100"), ("rented-2", False, "gpu"), ("ip-2", True, "a100"),
+    ]  # fmt: skip
+    places = follow(places, [node("c", "ip-9")])
+    assert [p.up for p in places] == [True, False, False], "another node in the place of the one that went"
+    places, names = with_places(load(dump(places)), RentedNodes(nodes=3, slots=2, gpu_type="cpu"))
+    assert names == ("rented-1-2", "rented-2-2", "rented-3"), "other sizes are other nodes"
+    assert [p.slots for p in places] == [4, 4, 8, 2, 2, 2]
