@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -25,8 +26,6 @@ from swell.cli._platform import running_pid
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
-
-Done = subprocess.CompletedProcess[str]
 
 TRAIN = """
 import argparse, time, torch, swell
@@ -65,7 +64,7 @@ class Place:
         kept = {name: value for name, value in os.environ.items() if name not in left_out}
         return kept | {"SWELL_HOME": str(self.home), "COLUMNS": "160", "TZ": "UTC"} | more
 
-    def swell(self, *words: object, timeout_s: float = 100, **environment: str) -> Done:
+    def swell(self, *words: object, timeout_s: float = 100, **environment: str) -> CompletedProcess[str]:
         """Run a command to its end."""
         env = self.environment(**environment)
         return self._commands.run([str(word) for word in words], self.path, env, timeout_s)
