@@ -129,7 +129,7 @@ def test_nodes_come_with_the_queue_and_go_when_it_is_empty(tmp_path: Path) -> No
     rented.turn(rented.where.now_s + 31.0)
     assert rented.provider.supply().nodes == 0 and not any(node.up for node in rented.plane.nodes())
     said = [(e.data["before"], e.data["nodes"], e.data["reason"]) for e in rented.events(EventKind.SCALED)]
-    assert said[0] == (0, 1, "the jobs are worth 1 nodes") and said[-1] == (3, 0, "no jobs")
+    assert said[0] == (0, 1, "the jobs are worth 1 node") and said[-1] == (3, 0, "no jobs")
     assert [e.data["reason"] for e in rented.events(EventKind.NODE_LOST)] == ["let go: no jobs"] * 3
     assert [e.data["reason"] for e in rented.events(EventKind.NODE_JOINED)] == [
         "the jobs are worth 3 nodes"

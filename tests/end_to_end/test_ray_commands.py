@@ -40,7 +40,8 @@ def test_down_saves_the_jobs_and_leaves_a_ray_that_was_there_before_running(
     swell("up", "-d", "--port", "0", *address)
     nodes = json.loads(swell("nodes", "--json"))
     assert sum(node["gpus"] for node in nodes) == 8
-    job = json.loads(swell("submit", "-d", "--json", str(TOY), "--epochs", "90", "--sample-ms", "2"))
+    words = ("submit", "-d", "--json", "--min-workers", "2", str(TOY), "--epochs", "90", "--sample-ms", "2")
+    job = json.loads(swell(*words))  # on two slots: what ends jobs must know all slots, not only the first
     output = tmp_path / "jobs" / job["job_id"] / "output.log"
     wait_until(lambda: output.exists() and "| step " in output.read_text(), 90, "the first step")
     down = json.loads(swell("down", "--json"))

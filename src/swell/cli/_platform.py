@@ -37,6 +37,8 @@ LOG = "server.log"
 STARTED_S = 60.0
 """How long a control plane in the background may take to come up."""
 STOPPED_S = 40.0
+MOST_SLOTS = 100_000
+"""More slots than any cluster has: a job of any engine that is only to be stopped may be on any of them."""
 SAVED_S = 75.0
 """How long jobs may take to save their state and stop."""
 
@@ -433,7 +435,7 @@ def stop_jobs(home: Path, say: Callable[[int], None]) -> list[str]:
         say(len(directories))
         if not directories:
             return []
-        engine = LocalEngine(home, slots=1)
+        engine = LocalEngine(home, slots=MOST_SLOTS)
         engine.start(lambda: None)
         try:
             for directory in directories:

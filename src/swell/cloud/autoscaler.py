@@ -105,7 +105,7 @@ class Autoscaler:
         """How many nodes there should be, if there are `nodes` now, those coming included."""
         wanted = self._look(snapshot, nodes)
         least = min(self.terms.least_nodes, self.terms.affordable(self.offer))
-        return Wanted(least, f"{least} nodes are always kept") if wanted.nodes < least else wanted
+        return Wanted(least, f"{_say(least)} always kept") if wanted.nodes < least else wanted
 
     def _look(self, snapshot: Snapshot, nodes: int) -> Wanted:
         if len(snapshot):
@@ -131,18 +131,18 @@ def worth_having(snapshot: Snapshot, nodes: int, terms: Terms, offer: Offer) -> 
     more = choose(summed_speedups(lasting, most, width), min(nodes, most), len(lasting), terms, offer)
     wanted, reason = nodes, "as many as the jobs are worth"
     if fewer < nodes:
-        wanted, reason = max(fewer, 1), f"the jobs are worth {max(fewer, 1)} nodes"
+        wanted, reason = max(fewer, 1), f"the jobs are worth {_say(max(fewer, 1))}"
     elif more > nodes or not nodes:
-        wanted, reason = max(more, 1), f"the jobs are worth {max(more, 1)} nodes"
+        wanted, reason = max(more, 1), f"the jobs are worth {_say(max(more, 1))}"
     least = snapshot.min_gpus[snapshot.min_gpus <= most * width]
     needed = -(-int(least.max(initial=1)) // width)
     if needed > wanted:
-        wanted, reason = needed, f"a job needs {needed} nodes to run at all"
+        wanted, reason = needed, f"a job needs {_say(needed)} to run at all"
     needed = nodes_for_deadlines(snapshot, most, offer)
     if needed > wanted:
-        wanted, reason = needed, f"deadlines need {needed} nodes"
+        wanted, reason = needed, f"deadlines need {_say(needed)}"
     if wanted > most:
-        wanted, reason = most, f"{most} nodes are the most allowed"
+        wanted, reason = most, f"the most allowed is {_say(most)}"
     return Wanted(wanted, reason)
 
 
@@ -242,3 +242,7 @@ def _lasting(snapshot: Snapshot, speedups: list[FloatArray], offer: Offer) -> li
     left_s = np.divide(snapshot.remaining, rate, out=np.full(len(rate), np.inf), where=rate > 0)
     left_s[~snapshot.known] = np.inf
     return [own for own, ahead_s in zip(speedups, left_s.tolist()) if ahead_s > offer.start_s]
+
+
+def _say(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
