@@ -6,7 +6,7 @@ Each script of tests/train/plain_scripts is run plainly and under `--auto`, in t
 between two of its steps (tools/pace.py): of the processor, which a busy machine changes little, and of the
 clock. The models are so wide that a batch takes some ten milliseconds, as in the smallest real trainings.
 What swell adds does not depend on the model, so it is printed in milliseconds too: `added_cpu_ms`. Prints the
-medians and their ratios.
+least of the rounds, because other work on the machine only adds to it, and the ratios.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import importlib.util
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -64,7 +63,7 @@ def main() -> None:
             auto.append(run(script, auto=True))
         out: dict[str, float] = {}
         for what in ("cpu_s", "wall_s"):
-            alone, shared = (statistics.median(one[what] for one in runs) for runs in (plain, auto))
+            alone, shared = (min(one[what] for one in runs) for runs in (plain, auto))
             name = what.removesuffix("_s")
             out |= {f"plain_{name}_ms": alone, f"auto_{name}_ms": shared, f"{name}_ratio": shared / alone}
         out["added_cpu_ms"] = out["auto_cpu_ms"] - out["plain_cpu_ms"]
