@@ -133,6 +133,14 @@ class Moment:
         still_s[fragile] = self.snapshot.now_s
         return replace(self, jobs=self.jobs._replace(still_s=still_s))
 
+    def growing(self, plan: Plan) -> list[int]:
+        """The jobs that grow at once by a plan, those with the most time before their deadlines first."""
+        grows = np.flatnonzero(first_shares(plan) > self.snapshot.gpus)
+        with np.errstate(invalid="ignore"):  # neither a deadline nor an end
+            spare_s = np.nan_to_num(self.jobs.last_s[grows] - plan.end_s[grows])
+        most_first: list[int] = grows[np.argsort(-spare_s, kind="stable")].tolist()
+        return most_first
+
     def moves_nobody(self, plan: Plan) -> bool:
         """Whether buddy placement can begin the plan without moving a job that does not grow.
 
@@ -140,10 +148,7 @@ class Moment:
         where that cannot be told here: with several types of GPU, or with blocks of several nodes whose
         size is no power of two.
         """
-        has_steps = plan.last > plan.first
-        shares = np.zeros(len(plan.first), dtype=np.int64)
-        shares[has_steps] = plan.step_gpus[plan.first[has_steps]]
-        held, cluster = self.snapshot.gpus, self.snapshot.cluster
+        shares, held, cluster = first_shares(plan), self.snapshot.gpus, self.snapshot.cluster
         if (shares <= held).all():
             return True
         if len({node.gpu_type for node in cluster.nodes}) > 1:
@@ -166,6 +171,14 @@ class Moment:
             pairs = len(slots) // 2
             slots, block = slots[: 2 * pairs : 2] & slots[1 : 2 * pairs : 2], 2 * block
         return True
+
+
+def first_shares(plan: Plan) -> IntArray:
+    """What each job has at the beginning of a plan."""
+    has_steps = plan.last > plan.first
+    shares = np.zeros(len(plan.first), dtype=np.int64)
+    shares[has_steps] = plan.step_gpus[plan.first[has_steps]]
+    return shares
 
 
 def _round_up(count: int) -> int:
@@ -257,14 +270,23 @@ def keep_promises(now: Moment, in_force: PlanInForce, order: IntArray, rounds: i
     calm = now.calm(plan, order)
     if calm is now or now.moves_nobody(plan):
         return plan, calm
-    # A newcomer may have been let in to start beside the fragile: that plan is the one in force.
-    choices = [plan, _anew_or_kept(calm, in_force, order, rounds), in_force.carried_on(now, order)]
 
     def trouble(choice: Plan) -> tuple[float, bool, float]:
         unplaced, uncovered = shortfall(choice, now.jobs, order)
         return unplaced, not now.moves_nobody(choice), uncovered
 
-    return min((choice for choice in choices if choice is not None), key=trouble), calm
+    # A newcomer may have been let in to start beside the fragile: that plan is the one in force.
+    choices = [plan, _anew_or_kept(calm, in_force, order, rounds), in_force.carried_on(now, order)]
+    best = min((choice for choice in choices if choice is not None), key=trouble)
+    wait = np.zeros(len(plan.end_s), dtype=np.bool_)
+    for i in now.growing(best) if trouble(best)[1] else ():  # those that can wait the longest, one by one
+        wait[i] = True
+        still_s = np.where(wait, calm.jobs.still_s, now.jobs.still_s)
+        patient = replace(now, jobs=now.jobs._replace(still_s=still_s))
+        best = min(best, _anew_or_kept(patient, in_force, order, rounds), key=trouble)
+        if not trouble(best)[1]:
+            break
+    return best, calm
 
 
 def _anew_or_kept(now: Moment, in_force: PlanInForce, order: IntArray, rounds: int) -> Plan:
