@@ -17,7 +17,7 @@ from swell.domain import InputError, JobRequest
 from swell.engines import Launch
 from swell.engines.local import LocalEngine
 from swell.engines.ray import packaging
-from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray.engine import PENDING_S, RayEngine, RayOptions
 from swell.engines.ray.holder import sees
 from swell.engines.ray.places import (
     Foreign,
@@ -30,6 +30,7 @@ from swell.engines.ray.places import (
     read_nodes,
     to_cluster,
 )
+from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.wire import Connection
 
 ROOT = Path(__file__).parents[2]
@@ -237,3 +238,14 @@ def test_a_holder_that_is_dead_or_cut_off_for_too_long_is_given_up(monkeypatch: 
         call.future().set_exception(error)
         made._turn(0.0)
         assert ends == [("lost", 0)] and not made._held
+
+
+@pytest.mark.parametrize(("command", "ours"), [(True, {"a": 1}), (False, {})])
+def test_slots_of_any_program_stay_ours_although_its_workers_never_say_that_they_are_ready(
+    tmp_path: Path, command: bool, ours: dict[str, int]
+) -> None:
+    engine = RayEngine(tmp_path, RayOptions(address="127.0.0.1:1"))
+    job = SupervisedJob("a", tmp_path, launch=_launch(tmp_path, command=command))
+    job.alive, job.told, job.told_s, job.live = True, (1,), 0.0, {"w0": 1}
+    engine._jobs["a"] = job
+    assert engine._ours(follow([], [node("a")]), now_s=PENDING_S + 1) == (ours, {1} if command else set())

@@ -280,7 +280,9 @@ class RayEngine(SupervisedEngine):
         """By node id, how many of its used slots may be swell's; and all slots that swell's jobs are on."""
         where, counts, slots = places.slot_map(after), dict[str, int](), set[int]()
         for job in self._jobs.values():
-            mine = {slot for name, slot in job.live.items() if slot is not None and name in job.ready}
+            # Workers of any program never say that they are ready; those that were started count.
+            sure = job.live if job.runs_any_command else job.ready
+            mine = {slot for name, slot in job.live.items() if slot is not None and name in sure}
             slots |= mine
             if job.alive and now_s - job.told_s < PENDING_S:
                 mine |= job.slots
