@@ -109,6 +109,28 @@ def test_plan_has_the_fewest_moves_and_of_those_the_fewest_gpus(case):
 
 
 @settings(max_examples=400, deadline=None)
+@given(layouts(), st.data())
+def test_jobs_that_are_to_stay_move_only_if_there_is_no_other_way(case, data):
+    unusable, blocks, wanted = case
+    held = {i: (block,) for i, block in enumerate(blocks)}
+    stay = data.draw(st.sets(st.sampled_from(sorted(held)))) if held else set()
+    made = plan(
+        make_space(4, unusable),
+        make_free(4, unusable, blocks),
+        held,
+        {100 + i: 1 << level for i, level in enumerate(wanted)},
+        stay=stay,
+    )
+    fixed = unusable.union(*(addresses(blocks[i]) for i in stay))
+    others = fewest_moves(4, fixed, [b for i, b in enumerate(blocks) if i not in stay], wanted)
+    if others is not None:
+        assert (len(made.moves), sum(1 << move.source.level for move in made.moves)) == others
+        assert not {move.job for move in made.moves} & stay
+    elif (least := fewest_moves(4, unusable, blocks, wanted)) is not None:
+        assert (len(made.moves), sum(1 << move.source.level for move in made.moves)) == least
+
+
+@settings(max_examples=400, deadline=None)
 @given(layouts(top=5, most_blocks=20), st.data())
 def test_plan_reaches_aligned_blocks_by_moves_that_find_their_target_free(case, data):
     unusable, blocks, wanted = case

@@ -167,6 +167,8 @@ def profiles() -> ProfileSet:
 @example(seed=71, jobs=57, hours=0.2, cluster="4x4", resize_cost_s=5.0)
 @example(seed=91, jobs=45, hours=0.2, cluster="4x4", resize_cost_s=60.0)
 @example(seed=10000, jobs=53, hours=0.2, cluster="3x4", resize_cost_s=5.0)
+@example(seed=910, jobs=50, hours=0.2, cluster="2x8", resize_cost_s=5.0)
+@example(seed=2092, jobs=50, hours=0.2, cluster="2x8", resize_cost_s=60.0)
 def test_elasticflow_keeps_promises_though_jobs_are_moved(
     profiles: ProfileSet, seed: int, jobs: int, hours: float, cluster: str, resize_cost_s: float
 ) -> None:

@@ -209,6 +209,8 @@ class Board:
                 changed = changed[np.argsort(rank[changed], kind="stable")]
             wanted = dict(more) | dict(zip(rows[changed].tolist(), decision.gpus[changed].tolist()))
             types = None if kinds is None else {int(rows[i]): kinds[i] for i in changed.tolist()}
+            stay = () if decision.stay is None else rows[decision.stay].tolist()
+            self.placer.stay = frozenset(stay)
             moved = self.placer.place(wanted, types) if wanted else {}
         for row in self._losses:  # a job that the policy leaves with its remaining GPUs moves too
             moved.setdefault(row, self.table.placement[row])

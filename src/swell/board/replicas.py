@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from swell.domain import IntArray
@@ -24,10 +26,10 @@ def in_replicas(decision: Decision, size: IntArray, most: IntArray) -> Decision:
                 cut = min(int(rest[i]), int(per_node[i, node]))
                 per_node[i, node] -= cut
                 rest[i] -= cut
-        return Decision(per_node.sum(axis=1), per_node, decision.order)
+        return replace(decision, gpus=per_node.sum(axis=1), per_node=per_node)
     gpus, free = decision.gpus - rest, int(rest.sum())
     for i in np.argsort(size - rest, kind="stable").tolist():
         if rest[i] and size[i] <= free and gpus[i] + size[i] <= most[i]:
             gpus[i] += size[i]
             free -= int(size[i])
-    return Decision(gpus, None, decision.order)
+    return replace(decision, gpus=gpus)

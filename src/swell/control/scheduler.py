@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -425,7 +425,7 @@ def within(decision: Decision, most: IntArray) -> Decision:
         # From the left, as many as are still allowed on each node.
         before = np.cumsum(per_node, axis=1) - per_node
         per_node = np.clip(most[:, None] - before, 0, per_node)
-    return Decision(np.minimum(decision.gpus, most), per_node, decision.order)
+    return replace(decision, gpus=np.minimum(decision.gpus, most), per_node=per_node)
 
 
 def _promised(record: JobRecord) -> float | None:

@@ -45,6 +45,8 @@ class Placer(ABC):
 
     def __init__(self, cluster: Cluster) -> None:
         self.occupancy = Occupancy(cluster)
+        self.stay: frozenset[int] = frozenset()
+        """Jobs that a placer which moves jobs moves only if there is no other way."""
         self._set_pools()
 
     @property

@@ -142,6 +142,7 @@ class Buddy(Placer):
                 {share.job: share.gpus for share in mine},
                 {share.job: layout.blocks(share.before) for share in mine if share.before},
                 migrate=self.migrate,
+                stay=self.stay,
             )
             changed |= dict.fromkeys(self._carry_out(pool, made))
         for job in changed:

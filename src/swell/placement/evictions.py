@@ -61,16 +61,19 @@ class _SiteClasses:
 
 def fewest_evictions(
     top: int, unusable: Sequence[int] | IntArray, blocks: Sequence[Block], missing: Sequence[int]
-) -> list[int]:
+) -> list[int] | None:
     """Indices of the `blocks` to lift so that `missing[q]` more sites of each level q become free.
 
-    `unusable` are addresses out of service; every other address outside the blocks is free. There must be at
-    least `missing[q]` mixed sites of each level.
+    `unusable` are addresses out of service; every other address outside the blocks is free. None if there are
+    fewer than `missing[q]` mixed sites of a level.
     """
     highest = max((level for level, gap in enumerate(missing) if gap > 0), default=0)
     if highest == 0:
         return []
     known = _classify(top, unusable, blocks, highest)
+    for level in range(1, highest + 1):
+        if missing[level] > sum(known.count[kind] for kind in known.by_level[level]):
+            return None
     chosen = _Search(known, np.array(missing[: highest + 1], dtype=np.int64)).best()
     return _blocks_in(known, chosen, blocks)
 

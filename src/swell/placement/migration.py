@@ -15,8 +15,10 @@ among such plans it moves the fewest GPUs. New and resized jobs do not count as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from swell.domain import IntArray
 from swell.placement.blocks import Block, FreeBlocks, count_levels, levels_of, sites_by_level
@@ -72,11 +74,13 @@ def plan(
     before: Mapping[int, Sequence[Block]] | None = None,
     *,
     migrate: bool = True,
+    stay: Collection[int] = (),
 ) -> MigrationPlan:
     """Where the `wanted` shares go with the fewest moves of `held` blocks; enough addresses must be free.
 
     `before` are the blocks that these jobs held until now. They are free, and used again where possible.
-    Without `migrate` nothing moves, and shares are halved where no site is free.
+    Without `migrate` nothing moves, and shares are halved where no site is free. Jobs in `stay` move only if
+    moving all others would not be enough.
     """
     items = [_Item(level, job) for job, gpus in wanted.items() for level in levels_of(gpus)]
     room = free.sites()
@@ -90,9 +94,25 @@ def plan(
         items = _halve_until_fit(items, limit)
         demand = sites_by_level(count_levels((item.level for item in items), space.top))
         missing = [want - have for want, have in zip(demand, room)]
-        gone = fewest_evictions(space.top, space.unusable, [block for _, block in blocks], missing)
-        lifted = [blocks[i] for i in gone]
+        lifted = _lift(space, blocks, missing, stay)
     return _assign(free.copy(), items, lifted, before or {})
+
+
+def _lift(
+    space: Space, blocks: Sequence[tuple[int, Block]], missing: Sequence[int], stay: Collection[int]
+) -> list[tuple[int, Block]]:
+    """The blocks to lift so that these many more sites of each level become free; of others if possible."""
+    fixed = [block for job, block in blocks if job in stay]
+    if fixed:
+        movable = [(job, block) for job, block in blocks if job not in stay]
+        taken = np.concatenate([space.unusable, *(np.arange(b.start, b.end) for b in fixed)]).astype(np.int64)
+        gone = fewest_evictions(space.top, taken, [block for _, block in movable], missing)
+        if gone is not None:
+            return [movable[i] for i in gone]
+    gone = fewest_evictions(space.top, space.unusable, [block for _, block in blocks], missing)
+    if gone is None:
+        raise ValueError("fewer GPUs are free than wanted")
+    return [blocks[i] for i in gone]
 
 
 def _exceeds(items: Sequence[_Item], room: Sequence[int]) -> bool:

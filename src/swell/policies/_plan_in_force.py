@@ -26,7 +26,8 @@ What can happen to it, and why it survives:
 
 Two kinds of job are *fragile*, because one stop would make them late: a job for which none of these ways
 works, and a *bare* job, whose deadline is so close that not even the whole cluster could cover it. As long as
-one of them runs, no job grows unless it is certain that no other job has to move for it.
+one of them runs, no job grows unless it is certain that no other job has to move for it; and if one must grow
+all the same, other jobs than the fragile are moved for it where that is possible (`Decision.stay`).
 
 A lost node or a wrong curve can break the invariant. Then as many promises are kept as can be found, and each
 lost one is planned for the earliest end that costs no other promise.
@@ -43,6 +44,7 @@ import numpy as np
 
 from swell.domain import FloatArray, IntArray
 from swell.perf._compiled import compiled
+from swell.policies._free_blocks import fits_in_free_blocks
 from swell.policies._reservations import (
     ROUNDING_S,
     BoolArray,
@@ -81,6 +83,8 @@ class Moment:
     """How much cover each job shall have, if that is possible at all."""
     bare: BoolArray
     """Jobs that cannot be covered even alone on the cluster. Nothing is reserved to cover them."""
+    fragile: BoolArray | None = None
+    """Running jobs that one more stop would make late; None if there are none."""
 
     @classmethod
     def of(cls, snapshot: Snapshot, jobs: Jobs) -> Moment:
@@ -111,11 +115,13 @@ class Moment:
         plan, gpus = give(self.jobs, plan)
         lent = self.snapshot.lent
         if lent <= 0:
-            return plan, Decision(gpus)
+            return plan, Decision(gpus, stay=self.fragile)
         times, free, longer_s, still_s = lengthen(self.jobs, plan, 2 * self.jobs.pause_s)
         plan = plan._replace(times=times, free=free)
         _, more = give(self.jobs._replace(still_s=still_s), plan._replace(free=free + lent))
-        return plan._replace(end_s=longer_s), Decision(more, lent=np.maximum(more - gpus, 0))
+        return plan._replace(end_s=longer_s), Decision(
+            more, lent=np.maximum(more - gpus, 0), stay=self.fragile
+        )
 
     def can_be_kept(self) -> IntArray:
         """The jobs with deadlines that could end in time alone on the cluster, earliest deadline first."""
@@ -131,7 +137,8 @@ class Moment:
             return self
         still_s = np.full(len(plan.end_s), plan.end_s[fragile].max())
         still_s[fragile] = self.snapshot.now_s
-        return replace(self, jobs=self.jobs._replace(still_s=still_s))
+        one_by_one = np.isin(np.arange(len(still_s)), fragile)
+        return replace(self, jobs=self.jobs._replace(still_s=still_s), fragile=one_by_one)
 
     def growing(self, plan: Plan) -> list[int]:
         """The jobs that grow at once by a plan, those with the most time before their deadlines first."""
@@ -142,35 +149,8 @@ class Moment:
         return most_first
 
     def moves_nobody(self, plan: Plan) -> bool:
-        """Whether buddy placement can begin the plan without moving a job that does not grow.
-
-        A job that is to shrink counts as if it kept all it holds, because spare GPUs may let it do so. False
-        where that cannot be told here: with several types of GPU, or with blocks of several nodes whose
-        size is no power of two.
-        """
-        shares, held, cluster = first_shares(plan), self.snapshot.gpus, self.snapshot.cluster
-        if (shares <= held).all():
-            return True
-        if len({node.gpu_type for node in cluster.nodes}) > 1:
-            return False
-        free = cluster.in_service.copy()
-        for gpus, stays in zip(self.snapshot.placements, shares <= held):
-            if stays:
-                free[list(gpus)] = False
-        sizes = [node.gpus for node in cluster.nodes]
-        width = _round_up(max(sizes))
-        by_node = np.zeros((_round_up(len(sizes)), width), dtype=np.bool_)
-        for node, (first, size) in enumerate(zip(cluster.first_gpu, sizes)):
-            by_node[node, :size] = free[first : first + size]
-        slots, block, wanted = by_node.ravel(), 1, shares[shares > held]
-        while (wanted >= block).any():
-            if block > width and set(sizes) != {width}:
-                return False
-            if (wanted[wanted >= block] // block).sum() > slots.sum():
-                return False
-            pairs = len(slots) // 2
-            slots, block = slots[: 2 * pairs : 2] & slots[1 : 2 * pairs : 2], 2 * block
-        return True
+        """Whether buddy placement can certainly begin the plan without moving a job that does not grow."""
+        return fits_in_free_blocks(self.snapshot, first_shares(plan))
 
 
 def first_shares(plan: Plan) -> IntArray:
@@ -179,11 +159,6 @@ def first_shares(plan: Plan) -> IntArray:
     shares = np.zeros(len(plan.first), dtype=np.int64)
     shares[has_steps] = plan.step_gpus[plan.first[has_steps]]
     return shares
-
-
-def _round_up(count: int) -> int:
-    """The least power of two that is not below `count`."""
-    return 1 << (count - 1).bit_length()
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from swell.domain import IntArray
+from swell.domain import BoolArray, IntArray
 from swell.policies.snapshot import Snapshot
 
 
@@ -47,6 +47,8 @@ class Decision:
     """The GPU type of each job, if each is to be on GPUs of one given type."""
     lent: IntArray | None = None
     """How many of each job's GPUs no promise counts on; of a promised job, services take these back first."""
+    stay: BoolArray | None = None
+    """Jobs that are moved for others only if there is no other way: one more stop would make them late."""
 
 
 PlacerName = Literal["packed", "buddy", "most-free", "first-fit"]

@@ -125,6 +125,7 @@ class ByType(Policy):
         self._assign(snapshot)
         nodes = len(snapshot.cluster.nodes)
         gpus, lent = np.zeros((2, len(snapshot)), dtype=np.int64)
+        stay = np.zeros(len(snapshot), dtype=np.bool_)
         per_node: IntArray | None = None
         orders: list[IntArray] = []
         self._parts = []
@@ -138,6 +139,8 @@ class ByType(Policy):
             gpus[members] = decision.gpus
             if decision.lent is not None:
                 lent[members] = decision.lent
+            if decision.stay is not None:
+                stay[members] = decision.stay
             if decision.per_node is not None:
                 per_node = np.zeros((len(snapshot), nodes), dtype=np.int64) if per_node is None else per_node
                 per_node[members[:, None], kind.nodes[None, :]] = decision.per_node
@@ -146,7 +149,7 @@ class ByType(Policy):
         placed = np.concatenate(orders) if orders else np.empty(0, dtype=np.int64)
         order = np.concatenate([placed, np.setdiff1d(np.arange(len(snapshot)), placed)])
         kinds = tuple(self._type_of[number] for number in snapshot.numbers.tolist())
-        return Decision(gpus, per_node, order, kinds, lent)
+        return Decision(gpus, per_node, order, kinds, lent, stay)
 
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         """When the policy has to decide again for the first of the types."""
