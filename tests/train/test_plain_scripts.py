@@ -46,13 +46,16 @@ def test_files_own_checkpoints_packages_sums_and_layers_unfrozen_later(
     stage: Any, tmp_path: Path, reduction: str
 ) -> None:
     job = _run(stage, "everyday.py", "80", "0.008", str(tmp_path), reduction, maximum=3)
-    _whole_schedule(job, victim=-1 if reduction == "mean" else 0)  # a leader's files move to another worker
+    lost = 0 if reduction == "mean" else 1  # what a leader was about to write when it was killed
+    _whole_schedule(job, victim=0 if lost else -1)  # a leader's files move to another worker
     result = _result(job)
     assert result["final"] == result["best"] < 0.16, "plain runs in six orders: 0.013 to 0.108"
     assert 640 <= result["steps"] <= 644, "one more for each batch whose samples came again"
     rows = (tmp_path / "curve.csv").read_text().splitlines()[1:]
-    assert [int(row.split(",")[0]) for row in rows] == list(range(80)), "each epoch's line once, in order"
-    assert (tmp_path / "train.log").read_text().splitlines() == [f"epoch {i}" for i in range(80)]
+    logged = [line.removeprefix("epoch ") for line in (tmp_path / "train.log").read_text().splitlines()]
+    for epochs in ([int(row.split(",")[0]) for row in rows], [int(epoch) for epoch in logged]):
+        assert epochs == sorted(set(epochs)), "each epoch's line at most once, in order"
+        assert set(epochs) <= set(range(80)) and len(epochs) >= 80 - lost
     assert (tmp_path / "best.pt").read_bytes() == (tmp_path / "copy.pt").read_bytes() != b""
     losses = [float(row.split(",")[1]) for row in rows]
     assert min(losses) == pytest.approx(result["best"])
