@@ -32,10 +32,19 @@ def most_slots_held(events: Sequence[Event], capacity: int) -> int:
             elif event.kind in _GIVES:
                 held.pop(str(event.job_id), None)
         slots = [slot for placement in held.values() for slot in placement]
-        assert len(slots) == len(set(slots)), f"a slot has two jobs at {time_s}: {held}"
+        if len(slots) != len(set(slots)):
+            raise AssertionError(f"a slot has two jobs at {time_s}: {held}; {_before(events, time_s)}")
         assert all(0 <= slot < capacity for slot in slots), f"a slot that is not there at {time_s}: {held}"
         most = max(most, len(slots))
     return most
+
+
+def _before(events: Sequence[Event], time_s: float, span_s: float = 5.0) -> str:
+    """What happened to slots just before a moment, in a line."""
+    kinds = {*_TAKES, *_GIVES, EventKind.WORKER_LOST}
+    near = [e for e in events if time_s - span_s <= e.time_s <= time_s and e.kind in kinds]
+    told = [f"{time_s - e.time_s:.2f} s before: {e.job_id} {e.kind} {e.data.get('gpus', '')}" for e in near]
+    return "; ".join(told)
 
 
 def _read(pid: int, name: str) -> bytes:
