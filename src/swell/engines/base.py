@@ -7,6 +7,7 @@ in the cluster. Jobs go on while no control plane runs.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -80,6 +81,18 @@ class Report:
     data: Mapping[str, Any]
 
 
+def drain(reports: deque[Report]) -> Iterator[Report]:
+    """Take reports off one by one, each only when the next is asked for.
+
+    So a report that its reader could not note (the disk was full, say) is there again the next time.
+    """
+    while reports:
+        report = reports[0]
+        yield report
+        if reports and reports[0] is report:  # a full queue drops its oldest
+            reports.popleft()
+
+
 Held = Mapping[str, Placement]
 """By job: slots."""
 NOTHING_HELD: Held = MappingProxyType({})
@@ -118,7 +131,7 @@ class Engine(Protocol):
         """The engine's threads, for whoever watches that none of them has ended."""
 
     def reports(self) -> Iterator[Report]:
-        """What jobs reported since the last call. Never blocks."""
+        """What jobs reported since the last call. Never blocks. See `drain` for a reader that fails."""
 
     def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
         """The job's combined log from an offset, and the offset to go on from."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from swell.domain import Cluster, InputError, Placement
-from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, RunState
+from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, RunState, drain
 from swell.engines.parts import Part
 
 
@@ -183,8 +183,7 @@ class NullEngine:
 
     def reports(self) -> Iterator[Report]:
         """What jobs reported since the last call."""
-        while self._reports:
-            yield self._reports.popleft()
+        return drain(self._reports)
 
     def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
         """A log of one line."""

@@ -27,7 +27,7 @@ from typing import Any
 from swell.domain import Cluster, Placement
 from swell.engines import clock
 from swell.engines.accounts import of_job
-from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, RunState
+from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, RunState, drain
 from swell.engines.border import BadMessage, Confined, read_beat, read_event
 from swell.engines.environment import for_jobs
 from swell.engines.fencing import Fence
@@ -213,8 +213,7 @@ class SupervisedEngine:
 
     def reports(self) -> Iterator[Report]:
         """What jobs reported since the last call."""
-        while self._reports:
-            yield self._reports.popleft()
+        return drain(self._reports)
 
     def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
         """The job's output from an offset."""
