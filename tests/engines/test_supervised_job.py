@@ -69,6 +69,18 @@ def test_a_job_that_was_started_on_another_slot_than_it_wants_stays_there_until_
     assert job.told == (3,) and len(list(engine.reports())) == 1
 
 
+def test_a_job_whose_coordinator_is_new_takes_no_slot_that_another_one_still_has(tmp_path: Path) -> None:
+    engine = LocalEngine(tmp_path, slots=4)
+    other = SupervisedJob("other", tmp_path, told=(0,), alive=True)
+    job = SupervisedJob("a", tmp_path, wanted=(0,), told=(1, 2), alive=True, target=1)
+    engine._jobs |= {"other": other, "a": job}
+    engine._connected(job)
+    assert job.told == (1,), "slot 0 is wanted, but not free yet"
+    job.target, job.logged = 4, (2,)
+    engine._connected(job)
+    assert job.told == (0, 1, 2, 3), "it has four workers, whatever that means for others"
+
+
 def test_a_job_of_replicas_uses_only_as_many_slots_as_whole_replicas_need(tmp_path: Path) -> None:
     request = JobRequest(name="big", script="train.py", workers_per_replica=2)
     job = SupervisedJob("a", tmp_path, wanted=(0, 1, 2, 3), told=(2, 3))

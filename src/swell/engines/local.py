@@ -208,9 +208,10 @@ class LocalEngine(SupervisedEngine):
     def _connected(self, job: SupervisedJob) -> None:
         if len(job.told) == job.target:
             return  # the slots that the job was started on; those it wants may still have other workers
-        free = (slot for slot in range(self._cluster.capacity) if slot not in self._taken(job))
-        known = dict.fromkeys((*job.logged, *job.wanted, *free))
-        job.told = tuple(sorted(list(known)[: job.target]))
+        taken = self._taken(job)
+        known = dict.fromkeys((*job.logged, *job.wanted, *range(self._cluster.capacity)))
+        # Those that another job still has come last, though this one may want them.
+        job.told = tuple(sorted(sorted(known, key=lambda slot: slot in taken)[: job.target]))
 
     def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
         """A file for each GPU or part of one, which the supervisor locks while a worker uses it; none on CPU
