@@ -40,7 +40,7 @@ def _slow_down(pid: int, over: threading.Event) -> None:
 
 def measure(normal_s: float = 8.0, within_s: float = 30.0) -> dict[str, Any]:
     """Speeds in steps per second, and after how long the slow worker was replaced."""
-    with running(["--model", "small"], ["--workers", "2", "--threads", "1"]) as job:
+    with running(["--model", "large"], ["--workers", "2", "--threads", "1"]) as job:
         status = job.members(2)
         job.settle(50)
         stays, slow = status["members"]
