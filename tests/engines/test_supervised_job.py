@@ -81,6 +81,13 @@ def test_a_job_whose_coordinator_is_new_takes_no_slot_that_another_one_still_has
     assert job.told == (0, 1, 2, 3), "it has four workers, whatever that means for others"
 
 
+def test_a_job_that_was_found_keeps_the_slots_of_the_log_until_its_workers_are_known(tmp_path: Path) -> None:
+    job = SupervisedJob("a", tmp_path, wanted=(0,), told=(0,), logged=(2,), alive=True)
+    assert job.slots == {0, 2}, "the earlier engine wanted it on slot 0, but it was still on 2"
+    job.live, job.members = {"w0": 0}, {"w0"}
+    assert job.slots == {0}
+
+
 def test_a_job_of_replicas_uses_only_as_many_slots_as_whole_replicas_need(tmp_path: Path) -> None:
     request = JobRequest(name="big", script="train.py", workers_per_replica=2)
     job = SupervisedJob("a", tmp_path, wanted=(0, 1, 2, 3), told=(2, 3))

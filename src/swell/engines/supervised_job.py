@@ -193,13 +193,14 @@ class SupervisedJob:
 
         A job that has ended keeps them until the control plane had time to note the end, and one that was
         killed until it had time to start it again. One that shrinks keeps those that it leaves until it says
-        that it goes on without them. So the event log never shows a slot in two hands.
+        that it goes on without them, and one that an earlier engine started those that the log shows until
+        this engine has heard of its workers. So the event log never shows a slot in two hands.
         """
         now_s = time.monotonic()
         if not self.alive and now_s > self.kept_until_s:
             return set()
-        shrinks = self.alive and now_s < self.told_s + SHRINK_S
-        shown = set(self.logged) if shrinks else set()
+        shrinks = now_s < self.told_s + SHRINK_S
+        shown = set(self.logged) if self.alive and (shrinks or not self.live) else set()
         return set(self.told) | shown | {slot for slot in self.live.values() if slot is not None}
 
     @property
