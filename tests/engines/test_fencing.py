@@ -7,14 +7,13 @@ from typing import Any
 
 from tests.waiting import wait_until
 
-from swell.domain import Cluster, JobRequest, Placement
+from swell.domain import Cluster, JobRequest
 from swell.engines import Launch
 from swell.engines.fencing import Fence, order_outdated
 from swell.engines.order import Order
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import supervise
-from swell.train.agent.wire import Message
 
 
 def launch(home: Path) -> Launch:
@@ -36,8 +35,8 @@ def test_numbers_of_a_home_only_grow_and_count_within_one_store(tmp_path: Path) 
 
 def test_a_supervisor_with_the_order_of_a_former_leader_does_not_run(tmp_path: Path) -> None:
     given, home = launch(tmp_path), tmp_path
-    extras = Fence("s", 1).for_order(home) | {"devices": []}
-    Order(launch=given, workers=1, placement=(0,), extras=extras).write()
+    extras = Fence("s", 1).for_order(home)
+    Order(launch=given, slots=(0,), placement=(0,), extras=extras).write()
     Fence("s", 2).raise_in(home)
     assert supervise(given.job_dir) == 0
     assert not (given.job_dir / "runs").exists() and not (given.job_dir / "exit.json").exists()
@@ -53,13 +52,7 @@ class Watched(SupervisedEngine):
     def cluster(self) -> Cluster:
         return Cluster.parse("1x1")
 
-    def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
-        return job.wanted
-
-    def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
-        return {}
-
-    def _resize(self, granted: Placement) -> Message:
+    def _order_extras(self, job: SupervisedJob) -> dict[str, Any]:
         return {}
 
     def _start_supervisor(self, job: Any, env: Any) -> Any:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,7 @@ from swell.domain import InputError
 from swell.engines import RunState
 from swell.engines.local import LocalEngine
 from swell.engines.processes import workers_of
-from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import is_locked
-from swell.train.agent.wire import Connection
 
 from .conftest import Bench
 
@@ -225,16 +220,18 @@ def test_every_worker_has_a_gpu_of_its_own_where_there_are_some(
     monkeypatch.setattr("swell.engines.local.detect_gpus", lambda: 4)
     engine = bench.engine(slots=None)  # type: ignore[arg-type]
     assert engine.cluster().capacity == 4
-    for name in ("a", "b"):
-        engine.apply(bench.launch(name, "--epochs", 4, "--sample-ms", 3), (0, 1))
+    for name, slots in (("a", (0, 2)), ("b", (1, 3))):
+        engine.apply(bench.launch(name, "--epochs", 4, "--sample-ms", 3), slots)
     bench.wait_for(lambda: all(" of 2" in bench.output(name) for name in ("a", "b")))
-    devices = [
-        line.split("device ")[1].split()[0]
+    devices = {
+        name: {
+            line.split("device ")[1].split()[0]
+            for line in bench.output(name).splitlines()
+            if "device " in line
+        }
         for name in ("a", "b")
-        for line in bench.output(name).splitlines()
-        if "device " in line
-    ]
-    assert sorted(devices) == ["0", "1", "2", "3"]
+    }
+    assert devices == {"a": {"0", "2"}, "b": {"1", "3"}}, "the GPUs of its slots"
 
 
 def test_workers_may_share_gpus_and_are_told_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,19 +255,3 @@ def test_nodes_and_slots_are_checked(tmp_path: Path) -> None:
         LocalEngine(tmp_path, per_gpu=2)
     cluster = LocalEngine(tmp_path, nodes="2x2").cluster()
     assert [(n.gpus, n.up) for n in cluster.nodes] == [(2, True), (2, True)]
-
-
-def test_the_log_never_shows_a_slot_in_two_hands_before_a_job_has_workers(tmp_path: Path) -> None:
-    """A job that is told to use other slots while it starts says so, because others may take the old ones."""
-    engine = LocalEngine(tmp_path, slots=4)
-    here, there = socket.socketpair()
-    with here, there, ThreadPoolExecutor(1) as pool:
-        other_end = pool.submit(Connection, there, "secret", server=True)
-        job = SupervisedJob("a", tmp_path, connection=Connection(here, "secret"), alive=True)
-        other_end.result()
-        job.told = job.noted = (0, 3)
-        for wanted in ((0, 1), (1,), (1, 2)):  # moved, shrunk, grown
-            job.wanted = job.noted = wanted
-            engine._send_target(job, time.monotonic())
-            (report,) = engine.reports()
-            assert (report.kind, report.data["gpus"]) == ("resized", wanted)

@@ -33,7 +33,7 @@ OLD: dict[str, Any] = {
 def test_an_order_comes_back_as_it_was(tmp_path: Path) -> None:
     request = JobRequest(name="a", script="t.py", args=("1",), workdir="/w", env={"A": "b"}, workers=7)
     launch = Launch(job_id="a-1", request=request, job_dir=tmp_path, max_workers=5)
-    order = Order(launch=launch, workers=2, placement=(3, 4), extras={"ray": {"session": "s"}})
+    order = Order(launch=launch, slots=(3,), placement=(3, 4), extras={"ray": {"session": "s"}})
     order.write()
     assert Order.read(tmp_path) == order
     assert (tmp_path / "start.json").stat().st_mode & 0o077 == 0, "env may hold secrets"
@@ -44,7 +44,7 @@ def test_a_relative_working_directory_is_where_the_engine_was(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     request = JobRequest(name="a", script="t.py", workdir="here")
-    Order(launch=Launch(job_id="a", request=request, job_dir=tmp_path), workers=1, placement=()).write()
+    Order(launch=Launch(job_id="a", request=request, job_dir=tmp_path), slots=(), placement=()).write()
     assert Order.read(tmp_path).launch.workdir == tmp_path / "here"
 
 
@@ -58,16 +58,15 @@ def test_a_job_that_an_older_version_started_is_taken_over(tmp_path: Path) -> No
     assert (request.env, request.auto, request.checkpoint_s) == ({"A": "b"}, True, 5.0)
     assert (request.memory_bytes, request.pip, request.workers) == (None, (), 1)
     job.wanted = (4, 5)
-    job.note_placement()
+    job.note((4,))
     again = Order.read(tmp_path)
-    assert (again.placement, again.workers) == ((4, 5), 2)
-    assert again.extras == {"devices": ["/home/devices/0"]}
+    assert (again.placement, again.slots, again.extras) == ((4, 5), (4,), {})
     assert again.launch == job.launch
 
 
 def test_an_order_of_a_newer_version_is_read(tmp_path: Path) -> None:
     launch = Launch(job_id="a", request=JobRequest(name="a", script="t.py", workdir="/w"), job_dir=tmp_path)
-    order = Order(launch=launch, workers=1, placement=(0,))
+    order = Order(launch=launch, slots=(0,), placement=(0,))
     order.write()
     path = tmp_path / "start.json"
     content = json.loads(path.read_text())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ from swell.domain import JobRequest
 from swell.engines import Launch, supervisor
 from swell.engines.border import BadMessage, Confined, read_event, read_status
 from swell.engines.local import LocalEngine
-from swell.engines.supervised_job import SupervisedJob
+from swell.engines.supervised_job import Allowance, SupervisedJob
 from swell.engines.supervisor import STOPPED
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.wire import Connection
@@ -44,48 +43,93 @@ def test_a_job_whose_processes_are_gone_keeps_its_slots_unless_it_gave_them_back
     assert job.slots == set()
 
 
+def _told_by(engine: LocalEngine, job: SupervisedJob, now_s: float = 0.0) -> list[Any]:
+    """What a turn of the engine sends the job's coordinator."""
+    job.connection = cast(Connection, line := _Line())
+    engine._jobs[job.job_id] = job
+    engine._send_target(job, now_s)
+    engine._report_slots(job)
+    return [message["slots"] for message in line.sent]
+
+
+def _gpus(engine: LocalEngine) -> list[tuple[int, ...]]:
+    return [report.data["gpus"] for report in engine.reports() if report.kind == "resized"]
+
+
 def test_a_job_that_moves_before_it_trains_is_reported_on_its_new_slot(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path, slots=4)
-    job = SupervisedJob("a", tmp_path, wanted=(3,), told=(0,), alive=True)
-    job.connection = cast(Connection, object())  # nothing is sent: the number of workers stays
-    engine._jobs["a"] = job
-    engine._send_target(job, 0.0)
-    assert job.told == (3,)
-    assert [(r.kind, r.data["gpus"]) for r in engine.reports()] == [("resized", (3,))]
+    job = SupervisedJob("a", tmp_path, wanted=(3,), told=(0,), logged=(0,), alive=True)
+    assert _told_by(engine, job) == [[3]] and job.told == (3,)
+    assert _gpus(engine) == [(3,)]
 
 
-def test_a_job_that_was_started_on_another_slot_than_it_wants_stays_there_until_that_is_free(
-    tmp_path: Path,
+def test_a_job_gets_a_slot_only_when_no_worker_of_another_job_is_on_it(tmp_path: Path) -> None:
+    engine = LocalEngine(tmp_path, slots=4)
+    other = SupervisedJob("other", tmp_path, alive=True, live={"w0": 3}, logged=(2,))
+    job = SupervisedJob("a", tmp_path, wanted=(0, 3), told=(0,), logged=(0,), alive=True)
+    engine._jobs["other"] = other
+    assert _told_by(engine, job) == [] and job.told == (0,), "a worker of the other job is still there"
+    other.live = {}
+    assert _told_by(engine, job) == [[0, 3]]
+    job.wanted = (0, 2, 3)
+    assert _told_by(engine, job, 1.0) == [], "the event log still shows the other job on slot 2"
+    assert _told_by(engine, job, 100.0) == [], "and it does not matter how long that takes"
+
+
+def test_a_job_does_not_get_a_slot_that_its_own_leaving_worker_is_on(tmp_path: Path) -> None:
+    engine = LocalEngine(tmp_path, slots=4)
+    job = SupervisedJob("a", tmp_path, wanted=(0, 1), told=(0,), alive=True)
+    job.live, job.members, job.former = {"w0": 0, "w1": 1}, {"w0"}, {"w0", "w1"}
+    assert _told_by(engine, job) == []
+    del job.live["w1"]
+    assert _told_by(engine, job) == [[0, 1]]
+
+
+def test_a_job_that_was_found_keeps_what_its_coordinator_was_told_and_what_the_log_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier engine was killed after it had told the job to grow, and before it logged that."""
+    monkeypatch.setattr("swell.engines.supervised_job.is_locked", lambda directory: True)
+    directory = tmp_path / "jobs" / "a"
+    directory.mkdir(parents=True)
+    request = JobRequest(name="a", script="train.py")
+    launch = Launch(job_id="a", request=request, job_dir=directory)
+    earlier = LocalEngine(tmp_path, slots=4)
+    job = SupervisedJob("a", directory, launch=launch, wanted=(0,), alive=True)
+    job.write_order((0,), 4, {})
+    job.started(cast(Any, None), (0,), 0.0)
+    job.wanted = (0, 1)
+    assert _told_by(earlier, job) == [[0, 1]]
+    job.wanted = (0,)
+    job.note(job.told)
+    found = SupervisedJob.found(directory)
+    found.logged = (0, 2)
+    assert found.wanted == (0,) and found.slots == {0, 1, 2}
+    found.live, found.members, found.fresh = {"w0": 0, "w1": 1}, {"w0", "w1"}, True
+    engine = LocalEngine(tmp_path, slots=4)
+    assert _told_by(engine, found) == [[0]], "it is told again, whatever it was told before"
+    assert _gpus(engine) == [(0, 1)] and found.slots == {0, 1}
+    assert _told_by(engine, found) == [], "once for each connection"
+
+
+def test_a_full_disk_keeps_a_job_from_growing_but_not_from_shrinking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = LocalEngine(tmp_path, slots=4)
-    leaving = SupervisedJob("leaving", tmp_path, alive=True, live={"w0": 3})
-    job = SupervisedJob("a", tmp_path, wanted=(3,), told=(0,), alive=True, target=1, fresh=True)
-    job.connection = cast(Connection, object())
-    engine._jobs |= {"leaving": leaving, "a": job}
-    engine._send_target(job, 0.0)
-    assert job.told == (0,) and list(engine.reports()) == []
-    leaving.live = {}
-    engine._send_target(job, 1.0)
-    assert job.told == (3,) and len(list(engine.reports())) == 1
+    launch = Launch(job_id="a", request=JobRequest(name="a", script="train.py"), job_dir=tmp_path)
+    job = SupervisedJob("a", tmp_path, launch=launch, wanted=(0, 1), told=(0, 1), alive=True)
+    job.write_order((0, 1), 4, {})
 
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
 
-def test_a_job_whose_coordinator_is_new_takes_no_slot_that_another_one_still_has(tmp_path: Path) -> None:
-    engine = LocalEngine(tmp_path, slots=4)
-    other = SupervisedJob("other", tmp_path, told=(0,), alive=True)
-    job = SupervisedJob("a", tmp_path, wanted=(0,), told=(1, 2), alive=True, target=1)
-    engine._jobs |= {"other": other, "a": job}
-    engine._connected(job)
-    assert job.told == (1,), "slot 0 is wanted, but not free yet"
-    job.target, job.logged = 4, (2,)
-    engine._connected(job)
-    assert job.told == (0, 1, 2, 3), "it has four workers, whatever that means for others"
-
-
-def test_a_job_that_was_found_keeps_the_slots_of_the_log_until_its_workers_are_known(tmp_path: Path) -> None:
-    job = SupervisedJob("a", tmp_path, wanted=(0,), told=(0,), logged=(2,), alive=True)
-    assert job.slots == {0, 2}, "the earlier engine wanted it on slot 0, but it was still on 2"
-    job.live, job.members = {"w0": 0}, {"w0"}
-    assert job.slots == {0}
+    monkeypatch.setattr("swell.engines.order.write_json", full)
+    job.wanted = (0,)
+    assert _told_by(engine, job) == [[0]]
+    job.wanted = (0, 2)
+    with pytest.raises(OSError, match="no space"):
+        _told_by(engine, job)
+    assert job.told == (0,)
 
 
 def test_a_job_of_replicas_uses_only_as_many_slots_as_whole_replicas_need(tmp_path: Path) -> None:
@@ -101,16 +145,28 @@ def test_a_job_that_shrinks_keeps_its_slots_until_it_goes_on_without_them(tmp_pa
     engine = LocalEngine(tmp_path, slots=4)
     job = SupervisedJob("a", tmp_path, wanted=(0, 1), told=(0, 1), alive=True, live={"w0": 0, "w1": 1})
     engine._add_report(job, "resized", {"pause_s": 0.0, "gpus": (0, 1)})
-    job.told, job.told_s = (0,), time.monotonic()
-    job.live = {"w0": 0}  # the other one has left
-    assert job.slots == {0, 1}, "the log still shows it on both"
-    engine._add_report(job, "resized", {"pause_s": 0.1, "gpus": (0,)})
-    assert job.slots == {0}
-    job.told_s, job.logged = float("-inf"), (0, 1)
-    assert job.slots == {0}, "one that never says so does not keep them for ever"
+    job.told = (0,)
+    job.live, job.members = {"w0": 0}, {"w0", "w1"}  # the other one has left
+    engine._report_slots(job)
+    assert job.slots == {0, 1}, "the log still shows it on both, until it says who goes on"
+    job.members = {"w0"}
+    engine._report_slots(job)
+    assert job.slots == {0} and _gpus(engine) == [(0, 1), (0,)]
     (tmp_path / "exit.json").write_text(json.dumps({"code": 0, "reason": ""}))
     job.gone()
-    assert job.slots == {0, 1}, "until its end is noted"
+    assert job.slots == {0}, "until its end is noted"
+
+
+def test_a_report_that_was_not_listened_to_is_made_later(tmp_path: Path) -> None:
+    engine = LocalEngine(tmp_path, slots=4)
+    job = SupervisedJob("a", tmp_path, wanted=(0,), told=(0,), logged=(0, 1), alive=True, live={"w0": 0})
+    job.members = {"w0"}
+    job.allowance = Allowance(rate=0.0, _left=0.0)
+    engine._report_slots(job)
+    assert job.slots == {0, 1} and _gpus(engine) == []
+    job.allowance = Allowance()
+    engine._report_slots(job)
+    assert job.slots == {0} and _gpus(engine) == [(0,)]
 
 
 def test_a_job_wanted_again_before_it_was_told_to_stop_is_reported_where_it_is(
@@ -143,24 +199,6 @@ def test_a_job_that_can_use_one_worker_only_is_reported_as_it_says_so_and_when_i
             read_event({"event": "confined"} | bad, 4)
 
 
-def test_a_job_that_was_resized_while_no_control_plane_listened_is_reported_when_one_does(
-    tmp_path: Path,
-) -> None:
-    engine = LocalEngine(tmp_path, slots=4)
-    other = SupervisedJob("other", tmp_path, wanted=(2,), told=(2,), alive=True)
-    job = SupervisedJob(
-        "a", tmp_path, wanted=(2,), told=(0, 1), alive=True, logged=(0, 1), told_s=time.monotonic()
-    )
-    engine._jobs |= {"other": other, "a": job}
-    assert job.slots == {0, 1}, "until its coordinator says where its workers are"
-    job.connection = cast(Connection, _Silent())
-    job.fresh, job.target, job.members, job.live = True, 1, {"w0"}, {"w0": None}
-    engine._send_target(job, 0.0)
-    assert job.told == (0,), "it stays on a slot of its own, not on one that another job has"
-    assert [(r.kind, r.data["gpus"]) for r in engine.reports()] == [("resized", (0,))]
-    assert job.slots == {0}
-
-
 def test_a_full_disk_at_the_start_of_a_job_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +219,11 @@ def test_a_full_disk_at_the_start_of_a_job_is_waited_for(
         supervisor._with_room(lambda: JobDirectory.create(tmp_path / "next", {}))
 
 
-class _Silent:
+class _Line:
     """A connection to a coordinator that takes everything."""
 
-    def send(self, message: object) -> None: ...
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)

@@ -98,16 +98,16 @@ def test_a_walled_job_reads_no_tokens_and_reaches_nobody_outside(bench: Bench) -
 
 
 def test_a_request_shows_a_job_no_directory_of_the_platform(tmp_path: Path) -> None:
-    for name in ("tokens", "jobs/a", "jobs/b", "devices", "work"):
+    for name in ("tokens", "jobs/a", "jobs/b", "work"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("train.py", "store.db"):
         (tmp_path / name).touch()
-    home, own = tmp_path.resolve(), [tmp_path.resolve() / "jobs" / "a", tmp_path.resolve() / "devices"]
+    home, own = tmp_path.resolve(), [tmp_path.resolve() / "jobs" / "a"]
 
     def more(*named: Path) -> list[Path]:
         found = wall.shown(tmp_path, tmp_path / "jobs" / "a", named)
-        assert found[:2] == own
-        return found[2:]
+        assert found[:1] == own
+        return found[1:]
 
     assert more(home / "work" / "deep", home / "train.py", Path("/usr")) == [home / "work", home / "train.py"]
     assert more(home, home / "tokens" / "admin", home / "store.db", home / "work" / ".." / "jobs" / "b") == []

@@ -1,7 +1,6 @@
 """The local engine: real worker processes on this machine's GPUs, or on CPU slots where there are none.
 
-All slots are on one machine, so only the number of a job's slots matters here, not which ones they are. Where
-there are GPUs, the job's supervisor gives each worker one, or its part of one that several workers share.
+Where there are GPUs, the worker on a slot has the GPU of that slot, or its part of one that several share.
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swell.domain import Cluster, InputError, Placement
+from swell.domain import Cluster, InputError
 from swell.engines import groups, wall
 from swell.engines.accounts import no_script, of_job
 from swell.engines.base import NOTHING_HELD, Held, Launch
 from swell.engines.nursery import Nursery
 from swell.engines.processes import sweep
-from swell.engines.supervised import HANDOVER_S, SupervisedEngine
+from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.children import Child
-from swell.train.agent.wire import Message
 
 log = logging.getLogger(__name__)
 
@@ -171,59 +169,12 @@ class LocalEngine(SupervisedEngine):
             "read_only": [] if mounted is None else [str(mounted)],
         }
 
-    def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
-        """As many slots as are free: the wanted ones first, then any that no other job uses."""
+    def _may_start(self, job: SupervisedJob) -> bool:
+        """Wait for a nursery that is being prepared, and for processes of an earlier run that still end."""
         nursery = None if job.runs_any_command else self._nursery
-        if not job.alive and nursery is not None and nursery.in_preparation:
-            return ()  # the job starts sooner from there than without it
-        taken = self._taken(job)
-        count, told = len(job.wanted), len(job.told)
-        if count > told:
-            room = max(self._cluster.capacity - len(taken), told)
-            if room < count:
-                count = room if now_s - job.wanted_s > HANDOVER_S else told
-        free = (s for s in (*job.wanted, *job.told, *range(self._cluster.capacity)) if s not in taken)
-        granted = tuple(sorted(list(dict.fromkeys(free))[:count]))
-        if granted and not job.alive and not groups.end_orphans(job.directory):
-            return ()  # processes of an earlier run are still ending
-        return granted
+        if nursery is not None and nursery.in_preparation:
+            return False  # the job starts sooner from there than without it
+        return groups.end_orphans(job.directory)
 
-    def _taken(self, job: SupervisedJob) -> set[int]:
-        """Slots on which other jobs have a worker, or were told to have one."""
-        with self._lock:
-            return set().union(*(other.slots for other in self._jobs.values() if other is not job))
-
-    def _assign_slots(self, job: SupervisedJob) -> None:
-        """Assign slots to workers on paper only: members get those that the job was told to use."""
-        held = [slot for slot in job.live.values() if slot is not None]
-        taken = self._taken(job)
-        free = (slot for slot in range(self._cluster.capacity) if slot not in taken)
-        pool = iter(dict.fromkeys((*job.told, *held, *free)))
-        for worker in sorted(job.live, key=lambda name: (name not in job.members, name)):
-            job.live[worker] = next(pool, None)
-
-    def _resize(self, granted: Placement) -> Message:
-        return {"type": "resize", "workers": len(granted)}
-
-    def _connected(self, job: SupervisedJob) -> None:
-        if len(job.told) == job.target:
-            return  # the slots that the job was started on; those it wants may still have other workers
-        taken = self._taken(job)
-        known = dict.fromkeys((*job.logged, *job.wanted, *range(self._cluster.capacity)))
-        # Those that another job still has come last, though this one may want them.
-        job.told = tuple(sorted(sorted(known, key=lambda slot: slot in taken)[: job.target]))
-
-    def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
-        """A file for each GPU or part of one, which the supervisor locks while a worker uses it; none on CPU
-        slots. Different GPUs come first, so that a job's workers share one only if they have to."""
-        folder = self._home / "devices"
-        parts = range(self._per_gpu)
-        names = [f"{gpu}.{part}" if part else str(gpu) for part in parts for gpu in range(self._gpus)]
-        if self._gpus:
-            folder.mkdir(exist_ok=True, mode=0o700)
-        if self._gpus and self.run_as is not None:  # all jobs lock these files, whatever account they run as
-            folder.chmod(0o711)
-            for name in names:
-                (folder / name).touch()
-                (folder / name).chmod(0o666)
-        return {"devices": [str(folder / name) for name in names], "per_gpu": self._per_gpu}
+    def _order_extras(self, job: SupervisedJob) -> dict[str, Any]:
+        return {"gpus": self._gpus, "per_gpu": self._per_gpu}

@@ -19,7 +19,7 @@ from swell.engines.files import write_json
 from swell.train.agent.regular import read_regular
 
 FILE = "start.json"
-_OWN = ("job_id", "request", "max_workers", "owner", "workers", "placement")
+_OWN = ("job_id", "request", "max_workers", "owner", "slots", "placement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,13 @@ class Order:
     """What a supervisor is to run."""
 
     launch: Launch
-    workers: int
-    """Number of workers to begin with."""
+    slots: Placement
+    """The slots that the job has workers on, one for each: those it begins with, and later those that its
+    coordinator was last told."""
     placement: Placement
     """The slots that the job is to have, for an engine that takes the job over."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """What one kind of engine adds: 'devices' (local), or 'ray' and the first 'slots' (Ray)."""
+    """What one kind of engine adds: 'gpus' and 'per_gpu' (local), or 'ray'."""
 
     def write(self, account: Account | None = None) -> None:
         """Put the order into the job's directory, for this account to read."""
@@ -44,7 +45,7 @@ class Order:
             "request": request,
             "max_workers": launch.max_workers,
             "owner": launch.owner,
-            "workers": self.workers,
+            "slots": list(self.slots),
             "placement": list(self.placement),
             **self.extras,
         }
@@ -65,7 +66,7 @@ class Order:
         )
         return cls(
             launch=launch,
-            workers=int(content["workers"]),
+            slots=tuple(content.get("slots", content["placement"])),
             placement=tuple(content["placement"]),
             extras={name: value for name, value in content.items() if name not in _OWN},
         )
@@ -75,5 +76,5 @@ def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
     """The content of a file of swell 0.1, which mixed fields of the request with its own."""
     script, *args = content["command"]
     request = {name: content[name] for name in content if name not in ("workers", "max_workers")}
-    kept = {name: content[name] for name in (*_OWN, "devices", "slots", "ray") if name in content}
+    kept = {name: content[name] for name in (*_OWN, "ray") if name in content}
     return kept | {"request": request | {"name": content["job_id"], "script": script, "args": args}}

@@ -6,7 +6,7 @@ jobs' directories: a job whose lock is held is alive, a job with an exit.json is
 has lost all its processes.
 
 No two workers use a slot at once: a job is told to grow only when the workers of other jobs have left the
-slots. The kinds of engine differ in where workers live, and in whether it matters which slots a job has.
+slots. The kinds of engine differ in where workers live.
 """
 
 from __future__ import annotations
@@ -99,9 +99,8 @@ class SupervisedEngine:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 log.error("%s cannot be read (%s): the job is not taken over", path, error)
                 continue
-            if job.alive and job.job_id in held:
-                job.told = job.logged = held[job.job_id]
-                job.told_s = now_s
+            if job.alive:
+                job.logged, job.told_s = held.get(job.job_id, ()), now_s
             self._jobs[job.job_id] = job
         self._part.start()
 
@@ -123,24 +122,17 @@ class SupervisedEngine:
         """Raise InputError for a job that could never run here; called before a job is accepted."""
         raise NotImplementedError
 
-    def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
-        """The slots that a job may use now: those of its wanted slots that are free of other workers."""
-        raise NotImplementedError
-
-    def _resize(self, granted: Placement) -> Message:
-        """The message that tells a job's coordinator its granted slots."""
-        raise NotImplementedError
-
-    def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
+    def _order_extras(self, job: SupervisedJob) -> dict[str, Any]:
         """What this kind of engine adds to the order for a job's supervisor."""
         raise NotImplementedError
 
-    def _connected(self, job: SupervisedJob) -> None:
-        """Called once for each connection to a job's coordinator, once it said how many workers it wants."""
-        raise NotImplementedError
+    def _usable(self, slots: Placement) -> Placement:
+        """Those of the slots that workers can be on now."""
+        return slots
 
-    def _assign_slots(self, job: SupervisedJob) -> None:
-        """Assign a slot to each worker of a job, in engines where the job itself does not say it."""
+    def _may_start(self, job: SupervisedJob) -> bool:
+        """Whether processes of a job that has none may be started now."""
+        return True
 
     def _start_supervisor(self, job: SupervisedJob, env: dict[str, str]) -> Child:
         """Start the supervisor of a job, with this environment, as the job's account."""
@@ -181,7 +173,7 @@ class SupervisedEngine:
                 job = self._jobs[launch.job_id] = SupervisedJob(launch.job_id, launch.job_dir)
             job.launch = launch
             if not placement and not job.alive and not job.over:
-                job.told = ()  # the caller knows that it has no slots any more
+                job.told = job.logged = ()  # the caller knows that it has no slots any more
             if job.wanted == placement or job.over:
                 return  # nothing new, or the job is over and the caller has not seen that yet
             stopping = not job.wanted
@@ -288,11 +280,10 @@ class SupervisedEngine:
         else:
             fencing = None if self.fence is None else self.fence.number
             if job.connect(now_s, len(self.cluster().node_of_gpu), fencing):
-                with self._lock:
-                    self._assign_slots(job)
                 self._report_confined(job, job.confined)
             if job.connection is not None:
                 self._send_target(job, now_s)
+                self._report_slots(job)
             if job.stop_by_s is not None and now_s > job.stop_by_s:
                 log.warning("job %s did not save its state in time and is killed", job.job_id)
                 self._signal(job, signal.SIGKILL)
@@ -303,14 +294,14 @@ class SupervisedEngine:
         if job.launch is None or not job.wanted or now_s - job.started_s < RESTART_S:
             return
         granted = job.whole_replicas(self._grant(job, now_s))
-        if not granted:
+        if not granted or not self._may_start(job):
             return
         job.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         job.account = of_job(self.run_as, job.launch.owner)
         if job.account is not None:
             job.account.own(job.directory)
         (job.directory / "exit.json").unlink(missing_ok=True)
-        job.write_order(granted, self.cluster().capacity, self._order_extras(job, granted) | self._fenced())
+        job.write_order(granted, self.cluster().capacity, self._order_extras(job) | self._fenced())
         env = {**self._environment(), MARK: mark(job.directory)}
         if job.account is not None:
             env |= job.account.environment
@@ -332,28 +323,33 @@ class SupervisedEngine:
                 job.stop_by_s, job.state = now_s + STOP_GRACE_S, RunState.STOPPING
             job.send(STOP)
             return
-        if job.fresh:
-            job.fresh = False
-            with self._lock:
-                self._connected(job)
-                self._assign_slots(job)
-            if job.members and job.logged and job.shown != job.logged:  # it was resized while nobody listened
-                self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.shown})
         granted = job.whole_replicas(self._grant(job, now_s))
-        message = self._resize(granted)
-        if len(granted) > len(job.told) and job.leaving:
-            return  # workers that are leaving still use their slots
-        # If the message says no more than the last one, the slots change on paper only.
-        unsaid = message != self._resize(job.told)
-        if granted and granted != job.told and (not unsaid or job.send(message)):
-            before = job.shown
+        if not granted or (granted == job.told and not job.fresh):
+            job.note(job.told)
+            return
+        more = set(granted) - set(job.told)
+        if more & job.left:
+            return  # workers of its own that are leaving still use these slots
+        try:
+            job.note(granted)  # first, so that an engine that takes the job over knows of them in any case
+        except OSError:
+            if more:
+                raise
+        if job.send({"type": "resize", "workers": len(granted), "slots": list(granted)}):
             with self._lock:
-                job.told, job.told_s = granted, now_s if unsaid else job.told_s
-                self._assign_slots(job)
-            if job.shown != before:
-                self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.shown})
-        if job.wanted != job.noted:
-            job.note_placement()
+                job.told, job.told_s, job.fresh = granted, now_s, False
+
+    def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
+        """The slots that a job may use now: those of its wanted slots that are free of other workers."""
+        with self._lock:
+            taken = set[int]().union(*(other.slots for other in self._jobs.values() if other is not job))
+        free = tuple(slot for slot in self._usable(job.wanted) if slot not in taken)
+        has = job.told if job.alive else ()
+        if free == job.wanted or now_s - job.wanted_s > HANDOVER_S:
+            return free or has
+        # Other jobs still use some wanted slots. The job gives up its unwanted slots now, and gets the rest
+        # of the wanted ones when they are free.
+        return tuple(slot for slot in free if slot in has) or has
 
     def _stop_at_once(self, job: SupervisedJob, now_s: float) -> None:
         """Stop a job that has not trained yet: it has no state to save, and others wait for its slots."""
@@ -389,7 +385,6 @@ class SupervisedEngine:
             nobody = what == "exited" and not job.members & job.live.keys()
             if nobody and job.state is RunState.RUNNING:
                 job.state = RunState.STARTING  # until one of its workers reports again
-            self._assign_slots(job)
         if what == "generation" and first:  # the job may have begun with fewer workers than are wanted
             self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.occupied(job.members)})
         elif what in _PAUSES and event.pause_s is not None:
@@ -409,6 +404,13 @@ class SupervisedEngine:
             self._add_report(job, "noticed", {"text": event.text})
         elif what == "checkpoint":
             self._add_report(job, "checkpoint", {"step": event.step})
+
+    def _report_slots(self, job: SupervisedJob) -> None:
+        """Report where a job is, if the event log shows it elsewhere: before it trains, after a report that
+        was not listened to, or because it was resized while nobody listened."""
+        settled = job.members <= job.live.keys() and job.stop_by_s is None
+        if settled and job.logged and job.shown != job.logged:
+            self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.shown})
 
     def _report_confined(self, job: SupervisedJob, confined: Confined | None) -> None:
         if confined is not None:

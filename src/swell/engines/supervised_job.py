@@ -32,9 +32,6 @@ ANSWER_S = 1.0
 NOTE_END_S = 60.0
 """How long the control plane is given to note that a job has ended, or to start it again if it was killed,
 before its slots go to another one all the same. A control plane that is frozen may need as long."""
-SHRINK_S = 30.0
-"""How long a job that was told to shrink may take to say that it goes on with fewer workers, before the slots
-that it leaves go to another one."""
 UNBORN_S = 60.0
 """For this long after its start a job that says nothing counts as one that has not trained yet."""
 MOST_REASON = 4000
@@ -105,17 +102,13 @@ class SupervisedJob:
     """The slots that `apply` last asked for."""
     wanted_s: float = 0.0
     """When `apply` asked for them."""
-    noted: Placement = ()
-    """The wanted slots as start.json has them, for an engine that takes the job over."""
     told: Placement = ()
-    """The slots that the coordinator was last told to have workers on; for the local engine only their number
-    matters."""
+    """The slots that the coordinator was last told to have workers on."""
     told_s: float = float("-inf")
     logged: Placement = ()
     """The slots that the event log was last told of."""
     live: dict[str, int | None] = field(default_factory=dict)
-    """The workers that have a process, with their slots: reported by the job on Ray, assigned by the local
-    engine."""
+    """The workers that have a process, with their slots, as the job reports them."""
     ready: set[str] = field(default_factory=set)
     """Those of the live workers that have reported to the coordinator."""
     members: set[str] = field(default_factory=set)
@@ -129,8 +122,6 @@ class SupervisedJob:
     connection: Connection | None = None
     fresh: bool = False
     """Set until the coordinator of this new connection has been sent the current target."""
-    target: int = 0
-    """How many workers the coordinator wanted when the connection was made."""
     child: Child | None = None
     """The supervisor, if this engine started it."""
     alive: bool = False
@@ -159,8 +150,7 @@ class SupervisedJob:
         order = Order.read(directory)
         job = cls(order.launch.job_id, directory, launch=order.launch, order=order)
         if is_locked(directory):
-            job.alive, job.wanted = True, order.placement
-            job.noted = job.told = job.wanted
+            job.alive, job.wanted, job.told = True, order.placement, order.slots
         else:
             job.outcome = Outcome.read(directory)  # if the job is to run again, `apply` will say so
         return job
@@ -192,16 +182,12 @@ class SupervisedJob:
         """The slots on which the job has or was told to have workers.
 
         A job that has ended keeps them until the control plane had time to note the end, and one that was
-        killed until it had time to start it again. One that shrinks keeps those that it leaves until it says
-        that it goes on without them, and one that an earlier engine started those that the log shows until
-        this engine has heard of its workers. So the event log never shows a slot in two hands.
+        killed until it had time to start it again. One that shrinks keeps those that it leaves until its
+        workers are gone and the log says so. So the event log never shows a slot in two hands.
         """
-        now_s = time.monotonic()
-        if not self.alive and now_s > self.kept_until_s:
+        if not self.alive and time.monotonic() > self.kept_until_s:
             return set()
-        shrinks = now_s < self.told_s + SHRINK_S
-        shown = set(self.logged) if self.alive and (shrinks or not self.live) else set()
-        return set(self.told) | shown | {slot for slot in self.live.values() if slot is not None}
+        return {*self.told, *self.logged, *self.occupied(self.live)}
 
     @property
     def shown(self) -> Placement:
@@ -219,9 +205,9 @@ class SupervisedJob:
         return young and silent and self.state in (RunState.STARTING, RunState.STOPPING)
 
     @property
-    def leaving(self) -> bool:
-        """Whether workers that are no longer members still have a process."""
-        return bool((self.live.keys() & self.former) - self.members)
+    def left(self) -> set[int]:
+        """The slots on which workers that are no longer members still have a process."""
+        return set(self.occupied(self.former - self.members))
 
     def observed(self) -> Observed:
         """The job as the control plane sees it."""
@@ -261,16 +247,17 @@ class SupervisedJob:
         """Write start.json for the job's supervisor; `extras` is what the kind of engine adds."""
         assert self.launch is not None
         launch = replace(self.launch, max_workers=max(self.launch.max_workers, most))
-        self.order = Order(launch=launch, workers=len(granted), placement=self.wanted, extras=extras)
+        self.order = Order(launch=launch, slots=granted, placement=self.wanted, extras=extras)
         self.order.write(self.account)
-        self.noted = self.wanted
 
-    def note_placement(self) -> None:
-        """Bring the wanted slots in start.json up to date, for an engine that takes the job over."""
-        if self.order is not None:
-            self.order = replace(self.order, placement=self.wanted)
-            self.order.write(self.account)
-        self.noted = self.wanted
+    def note(self, slots: Placement) -> None:
+        """Bring start.json up to date, for an engine that takes the job over: the wanted slots, and those
+        that the coordinator is told."""
+        order = self.order
+        if order is not None and (order.slots, order.placement) != (slots, self.wanted):
+            order = replace(order, slots=slots, placement=self.wanted)
+            order.write(self.account)
+            self.order = order
 
     def started(self, child: Child, granted: Placement, now_s: float) -> None:
         """Note that a supervisor was started on the granted slots."""
@@ -285,16 +272,15 @@ class SupervisedJob:
         self.disconnect()
         asked_to_stop = self.stop_by_s is not None
         self.alive, self.stop_by_s, self.child = False, None, None
-        self.noted = ()
         self.ready, self.members, self.former = set(), set(), set()
         self.outcome = Outcome.read(self.directory)
         if self.outcome is None and asked_to_stop:  # before it had trained, or it was killed as it stopped
             self.outcome = Outcome(RunState.STOPPED, 0, STOPPED)
         if self.outcome is None or self.over:
-            self.told = tuple(sorted({*self.told, *self.logged, *self.occupied(self.live)}))
+            self.told = tuple(sorted({*self.told, *self.occupied(self.live)}))
             self.kept_until_s = time.monotonic() + NOTE_END_S
         else:
-            self.told = ()
+            self.told = self.logged = ()
         self.live = {}
         if self.outcome is not None and self.outcome.state is RunState.STOPPED and self.wanted:
             self.outcome = None  # the job was wanted again while it stopped
@@ -347,7 +333,7 @@ class SupervisedJob:
         self.slow = 0
         self.live = dict(status.slots)
         self.ready = {name for name, state in status.workers.items() if state != "starting"}
-        self.members, self.target = set(status.members), status.target
+        self.members = set(status.members)
         self.confined = status.confined
         self.former |= self.members | {n for n, s in status.workers.items() if s == "leaving"}
         self.connection, self.fresh = connection, True

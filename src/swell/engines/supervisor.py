@@ -185,8 +185,8 @@ def _run(order: Order, run_dir: Path, say: Callable[[str], None]) -> tuple[int, 
             arguments=list(request.args),
             minimum=size,
             maximum=max(launch.max_workers - launch.max_workers % size, size),
-            workers=order.workers,
-            slots=order.extras.get("slots"),
+            workers=len(order.slots),
+            slots=list(order.slots),
             cold="ray" in order.extras,
             name=launch.job_id,
             directory=run_dir,
@@ -216,44 +216,24 @@ def _launcher(order: Order, config: RunConfig, say: Callable[[str], None]) -> La
         from swell.engines.ray.launcher import RayLauncher
 
         return RayLauncher(config, say, order)
-    devices = [Path(path) for path in order.extras["devices"]]
-    return _SlotLauncher(config, say, devices, order.extras.get("per_gpu", 1))
+    return _SlotLauncher(config, say, order.extras.get("gpus", 0), order.extras.get("per_gpu", 1))
 
 
 class _SlotLauncher(Launcher):
-    """A launcher whose workers each have a GPU of their own, or a part of one, where there are any.
+    """A launcher whose workers each see only the GPU of their slot, if there are any.
 
-    A worker sees only one GPU (`CUDA_VISIBLE_DEVICES`). There is a file for each GPU of the machine, and
-    "0.1", "0.2" for the further parts of GPU 0, which stays locked while a worker uses it. When the worker or
-    the supervisor dies, the lock is released.
+    Neighbouring slots are on different GPUs, so that a job's workers share one only if they have to.
     """
 
-    def __init__(self, config: RunConfig, say: Any, devices: list[Path], per_gpu: int = 1) -> None:
+    def __init__(self, config: RunConfig, say: Any, gpus: int, per_gpu: int) -> None:
         super().__init__(config, say)
-        self._devices = devices
-        self._per_gpu = per_gpu
-        self._held: dict[str, IO[bytes]] = {}
+        self._gpus, self._per_gpu = gpus, per_gpu
 
-    def _order(self, worker: str) -> dict[str, Any]:
-        order = super()._order(worker)
-        for path in self._devices:
-            file = path.open("ab")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.close()
-                continue
-            self._held[worker] = file
-            order["env"]["CUDA_VISIBLE_DEVICES"] = path.name.partition(".")[0]
-            order["env"][PER_GPU] = str(self._per_gpu)
-            break
+    def _order(self, worker: str, slot: int | None = None) -> dict[str, Any]:
+        order = super()._order(worker, slot)
+        if self._gpus and slot is not None:
+            order["env"] |= {"CUDA_VISIBLE_DEVICES": str(slot % self._gpus), PER_GPU: str(self._per_gpu)}
         return order
-
-    def _exited(self, worker: str, code: int) -> None:
-        super()._exited(worker, code)
-        held = self._held.pop(worker, None)
-        if held is not None:
-            held.close()
 
 
 class _MemoryWatch:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 VARIABLE = "SWELL_WALL"
 """Environment variable that tells a supervisor, as JSON, what to hide; see `swell.engines.local`."""
-OWN = frozenset(("tokens", "jobs", "devices"))
+OWN = frozenset(("tokens", "jobs"))
 """Directories of a home that belong to the platform: none of them is shown because a request names it."""
 
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
@@ -75,7 +75,7 @@ def shown(home: Path, directory: Path, named: Iterable[Path]) -> list[Path]:
 
     Those are whole directories beside the platform's own, and scripts.
     """
-    home, found = home.resolve(), [directory.resolve(), home / "devices"]
+    home, found = home.resolve(), [directory.resolve()]
     for path in named:
         real = path.resolve()
         if not real.is_relative_to(home) or real == home:

@@ -1,6 +1,6 @@
 """The Ray engine: jobs run as in the local engine, but their workers are on the nodes of a Ray cluster.
 
-Here it matters which slots a job has, because slots belong to nodes and Ray accounts for workers by node. The
+Slots belong to nodes, and Ray accounts for workers by node. The
 `scout` reports the nodes as they come and go. Slots that other users of the cluster hold are not given away.
 """
 
@@ -24,9 +24,8 @@ from swell.engines.base import NOTHING_HELD, Held, Launch
 from swell.engines.files import write_json
 from swell.engines.ray import connection, head, packaging, places, warm
 from swell.engines.ray.places import Foreign, Place, RayNode, RentedNodes
-from swell.engines.supervised import HANDOVER_S, SupervisedEngine
+from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
-from swell.train.agent.wire import Message
 
 log = logging.getLogger(__name__)
 
@@ -182,32 +181,16 @@ class RayEngine(SupervisedEngine):
 
     # -- slots -------------------------------------------------------------------------------------------
 
-    def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
+    def _usable(self, slots: Placement) -> Placement:
         with self._lock:
-            taken: set[int] = set()
-            for other in self._jobs.values():
-                if other is not job:
-                    taken |= other.slots
             where = places.slot_map(self._places)
-            blind = now_s - self._seen_s > BLIND_S
-        free = tuple(s for s in job.wanted if s not in taken and s in where and where[s].up)
-        if blind and not job.alive:
-            return ()
-        if free == job.wanted or now_s - job.wanted_s > HANDOVER_S:
-            return free or job.told
-        # Other jobs still use some wanted slots. The job gives up its unwanted slots now, and gets the rest
-        # of the wanted ones when they are free.
-        return tuple(slot for slot in free if slot in job.told) or job.told
+        return tuple(slot for slot in slots if slot in where and where[slot].up)
 
-    def _resize(self, granted: Placement) -> Message:
-        return {"type": "resize", "workers": len(granted), "slots": list(granted)}
+    def _may_start(self, job: SupervisedJob) -> bool:
+        return time.monotonic() - self._seen_s <= BLIND_S
 
-    def _connected(self, job: SupervisedJob) -> None:
-        job.told = ()  # tell the coordinator again, because the last message may not have reached it
-
-    def _order_extras(self, job: SupervisedJob, granted: Placement) -> dict[str, Any]:
+    def _order_extras(self, job: SupervisedJob) -> dict[str, Any]:
         return {
-            "slots": list(granted),
             "ray": {
                 "address": self._address,
                 "session": self._session,

@@ -98,7 +98,7 @@ class RayLauncher(Launcher):
             options["num_gpus"] = amount
         else:
             options["resources"] = {resource: amount}
-        order = self._order(worker)
+        order = self._order(worker, slot)
         order["env"]["SWELL_HOST"] = "127.0.0.1" if is_loopback(place.address) else place.address
         order |= {
             "script": self._script,

@@ -205,11 +205,11 @@ class Launcher:
 
     # ------------------------------------------------------------------ workers
 
-    def _order(self, worker: str) -> dict[str, Any]:
+    def _order(self, worker: str, slot: int | None = None) -> dict[str, Any]:
         return self.config.order(worker, self.job, self._launch)
 
     def _spawn(self, worker: str, slot: int | None = None) -> None:
-        order = self._order(worker)
+        order = self._order(worker, slot)
         self._workers[worker] = 0
         if self._zygote is not None:
             self._zygote.order(order)
