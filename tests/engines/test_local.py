@@ -145,6 +145,8 @@ def test_jobs_live_on_without_their_engine_and_are_adopted(bench: Bench) -> None
     bench.wait(adopted, "a", lambda o: o and o.placement == (1, 2))
     adopted.apply(launch, (1, 2, 3))
     bench.wait_for(lambda: " of 3" in bench.output("a"))
+    adopted.apply(launch, (0, 2))  # one leaves, one moves, one stays
+    bench.wait(adopted, "a", lambda o: o and o.placement == (0, 2))
     bench.hurry()
     bench.wait(adopted, "a", lambda o: o and o.state is RunState.FINISHED)
     assert bench.steps("a") == list(range(1, 321))
