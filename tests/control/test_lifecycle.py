@@ -55,6 +55,10 @@ def test_slots_start_a_queued_job() -> None:
     assert isinstance(out[0], Log) and out[0].event.kind is EventKind.ALLOCATED
     assert dict(out[0].event.data) == {"gpus": (2, 3), "pause_s": 4.0}
     assert step(record, Started((2, 3), 4.0), 111.0) == (record, [])
+    again, out = step(record, Started((2,), 4.0), 111.0)  # it died, and nobody noticed before it ran again
+    assert again.held == (2,) and [log.event.kind for log in out if isinstance(log, Log)] == [
+        EventKind.RESIZED
+    ]
 
 
 def test_a_resize_is_in_the_log_once_it_has_happened_with_its_pause() -> None:

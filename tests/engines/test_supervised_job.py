@@ -13,6 +13,7 @@ from swell.domain import JobRequest
 from swell.engines import Launch, supervisor
 from swell.engines.border import BadMessage, Confined, read_event, read_status
 from swell.engines.local import LocalEngine
+from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import Allowance, SupervisedJob
 from swell.engines.supervisor import STOPPED
 from swell.train.agent.jobdir import JobDirectory
@@ -110,6 +111,28 @@ def test_a_job_that_was_found_keeps_what_its_coordinator_was_told_and_what_the_l
     assert _told_by(engine, found) == [[0]], "it is told again, whatever it was told before"
     assert _gpus(engine) == [(0, 1)] and found.slots == {0, 1}
     assert _told_by(engine, found) == [], "once for each connection"
+
+
+def test_a_job_that_was_killed_together_with_the_control_plane_keeps_the_slots_of_the_log(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "jobs" / "a"
+    directory.mkdir(parents=True)
+    launch = Launch(job_id="a", request=JobRequest(name="a", script="train.py"), job_dir=directory)
+    SupervisedJob("a", directory, launch=launch, wanted=(2, 3)).write_order((2, 3), 4, {})
+    engine = LocalEngine(tmp_path, slots=4)
+    engine.may_act = lambda: False  # its thread is to do nothing
+    SupervisedEngine.start(engine, lambda: None, {"a": (2, 3)})
+    try:
+        (job,) = engine._jobs.values()
+        assert not job.alive and job.slots == {2, 3}
+        other = SupervisedJob("b", tmp_path, wanted=(1, 3), wanted_s=0.0)
+        engine._jobs["b"] = other
+        assert engine._grant(other, 100.0) == (1,)
+        engine.apply(launch, ())
+        assert job.slots == set() and engine._grant(other, 100.0) == (1, 3)
+    finally:
+        engine.close()
 
 
 def test_a_full_disk_keeps_a_job_from_growing_but_not_from_shrinking(

@@ -235,7 +235,9 @@ def _granted(record: JobRecord, given: Granted, now_s: float) -> Step:
 
 
 def _started(record: JobRecord, gpus: Placement, pause_s: float, now_s: float) -> Step:
-    if record.phase is not Phase.RUNNING or record.held:
+    if record.held:  # it died and was started again before anybody noticed
+        return (record, []) if gpus == record.held else _switched(record, gpus, pause_s, now_s)
+    if record.phase is not Phase.RUNNING:
         return record, []
     log = _log(record, EventKind.ALLOCATED, now_s, gpus=gpus, pause_s=pause_s)
     return replace(record, held=gpus), [log]

@@ -33,7 +33,7 @@ from swell.engines.environment import for_jobs
 from swell.engines.fencing import Fence
 from swell.engines.parts import Part
 from swell.engines.processes import MARK, mark, sweep
-from swell.engines.supervised_job import END, STOP, Outcome, SupervisedJob
+from swell.engines.supervised_job import END, NOTE_END_S, STOP, Outcome, SupervisedJob
 from swell.engines.supervisor import is_locked, signal_supervisor
 from swell.train.agent import outputs
 from swell.train.agent.children import Child
@@ -99,8 +99,8 @@ class SupervisedEngine:
             except (OSError, ValueError, KeyError, TypeError) as error:
                 log.error("%s cannot be read (%s): the job is not taken over", path, error)
                 continue
-            if job.alive:
-                job.logged, job.told_s = held.get(job.job_id, ()), now_s
+            # A job that was killed meanwhile keeps the slots that the log shows too, until the caller knows.
+            job.logged, job.told_s, job.kept_until_s = held.get(job.job_id, ()), now_s, now_s + NOTE_END_S
             self._jobs[job.job_id] = job
         self._part.start()
 
