@@ -56,7 +56,7 @@ def test_slots_start_a_queued_job() -> None:
     assert dict(out[0].event.data) == {"gpus": (2, 3), "pause_s": 4.0}
     assert step(record, Started((2, 3), 4.0), 111.0) == (record, [])
     again, out = step(record, Started((2,), 4.0), 111.0)  # it died, and nobody noticed before it ran again
-    assert again.held == (2,) and [log.event.kind for log in out if isinstance(log, Log)] == [
+    assert again.held == (2,) and kinds(list(out)) == [EventKind.RESIZED]
         EventKind.RESIZED
     ]
 
