@@ -57,8 +57,6 @@ def test_slots_start_a_queued_job() -> None:
     assert step(record, Started((2, 3), 4.0), 111.0) == (record, [])
     again, out = step(record, Started((2,), 4.0), 111.0)  # it died, and nobody noticed before it ran again
     assert again.held == (2,) and kinds(list(out)) == [EventKind.RESIZED]
-        EventKind.RESIZED
-    ]
 
 
 def test_a_resize_is_in_the_log_once_it_has_happened_with_its_pause() -> None:
