@@ -18,12 +18,25 @@ from tests.waiting import wait_until
 from swell.train.agent.client import JobClient
 from swell.train.agent.jobdir import JobDirectory
 
+SLOWLY = """
+import os as _os, time as _time
+
+def _slowly(seconds, nap=_time.sleep):
+    nap(seconds if seconds > 0.1 else 0 if _os.path.exists({hurry!r}) else {times} * seconds)
+
+_time.sleep = _slowly
+"""
+"""Put before scripts: their steps take longer, until the test waits for the end of its job. So no job is over
+before its test has done to it what it wants, however slow the machine is."""
+TIMES = 4
+
 
 class RunningJob:
     """One job of a test."""
 
-    def __init__(self, stage: Stage, directory: Path, pid: int) -> None:
+    def __init__(self, stage: Stage, directory: Path, pid: int, hurry: Path) -> None:
         self._stage = stage
+        self._hurry = hurry
         self.directory = JobDirectory(directory)
         self.pid = pid
         self.code: int | None = None
@@ -54,6 +67,7 @@ class RunningJob:
         os.kill(int(data["pid"]), signal.SIGKILL)
 
     def wait(self, timeout_s: float = 60.0) -> int:
+        self._hurry.touch()
         if self.code is None:
             self.code = self._stage.prepared.wait(self.pid, timeout_s)
         assert self.code is not None, f"the job did not end in {timeout_s} s: {self.output()}"
@@ -101,12 +115,14 @@ class Stage:
         """Start a job; `script` is a path or the text of one."""
         self._count += 1
         directory = directory or self._root / f"job{self._count}"
+        hurry = self._root / f"hurry{self._count}"
         if isinstance(script, str):
-            text, script = textwrap.dedent(script), self._root / f"script{self._count}.py"
+            text = SLOWLY.format(hurry=str(hurry), times=TIMES) + textwrap.dedent(script)
+            script = self._root / f"script{self._count}.py"
             script.write_text(text)
         defaults = {"threads": 1, "gather_s": 0.3, "silent_after_s": 5.0, "maximum": 4, "workers": 2}
         fields = {**defaults, **config, "script": str(script), "arguments": list(arguments)}
-        job = RunningJob(self, directory, self.prepared.launch(directory, **fields))
+        job = RunningJob(self, directory, self.prepared.launch(directory, **fields), hurry)
         self.jobs.append(job)
         return job
 

@@ -37,7 +37,7 @@ PLAIN = """
         history, steps = [], 0
         for epoch in range(epochs):
             for a, b in train:
-                time.sleep(0 if os.path.exists(f"{folder}/hurry") else pace)
+                time.sleep(pace)
                 optimizer.zero_grad()
                 nn.functional.mse_loss(model(a), b).backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -76,14 +76,13 @@ def undisturbed(_stage: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def test_the_weights_do_not_depend_on_the_workers(
     stage: Any, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    job = _auto(stage, PLAIN, "40", "0.02", str(tmp_path), workers=1)
+    job = _auto(stage, PLAIN, "40", "0.005", str(tmp_path), workers=1)
     job.members(1)
     for count in (2, 3, 1):
         job.resize(count)
         job.members(count)
     job.resize(2)
     job.members(2)
-    (tmp_path / "hurry").touch()
     assert job.wait() == 0, job.output()
     sizes = [len(e["members"]) for e in job.events("generation")]
     assert sizes == [1, 2, 3, 1, 2], job.directory.events()
@@ -99,12 +98,11 @@ def test_the_weights_do_not_depend_on_the_workers(
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_death_costs_no_step(stage: Any, tmp_path: Path, undisturbed: dict[str, Any], victim: int) -> None:
-    job = _auto(stage, PLAIN, "40", "0.02", str(tmp_path), workers=2)
+    job = _auto(stage, PLAIN, "40", "0.005", str(tmp_path), workers=2)
     job.members(2)
     job.wait_for(lambda s: s["step"] >= 30)
     job.kill(victim)
     job.wait_for(lambda s: s["step"] >= 60)
-    (tmp_path / "hurry").touch()
     assert job.wait() == 0, job.output()
     for result in _results(tmp_path).values():
         assert result["steps"] in (400, 401), "401 if the last batch of a pass was hit"
@@ -115,13 +113,12 @@ def test_when_everybody_dies_the_script_goes_on_from_the_checkpoint(
     stage: Any, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
     job = stage.run(
-        PLAIN, "40", "0.02", str(tmp_path), workers=2, settings={"auto": True, "checkpoint_s": 0.1}
+        PLAIN, "40", "0.005", str(tmp_path), workers=2, settings={"auto": True, "checkpoint_s": 0.1}
     )
     job.members(2)
     job.wait_for(lambda s: s["step"] >= 150)
     job.kill(0)
     job.kill(0)
-    (tmp_path / "hurry").touch()
     assert job.wait() == 0, job.output()
     for result in _results(tmp_path).values():
         assert result["steps"] in (400, 401), "401 if the last batch of a pass was hit"
@@ -131,7 +128,7 @@ def test_when_everybody_dies_the_script_goes_on_from_the_checkpoint(
 def test_a_stopped_script_goes_on_where_it_was(
     stage: Any, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    job = _auto(stage, PLAIN, "40", "0.02", str(tmp_path), workers=2)
+    job = _auto(stage, PLAIN, "40", "0.005", str(tmp_path), workers=2)
     job.members(2)
     status = job.wait_for(lambda s: s["step"] >= 100)
     report = status["reports"][status["members"][0]]
@@ -174,7 +171,7 @@ DEMANDING = """
             assert len(first) == 10
             for epoch in range(self.epochs):
                 for i, (a, b) in enumerate(self.loader):
-                    time.sleep(0 if os.path.exists(f"{self.folder}/hurry") else 0.02)
+                    time.sleep(0.005)
                     loss = nn.functional.cross_entropy(self.head(self.body(a)), b)
                     (loss / 2).backward()
                     self.meter.batches += 1
@@ -200,7 +197,6 @@ def test_accumulation_schedules_trainers_and_loader_processes(
     job.members(1)
     job.resize(3)
     job.members(3)
-    (tmp_path / "hurry").touch()
     assert job.wait() == 0, job.output()
     results = list(_results(tmp_path).values())
     assert len(results) == 3
@@ -226,7 +222,7 @@ LEAVING_EARLY = """
         for i, (a, b) in enumerate(loader):
             if i >= 15:
                 break
-            time.sleep(0 if os.path.exists(f"{sys.argv[2]}/hurry") else 0.02)
+            time.sleep(0.005)
             optimizer.zero_grad()
             nn.functional.mse_loss(model(a), b).backward()
             optimizer.step()
@@ -243,7 +239,6 @@ def test_a_script_that_leaves_its_passes_early(stage: Any, tmp_path: Path) -> No
     job.wait_for(lambda s: s["epoch"] >= 2)
     job.resize(3)
     job.members(3)
-    (tmp_path / "hurry").touch()
     assert job.wait() == 0, job.output()
     results = list(_results(tmp_path).values())
     assert len(results) == 3 and all(result == results[0] for result in results)
@@ -404,33 +399,30 @@ def test_a_script_that_fails_shows_its_own_traceback(stage: Any) -> None:
     assert "KeyError: 'mine'" in job.output()
 
 
-SLOWLY = """
-    import os, runpy, sys, time
+WITH_SLOW_STEPS = """
+    import runpy, sys, time
     from torch import nn
 
-    hurry, example = sys.argv[1:3]
     loss_of = nn.functional.cross_entropy
 
     def slow(*arguments, **more):
-        time.sleep(0 if os.path.exists(hurry) else 0.05)
+        time.sleep(0.01)
         return loss_of(*arguments, **more)
 
     nn.functional.cross_entropy = slow
-    sys.argv = sys.argv[2:]
-    runpy.run_path(example, run_name="__main__")
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""The example with slow steps, until the file `hurry` is there."""
 
 
 @pytest.mark.slow
-def test_the_plain_example_on_changing_workers_is_as_good_as_ever(stage: Any, tmp_path: Path) -> None:
-    hurry, example = tmp_path / "hurry", EXAMPLES / "plain_mnist_style.py"
-    job = _auto(stage, SLOWLY, str(hurry), str(example), "--epochs", "30", workers=1, maximum=3)
+def test_the_plain_example_on_changing_workers_is_as_good_as_ever(stage: Any) -> None:
+    example = EXAMPLES / "plain_mnist_style.py"
+    job = _auto(stage, WITH_SLOW_STEPS, str(example), "--epochs", "30", workers=1, maximum=3)
     job.members(1)
     for count in (2, 3, 1):
         job.resize(count)
         job.members(count)
-    hurry.touch()
     assert job.wait(120) == 0, job.output()
     assert "import swell" not in example.read_text()
     found = re.findall(r"final loss (\S+) accuracy (\S+)", job.output())

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.waiting import wait_until
 
 from swell.cli import main
 from swell.train.agent.errors import TrainError
@@ -41,10 +42,12 @@ def test_whoever_leaves_takes_no_processor_from_those_who_go_on(stage: Any, tmp_
     first, second = job.members(2)["members"]
     job.resize(1)
     job.members(1)
+    left = tmp_path / second
+    wait_until(lambda: left.exists() and left.read_text(), 60, "the last words of the worker that leaves")
     assert job.wait() == 0
     (switch,) = job.events("switch")
     assert (tmp_path / first).read_text() == "busy 300"
-    assert (tmp_path / second).read_text() == f"idle {switch['step'] - 1}", "its last update serves nobody"
+    assert left.read_text() == f"idle {switch['step'] - 1}", "its last update serves nobody"
 
 
 def test_a_burst_of_resizes_ends_at_the_last_one(stage: Any) -> None:
