@@ -42,9 +42,9 @@ class RunningJob:
         self.code: int | None = None
 
     def client(self) -> JobClient:
-        return JobClient(self.directory, wait_s=10.0)
+        return JobClient(self.directory, wait_s=30.0)
 
-    def wait_for(self, condition: Callable[[dict[str, Any]], Any], timeout_s: float = 30.0) -> dict[str, Any]:
+    def wait_for(self, condition: Callable[[dict[str, Any]], Any], timeout_s: float = 90.0) -> dict[str, Any]:
         with self.client() as client:
             return client.wait_for(condition, timeout_s)
 
