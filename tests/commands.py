@@ -45,7 +45,7 @@ class Commands:
         """End the process that forks."""
         if self._server is not None and self._server.stdin is not None:
             self._server.stdin.close()
-            self._server.wait(10)
+            self._server.wait(120)
 
     def _ask(self, asked: dict[str, Any]) -> int | None:
         if self._server is None:

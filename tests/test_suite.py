@@ -105,6 +105,6 @@ def test_stopping_at_the_first_failure_is_no_loss(tmp_path: Path) -> None:
 
 def test_waiting_returns_what_it_waited_for_and_says_what_never_came() -> None:
     answers = iter([0, 0, 7])
-    assert wait_until(lambda: next(answers), 5.0, "the third answer", poll_s=0.0) == 7
+    assert wait_until(lambda: next(answers), 30, "the third answer", poll_s=0.0) == 7
     with pytest.raises(AssertionError, match=r"waited 0\.01 s for nothing at all"):
         wait_until(lambda: False, 0.01, lambda: "nothing at all", poll_s=0.001)

@@ -95,7 +95,7 @@ def test_large_bodies_are_refused_whether_their_size_is_said_or_not(shared_platf
 
 def test_a_size_that_is_a_lie_does_not_help(shared_platform: Platform) -> None:
     where = urlsplit(shared_platform.server.url)
-    with socket.create_connection((where.hostname, where.port or 0), timeout=10) as raw:
+    with socket.create_connection((where.hostname, where.port or 0), timeout=30) as raw:
         raw.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n{}")
         assert raw.recv(4096).split(b" ")[1] in (b"413", b"400")
 
@@ -117,7 +117,7 @@ def test_a_size_that_is_a_lie_does_not_help(shared_platform: Platform) -> None:
 def test_paths_lead_nowhere_else(shared_platform: Platform, path: str) -> None:
     where = urlsplit(shared_platform.server.url)
     token = shared_platform.token("root", "admin")
-    with socket.create_connection((where.hostname, where.port or 0), timeout=10) as raw:
+    with socket.create_connection((where.hostname, where.port or 0), timeout=30) as raw:
         request = (
             f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
         )

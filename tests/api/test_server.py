@@ -141,7 +141,7 @@ def test_a_signal_ends_the_server_and_lets_the_caller_clean_up(tmp_path: Path, n
         wait_until((tmp_path / "server.json").exists, 60, "the server")
         assert swell.Client(home=tmp_path).health().status == "ok"
         process.send_signal(number)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=100)
     finally:
         process.kill()
     assert process.returncode == 0

@@ -299,7 +299,7 @@ def test_a_replay_of_what_happened_here_is_near_to_it(place: Place) -> None:
     assert same["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.10)
     assert other["resizes"] == 0
     larger = place.json(*words, "--cluster", "4x4")[1]
-    assert larger["avg_jct_s"] < live["avg_jct_s"]
+    assert larger["avg_jct_s"] < same["avg_jct_s"]
 
 
 @pytest.fixture(scope="module")
@@ -366,7 +366,7 @@ def test_in_the_foreground_it_says_what_happens_and_ends_on_ctrl_c(
         assert refused.returncode == 1
         assert "there is no node 'n7'; nodes: n0, n1" in refused.stderr
         process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=100)
         assert process.returncode == 0
         assert "out of service (drained)" in rest
         assert "Traceback" not in rest

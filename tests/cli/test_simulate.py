@@ -264,7 +264,7 @@ def test_interrupting_ends_it_all_without_a_traceback(
 ) -> None:
     process = long_run(processes)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everybody
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert out == ""
@@ -279,7 +279,7 @@ def test_a_worker_that_is_killed_is_reported_and_not_waited_for(
     process = long_run(2)
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(workers[0]), signal.SIGKILL)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=100)
     assert process.returncode == 1
     assert "was killed by signal 9; out of memory? Try fewer at once with --jobs 1" in err
     assert "Traceback" not in err

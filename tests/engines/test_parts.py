@@ -26,7 +26,7 @@ def test_a_part_that_fails_is_started_again_and_says_so(monkeypatch: pytest.Monk
 
     part = Part("toy", work)
     part.start()
-    wait_until(lambda: len(runs) == 2, 10, "the part to be started again")
+    wait_until(lambda: len(runs) == 2, 30, "the part to be started again")
     assert "toy" in part.trouble and "no more" in part.trouble
     monkeypatch.setattr(parts, "SHOWN_S", -parts.MOST_AGAIN_S)
     assert part.trouble == "", "later all is well again"
@@ -71,8 +71,8 @@ def test_an_engine_whose_thread_fails_goes_on_and_says_so(
     engine._tick = tick  # type: ignore[method-assign]
     engine.start(lambda: None)
     (part,) = engine.parts()
-    wait_until(lambda: "engine" in part.look(), 5, "the trouble to be seen", poll_s=0.005)
-    wait_until(lambda: len(ticks) > 4, 10, "the engine to take turns again")
+    wait_until(lambda: "engine" in part.look(), 30, "the trouble to be seen", poll_s=0.005)
+    wait_until(lambda: len(ticks) > 4, 30, "the engine to take turns again")
     assert part.failures == 1
     engine.close()
 

@@ -167,7 +167,7 @@ def test_a_reset_connection_does_not_end_the_lifeline() -> None:
     with pytest.raises(ConnectionError):
         Connection.open((host, port), "another secret", timeout_s=10)
     holder = Connection.open((host, port), token, timeout_s=10)
-    wait_until(lambda: lifeline._lines, 10, "the holder to be taken")
+    wait_until(lambda: lifeline._lines, 30, "the holder to be taken")
     lifeline.close()
     with pytest.raises(ConnectionError):  # the holder learns that the supervisor has ended
         holder.receive(10)
@@ -220,10 +220,10 @@ def test_a_holder_behind_a_cut_link_is_asked_again_and_not_given_up(monkeypatch:
     made._follow("w0", "ended", first)
     first.future().set_exception(ActorUnavailableError())
     for _ in range(3):  # the link is still cut
-        wait_until(lambda: made._turn(0.0) or asked, 10, "the holder to be asked again")
+        wait_until(lambda: made._turn(0.0) or asked, 30, "the holder to be asked again")
         asked.pop().future().set_exception(ActorUnavailableError())
     assert not ends
-    wait_until(lambda: made._turn(0.0) or asked, 10, "the holder to be asked again")
+    wait_until(lambda: made._turn(0.0) or asked, 30, "the holder to be asked again")
     asked.pop().future().set_result({"code": 0, "verdict": "", "warm": True})
     made._turn(0.0)
     assert ends == [("w0", 0)]

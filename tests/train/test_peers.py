@@ -75,7 +75,7 @@ def test_without_a_coordinator_a_worker_on_another_host_stops_before_others_are_
     link.line.standing.current = mesh = solo("w0")
     assert mesh.exchange(1, READY, {"n": 1}) == [{"n": 1}]
     link.line.standing.welcome = {}  # it was there before
-    wait_until(lambda: mesh.broken, 10, "the worker to stop")
+    wait_until(lambda: mesh.broken, 30, "the worker to stop")
     with pytest.raises(PeerLost):
         mesh.exchange(2, READY, {"n": 1})
 
@@ -101,7 +101,7 @@ def test_a_mesh_says_for_whom_it_waits() -> None:
             waits = crowd[0].waits()
             return waits is not None and waits.workers == ["w2"]
 
-        wait_until(for_one, 10, "the exchange, and the message of the other one")
+        wait_until(for_one, 30, "the exchange, and the message of the other one")
         found.append(crowd[0].waits())
         crowd[0].abandon()
 

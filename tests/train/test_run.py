@@ -217,7 +217,7 @@ def test_a_job_name_in_use_is_refused(stage: Any) -> None:
     script.write_text("")
     command = [sys.executable, "-m", "swell", "run", "--name", "twin", str(script)]
     done = subprocess.run(
-        command, env={**os.environ, "SWELL_HOME": str(home)}, capture_output=True, text=True, timeout=30
+        command, env={**os.environ, "SWELL_HOME": str(home)}, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 1 and "is running already" in done.stderr
     (home / "jobs" / "twin").unlink()
@@ -244,7 +244,7 @@ def test_the_command_line_itself_runs_a_script_and_keeps_its_code(tmp_path: Path
         env={**os.environ, "SWELL_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 5
     assert "w0| hello from me" in done.stdout
@@ -256,7 +256,7 @@ def test_the_same_script_runs_as_plain_python(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(LINEAR))
     done = subprocess.run(
-        [sys.executable, str(script), "40", "0"], capture_output=True, text=True, timeout=60
+        [sys.executable, str(script), "40", "0"], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     assert TRAINED in done.stdout and "steps 400" in done.stdout

@@ -171,8 +171,10 @@ class TopApp(App[None]):
 
     def draw(self) -> None:
         """Show what is known now."""
-        self._dirty, self._drawn_s = False, time.monotonic()
         main = self.screen_stack[0]
+        if not main.query("#head"):  # the screen is still being built, or already taken down
+            return
+        self._dirty, self._drawn_s = False, time.monotonic()
         main.query_one("#head", Static).update(self._head())
         lanes = main.query_one(Lanes)
         lanes.most_lanes = max(self.size.height // 2 - RIVER - 4, 2)
