@@ -39,11 +39,11 @@ def test_packed_gradients_are_at_the_places_of_their_weights(step: int) -> None:
     assert [w.shape for w in weights] == [v.shape for v in vectors]
 
 
-class Calls(TorchDispatchMode):
+class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the calls that are kernels on a GPU, and those that wait for it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = self.waits = 0
         self.names: Counter[str] = Counter()
 

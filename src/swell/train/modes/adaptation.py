@@ -268,7 +268,7 @@ def _gradients(flat: FlatModel, step: int) -> Sequence[Tensor]:
 
 
 def packs(device: torch.device) -> bool:
-    """Whether norms are taken of vectors that are collected first: not where that is one more pass on a CPU."""
+    """Whether norms are taken of vectors that are collected first; on a CPU that is only one more pass."""
     return device.type != "cpu"
 
 
@@ -287,14 +287,8 @@ class Packed:
         self._parts: list[list[tuple[Tensor, int]]] = [[] for _ in buckets]
         """By bucket, in the order of their places: each parameter, and the elements from it to the next."""
         for index, length in enumerate(self._lengths):
-            own = sorted(
-                (
-                    (slots[n].offset // step, p)
-                    for n, p in flat.parameters.items()
-                    if slots[n].bucket == index
-                ),
-                key=lambda place: place[0],
-            )
+            places = [(slots[n], p) for n, p in flat.parameters.items() if slots[n].bucket == index]
+            own = sorted(((slot.offset // step, p) for slot, p in places), key=lambda place: place[0])
             ends = [begin for begin, _ in own[1:]] + [length]
             self._parts[index] = [(p, end - begin) for (begin, p), end in zip(own, ends)]
         self._zeros = [torch.zeros((), dtype=b.dtype, device=flat.device) for b in buckets]

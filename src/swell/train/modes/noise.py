@@ -197,7 +197,7 @@ class GradientMemory:
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
         self._kept_sqr = torch.zeros(())
-        """The kept gradient's squared norm; read with the next one's, so that it takes one wait for a device."""
+        """The kept gradient's squared norm; read with the next one's, in one wait for the device."""
         self._filled = False
 
     def keep(self, flats: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> None:
@@ -255,7 +255,7 @@ class GradientMemory:
         return PairNorms(parts, 0.5 * (parts + cross))
 
     def _read(self, vectors: Sequence[Tensor], sqr: Tensor) -> tuple[float, float, float]:
-        """Squared norms of the kept gradient and this one, and their product; with one wait for the device."""
+        """Squared norms of the kept gradient and this one, and their product; one wait for the device."""
         cross = torch.stack([torch.dot(k, v.float()) for k, v in zip(self._kept, vectors)]).sum()
         before, now, product = torch.stack([self._kept_sqr, sqr, cross]).tolist()
         return before, now, product
@@ -268,7 +268,7 @@ class GradientMemory:
 
 
 def _weighted(flats: Sequence[Tensor], weights: Sequence[Tensor] | None) -> list[Tensor]:
-    return list(flats) if weights is None else torch._foreach_mul(list(flats), list(weights))
+    return list(flats) if weights is None else list(torch._foreach_mul(list(flats), list(weights)))
 
 
 def _sum_of_squares(vectors: Sequence[Tensor]) -> Tensor:
@@ -328,7 +328,7 @@ class AdamPreconditioner:
             torch._foreach_zero_([p for (_, p), s in zip(self._places, states) if "exp_avg_sq" not in s])
         if not known:
             return self.ready
-        # Few calls for all tensors instead of ten for each: a GPU would wait for the processor that makes them.
+        # Few calls for all tensors instead of ten for each: a GPU would wait for whoever makes them.
         places = [place for _, place, _ in known]
         seconds = [state["exp_avg_sq"].reshape(-1)[:: self._stride].view(p.shape) for _, p, state in known]
         torch._foreach_copy_(places, seconds)
