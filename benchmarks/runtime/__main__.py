@@ -55,7 +55,7 @@ class Bench:
         total = len(waiting)
         try:
             while waiting or self._running:
-                while waiting and len(self._running) < (1 if PARTS[waiting[0]].alone else 2):
+                while waiting and self._may_begin(waiting[0]):
                     name = waiting.pop(0)
                     self._begin(name, f"[{total - len(waiting)}/{total}]")
                 for begun in [one for one in self._running if one.process.over()]:
@@ -69,6 +69,12 @@ class Bench:
         finally:
             for begun in self._running:
                 begun.process.end()
+
+    def _may_begin(self, name: str) -> bool:
+        """Nothing runs beside a part whose figures are times."""
+        running = [PARTS[begun.name] for begun in self._running]
+        alone = PARTS[name].alone or any(part.alone for part in running)
+        return len(running) < (1 if alone else 2)
 
     def _begin(self, name: str, place: str) -> None:
         expected_s = PARTS[name].expected_s / (4 if self._quick else 1)
