@@ -43,7 +43,7 @@ lint: $(STAMP)  ## Style, types and the import contract
 bench: $(STAMP)  ## Fidelity, speed and decision-time benchmarks (needs ../shared/data)
 	$(BIN)/python -m benchmarks.all
 
-bench-runtime: $(STAMP)  ## The elastic runtime: pauses, deaths, overhead, bit-identity (20 minutes)
+bench-runtime: $(STAMP)  ## The elastic runtime: pauses, deaths, overhead, bit-identity; a verdict for each (25 minutes)
 	$(BIN)/python -m benchmarks.runtime
 
 bench-platform: $(STAMP)  ## Crashes and fail-overs of the control plane, and promises kept, with real jobs (20 minutes)

@@ -1,6 +1,13 @@
-"""`make bench-runtime`: every figure of the runtime with its anchor beside it, in out/runtime.json.
+"""`make bench-runtime`: every figure of the runtime, with its goal and what others need, in out/runtime.json.
 
-python -m benchmarks.runtime [--quick] [part ...]        parts: see PARTS
+    python -m benchmarks.runtime [--quick] [--minutes 25] [part ...]
+
+Each part runs in a process of its own with a time limit. A part that fails is reported, and the others go on.
+Without parts all of them run; with some, their figures replace those in the file. Messages of a part are in
+out/runtime/PART.log. torchft and Ray Train are measured where they can be imported; to have them without
+installing them beside swell, put them into a folder and name it in PYTHONPATH:
+
+    pip install --no-deps --target LIB torchft pandas pyarrow && PYTHONPATH=LIB python -m benchmarks.runtime
 """
 
 from __future__ import annotations
@@ -11,119 +18,136 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.common import OUT
-from benchmarks.runtime import (
-    anchors,
-    auto,
-    coordinator,
-    death,
-    disaster,
-    exactly_once,
-    hosts,
-    identity,
-    links,
-    mesh_size,
-    overhead,
-    quality,
-    start,
-    straggler,
-    switch,
-)
-
-TARGETS: dict[str, Any] = {
-    "switch": {"join_ms": {"small": 15, "large": 60}, "leave_ms": 10},
-    "death": {"median_ms": 80, "largest_ms": 1000, "steps_lost_or_repeated": 0, "frozen": "detection + 1 s"},
-    "start": {"cold_s": 4.0, "spare_s": 0.4},
-    "overhead": {"fixed": 1.02, "adaptive": 1.05, "consistent": 1.06},
-    "sizes": {"ratio": 1.00},
-    "links": {"ratio": 1.05},
-    "join_across_hosts": {"pause": "at most a normal step, for two newcomers too"},
-    "identity": {"identical": True},
-    "exactly_once": {"failed": 0, "schedules": 200},
-    "hosts": {"longest_gap_s": 5, "steps_of_the_cut_off": 0, "problem": None},
-    "straggler": {"after_30_s": 0.9, "replaced": True},
-    "coordinator": {"steps_lost_or_repeated": 0, "kills": 10},
-    "quality": {
-        "modes": "within the spread of 5 runs",
-        "noise_scale_error": 0.2,
-        "steps": "fewer with more workers",
-    },
-    "auto": {"accuracy": "within the spread of the plain runs"},
-    "disaster": {"lost": "at most the interval", "truncated": "falls back", "disk_full": "training goes on"},
-}
-ANCHORS: dict[str, Any] = {
-    "switch": {"torchrun": "fails, or 3.1 to 3.6 s", "torchft_ms": {"small": 22, "large": 62}},
-    "death": {"torchrun": "2.2 to 3.3 s, half of the tries hung", "torchft": "0.5 s tuned, 5 s by default"},
-}
+from benchmarks.common import OUT, table
+from benchmarks.runtime.children import Limited
+from benchmarks.runtime.parts import PARTS
+from benchmarks.runtime.verdicts import Verdict, verdicts, why_not
 
 
-def parts(quick: bool) -> dict[str, Callable[[], Any]]:
-    """Name -> measurement. `quick` takes a minute or two and is for trying things out."""
-    models = ("small", "large")
-    few = quick
-    return {
-        "switch": lambda: {m: switch.measure(m, *((4, 30.0) if few else (10, 120.0))) for m in models},
-        "death": lambda: {m: death.measure(m, 5 if few else 50) for m in models} | {"frozen": death.frozen()},
-        "start": lambda: {k: start.measure(k, 3 if few else 10) for k in ("cold", "fork", "spare")},
-        "overhead": lambda: {m: overhead.measure(m) for m in ("fixed", "adaptive", "consistent")},
-        "sizes": overhead.sizes,
-        "links": lambda: links.steps(("0.4M", "10M") if few else ("0.4M", "10M", "60M")),
-        "join_across_hosts": links.joins,
-        "mesh": lambda: mesh_size.measure((2, 8, 32) if few else (2, 4, 8, 16, 32, 64)),
-        "torchrun_death": lambda: anchors.torchrun_death(1 if few else 4),
-        "torchft_death": lambda: anchors.torchft_death(1 if few else 3),
-        "ray_train_death": lambda: anchors.ray_death(1),
-        "identity": identity.measure,
-        "exactly_once": lambda: exactly_once.measure(10 if few else 200),
-        "hosts": lambda: hosts.figures(quick=few),
-        "straggler": straggler.measure,
-        "coordinator": lambda: coordinator.measure(3 if few else 10),
-        "quality": lambda: quality.run(quick=few),
-        "auto": lambda: auto.measure(2 if few else 5, 60),
-        "disaster": lambda: disaster.run(quick=few),
-    }
+class Begun(NamedTuple):
+    """A part that is running."""
+
+    name: str
+    process: Limited
+    result: Path
+    at_s: float
+    load: float
+
+
+class Bench:
+    """The report while it is being made."""
+
+    def __init__(self, path: Path, report: dict[str, Any], *, quick: bool, minutes: float) -> None:
+        self._path, self._report = path, report
+        self._quick = quick
+        self._minutes = minutes
+        self._began_s = time.monotonic()
+        self._running: list[Begun] = []
+
+    def run(self, names: list[str]) -> None:
+        """Run these parts: those whose figures are times one by one, then the others two at a time."""
+        waiting = sorted(names, key=lambda name: not PARTS[name].alone)
+        total = len(waiting)
+        try:
+            while waiting or self._running:
+                while waiting and self._may_begin(waiting[0]):
+                    name = waiting.pop(0)
+                    self._begin(name, f"[{total - len(waiting)}/{total}]")
+                for begun in [one for one in self._running if one.process.over()]:
+                    self._running.remove(begun)
+                    problem = begun.process.problem()
+                    found = (
+                        {"failed": problem} if problem is not None else json.loads(begun.result.read_text())
+                    )
+                    self._note(begun, found)
+                time.sleep(0.2)
+        finally:
+            for begun in self._running:
+                begun.process.end()
+
+    def _may_begin(self, name: str) -> bool:
+        """Nothing runs beside a part whose figures are times."""
+        running = [PARTS[begun.name] for begun in self._running]
+        alone = PARTS[name].alone or any(part.alone for part in running)
+        return len(running) < (1 if alone else 2)
+
+    def _begin(self, name: str, place: str) -> None:
+        expected_s = PARTS[name].expected_s / (4 if self._quick else 1)
+        passed_s = time.monotonic() - self._began_s
+        if passed_s + expected_s > self._minutes * 60:
+            self._report[name] = {
+                "measured": {"skipped": f"it would not end within {self._minutes:g} minutes"}
+            }
+            self._save()
+            self._say(f"{place} {name}: skipped, not enough time; run it with --minutes, or alone")
+            return
+        folder = OUT / "runtime"
+        folder.mkdir(parents=True, exist_ok=True)
+        result = folder / f"{name}.json"
+        result.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "benchmarks.runtime", "--one", str(result), name]
+        command += ["--quick"] * self._quick
+        self._say(f"{place} {name}: about {expected_s:.0f} s")
+        process = Limited(command, folder / f"{name}.log", PARTS[name].limit_s)
+        load = round(os.getloadavg()[0], 2)
+        self._running.append(Begun(name, process, result, time.monotonic(), load))
+
+    def _note(self, begun: Begun) -> None:
+        problem = begun.process.problem()
+        found = {"error": problem} if problem is not None else json.loads(begun.result.read_text())
+        wall_s = round(time.monotonic() - begun.at_s, 1)
+        self._report[begun.name] = {"measured": found, "load_at_start": begun.load, "wall_s": wall_s}
+        self._save()
+        self._say(f"{begun.name}: {why_not(found) or f'done in {wall_s:.0f} s'}")
+
+    def _save(self) -> None:
+        found = verdicts(self._report)
+        self._report["verdicts"] = [verdict._asdict() for verdict in found]
+        writing = self._path.with_suffix(".writing")
+        writing.write_text(json.dumps(self._report, indent=1))
+        writing.rename(self._path)
+
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began_s:6.0f} s  {text}", flush=True)
+
+
+def show(found: list[Verdict]) -> None:
+    """Print the verdicts as a table."""
+    words = {True: "holds", False: "DOES NOT HOLD", None: "not measured"}
+    rows = [[v.part, v.item, v.goal, str(v.found)[:80], words[v.holds]] for v in found]
+    table("Must show", ["part", "item", "goal", "found", ""], rows)
 
 
 def main() -> None:
     """Run the parts asked for (all by default) and merge them into out/runtime.json."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # namespaces and jobs end with this process
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--minutes", type=float, default=20.0, help="begin no part after this time")
-    parser.add_argument("parts", nargs="*")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, to see whether the parts work")
+    parser.add_argument("--minutes", type=float, default=25.0, help="begin no part that would end later")
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(PARTS)}")
     options = parser.parse_args()
-    known = parts(options.quick)
-    unknown = [p for p in options.parts if p not in known]
-    if unknown:
-        parser.error(f"unknown parts {', '.join(unknown)}; known are {', '.join(known)}")
+    if unknown := [p for p in options.parts if p not in PARTS]:
+        parser.error(f"unknown parts {', '.join(unknown)}; known are {', '.join(PARTS)}")
+    if options.one is not None:
+        found = PARTS[options.parts[0]].measure(options.quick)
+        options.one.write_text(json.dumps(found))
+        return
     OUT.mkdir(exist_ok=True)
     path = OUT / "runtime.json"
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() and options.parts else {}
     report["machine"] = {"cores": os.cpu_count(), "torch": torch.__version__, "transport": "loopback"}
-    started = time.monotonic()
-    for name in options.parts or known:
-        if time.monotonic() - started > options.minutes * 60:
-            report[name] = {"measured": {"skipped": f"{options.minutes:g} minutes were over; run it alone"}}
-            path.write_text(json.dumps(report, indent=1))
-            print(name, "skipped: no time left", flush=True)
-            continue
-        load = os.getloadavg()[0]
-        begin = time.monotonic()
-        report[name] = {
-            "measured": known[name](),
-            "target": TARGETS.get(name),
-            "anchor": ANCHORS.get(name),
-            "load_at_start": round(load, 2),
-            "wall_s": round(time.monotonic() - begin, 1),
-        }
-        path.write_text(json.dumps(report, indent=1))
-        print(name, json.dumps(report[name]["measured"]), flush=True)
-    print(f"written to {path}")
+    bench = Bench(path, report, quick=options.quick, minutes=options.minutes)
+    bench.run(list(options.parts or PARTS))
+    show(verdicts(report))
+    print(f"\nwritten to {path}")
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ class Running:
             "threads": 4 if (os.cpu_count() or 1) >= 8 else 1,
             "silent_after_s": 20.0,
             "gather_s": 0.1,
+            **settings.pop("limits", {}),
             "settings": settings,
         }
         (root / "launch.json").write_text(json.dumps({**fields, "directory": str(root / "job")}))
@@ -120,7 +121,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(script: Path, arguments: list[str], **settings: Any) -> Iterator[Running]:
-    """A job whose directory and processes are gone afterwards."""
+    """A job whose directory and processes are gone afterwards; `limits` are its numbers of workers."""
     root = Path(tempfile.mkdtemp(prefix="swell-gpu-"))
     job = Running(root, script, arguments, settings)
     try:

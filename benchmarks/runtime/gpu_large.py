@@ -1,11 +1,12 @@
-"""Large models on one GPU: what a join costs, what one worker costs. Prints one JSON.
+"""Large models on one GPU: what a join costs, what one worker costs. Prints a table and then one JSON.
 
-    python -m benchmarks.runtime.gpu_large [--sizes 85M,303M,1.2B] [--rounds 3] [--device cuda]
+    python -m benchmarks.runtime.gpu_large [--sizes 85M,303M,303M-64,1.2B] [--rounds 4] [--json FILE]
 
-A GPT in bf16 (weights in float32) with AdamW. For each size: a plain loop, a job of one worker in fixed and
-in adaptive mode (peak memory, seconds per step), and a job that grows from one to two workers on the GPU: the
-pause of the join, the steps before and after it, the time from the request to the first step of both. The
-modes alone take turns, and the quietest round counts: a step waits for the processor, which others use too.
+A GPT in bf16 (weights in float32) with AdamW; needs torch, numpy and this checkout. For each size: a plain
+loop and jobs of one worker in fixed and in adaptive mode, in turn (`gpu_modes`: peak memory, seconds per
+step); and a job that grows from one to two workers on the GPU: the pause of the join, the steps before and
+after it, the time from the request to the first step of both. Without a GPU, `--device cpu --sizes tiny`
+tries the benchmark itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runtime.gpu import Running, environment, running
+from benchmarks.common import table
+from benchmarks.runtime import gpu_modes
+from benchmarks.runtime.gpu import ROOT, Running, environment, running
 
 SIZES = {
     "tiny": (64, 2, 2),
@@ -37,22 +40,26 @@ SIZES = {
 }
 """Width, layers, samples in a step. With 64 samples the GPU is the limit, not the processor that feeds it."""
 CONTEXT, WORDS = 512, 8192
-STEPS = 60
 JOINS = 3
+MODES = [gpu_modes.PLAIN, gpu_modes.FIXED, gpu_modes.ADAPTIVE]
+GOALS = {"85M": (30, 3.0), "303M": (40, 4.0), "1.2B": (60, 8.0)}
+"""By size: the longest pause of a join in ms, and the longest time from request to first step in s."""
+MODES_S = 240.0
+"""Longest that one size may take in all modes; the waits of a join have limits of their own."""
 
 
-def worker(size: str, mode: str, device: str, out: Path, steps: int) -> None:
-    """Train with or without swell; write the time of every step with the number of workers then."""
+def task(size: str, device: str) -> gpu_modes.Task:
+    """A model, its optimizer and its data."""
     import torch
     from torch import nn
 
-    faulthandler.register(signal.SIGUSR1)
     width, layers, batch = SIZES[size]
+    context = CONTEXT if size != "tiny" else 16
     torch.manual_seed(0)
     with torch.device(device):
         model = _gpt(nn, width, layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    data = torch.utils.data.TensorDataset(torch.randint(0, WORDS, (batch * 50, CONTEXT + 1)))
+    data = torch.utils.data.TensorDataset(torch.randint(0, WORDS, (batch * 50, context + 1)))
 
     def loss_of(tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.to(device)
@@ -60,37 +67,30 @@ def worker(size: str, mode: str, device: str, out: Path, steps: int) -> None:
             logits = model(tokens[:, :-1])
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
+    return model, optimizer, data, batch, loss_of
+
+
+def worker(size: str, device: str, out: Path) -> None:
+    """Train as a worker of a job; the leader writes when each step ended, with the number of workers then."""
+    import torch
+
+    import swell
+
+    faulthandler.register(signal.SIGUSR1)
+    model, optimizer, data, batch, loss_of = task(size, device)
     took: list[list[float]] = []
-
-    def note(world: int) -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
-        took.append([time.time(), world])
-
-    if mode == "plain":
-        for i, (tokens,) in enumerate(torch.utils.data.DataLoader(data, batch_size=batch, shuffle=True)):
-            optimizer.zero_grad()
-            loss_of(tokens).backward()
-            optimizer.step()
-            note(1)
-            if i + 1 >= steps:
-                break
-    else:
-        import swell
-
-        job = swell.elastic(model, optimizer, mode=mode, checkpoint_every_s=None, max_batch=batch)
-        loader = job.loader(data, batch_size=batch)
-        for _ in job.epochs(1000):
-            for (tokens,) in loader:
-                job.step(loss_of(tokens))
-                note(job.world)
-            if job.agree((out / "enough").exists() or (mode == "adaptive" and len(took) >= steps)):
-                break
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
-    parameters = sum(p.numel() for p in model.parameters())
-    if mode == "plain" or job.is_leader:
-        said = {"peak_gb": round(peak / 1e9, 2), "parameters": parameters, "steps": took}
-        (out / "result.json").write_text(json.dumps(said))
+    job = swell.elastic(model, optimizer, checkpoint_every_s=None)
+    loader = job.loader(data, batch_size=batch)
+    for _ in job.epochs(1000):
+        for (tokens,) in loader:
+            job.step(loss_of(tokens))
+            if device == "cuda":
+                torch.cuda.synchronize()
+            took.append([time.time(), job.world])
+        if job.agree((out / "enough").exists()):
+            break
+    if job.is_leader:
+        (out / "result.json").write_text(json.dumps({"steps": took}))
 
 
 def _gpt(nn: Any, width: int, layers: int) -> Any:
@@ -126,38 +126,18 @@ def _gpt(nn: Any, width: int, layers: int) -> Any:
     return GPT()
 
 
-def alone(size: str, mode: str, device: str) -> dict[str, Any]:
-    """One worker: peak memory and seconds per step."""
+def modes(size: str, device: str, rounds: int) -> dict[str, Any]:
+    """One worker in each mode, in a process of its own: its memory is free again afterwards."""
     with tempfile.TemporaryDirectory(prefix="swell-large-") as folder:
-        command = [sys.executable, __file__, "--worker", mode, "--sizes", size, "--device", device]
-        command += ["--out", folder, "--steps", str(STEPS)]
-        if mode == "fixed":
-            (Path(folder) / "enough").touch()
+        command = [sys.executable, __file__, "--worker", "modes", "--sizes", size, "--device", device]
+        command += ["--out", folder, "--rounds", str(rounds)]
         done = subprocess.run(
-            command, env=environment(), capture_output=True, text=True, timeout=300, check=False
+            command, env=environment(), capture_output=True, text=True, timeout=MODES_S, check=False
         )
         if done.returncode:
             raise RuntimeError(done.stderr[-3000:])
-        result = json.loads((Path(folder) / "result.json").read_text())
-    times = [at for at, _ in result.pop("steps")]
-    result["step_s"] = round(statistics.median(b - a for a, b in pairwise(times[5:])), 5)
-    return result
-
-
-def in_turn(size: str, modes: list[str], device: str, rounds: int) -> dict[str, Any]:
-    """One worker in each mode: the quietest of several rounds, and its ratio to the first mode."""
-    found: dict[str, Any] = {}
-    for _ in range(rounds):
-        for mode in modes:
-            result = alone(size, mode, device)
-            kept = found.setdefault(mode, result | {"rounds_s": []})
-            kept["rounds_s"].append(result["step_s"])
-            kept["step_s"] = min(kept["rounds_s"])
-            kept["peak_gb"] = max(kept["peak_gb"], result["peak_gb"])
-    for result in found.values():
-        result["step_ratio"] = round(result["step_s"] / found[modes[0]]["step_s"], 3)
-        result["memory_ratio"] = round(result["peak_gb"] / max(found[modes[0]]["peak_gb"], 0.01), 3)
-    return found
+        found: dict[str, Any] = json.loads((Path(folder) / "result.json").read_text())
+        return found
 
 
 @contextlib.contextmanager
@@ -181,7 +161,7 @@ def join(size: str, device: str) -> dict[str, Any]:
     requests: list[float] = []
     with tempfile.TemporaryDirectory(prefix="swell-large-") as folder:
         out = Path(folder)
-        arguments = ["--worker", "fixed", "--sizes", size, "--device", device, "--out", folder]
+        arguments = ["--worker", "join", "--sizes", size, "--device", device, "--out", folder]
         with running(Path(__file__), arguments) as job, explained(job):
             now = job.client.wait_for(lambda s: s["step"] > 10, 60.0)
             for count in (2, 1) * JOINS + (2,):
@@ -212,32 +192,97 @@ def join(size: str, device: str) -> dict[str, Any]:
     }
 
 
+def verdicts(size: str, found: dict[str, Any]) -> Iterator[list[Any]]:
+    """What was measured of one size against what must be shown: item, figure, goal, and whether it holds."""
+    if "error" in found:
+        yield [size, "measured", found["error"].strip().splitlines()[-1][:80], "yes", False]
+    if "modes" in found:
+        fixed, adaptive = found["modes"][gpu_modes.FIXED], found["modes"][gpu_modes.ADAPTIVE]
+        for mode, figures, limit in ((gpu_modes.FIXED, fixed, 1.02), (gpu_modes.ADAPTIVE, adaptive, 1.10)):
+            ratio = figures["memory_ratio"]
+            yield [size, f"peak memory, {mode} over plain", ratio, limit, ratio is None or ratio <= limit]
+        ratio = adaptive["step_ratio"]
+        must = not size.startswith("85M")
+        yield [size, "step, adaptive over plain", ratio, 1.03 if must else None, not must or ratio <= 1.03]
+    if "join" in found and size in GOALS:
+        pause_ms, request_s = GOALS[size]
+        join = found["join"]
+        paused = statistics.median(join["join_pause_ms"])
+        yield [size, "pause of a join, median, ms", paused, pause_ms, paused <= pause_ms]
+        slower = statistics.median(s / join["step_of_two_s"] for s in join["first_step_of_two_s"])
+        yield [size, "step after a join over a normal one", round(slower, 3), 1.2, slower <= 1.2]
+        request = statistics.median(join["request_to_first_step_s"])
+        yield [size, "request to first step, median, s", request, request_s, request <= request_s]
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print the figures and the verdicts."""
+    rows = [
+        [
+            size,
+            mode,
+            figures["parameters"],
+            figures["step_s"] * 1e3,
+            figures["step_ratio"],
+            figures["peak_gb"],
+        ]
+        for size, found in results.items()
+        for mode, figures in found.get("modes", {}).items()
+    ]
+    table("One worker", ["size", "mode", "parameters", "step, ms", "over plain", "peak, GB"], rows)
+    words = {True: "holds", False: "DOES NOT HOLD"}
+    judged = [row for size, found in results.items() for row in verdicts(size, found)]
+    table(
+        "Must show",
+        ["size", "item", "found", "at most", ""],
+        [[*row[:4], words[row[4]]] for row in judged] or [["", "", None, None, ""]],
+    )
+
+
 def main() -> None:
-    """Run every size and print one JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sizes", default="85M,303M,1.2B", help=f"of {', '.join(SIZES)}")
+    """Run every size; print the figures as tables and one JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", default="85M,303M,303M-64,1.2B", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--parts", default="plain,fixed,adaptive,join")
-    parser.add_argument("--rounds", type=int, default=3, help="of each mode alone")
+    parser.add_argument("--parts", default="modes,join")
+    parser.add_argument("--rounds", type=int, default=4, help="blocks of 16 steps in each mode")
+    parser.add_argument("--json", type=Path, help="write the JSON to this file too")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=10**9, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "src"))
+    if args.worker == "modes":
+        found = gpu_modes.in_turn(lambda: task(args.sizes, args.device), MODES, args.rounds, args.device)
+        (args.out / "result.json").write_text(json.dumps(found))
+        return
     if args.worker:
-        worker(args.sizes, args.worker, args.device, args.out, args.steps)
+        worker(args.sizes, args.device, args.out)
         return
     results: dict[str, Any] = {}
     parts = args.parts.split(",")
     for size in args.sizes.split(","):
-        try:
-            alone_modes = [part for part in parts if part != "join"]
-            results[size] = in_turn(size, alone_modes, args.device, args.rounds)
-            if "join" in parts:
-                results[size]["join"] = join(size, args.device)
-        except Exception as error:
-            results.setdefault(size, {})["error"] = str(error)[-9000:]
-        print(f"{size}: {json.dumps(results[size])}", file=sys.stderr, flush=True)
+        if size not in SIZES:
+            parser.error(f"--sizes: got {size!r}, known are {', '.join(SIZES)}")
+        results[size] = {}
+        for part in parts:
+            if part == "join" and size.endswith("-64"):
+                continue  # the same model, only with more samples
+            begin_s = time.monotonic()
+            try:
+                results[size][part] = (
+                    join(size, args.device) if part == "join" else modes(size, args.device, args.rounds)
+                )
+            except Exception as error:  # the other parts are still worth knowing
+                results[size]["error"] = f"{type(error).__name__}: {error}"[-9000:]
+            took_s = round(time.monotonic() - begin_s, 1)
+            results[size].setdefault("seconds", {})[part] = took_s
+            print(f"{size}, {part}: {took_s:.0f} s", file=sys.stderr, flush=True)
+    show(results)
     print(json.dumps(results))
+    if args.json is not None:
+        args.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

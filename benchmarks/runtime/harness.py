@@ -49,11 +49,11 @@ class Running:
         self.directory = JobDirectory(root / "jobs" / "bench")
         self.client = JobClient(self.directory, wait_s=10.0)
 
-    def members(self, count: int, timeout_s: float = 30.0) -> dict[str, Any]:
+    def members(self, count: int, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait until the job trains with `count` members."""
         return self.client.wait_for(lambda s: len(s["members"]) == count and s["step"] > 0, timeout_s)
 
-    def settle(self, steps: int, timeout_s: float = 30.0) -> None:
+    def settle(self, steps: int, timeout_s: float = 60.0) -> None:
         """Wait for that many further steps."""
         start = self.client.status()["step"]
         self.client.wait_for(lambda s: s["step"] >= start + steps, timeout_s)

@@ -17,6 +17,7 @@ from swell.train.modes.ranks import PartialSums
 from swell.train.sync import pieces
 from swell.train.sync.adding import Norms
 from swell.train.sync.flat import FlatModel, Layout
+from swell.train.sync.mesh import PIECE
 from swell.train.sync.reducer import Reducer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -148,8 +149,33 @@ def test_the_last_layers_are_summed_before_backward_has_the_first() -> None:
         worker.model.first.weight.register_hook(first_layers_wait)
     results = together(*[lambda w=w: w.step(early=True) for w in workers])
     assert not any(isinstance(r, Exception) for r in results), results
-    kind, begin, _ = results[0].spans[1]
-    assert kind == "add" and begin < results[0].complete_s
+    first = next(begin for kind, begin, _ in results[0].spans if kind == "add")
+    assert first < results[0].complete_s
+
+
+def test_two_hosts_send_the_next_piece_while_the_last_one_is_added() -> None:
+    workers = crowd(2, True)
+    mesh: Any = workers[0].reducer._mesh
+    exchange, add = mesh.exchange, workers[0].reducer.adder.add
+    exchanged = [threading.Event() for _ in workers[0].reducer.pieces]
+    count = iter(exchanged)
+
+    def counted(operation: int, phase: int, *arguments: Any) -> Any:
+        out = exchange(operation, phase, *arguments)
+        if phase == PIECE:
+            next(count).set()
+        return out
+
+    def slow(*arguments: Any) -> Any:
+        assert exchanged[-1].wait(20), "the network waited for an addition"
+        return add(*arguments)
+
+    mesh.exchange = counted
+    workers[0].reducer.adder.add = slow  # type: ignore[method-assign]
+    results = together(*[lambda w=w: w.step(early=False) for w in workers])
+    assert not any(isinstance(r, Exception) for r in results), results
+    first, second = sums(workers)
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
 
 
 def test_a_gradient_that_changes_after_it_was_sent_is_summed_again_by_all() -> None:

@@ -85,7 +85,7 @@ def test_survivors_of_a_kill_go_on_at_once_and_the_dead_is_replaced(stage: Any, 
     assert job.wait() == 0
     assert TRAINED in job.output() and "steps 600" in job.output()
     recoveries = [e["pause_s"] for e in job.events("recovery")]
-    assert len(recoveries) == 1 and recoveries[0] < 2.0
+    assert len(recoveries) == 1 and recoveries[0] < 4.0, "as long as for one that is silent"
     job.leaves_nothing()
 
 
@@ -96,7 +96,7 @@ def test_a_frozen_worker_is_given_up_and_cannot_come_back(
     status = job.members(2)
     frozen = job.kill(1, signal.SIGSTOP)
     pid = status["pids"][frozen]
-    job.wait_for(lambda s: frozen not in s["members"] and len(s["members"]) == 2, 15)
+    job.wait_for(lambda s: frozen not in s["members"] and len(s["members"]) == 2, 60)
     os.kill(pid, signal.SIGCONT)
     eventually(lambda: any(e["worker"] == frozen and e["code"] == 76 for e in job.events("exited")))
     assert job.wait() == 0

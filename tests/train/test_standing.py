@@ -148,7 +148,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 def test_a_link_joins_trains_recovers_and_ends(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread, the sockets and a coordinator around the machine."""
     monkeypatch.delenv("SWELL_LAUNCH", raising=False)
-    agent = Connection.open(running.address, "s", timeout_s=5.0)
+    agent = Connection.open(running.address, "s", timeout_s=30.0)
     agent.send({"type": "hello", "role": "agent"})
     while (spawn := agent.receive(20.0))["type"] != "spawn":
         pass

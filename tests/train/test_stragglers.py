@@ -123,7 +123,7 @@ job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
 slow = pathlib.Path("slow")
 for epoch in job.epochs(100):
     for (x,) in job.loader(data, batch_size=8, shuffle=True):
-        time.sleep(0.04 if slow.exists() and slow.read_text() == str(os.getpid()) else 0.02)
+        time.sleep(0.15 if slow.exists() and slow.read_text() == str(os.getpid()) else 0.05)
         job.step(model(x).mean())
 """
 

@@ -44,7 +44,7 @@ class Running:
 
     def status(self) -> dict[str, Any]:
         """What an honest tool is told."""
-        with_secret = Connection.open(self.address, "s", timeout_s=5.0)
+        with_secret = Connection.open(self.address, "s", timeout_s=30.0)
         try:
             return with_secret.request({"type": "hello", "role": "tool"}, 5.0)
         finally:
@@ -150,7 +150,7 @@ def link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
 
 def peer(link: Link, number: int) -> dict[str, Any]:
     """What a member of candidate `number` is told when it connects."""
-    with_secret = Connection.open(link.peers.listener.getsockname()[:2], "s", timeout_s=5.0)
+    with_secret = Connection.open(link.peers.listener.getsockname()[:2], "s", timeout_s=30.0)
     with_secret.send({"mesh": number, "worker": "w1", "about": {}})
     return with_secret.receive(5.0)
 
@@ -244,7 +244,7 @@ def test_descriptors_from_1024_on_can_be_waited_for() -> None:
 
 
 def test_a_control_plane_that_leads_no_longer_is_refused(running: Running) -> None:
-    former, present, person = (Connection.open(running.address, "s", timeout_s=5.0) for _ in range(3))
+    former, present, person = (Connection.open(running.address, "s", timeout_s=30.0) for _ in range(3))
     try:
         former.request({"type": "hello", "role": "tool", "fencing": 1}, 5.0)
         assert former.request({"type": "resize", "workers": 2}, 5.0)["type"] == "resized"
@@ -262,10 +262,10 @@ def test_a_control_plane_that_leads_no_longer_is_refused(running: Running) -> No
 
 def test_the_last_words_of_a_worker_count_though_its_exit_is_told_first(running: Running) -> None:
     """The launcher tells of an exit over its own connection, which may be read before the worker's."""
-    agent = Connection.open(running.address, "s", timeout_s=5.0)
+    agent = Connection.open(running.address, "s", timeout_s=30.0)
     agent.send({"type": "hello", "role": "agent"})
     spawn = until(agent, "spawn")
-    worker = Connection.open(running.address, "s", timeout_s=5.0)
+    worker = Connection.open(running.address, "s", timeout_s=30.0)
     about = {"worker": spawn["worker"], "pid": os.getpid(), "address": ["127.0.0.1", 1]}
     worker.send(
         {"type": "hello", "role": "worker", "status": "starting", "generation": 0, "members": [], **about}

@@ -12,7 +12,7 @@ exactly n times uses `job.epochs(n, by="data")`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -75,6 +75,11 @@ class Adaptation:
         self._stride = stride(sum(p.numel() for p in flat.parameters.values()))
         self._generation = -1
         adam, per_parameter, self._buckets = _precondition(optimizer, flat, self._stride)
+        packed = Packed(flat, self._stride) if packs(flat.device) else None
+        self._gradients: Callable[[], Sequence[Tensor]] = (
+            packed.gradients if packed is not None else lambda: _gradients(flat, self._stride)
+        )
+        """The present gradient as this worker takes norms of it: by bucket on a GPU, else by parameter."""
         elements = sum(p.numel() for p in flat.parameters.values())
         every = next(steps for size, steps in _EVERY if elements >= size)
         self._mode = AdaptiveMode(
@@ -86,7 +91,7 @@ class Adaptation:
             warmup_epochs=warmup_epochs,
             epoch_scale=len(loader.dataset) / tuned,
             adam=adam,
-            weights=per_parameter,
+            weights=per_parameter if packed is None else packed.weights(self._buckets),
         )
         self.noise: NoiseScale = self._mode.noise
         """The running statistics; the same on every worker."""
@@ -114,7 +119,7 @@ class Adaptation:
 
     def after_backward(self, samples: int) -> None:
         """Called by a single worker after the first of several micro-batches."""
-        self._mode.keep_first(_gradients(self._flat, self._stride), samples)
+        self._mode.keep_first(self._gradients(), samples)
 
     def commit(self, reduced: Reduced, *, alone: bool, nodes: int, unscale: float = 1.0) -> None:
         """Update the statistics and the learning rate, just before a step takes effect."""
@@ -126,7 +131,7 @@ class Adaptation:
             total_square=reduced.total_square,
             nodes=nodes,
             epochs_done=loader.passes + loader.cursor / len(loader.dataset),
-            whole=(lambda: _gradients(self._flat, self._stride)) if alone else None,
+            whole=self._gradients if alone else None,
             unscale=unscale * (self._stride if alone else 1),
         )
 
@@ -260,3 +265,48 @@ def _gradients(flat: FlatModel, step: int) -> Sequence[Tensor]:
         else p.grad.detach().reshape(-1)[::step]
         for p in flat.parameters.values()
     ]
+
+
+def packs(device: torch.device) -> bool:
+    """Whether norms are taken of vectors that are collected first; on a CPU that is only one more pass."""
+    return device.type != "cpu"
+
+
+class Packed:
+    """The elements of the gradient that count, collected into one vector for each bucket.
+
+    A GPU of a model with hundreds of parameters waits for the processor that launches its kernels. Norms of a
+    few long vectors need some tens of launches where those of each parameter would need thousands.
+    """
+
+    def __init__(self, flat: FlatModel, step: int) -> None:
+        self._step = step
+        slots = {s.name: s for s in flat.layout.slots if not s.buffer}
+        buckets = flat.layout.buckets
+        self._lengths = [-(-b.gradients // step) for b in buckets]
+        self._parts: list[list[tuple[Tensor, int]]] = [[] for _ in buckets]
+        """By bucket, in the order of their places: each parameter, and the elements from it to the next."""
+        for index, length in enumerate(self._lengths):
+            places = [(slots[n], p) for n, p in flat.parameters.items() if slots[n].bucket == index]
+            own = sorted(((slot.offset // step, p) for slot, p in places), key=lambda place: place[0])
+            ends = [begin for begin, _ in own[1:]] + [length]
+            self._parts[index] = [(p, end - begin) for (begin, p), end in zip(own, ends)]
+        self._zeros = [torch.zeros((), dtype=b.dtype, device=flat.device) for b in buckets]
+
+    def weights(self, buckets: Sequence[Tensor]) -> list[Tensor]:
+        """Of vectors with a place for each element of a bucket that counts: the places of gradients."""
+        return [bucket[:length] for bucket, length in zip(buckets, self._lengths)]
+
+    def gradients(self) -> list[Tensor]:
+        """One new vector for each bucket; zero where there is no gradient, and between parameters."""
+        out = []
+        for parts, zero in zip(self._parts, self._zeros):
+            pieces: list[Tensor] = []
+            for parameter, room in parts:
+                found = parameter.grad
+                if found is not None:
+                    pieces.append(found.detach().reshape(-1)[:: self._step])
+                if missing := room - (len(pieces[-1]) if found is not None else 0):
+                    pieces.append(zero.expand(missing))
+            out.append(torch.cat(pieces) if pieces else zero.expand(0))
+        return out

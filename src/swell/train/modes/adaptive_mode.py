@@ -248,7 +248,8 @@ class AdaptiveMode:
             self._memory.keep(whole, self.weights)
             return
         else:
-            norms = self._memory.pair(whole, self.weights) if since < 2 else None
+            again = self._alone_every == 1  # else the next pair begins some steps from now
+            norms = self._memory.pair(whole, self.weights, keep=again) if since < 2 else None
             biased = True
         if norms is not None:
             parts, total = norms.parts_sqr * unscale, norms.total_sqr * unscale

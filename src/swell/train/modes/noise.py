@@ -196,7 +196,8 @@ class GradientMemory:
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
-        self._kept_sqr = 0.0
+        self._kept_sqr = torch.zeros(())
+        """The kept gradient's squared norm; read with the next one's, in one wait for the device."""
         self._filled = False
 
     def keep(self, flats: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> None:
@@ -204,16 +205,20 @@ class GradientMemory:
         vectors = _weighted(flats, weights)
         self._store(vectors, _sum_of_squares(vectors))
 
-    def pair(self, flats: Sequence[Tensor], weights: Sequence[Tensor] | None = None) -> PairNorms | None:
-        """Norms of the kept gradient and this one as two parts of a twice as large batch; keeps this one."""
+    def pair(
+        self, flats: Sequence[Tensor], weights: Sequence[Tensor] | None = None, *, keep: bool = True
+    ) -> PairNorms | None:
+        """Norms of the kept gradient and this one as two parts of a twice as large batch.
+
+        With `keep`, this one is kept for the next pair; otherwise nothing is.
+        """
         vectors = _weighted(flats, weights)
         sqr = _sum_of_squares(vectors)
-        pair = None
-        if self._fits(vectors) and math.isfinite(sqr):
-            parts = 0.5 * (self._kept_sqr + sqr)
-            # |(a+b)/2|^2 by expansion: one dot product instead of a temporary the size of the model.
-            pair = PairNorms(parts, 0.5 * (parts + self._cross(vectors)))
-        self._store(vectors, sqr)
+        pair = self._paired(vectors, sqr) if self._fits(vectors) else None
+        if keep:
+            self._store(vectors, sqr)
+        else:
+            self.forget()
         return pair
 
     def split(
@@ -227,10 +232,12 @@ class GradientMemory:
         vectors = _weighted(flats, weights)
         if not self._fits(vectors):
             return None
-        total = _sum_of_squares(vectors)
-        rest = total + self._kept_sqr - 2.0 * self._cross(vectors)
+        first, total, cross = self._read(vectors, _sum_of_squares(vectors))
         self.forget()
-        return PairNorms(self._kept_sqr / share + rest / (1.0 - share), total)
+        if not math.isfinite(first):
+            return None
+        rest = total + first - 2.0 * cross
+        return PairNorms(first / share + rest / (1.0 - share), total)
 
     def forget(self) -> None:
         """Drop the kept gradient (not its memory), as after a resize or a skipped step."""
@@ -239,31 +246,33 @@ class GradientMemory:
     def _fits(self, vectors: Sequence[Tensor]) -> bool:
         return self._filled and [k.shape for k in self._kept] == [v.shape for v in vectors]
 
-    def _cross(self, vectors: Sequence[Tensor]) -> float:
-        return _one_number([torch.dot(k, v.float()) for k, v in zip(self._kept, vectors)])
+    def _paired(self, vectors: Sequence[Tensor], sqr: Tensor) -> PairNorms | None:
+        before, now, cross = self._read(vectors, sqr)
+        if not (math.isfinite(before) and math.isfinite(now)):
+            return None
+        parts = 0.5 * (before + now)
+        # |(a+b)/2|^2 by expansion: one dot product instead of a temporary the size of the model.
+        return PairNorms(parts, 0.5 * (parts + cross))
 
-    def _store(self, vectors: Sequence[Tensor], sqr: float) -> None:
-        self._filled = math.isfinite(sqr)  # a NaN must not poison the next pair as well
-        if not self._filled:
-            return
+    def _read(self, vectors: Sequence[Tensor], sqr: Tensor) -> tuple[float, float, float]:
+        """Squared norms of the kept gradient and this one, and their product; one wait for the device."""
+        cross = torch.stack([torch.dot(k, v.float()) for k, v in zip(self._kept, vectors)]).sum()
+        before, now, product = torch.stack([self._kept_sqr, sqr, cross]).tolist()
+        return before, now, product
+
+    def _store(self, vectors: Sequence[Tensor], sqr: Tensor) -> None:
         if [k.shape for k in self._kept] != [v.shape for v in vectors]:
             self._kept = [torch.empty_like(v, dtype=torch.float32) for v in vectors]
-        for kept, vector in zip(self._kept, vectors):
-            kept.copy_(vector)
-        self._kept_sqr = sqr
+        torch._foreach_copy_(self._kept, list(vectors))
+        self._kept_sqr, self._filled = sqr, True
 
 
 def _weighted(flats: Sequence[Tensor], weights: Sequence[Tensor] | None) -> list[Tensor]:
-    return list(flats) if weights is None else [f * w for f, w in zip(flats, weights, strict=True)]
+    return list(flats) if weights is None else list(torch._foreach_mul(list(flats), list(weights)))
 
 
-def _sum_of_squares(vectors: Sequence[Tensor]) -> float:
-    return _one_number([squared_norm(v) for v in vectors])
-
-
-def _one_number(sums: Sequence[Tensor]) -> float:
-    """The sum of the scalars, with a single wait for the device."""
-    return float(torch.stack(list(sums)).sum())
+def _sum_of_squares(vectors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([squared_norm(v) for v in vectors]).sum()
 
 
 class AdamPreconditioner:
@@ -310,16 +319,30 @@ class AdamPreconditioner:
                 eps_of[param], beta2_of[param] = float(group["eps"]), float(group["betas"][1])
         states = [self._optimizer.state.get(param, {}) for param, _ in self._places]
         self.ready = any("exp_avg_sq" in state for state in states)
-        for (param, place), state in zip(self._places, states):
-            if "exp_avg_sq" not in state:
-                place.zero_()  # no gradient ever reached this tensor: leave it out
-                continue
-            correction = 1.0 - beta2_of[param] ** max(float(state["step"]), 1.0)
-            second = state["exp_avg_sq"].reshape(-1)[:: self._stride]
-            place.copy_(second.view(place.shape) if self._stride == 1 else second).div_(correction)
-            mean = place.mean()
-            place.clamp_(min=_V_FLOOR * mean).sqrt_().add_(eps_of[param]).reciprocal_()
-            place.mul_(mean > 0.0)
+        known = [
+            (param, place, state)
+            for (param, place), state in zip(self._places, states)
+            if "exp_avg_sq" in state
+        ]
+        if len(known) < len(states):  # no gradient ever reached the others: leave them out
+            torch._foreach_zero_([p for (_, p), s in zip(self._places, states) if "exp_avg_sq" not in s])
+        if not known:
+            return self.ready
+        # Few calls for all tensors instead of ten for each: a GPU would wait for whoever makes them.
+        places = [place for _, place, _ in known]
+        seconds = [state["exp_avg_sq"].reshape(-1)[:: self._stride].view(p.shape) for _, p, state in known]
+        torch._foreach_copy_(places, seconds)
+        steps = torch.stack([torch.as_tensor(state["step"]) for _, _, state in known]).tolist()
+        corrections = [1.0 - beta2_of[p] ** max(step, 1.0) for (p, _, _), step in zip(known, steps)]
+        torch._foreach_div_(places, corrections)
+        sums = torch.stack(torch._foreach_norm(places, 1)).tolist()
+        means = [total / place.numel() for total, place in zip(sums, places)]
+        torch._foreach_clamp_min_(places, [_V_FLOOR * mean for mean in means])
+        torch._foreach_sqrt_(places)
+        torch._foreach_add_(places, [eps_of[param] for param, _, _ in known])
+        torch._foreach_reciprocal_(places)
+        if silent := [place for place, mean in zip(places, means) if not mean > 0.0]:
+            torch._foreach_zero_(silent)
         return self.ready
 
 

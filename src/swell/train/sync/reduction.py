@@ -4,7 +4,8 @@ A thread of its own exchanges and sums the pieces in their one order (`pieces`);
 piece when its gradients are in place. All members go through the same exchanges, whether or not their
 backward is still running: a header each, then for every piece this member's input (*scatter*) and its part of
 the sum of the piece before (*gather*), then the vote. Two members that share no memory send each other their
-whole inputs and both add: that is as many bytes, and nothing has to be gathered.
+whole inputs and both add: that is as many bytes, nothing has to be gathered, and the network does not wait
+for additions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -117,42 +119,78 @@ class Reduction:
 
     def _exchange(self, result: Reduced, order: Tree | None) -> list[Header]:
         """Exchange and sum all pieces; returns what the members said at the end."""
-        mesh, reducer, flat = self._mesh, self._reducer, self._reducer.flat
-        whole = mesh.size == 2 and bool(reducer.far)
-        pieces = reducer.pieces
-        last = len(pieces) - 1 if whole else len(pieces)
+        if self._mesh.size == 2 and self._reducer.far:
+            return self._exchange_whole(result, order)
+        mesh, pieces = self._mesh, self._reducer.pieces
         squares = [0.0] * (mesh.size + 1)
         before: Piece = ()  # the piece that was summed last, whose parts are gathered next
         closings: list[Header] = []
-        for index in range(last + 1):
+        for index in range(len(pieces) + 1):
             piece: Piece = ()
             if index < len(pieces):
                 piece = pieces[index]
                 self._release.wait(index)
-            flat.settle()
-            mine = piece if whole else part(piece, mesh.rank, mesh.size)
-            said: Header = {}
-            if index == last:
-                waited = time.perf_counter() - self._complete_s
-                said = {**self._closing, "waited": round(waited, 6), "squares": squares}
-                said |= {"late": True} if self._release.late else {}
+            self._reducer.flat.settle()
+            mine = part(piece, mesh.rank, mesh.size)
+            said = {**self._said(), "squares": squares} if index == len(pieces) else {}
             begin = time.perf_counter()
-            answers = self._send(piece, mine, before, whole, said)
+            closings = self._send(piece, mine, before, said)
             sent = time.perf_counter()
-            if not whole:
-                self._copy_near(before)
+            self._copy_near(before)
             if piece:
-                found = reducer.adder.add(order, mine, self._norms)
+                found = self._reducer.adder.add(order, mine, self._norms)
                 squares = [a + b for a, b in zip(squares, found)]
                 result.spans += [("send", begin, sent), ("add", sent, time.perf_counter())]
-            before, closings = piece, answers
-        if not whole:
-            squares = [sum(column) for column in zip(*(a["squares"] for a in closings))]
-        if self._norms is not None:
-            *result.part_squares, result.total_square = squares
+            before = piece
+        self._note_squares(result, [sum(column) for column in zip(*(a["squares"] for a in closings))])
         return closings
 
-    def _send(self, piece: Piece, mine: Piece, before: Piece, whole: bool, said: Header) -> list[Header]:
+    def _exchange_whole(self, result: Reduced, order: Tree | None) -> list[Header]:
+        """The same of two members that share no memory. A piece is added while the next one is on its way."""
+        squares = [0.0] * (self._mesh.size + 1)
+        closings: list[Header] = []
+
+        def add(piece: Piece) -> None:
+            begin = time.perf_counter()
+            squares[:] = [a + b for a, b in zip(squares, self._reducer.adder.add(order, piece, self._norms))]
+            result.spans.append(("add", begin, time.perf_counter()))
+
+        pieces = self._reducer.pieces
+        with ThreadPoolExecutor(1, "swell-add") as adding:  # waits for the additions, whatever happens
+            added = []
+            for index, piece in enumerate(pieces):
+                self._release.wait(index)
+                self._reducer.flat.settle()
+                begin = time.perf_counter()
+                closings = self._send_whole(piece, self._said() if index == len(pieces) - 1 else {})
+                result.spans.append(("send", begin, time.perf_counter()))
+                added.append(adding.submit(add, piece))
+            for one in added:
+                one.result()
+        result.spans.sort(key=lambda span: span[1])
+        self._note_squares(result, squares)
+        return closings
+
+    def _said(self) -> Header:
+        """What this member says with the last exchange."""
+        said = {**self._closing, "waited": round(time.perf_counter() - self._complete_s, 6)}
+        return said | ({"late": True} if self._release.late else {})
+
+    def _note_squares(self, result: Reduced, squares: list[float]) -> None:
+        if self._norms is not None:
+            *result.part_squares, result.total_square = squares
+
+    def _send_whole(self, piece: Piece, said: Header) -> list[Header]:
+        """Exchange `piece` with the one other member."""
+        (rank,) = self._reducer.far
+        out = Raw(self._reducer.flat.inputs, piece, True)
+        into = Raw(self._reducer.inputs_of[rank], piece)
+        ways = views({rank: [out]}), views({rank: [into]})
+        answers = self._mesh.exchange(self._operation, PIECE, said, *ways)
+        into.store()
+        return answers
+
+    def _send(self, piece: Piece, mine: Piece, before: Piece, said: Header) -> list[Header]:
         """Exchange `piece`, and the parts of the sum of the piece `before`, with members on other hosts."""
         mesh, reducer, flat = self._mesh, self._reducer, self._reducer.flat
         if not reducer.far:
@@ -160,12 +198,10 @@ class Reduction:
         sent: dict[int, list[Raw]] = {}
         received: dict[int, list[Raw]] = {}
         for rank in reducer.far:
-            theirs = piece if whole else part(piece, rank, mesh.size)
-            sent[rank] = [Raw(flat.inputs, theirs, True)]
-            received[rank] = [Raw(reducer.inputs_of[rank], mine)]
-            if not whole:
-                sent[rank].append(Raw(flat.outputs, part(before, mesh.rank, mesh.size), True))
-                received[rank].append(Raw(flat.outputs, part(before, rank, mesh.size)))
+            theirs = part(piece, rank, mesh.size)
+            own, other = part(before, mesh.rank, mesh.size), part(before, rank, mesh.size)
+            sent[rank] = [Raw(flat.inputs, theirs, True), Raw(flat.outputs, own, True)]
+            received[rank] = [Raw(reducer.inputs_of[rank], mine), Raw(flat.outputs, other)]
         answers = mesh.exchange(self._operation, PIECE, said, views(sent), views(received))
         for several in received.values():
             for raw in several:

@@ -1,0 +1,187 @@
+"""Whether the figures of `make bench-runtime` are what they must be. Pure: a report in, verdicts out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+NOT_WORSE = 1.25
+"""A figure counts as worse than an earlier one if it is this many times as large: medians of few vary."""
+EARLIER_MS = {"join": {"small": 7, "large": 23}, "death": {"small": 18, "large": 39}}
+EARLIER_S = {"fork": 0.16, "spare": 0.03}
+
+
+class Verdict(NamedTuple):
+    """One item: what was found against what must be shown."""
+
+    part: str
+    item: str
+    goal: str
+    found: Any
+    holds: bool | None
+    """None: it was not measured."""
+
+
+def _most(part: str, item: str, found: float | None, limit: float, unit: str = "") -> Verdict:
+    holds = None if found is None else found <= limit
+    return Verdict(part, item, f"at most {limit:g}{unit}", found, holds)
+
+
+def _same(part: str, item: str, found: Any, wanted: Any) -> Verdict:
+    return Verdict(part, item, f"{wanted}", found, found == wanted)
+
+
+def _switch(figures: Any) -> Iterator[Verdict]:
+    for model, limit in (("small", 15), ("large", 60)):
+        join, leave = figures[model]["join"]["median_ms"], figures[model]["leave"]["median_ms"]
+        yield _most("switch", f"join, {model}", join, limit, " ms")
+        yield _earlier("switch", f"join, {model}", join, EARLIER_MS["join"][model], " ms")
+        yield _most("switch", f"leave, {model}", leave, 10, " ms")
+
+
+def _earlier(part: str, item: str, found: float, before: float, unit: str) -> Verdict:
+    goal = f"not worse than {before:g}{unit} (by more than {NOT_WORSE - 1:.0%})"
+    return Verdict(part, item, goal, found, found <= before * NOT_WORSE)
+
+
+def _death(figures: Any) -> Iterator[Verdict]:
+    for model in ("small", "large"):
+        found = figures[model]
+        yield _most("death", f"median, {model}", found["median_ms"], 80, " ms")
+        before = EARLIER_MS["death"][model]
+        yield _earlier("death", f"median, {model}", found["median_ms"], before, " ms")
+        yield _most("death", f"largest, {model}", found["largest_ms"], 1000, " ms")
+        yield _same("death", f"steps lost or repeated, {model}", found["steps_lost_or_repeated"], 0)
+    frozen = figures["frozen"]
+    limit = frozen["detection_s"] + 1.0
+    yield _most("death", "training again after a worker froze", frozen["training_again_after_s"], limit, " s")
+
+
+def _start(figures: Any) -> Iterator[Verdict]:
+    yield _most("start", "from nothing", figures["cold"]["median_s"], 4.0, " s")
+    yield _most("start", "from a spare", figures["spare"]["median_s"], 0.4, " s")
+    for kind, before in EARLIER_S.items():
+        yield _earlier("start", kind, figures[kind]["median_s"], before, " s")
+
+
+def _overhead(figures: Any) -> Iterator[Verdict]:
+    for mode, limit in (("fixed", 1.02), ("adaptive", 1.05), ("consistent", 1.06)):
+        yield _most("overhead", f"step of {mode} mode over DDP's", figures[mode]["ratio"], limit)
+
+
+def _sizes(figures: Any) -> Iterator[Verdict]:
+    for size, found in figures.items():
+        yield _most("sizes", f"step over DDP's, {size}", found["ratio"], 1.00)
+    yield _during_backward("sizes", "one host, 60M", figures.get("60M"))
+
+
+def _links(figures: Any) -> Iterator[Verdict]:
+    for rate, sizes in figures.items():
+        for size, found in sizes.items():
+            yield _most("links", f"step over DDP's on two hosts, {rate}, {size}", found["ratio"], 1.05)
+    yield _during_backward("links", "two hosts, 60M", figures.get("no limit", {}).get("60M"))
+
+
+def _during_backward(part: str, where: str, found: Any) -> Verdict:
+    """How many pieces were summed before backward had ended."""
+    item, goal = f"pieces summed during backward, {where}", "at least 1"
+    if found is None or not found["timeline"]:
+        return Verdict(part, item, goal, None, None)
+    over = next(end for what, _, end in found["timeline"] if what == "backward")
+    count = sum(what == "add" and end <= over for what, _, end in found["timeline"])
+    return Verdict(part, item, goal, count, count >= 1)
+
+
+def _joins(figures: Any) -> Iterator[Verdict]:
+    for newcomers, found in figures.items():
+        item = f"pause of a join at 1 Gbit/s, {newcomers}"
+        yield _most(
+            "join_across_hosts", item, found["pause_ms"], found["normal_step_ms"], " ms, a normal step"
+        )
+
+
+def _hosts(figures: Any) -> Iterator[Verdict]:
+    for case, found in figures.items():
+        if "longest_gap_s" in found:
+            yield _most("hosts", f"standstill, {case}", found["longest_gap_s"], 5, " s")
+            if "steps_of_the_cut_off" in found:
+                yield _same("hosts", f"steps of the cut off, {case}", found["steps_of_the_cut_off"], 0)
+        yield _same("hosts", f"every sample once, {case}", found["problem"] or "yes", "yes")
+
+
+def _exactly_once(figures: Any) -> Iterator[Verdict]:
+    yield _same("exactly_once", "schedules that failed", figures["failed"], 0)
+    played = figures["schedules"]
+    yield Verdict("exactly_once", "schedules played", "200", played, played >= 200)
+
+
+def _straggler(figures: Any) -> Iterator[Verdict]:
+    speed = figures["after_30_s"]
+    yield Verdict("straggler", "speed 30 s after a worker became slow", "at least 0.9", speed, speed >= 0.9)
+    yield _same("straggler", "the slow worker was replaced", figures["replaced"], True)
+
+
+def _auto(figures: Any) -> Iterator[Verdict]:
+    for what in ("accuracy", "loss"):
+        yield _same("auto", f"{what} within the spread of plain runs", figures[what]["within_spread"], True)
+
+
+def _passed(part: str) -> Callable[[Any], Iterator[Verdict]]:
+    return lambda figures: iter([_same(part, "passed", figures["passed"], True)])
+
+
+JUDGES: dict[str, Callable[[Any], Iterator[Verdict]]] = {
+    "switch": _switch,
+    "death": _death,
+    "start": _start,
+    "overhead": _overhead,
+    "sizes": _sizes,
+    "links": _links,
+    "join_across_hosts": _joins,
+    "hosts": _hosts,
+    "exactly_once": _exactly_once,
+    "identity": lambda f: iter([_same("identity", "one hash", f["identical"], True)]),
+    "coordinator": lambda f: iter(
+        [_same("coordinator", "steps lost or repeated", f["steps_lost_or_repeated"], 0)]
+    ),
+    "straggler": _straggler,
+    "disaster": _passed("disaster"),
+    "quality": _passed("quality"),
+    "auto": _auto,
+}
+ANCHORS = {"torchrun_death": "torchrun", "torchft_death": "torchft", "ray_train_death": "Ray Train, elastic"}
+
+
+def verdicts(report: dict[str, Any]) -> list[Verdict]:
+    """One for each item of each part in the report; of a part without figures, that it was not measured."""
+    out: list[Verdict] = []
+    for part, judge in JUDGES.items():
+        if part not in report:
+            continue
+        figures = report[part]["measured"]
+        reason = why_not(figures)
+        if reason is not None:
+            out.append(Verdict(part, "measured", "yes", reason, False if "error" in figures else None))
+        else:
+            out += judge(figures)
+    return out + list(_anchored(report))
+
+
+def why_not(figures: dict[str, Any]) -> str | None:
+    """Why a part has no figures, if it has none."""
+    return next((f"{key}: {figures[key]}" for key in ("error", "skipped") if key in figures), None)
+
+
+def _anchored(report: dict[str, Any]) -> Iterator[Verdict]:
+    """Our pause after a death beside what others need."""
+    ours = report.get("death", {}).get("measured", {}).get("small", {}).get("median_ms")
+    for part, name in ANCHORS.items():
+        if part not in report:
+            continue
+        figures = report[part]["measured"]
+        theirs = figures.get("median_s")
+        item, goal = f"pause after a death: {name}", "ours is shorter"
+        if ours is None or theirs is None:
+            yield Verdict(part, item, goal, why_not(figures) or figures, None)
+        else:
+            yield Verdict(part, item, goal, f"{theirs} s, ours {ours} ms", ours < theirs * 1e3)
