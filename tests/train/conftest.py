@@ -28,9 +28,9 @@ def _slowly(seconds, nap=_time.sleep, calls=[0]):
 
 _time.sleep = _slowly
 """
-"""Put before scripts: their steps take longer, and after a hundred longer and longer, until the test waits for
-the end of its job. So no job is over before its test has done to it what it wants, however slow the machine
-is."""
+"""Put before scripts: their steps take longer, and after a hundred longer and longer, until the test waits
+for the end of its job. So no job is over before its test has done to it what it wants, however slow the
+machine is."""
 TIMES = 4
 
 
