@@ -31,7 +31,7 @@ demo-sim: $(STAMP)  ## Every kind of scheduler side by side on a generated workl
 test: $(STAMP)  ## The whole test suite
 	$(BIN)/python -m pytest -n 4
 
-test-long: $(STAMP)  ## Wider forms of some tests: the same on every engine (20 minutes; with each framework that is installed)
+test-long: $(STAMP)  ## Wider forms of some tests: the same on every engine (20 minutes)
 	$(BIN)/python -m pytest -m long
 
 lint: $(STAMP)  ## Style, types and the import contract
@@ -52,7 +52,7 @@ bench-platform: $(STAMP)  ## Crashes and fail-overs of the control plane, and pr
 	$(BIN)/python -m benchmarks.platform.quotes
 	$(BIN)/python -m benchmarks.platform.start
 
-bench-ray: $(STAMP)  ## Growth on a Ray cluster of four nodes on this machine, with and without spares (20 minutes; with each framework that is installed)
+bench-ray: $(STAMP)  ## Growth on a Ray cluster of four nodes on this machine, with and without spares (20 minutes)
 	$(BIN)/python -m benchmarks.ray.growth
 	$(BIN)/python -m benchmarks.ray.failures
 

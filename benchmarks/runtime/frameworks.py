@@ -7,6 +7,10 @@ between two of its steps (tools/pace.py): of the processor, which a busy machine
 clock. The models are so wide that a batch takes some ten milliseconds, as in the smallest real trainings.
 What swell adds does not depend on the model, so it is printed in milliseconds too: `added_cpu_ms`. Prints the
 least of the rounds, because other work on the machine only adds to it, and the ratios.
+
+glibc gives freed memory back to the system or keeps it, depending on what else lies at the end of the heap.
+So two runs of the same script may differ by a thousand page faults, and two milliseconds, in every batch.
+Both runs are told to keep the memory (KEEP_MEMORY), so that this chance is not compared.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import tempfile
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parents[2] / "tests" / "train" / "plain_scripts"
+KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_MMAP_THRESHOLD_": "4000000000"}
 CASES = {  # script: package that it needs, width, epochs, batches between which the time is measured
     "everyday.py": ("torch", 30_000, 50, (100, 400)),
     "gan.py": ("torch", 10_000, 35, (50, 350)),
@@ -42,7 +47,7 @@ def run(script: str, *, auto: bool) -> dict[str, float]:
         env = {k: v for k, v in os.environ.items() if not k.startswith("SWELL_")}
         report = Path(root) / "report.json"
         env |= {"OMP_NUM_THREADS": "1", "SWELL_HOME": root, "PACE_REPORT": f"{first},{last},{report}"}
-        env["PLAIN_WIDTH"] = str(width)
+        env |= {"PLAIN_WIDTH": str(width), **KEEP_MEMORY}
         subprocess.run([sys.executable, *under, *arguments], env=env, check=True, capture_output=True)
         found: dict[str, float] = json.loads(report.read_text())
         return {what: seconds / (last - first) * 1000.0 for what, seconds in found.items()}

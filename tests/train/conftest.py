@@ -21,13 +21,16 @@ from swell.train.agent.jobdir import JobDirectory
 SLOWLY = """
 import os as _os, time as _time
 
-def _slowly(seconds, nap=_time.sleep):
-    nap(seconds if seconds > 0.1 else 0 if _os.path.exists({hurry!r}) else {times} * seconds)
+def _slowly(seconds, nap=_time.sleep, calls=[0]):
+    calls[0] += 1
+    slower = {times} * max(1.0, calls[0] / 100)
+    nap(seconds if seconds > 0.1 else 0 if _os.path.exists({hurry!r}) else slower * seconds)
 
 _time.sleep = _slowly
 """
-"""Put before scripts: their steps take longer, until the test waits for the end of its job. So no job is over
-before its test has done to it what it wants, however slow the machine is."""
+"""Put before scripts: their steps take longer, and after a hundred longer and longer, until the test waits
+for the end of its job. So no job is over before its test has done to it what it wants, however slow the
+machine is."""
 TIMES = 4
 
 

@@ -36,19 +36,24 @@ PLAIN = """
         valid = DataLoader(TensorDataset(x[200:], y[200:]), batch_size=4)
         history, steps = [], 0
         for epoch in range(epochs):
+            batches, counted, total = len(train), 0, 0.0
             for a, b in train:
                 time.sleep(pace)
                 optimizer.zero_grad()
-                nn.functional.mse_loss(model(a), b).backward()
+                loss = nn.functional.mse_loss(model(a), b)
+                loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 steps += 1
+                counted += len(a)
+                total += len(a) * loss.item()
             scheduler.step()
             with torch.no_grad():
                 seen = sum(len(a) for a, b in valid)
                 history.append(sum(nn.functional.mse_loss(model(a), b).item() for a, b in valid))
         print("epochs", len(history), "steps", steps, "seen", seen, "lr", optimizer.param_groups[0]["lr"])
         result = {"weights": model[0].weight.flatten().tolist(), "history": history[-1], "steps": steps}
+        result |= {"batches": batches, "counted": counted, "total": total}
         file = os.open(f"{folder}/{os.environ.get('SWELL_WORKER', 'plain')}.json", os.O_WRONLY | os.O_CREAT)
         os.write(file, json.dumps(result).encode())
 
@@ -92,6 +97,10 @@ def test_the_weights_do_not_depend_on_the_workers(
         assert result["weights"] == pytest.approx(undisturbed["weights"], abs=1e-4)
         assert result["history"] == pytest.approx(undisturbed["history"], abs=1e-4)
         assert result["steps"] == undisturbed["steps"] == 400
+        assert result["batches"] == undisturbed["batches"] == 10, "len(loader) is that of whole batches"
+        assert result["counted"] == 100, "len(batch) and loss.item() are those of the worker's part"
+    seen = [sum(result[name] for result in results.values()) for name in ("counted", "total")]
+    assert seen == pytest.approx([undisturbed["counted"], undisturbed["total"]], abs=1e-2)
     assert job.output().count("epochs 40 steps 400 seen 10 lr") == 1, "only the leader speaks"
     job.leaves_nothing()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import sys
+import time
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,13 +16,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
+from swell.train import heartbeat
 from swell.train.auto import layout
 from swell.train.auto import script as auto_script
-from swell.train.auto.job import ScriptJob
+from swell.train.auto.job import ALONE, REPORT_S, ScriptJob
 from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
 from swell.train.auto.passes import Drawn, Order, Pass
 from swell.train.auto.reduction import Reduction, judge
+from swell.train.data.samples import fetch
 from swell.train.reporting import Pace
 from swell.train.sync.reducer import Reduced
 
@@ -240,13 +243,51 @@ def test_what_was_agreed_on_in_the_middle_of_an_accumulated_step_is_let_go(
     assert observer._agreed == 0 and link.release.called
 
 
-def test_the_time_of_a_step_that_probes_the_loss_is_not_reported() -> None:
+def _reporting_job(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As much of a ScriptJob as its reports need."""
+    monkeypatch.setattr(heartbeat, "report", lambda job, *_: {"step": job.steps, "step_s": 0.1})
+    job = Mock(spec=ScriptJob, world=2, steps=0, confined="", _last_commit_s=0.0, _reported_s=-1.0)
+    job._pace, job._crew, job._link, job._unreported = Pace(), Mock(nodes=1), Mock(report={}), None
+    job._crew.mesh.number = 1
+    job.report = lambda: ScriptJob.report(job)
+    return job
+
+
+def test_the_time_of_a_step_that_probes_the_loss_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """In it the leader computes the whole batch, so it would look as if more workers were not faster."""
-    job = Mock(world=2, steps=0, confined="")
-    job._pace, job._report.return_value, job._crew.nodes = Pace(), 0.1, 1
-    for divided, reported in ((False, False), (True, False), (True, True)):
-        job._link.report = {}
-        if not divided:
-            job._link.report["step_s"] = 0.1
-        ScriptJob.stepped(job, Reduced([], 0.0, 0.0), 20, divided=divided)
+    job = _reporting_job(monkeypatch)
+    for divided, reported in ((False, False), (True, True)):
+        job._reported_s = -1.0
+        ScriptJob.stepped(job, ALONE, 20, divided=divided)
         assert ("step_s" in job._link.report) == reported
+
+
+def test_a_report_is_made_now_and_then_and_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = _reporting_job(monkeypatch)
+    monkeypatch.setattr(time, "perf_counter", lambda: job.steps * REPORT_S / 10)
+    for _ in range(25):
+        ScriptJob.stepped(job, ALONE, 20)
+        assert job._link.step == job.steps, "the step itself is always up to date"
+    assert 15 <= job._link.report["step"] < 25, "reports of all steps would never be sent"
+    job.report()
+    assert job._link.report["step"] == 25 and job._link.report["batch_size"] == 20
+
+
+def test_a_parameter_that_was_frozen_or_added_later_is_noticed_by_its_gradient() -> None:
+    old, new = (nn.Parameter(torch.zeros(1)) for _ in range(2))
+    optimizer = torch.optim.SGD([old], lr=1.0)
+    job = Mock(optimizer=optimizer, unexchanged=(-1, []), parameters=lambda: [old])
+    old.grad = torch.ones(1)
+    assert not layout.trains_others(job)
+    optimizer.add_param_group({"params": [new]})
+    assert not layout.trains_others(job), "it is not trained yet"
+    new.grad = torch.ones(1)
+    assert layout.trains_others(job)
+
+
+def test_a_data_set_that_gives_many_samples_at_once_is_asked_so() -> None:
+    class Many(TensorDataset):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [("at once", index) for index in indices]
+
+    assert fetch(Many(torch.arange(4)), [2, 3], list, None) == [("at once", 2), ("at once", 3)]

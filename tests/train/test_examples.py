@@ -27,7 +27,7 @@ FRAMEWORKS = {
     "lightning_digits": ("lightning", ["--epochs", "1"]),
     "accelerate_digits": ("accelerate", ["--epochs", "1"]),
 }
-"""Examples of a framework, which run under `--auto` where it is installed."""
+"""Examples of a framework, which run under `--auto`, or say what to install where it is absent."""
 ELSEWHERE = {"signals", "jax_digits", "xgboost_digits", "sharded_gpt"}
 """Examples that test_command.py, test_boosting.py and test_replicas.py run."""
 

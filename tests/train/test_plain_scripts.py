@@ -81,26 +81,39 @@ def _needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing, reason=f"{package} is not installed (pip install 'swell[frameworks]')")
 
 
-def _until_the_schedule_is_over(
-    stage: Any, name: str, folder: Path, epochs: int, pace: float, *more: str
-) -> Any:
-    """Run a script through the whole schedule; its pauses end with the last resize."""
+def _brief_schedule(job: Any, timeout_s: float = 60.0) -> None:
+    """1 -> 2 workers, a kill -9, and on with 1: every start of a worker imports its framework."""
+    _resize(job, 2, timeout_s=timeout_s)
+    job.kill(-1)
+    _resize(job, 1, timeout_s=timeout_s)
+
+
+_SCHEDULES = pytest.mark.parametrize(
+    "schedule", [_brief_schedule, pytest.param(_whole_schedule, marks=pytest.mark.long)]
+)
+
+
+def _resumed(stage: Any, schedule: Any, name: str, folder: Path, epochs: int, pace: float) -> Any:
+    """A plain run that is interrupted after two epochs, resumed from its own checkpoint as a job that goes
+    through a schedule; the script's pauses end with the last resize."""
+    first = [sys.executable, str(SCRIPTS / name), str(epochs), "0", str(folder), "stop=2"]
+    done = subprocess.run(first, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     hurry = folder / "hurry"
-    job = _run(stage, name, str(epochs), f"{pace}:{hurry}", str(folder), *more, maximum=3)
+    job = _run(stage, name, str(epochs), f"{pace}:{hurry}", str(folder), "resume=1", maximum=3)
     job.wait_for(lambda s: s["step"], 250.0)
     hurry.with_suffix(".late").touch()
-    _whole_schedule(job, 250.0)
+    schedule(job, 250.0)
     hurry.touch()
     return job
 
 
 @pytest.mark.slow  # most of it waits: imports of the framework, and steps with a pause
 @pytest.mark.timeout(900)
+@_SCHEDULES
 @_needs("transformers")
-def test_the_trainer_of_hugging_face(stage: Any, tmp_path: Path) -> None:
-    first = [str(SCRIPTS / "hugging_face.py"), "20", "0", str(tmp_path), "stop=2"]
-    subprocess.run([sys.executable, *first], capture_output=True, check=True)
-    job = _until_the_schedule_is_over(stage, "hugging_face.py", tmp_path, 20, 0.3, "resume=1")
+def test_the_trainer_of_hugging_face(stage: Any, tmp_path: Path, schedule: Any) -> None:
+    job = _resumed(stage, schedule, "hugging_face.py", tmp_path, 20, 0.3)
     result = _result(job, 250.0)
     assert "could not follow" not in job.output()
     assert result["steps"] == 400 and result["counted"] == 400 - 2 * 20 and result["epoch"] == 20.0
@@ -112,21 +125,25 @@ def test_the_trainer_of_hugging_face(stage: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow  # most of it waits: imports of the framework, and steps with a pause
 @pytest.mark.timeout(900)
+@_SCHEDULES
 @_needs("accelerate")
-def test_a_loop_with_accelerate(stage: Any, tmp_path: Path) -> None:
-    job = _until_the_schedule_is_over(stage, "accelerated.py", tmp_path, 60, 0.05)
+def test_a_loop_with_accelerate(stage: Any, tmp_path: Path, schedule: Any) -> None:
+    job = _resumed(stage, schedule, "accelerated.py", tmp_path, 60, 0.05)
     result = _result(job, 250.0)
-    assert 60 * 16 <= result["steps"] <= 60 * 16 + 2, "one more for each batch whose samples came again"
-    assert result["lr"] == pytest.approx(0.025)
+    assert 58 * 16 <= result["steps"] <= 58 * 16 + 2, "one more for each batch whose samples came again"
+    assert result["lr"] == pytest.approx(0.025), "the schedule went on where the first run ended"
     assert result["final"] < 0.04
+    assert len(list(tmp_path.glob("state-*"))) == 60, "a folder for each epoch, of both runs"
 
 
 @pytest.mark.slow  # most of it waits: imports of the framework, and steps with a pause
 @pytest.mark.timeout(900)
+@_SCHEDULES
 @_needs("lightning")
-def test_lightnings_trainer_fit(stage: Any, tmp_path: Path) -> None:
-    job = _until_the_schedule_is_over(stage, "lightning_fit.py", tmp_path, 150, 0.05)
+def test_lightnings_trainer_fit(stage: Any, tmp_path: Path, schedule: Any) -> None:
+    job = _resumed(stage, schedule, "lightning_fit.py", tmp_path, 150, 0.05)
     result = _result(job, 250.0)
-    assert 1200 <= result["steps"] == result["batches"] <= 1202 and result["epoch"] == 150
+    assert 148 * 8 <= result["batches"] <= 148 * 8 + 2, "one more for each batch whose samples came again"
+    assert 600 <= result["steps"] <= 602 and result["epoch"] == 150, "of both runs together"
     assert result["lr"] == pytest.approx(0.05 * 0.7**15) and result["final"] < 0.06
-    assert result["best"] == "best.ckpt" and (tmp_path / "best.ckpt").exists()
+    assert result["best"].startswith("best") and list(tmp_path.glob("best*.ckpt"))

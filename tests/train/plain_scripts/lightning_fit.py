@@ -1,4 +1,4 @@
-"""Lightning's Trainer.fit with validation, clipping, a schedule and a checkpoint callback."""
+"""Lightning's Trainer.fit: accumulation, bf16, clipping, schedule, validation, checkpoints, resume."""
 
 import json
 import logging
@@ -18,6 +18,7 @@ from tools.pace import WIDTH, Pace
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")
 epochs, pace, folder = int(sys.argv[1]), Pace(sys.argv[2]), sys.argv[3]
+options = dict(option.split("=") for option in sys.argv[4:])  # stop (after so many epochs), resume
 
 
 class Regression(L.LightningModule):
@@ -46,9 +47,9 @@ x = torch.randn(168, 4)
 y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(168, 1)
 train = DataLoader(TensorDataset(x[:160], y[:160]), batch_size=20, shuffle=True)
 valid = DataLoader(TensorDataset(x[160:], y[160:]), batch_size=4)
-best = ModelCheckpoint(folder, monitor="val_loss", filename="best")
+best = ModelCheckpoint(folder, monitor="val_loss", filename="best", save_last=True)
 trainer = L.Trainer(
-    max_epochs=epochs,
+    max_epochs=int(options.get("stop", epochs)),
     accelerator="cpu",
     devices=1,
     logger=False,
@@ -56,9 +57,11 @@ trainer = L.Trainer(
     enable_progress_bar=False,
     enable_model_summary=False,
     gradient_clip_val=5.0,
+    accumulate_grad_batches=2,
+    precision="bf16-mixed",
 )
 model = Regression()
-trainer.fit(model, train, valid)
+trainer.fit(model, train, valid, ckpt_path=f"{folder}/last.ckpt" if "resume" in options else None)
 result = {
     "final": trainer.callback_metrics["val_loss"].item(),
     "steps": trainer.global_step,

@@ -6,13 +6,14 @@ script did. The crew, generations, recovery, state and checkpoints are the same.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from swell.train import reporting
+from swell.train import heartbeat, reporting
 from swell.train.agent.errors import PeerLost
 from swell.train.data.plan import Tree
 from swell.train.job import Job
@@ -21,6 +22,11 @@ from swell.train.sync.link import Link
 from swell.train.sync.mesh import READY, VOTE, Header
 from swell.train.sync.reducer import Reduced
 from swell.train.sync.transfer import _cloned as cloned
+
+ALONE = Reduced([], 0.0, 0.0)
+"""What a step exchanged in a job of one worker."""
+REPORT_S = 0.02
+"""Reports are made at most so often; heartbeats carry them, and those are rarer."""
 
 
 class Script(Protocol):
@@ -50,6 +56,10 @@ class ScriptJob(Job):
         """Why this job has only one worker, or ''."""
         self.resumed = False
         """True if this worker has begun from a checkpoint, and not from another worker's state."""
+        self.unexchanged: tuple[int, list[Tensor]] = (-1, [])
+        """How many parameters the optimizer has, and those of them that the workers do not exchange."""
+        self._unreported: tuple[Reduced, int, bool, float] | None = None
+        self._reported_s = 0.0
 
     @property
     def forwarding(self) -> bool:
@@ -112,7 +122,7 @@ class ScriptJob(Job):
 
         With `may_change` the members may go to another generation after this step.
         """
-        header["candidate"] = self._offer() if may_change else 0
+        header["candidate"] = self.offer() if may_change else 0
         if self.world == 1:
             return Reduced([header], 0.0, 0.0)
         if weight:
@@ -138,6 +148,10 @@ class ScriptJob(Job):
         self._flat.adopt(set.intersection(*silent) if silent else set())
         self._crew.completed()
         return reduced
+
+    def offer(self) -> int:
+        """The number of the candidate that this worker could switch to after this step, or 0."""
+        return self._offer()
 
     def end_together(self, header: Header) -> bool:
         """Whether the leader has come to the end of the script too, or is gone."""
@@ -173,17 +187,32 @@ class ScriptJob(Job):
         is not reported.
         """
         self.steps += 1
-        step_s = self._report(reduced)
-        if self._link is not None:
-            size = max(batch_size, 1)
-            if divided:
-                self._pace.add((self._crew.mesh.number, size), step_s, reduced.sync_s)
-            self._link.report |= reporting.timing(self._pace, size, None, self.world, self._crew.nodes)
-            if not divided:
-                del self._link.report["step_s"]
-            self._link.report["of"] = None  # only the script knows how long it will train
-            if self.confined:  # a smallest part as large as the batch: there is room for one worker
-                self._link.report["limits"]["min_local"] = size
+        now_s = time.perf_counter()
+        step_s, self._last_commit_s = now_s - self._last_commit_s, now_s
+        if self._link is None:
+            return
+        size = max(batch_size, 1)
+        self._link.step = self.steps
+        if divided:
+            self._pace.add((self._crew.mesh.number, size), step_s, reduced.sync_s)
+        self._unreported = reduced, size, divided, step_s
+        if now_s - self._reported_s >= REPORT_S:
+            self._reported_s = now_s
+            self.report()
+
+    def report(self) -> None:
+        """Make the report of the last step, if there is none yet."""
+        if self._unreported is None or self._link is None:
+            return
+        (reduced, size, divided, step_s), self._unreported = self._unreported, None
+        report = heartbeat.report(self, reduced, None, step_s)
+        report |= reporting.timing(self._pace, size, None, self.world, self._crew.nodes)
+        if not divided:
+            del report["step_s"]
+        report["of"] = None  # only the script knows how long it will train
+        if self.confined:  # a smallest part as large as the batch: there is room for one worker
+            report["limits"]["min_local"] = size
+        self._link.report = report
 
     def boundary(self, agreed: int) -> None:
         """Between two steps: save if it is time, and go to another generation if all members agreed to."""

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 
 def trains_others(job: ScriptJob) -> bool:
     """Whether a parameter has a gradient that the job does not exchange: it was frozen when it began."""
-    known = {id(p) for p in job.parameters()}
     groups = job.optimizer.param_groups
-    return any(p.grad is not None and id(p) not in known for g in groups for p in g["params"])
+    count = sum(len(group["params"]) for group in groups)
+    if count != job.unexchanged[0]:  # the first step, or parameters were added to the optimizer
+        known = {id(p) for p in job.parameters()}
+        others = [p for group in groups for p in group["params"] if id(p) not in known]
+        job.unexchanged = count, others
+    return any(p.grad is not None for p in job.unexchanged[1])
 
 
 def is_stale(job: ScriptJob) -> bool:
@@ -44,6 +48,7 @@ def lay_out(job: ScriptJob, model: nn.Module, optimizer: torch.optim.Optimizer) 
     The layout is part of what all members must agree on, so the others join again with the new one.
     """
     job.model, job.optimizer = model, optimizer
+    job.unexchanged = (-1, [])
     job._updater.optimizer = optimizer
     job._flat = FlatModel(model)
     crew = job._crew

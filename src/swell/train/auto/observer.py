@@ -29,14 +29,13 @@ from swell.train.agent.errors import LEFT, RESPAWN
 from swell.train.auto import confinement, layout
 from swell.train.auto import script as auto_script
 from swell.train.auto.draws import Draws
-from swell.train.auto.job import ScriptJob
+from swell.train.auto.job import ALONE, ScriptJob
 from swell.train.auto.passes import Drawn, Pass
 from swell.train.auto.reduction import NEITHER, SUM
 from swell.train.data import plan
 from swell.train.data.plan import Tree
 from swell.train.sync.link import STOP, Link
 from swell.train.sync.mesh import Header
-from swell.train.sync.reducer import Reduced
 
 _LEAST_STEPS = 2
 """Where batches are drawn ahead, newcomers join after so many steps of a pass: they made one too."""
@@ -56,7 +55,7 @@ class Observer(Draws):
         """Backward passes since the optimizer's step was called, with a closure."""
         self._loss: Tensor | None = None
         self._lone = confinement.Count()
-        self._last = Reduced([], 0.0, 0.0)
+        self._last = ALONE
 
     # ------------------------------------------------------------------ gradients
 
@@ -72,9 +71,11 @@ class Observer(Draws):
         if gradients is not None or any(loss.numel() != 1 for loss in losses):
             return gradients
         self._loss = losses[0].detach()
+        if self.reduction.kind != SUM:
+            return gradients
         head = next((p.flight[0] for p in self._active if p.training and p.flight), None)
         head = head or (self._current[0] if self._current else None)
-        if self.reduction.kind != SUM or head is None or not head.samples or self.job.forwarding:
+        if head is None or not head.samples or self.job.forwarding:
             return gradients
         factor = len(head.window) / (head.part[1] - head.part[0])
         scaled = [torch.full_like(loss, factor) for loss in losses]
@@ -115,6 +116,9 @@ class Observer(Draws):
     def _reduce(self, job: ScriptJob) -> None:
         """Average the gradients of the present batch over all workers that have a part of it."""
         drawn = self._current[0] if self._current else None
+        if job.world == 1 and drawn is not None and drawn.is_whole:
+            self._keep(job, drawn)
+            return
         header: Header
         if drawn is None:  # no data in it: all workers computed the same
             header = {"what": "step", "n": 1, "at": [-1, 0], "part": [0, 0]}
@@ -159,6 +163,18 @@ class Observer(Draws):
                 here.carry += [drawn.window[i] for low, high in gaps for i in range(low, high)]
                 here.over = False
 
+    def _keep(self, job: ScriptJob, drawn: Drawn) -> None:
+        """What `_reduce` comes to if this worker is the only one and has the whole batch."""
+        if layout.trains_others(job):
+            layout.lay_out(job, auto_script.find_model(self.optimizers), self._whole_optimizer())
+        if self._agreed:  # with an earlier batch of this step, which was not the step's last one after all
+            self.link.release()
+        self._agreed = job.offer() if self._may_change() else 0
+        self._last = ALONE
+        loss = self._read_loss(drawn, job)
+        if loss is not None and math.isfinite(loss):
+            job.add_loss(loss)
+
     def _may_change(self) -> bool:
         """Whether workers may come and go after this step."""
         here = self._training()
@@ -169,15 +185,20 @@ class Observer(Draws):
     def _look_at_loss(self, drawn: Drawn, header: Header, job: ScriptJob) -> None:
         """Put this worker's part of the step's loss into the header, and judge a probe."""
         header["size"] = len(drawn.window)
-        loss, self._loss = self._loss, None
-        seldom = loss is not None and loss.device.type != "cpu" and job.steps % 10 and drawn.probe < 0
-        value = None if loss is None or seldom else float(loss)
+        value = self._read_loss(drawn, job)
         if drawn.probe >= 0 and self.reduction.kind is None:
             self.reduction.tried(drawn.probe, value)
             if self.reduction.found:
                 header["loss_is"] = self.reduction.found
         if value is not None and math.isfinite(value) and drawn.samples:
             header["loss"] = value * (1 if self.reduction.kind == SUM else drawn.samples)
+
+    def _read_loss(self, drawn: Drawn, job: ScriptJob) -> float | None:
+        """This worker's loss of the batch; on a device only now and then, because reading makes it wait."""
+        loss, self._loss = self._loss, None
+        if loss is None or (loss.device.type != "cpu" and job.steps % 10 and drawn.probe < 0):
+            return None
+        return float(loss)
 
     def _hear_loss(self, job: ScriptJob, going: list[Header]) -> None:
         if going and all("loss" in h for h in going):
@@ -303,6 +324,7 @@ class Observer(Draws):
             self.job._quit_rehearsal()
         else:
             self._end_together(self.job)
+            self.job.report()
             self.job._end()
 
     def _end_together(self, job: ScriptJob) -> None:

@@ -79,7 +79,7 @@ class Order:
                 if batch is None:
                     self._over = True
                     break
-                self._known.append([int(i) for i in batch] if _is_numbers(batch) else list(batch))
+                self._known.append(_as_list(batch))
             self._random = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
         finally:
             _set_random(kept)
@@ -98,8 +98,12 @@ def _set_random(states: Any) -> None:
     torch.set_rng_state(states[2])
 
 
-def _is_numbers(batch: Any) -> bool:
-    return all(isinstance(i, int | np.integer | torch.Tensor) for i in batch)
+def _as_list(batch: Any) -> list[Any]:
+    """The sample indices of a batch; numbers of numpy and torch become Python's, anything else stays."""
+    kinds = set(map(type, batch))
+    if kinds != {int} and all(issubclass(kind, int | np.integer | torch.Tensor) for kind in kinds):
+        return [int(i) for i in batch]
+    return list(batch)
 
 
 @dataclass(slots=True)
@@ -122,6 +126,11 @@ class Drawn:
     def samples(self) -> int:
         """How many samples of this worker count."""
         return self.part[1] - self.part[0] if self.counts else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this worker computes all of the batch, and all of that counts."""
+        return self.counts and self.probe < 0 and self.part == (0, len(self.window)) != (0, 0)
 
 
 class Pass:

@@ -44,7 +44,10 @@ def find_model(optimizers: Sequence[torch.optim.Optimizer]) -> nn.Module:
     """The module whose parameters the optimizers train; several modules are combined into one."""
     trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     place = {id(p): index for index, p in reversed(list(enumerate(trained)))}
-    modules: list[nn.Module] = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
+    objects = gc.get_objects()  # hundreds of thousands, of some thousand types
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, nn.Module)}
+    modules: list[nn.Module] = [o for o in objects if type(o) in kinds]
+    del objects
     inner = {id(child) for module in modules for child in list(module.modules())[1:]}
     owners: list[tuple[int, nn.Module]] = []
     for module in modules:
