@@ -142,6 +142,9 @@ class PromiseView(Outgoing):
         default=None, description="If refused: the earliest deadline that would be admitted."
     )
     reason: str = Field(default="", description="If refused: why. If pending: when it is decided.")
+    gpu_type: str | None = Field(
+        default=None, description="With several GPU types: the one that the guaranteed finish is planned on."
+    )
 
     @classmethod
     def of(cls, promise: Promise) -> Self:

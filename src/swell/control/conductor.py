@@ -92,6 +92,7 @@ class Conductor:
         if self.renting is not None:
             self.renting.come_up()
         self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s, self.limits)
+        self.book.type_figure = lambda placement: self.scheduler.board.base.type_figure(placement)
         if self.renting is not None:
             self.scheduler.renting = self.renting
             self.scheduler.profiling.start_limit_s += self.renting.start_s
@@ -160,7 +161,12 @@ class Conductor:
             case "progress":
                 return self._progressed(record, knowledge, report, now_s)
             case "timing" | "noise":
+                if report.kind == "timing" and record.held:
+                    # Workers wait for the slowest of them, so a job on several types shows that one.
+                    kinds = self.scheduler.board.base.types_of(record.held)
+                    knowledge.runs_on(min(kinds, key=self.book.ledger.relative_speed))
                 if knowledge.take(report.kind, report.time_s, report.data):
+                    self.book.showed(knowledge)
                     self.scheduler.rhythm.ask(now_s)
             case "started":
                 gpus = tuple(int(slot) for slot in report.data["gpus"])

@@ -15,6 +15,7 @@ from swell.control.model import JobRecord, Phase
 from swell.control.promises import estimated
 from swell.control.renting import Renting
 from swell.control.scheduler import Scheduler
+from swell.control.typed import widest_nodes
 from swell.domain import Cluster, Event, EventKind
 from swell.perf.belief import JobBelief
 
@@ -120,6 +121,7 @@ def explain(
         "why": why(record, scheduler, now_s, behind_s, trouble),
         "slots": list(record.wanted),
         "nodes": sorted({cluster.nodes[n].name for n in cluster.nodes_of(record.wanted)}),
+        "gpu_types": list(cluster.types_of(record.wanted)),
         "policy": scheduler.policy_text,
         "most_workers": record.most_workers,
         "confined": record.confined,
@@ -163,7 +165,13 @@ def _speed(
         belief = JobBelief.from_figures(figures)
     most = min(cluster.capacity or 1, record.most_workers or sys.maxsize)
     curve = None if belief is None else belief.curve(most, cluster.gpus_per_node)
+    types = []
+    if isinstance(belief, Knowledge) and len(cluster.gpu_types) > 1:
+        for kind, width in widest_nodes(cluster).items():
+            own = [round(float(rate), 6) for rate in belief.curve_on(kind, most, width)]
+            types.append({"gpu_type": kind, "measured": belief.measured_on(kind), "curve": own})
     return {
+        "types": types,
         "curve": None if curve is None else [round(float(rate), 6) for rate in curve],
         "steps": measured,
         "measured": [{"workers": workers, "rate": round(rate, 6)} for workers, rate in rates.items()],

@@ -29,10 +29,11 @@ class EventKind(StrEnum):
     REJECTED = "rejected"
     """The policy refused the job; data: reason, earliest_deadline_s if known."""
     ALLOCATED = "allocated"
-    """A waiting job got its GPUs; data: gpus (their numbers), pause_s (what a start is expected to take)."""
+    """A waiting job got its GPUs; data: gpus (their numbers), pause_s (what a start is expected to take), and
+    gpu_type on a cluster with several types."""
     RESIZED = "resized"
     """A running job went on with other GPUs; data: gpus, before, pause_s, reason if it was not the policy's
-    choice."""
+    choice, gpu_type on a cluster with several types."""
     PREEMPTED = "preempted"
     """A running job lost all its GPUs; data: before, reason if not the policy's choice."""
     PROGRESS = "progress"
