@@ -8,7 +8,7 @@ a quote changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -23,7 +23,7 @@ from swell.control.profiling import Profiling
 from swell.control.quotas import Contender, Use, share_out
 from swell.control.renting import Renting
 from swell.control.typed import believed_curves, believed_on, gpu_type_of
-from swell.domain import Calendar, Cluster, FloatArray, InputError, IntArray, JobSpec
+from swell.domain import Calendar, Cluster, FloatArray, InputError, IntArray, JobSpec, Reservation
 from swell.policies import Admission, Decision, JobTable, Policy, Snapshot, make_policy
 from swell.policies.by_type import ByType, by_type, gives_promises
 
@@ -188,6 +188,13 @@ class Scheduler:
             self.board.table.copy(rows), own, jobs, now_s, most, cautious=True, calendar=calendar
         )
         return [jobs[i][0].job_id for i in self.policy.endangered(snapshot).tolist()]
+
+    def endangered_without(self, nodes: Collection[str], now_s: float) -> list[str]:
+        """Jobs whose promised finish could be kept now, but not without these nodes. Changes nothing."""
+        calendar = self.board.calendar
+        away = calendar.having(Reservation(name="slow-nodes", nodes=tuple(sorted(nodes))))
+        before = self.endangered(calendar, now_s)
+        return sorted(set(self.endangered(away, now_s)) - set(before))
 
     def promising(self, now_s: float) -> Snapshot:
         """The jobs that may run, those that are profiled included, on all nodes that may be rented.

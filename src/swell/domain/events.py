@@ -54,7 +54,10 @@ class EventKind(StrEnum):
     NODE_JOINED = "node_joined"
     """A node came into service, or came back; data: gpus, gpu_type, reason if it was rented."""
     NODE_LOST = "node_lost"
-    """A node went out of service; data: gpus, reason if it was drained or let go."""
+    """A node went out of service; data: gpus, reason if it was drained, let go or slow."""
+    NODE_SLOW = "node_slow"
+    """Workers on a node were slow again after they were replaced; data: gpus, times (how many times slower
+    than others), until_s (how long the node is avoided, while other nodes have room), job (whose workers)."""
     SCALED = "scaled"
     """The autoscaler wants another number of nodes; data: nodes, before (how many there are), reason."""
     RESERVED = "reserved"
@@ -67,7 +70,7 @@ class EventKind(StrEnum):
     """Training has left the GPUs that a reservation holds; data: reservation, gpus, after_s (since held)."""
 
 
-_NODE_KINDS = frozenset({EventKind.NODE_JOINED, EventKind.NODE_LOST})
+_NODE_KINDS = frozenset({EventKind.NODE_JOINED, EventKind.NODE_LOST, EventKind.NODE_SLOW})
 RESERVATION_KINDS = frozenset({EventKind.RESERVED, EventKind.UNRESERVED, EventKind.HELD, EventKind.YIELDED})
 _JOB_KINDS = frozenset(EventKind) - _NODE_KINDS - RESERVATION_KINDS - {EventKind.SCALED}
 
