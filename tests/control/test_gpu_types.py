@@ -51,6 +51,9 @@ def taught(knowledge: Knowledge, gpu_type: str, step_s: float, *sizes: int) -> K
 def test_each_type_has_a_belief_of_its_own_and_reports_go_to_the_one_the_job_is_on() -> None:
     knowledge = taught(Knowledge("kind"), "t4", 0.4, 1, 2)
     assert knowledge.measured_on("t4") and not knowledge.measured_on("a100")
+    knowledge.runs_on("a100")
+    assert knowledge.measured_on("t4") and not knowledge.measured_on("a100"), "it has reported nothing yet"
+    assert knowledge.curve(4, 4)[1] == knowledge.curve_on("t4", 4, 4)[1]
     taught(knowledge, "a100", 0.1, 1, 2)
     assert knowledge.measured_on("t4") and knowledge.measured_on("a100")
     t4, a100 = (knowledge.curve_on(kind, 4, 4) for kind in ("t4", "a100"))

@@ -102,6 +102,8 @@ class Knowledge:
     """Seconds from the last step to the end of the job's processes."""
     gpu_type: str = ""
     """The GPU type that `belief`, `seen` and `ran` are about; empty if that is not known."""
+    only_carried: bool = False
+    """Whether `belief` was carried over from another GPU type and the job has reported nothing on this one."""
     elsewhere: dict[str, JobBelief] = field(default_factory=dict)
     """The beliefs on other GPU types that the job, or an earlier one of its kind, has run on."""
     ledger: RatioLedger = field(default_factory=RatioLedger)
@@ -242,6 +244,7 @@ class Knowledge:
         assert self.belief is not None and self._last is not None
         before = self.belief.version
         self.belief.observe(*self._last)
+        self.only_carried = False
         if self.belief.version != before:
             self.source = "model"
         return self.belief.version != before
@@ -262,9 +265,10 @@ class Knowledge:
         """The job's reports are about this GPU type from now on."""
         before = self.belief
         if self.gpu_type not in ("", gpu_type):
-            self.belief = self.belief_on(gpu_type)
-            if before is not None and before.known:
+            self.belief, carried = self.belief_on(gpu_type), gpu_type not in self.elsewhere
+            if before is not None and before.known and not self.only_carried:
                 self.elsewhere[self.gpu_type] = before
+            self.only_carried = carried and before is not None and before.known
             self.elsewhere.pop(gpu_type, None)
             self.seen, self.ran = {}, {}
             self._last = self._stretch_from = None
@@ -272,8 +276,9 @@ class Knowledge:
 
     def measured_on(self, gpu_type: str) -> bool:
         """Whether the job, or an earlier one of its kind, has shown its speed on a GPU type."""
-        known = self.belief is not None and self.belief.known
-        return known and (self.gpu_type in ("", gpu_type) or gpu_type in self.elsewhere)
+        if self.gpu_type not in ("", gpu_type):
+            return gpu_type in self.elsewhere
+        return self.belief is not None and self.belief.known and not self.only_carried
 
     def belief_on(self, gpu_type: str) -> JobBelief | None:
         """The belief on a GPU type: measured there, or carried over by the ratio between the types."""
@@ -322,7 +327,8 @@ class Knowledge:
         if cautious and belief.explores and 0 < most < max_gpus:
             curve[most + 1 :] = np.minimum(curve[most + 1 :], curve[most])
         if cautious and not measured:
-            sure = self.ledger.ratios.has(self.gpu_type, gpu_type)
+            known = [kind for kind in (self.gpu_type, *self.elsewhere) if kind != gpu_type]
+            sure = any(self.ledger.ratios.has(kind, gpu_type) for kind in known)
             curve *= 1.0 / (1.0 + PRIOR_ERROR) if sure else 0.0
         curve.setflags(write=False)
         self._curves[gpu_type, cautious] = (asked, curve)
