@@ -171,8 +171,10 @@ class Conductor:
                 return self._progressed(record, knowledge, report, now_s)
             case "timing" | "noise":
                 if report.kind == "timing" and record.held:
-                    # Workers wait for the slowest of them, so a job on several types shows that one.
                     kinds = self.scheduler.board.base.types_of(record.held)
+                    if len(kinds) > 1 and self.scheduler.tells_types_apart:
+                        return None  # it is moving from one type to another, and shows neither
+                    # Workers wait for the slowest of them, so a job on several types shows that one.
                     knowledge.runs_on(min(kinds, key=self.book.ledger.relative_speed))
                 if knowledge.take(report.kind, report.time_s, report.data):
                     self.book.showed(knowledge)

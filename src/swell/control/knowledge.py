@@ -103,7 +103,7 @@ class Knowledge:
     gpu_type: str = ""
     """The GPU type that `belief`, `seen` and `ran` are about; empty if that is not known."""
     only_carried: bool = False
-    """Whether `belief` was carried over from another GPU type and the job has reported nothing on this one."""
+    """Whether `belief` was carried over from another type, and the job has reported nothing on this one."""
     elsewhere: dict[str, JobBelief] = field(default_factory=dict)
     """The beliefs on other GPU types that the job, or an earlier one of its kind, has run on."""
     ledger: RatioLedger = field(default_factory=RatioLedger)

@@ -79,6 +79,11 @@ class Scheduler:
         """The cluster that promises count on: with all nodes that may be rented."""
         return self.cluster if self.renting is None else self.renting.promised(self.cluster)
 
+    @property
+    def tells_types_apart(self) -> bool:
+        """Whether the policy places whole jobs on one GPU type."""
+        return isinstance(self.policy, ByType)
+
     def set_policy(self, text: str, now_s: float) -> None:
         """Switch to another policy; jobs keep their slots until that policy decides otherwise."""
         self.policy, self.policy_text = by_type(make_policy(text), self.cluster), text
@@ -340,7 +345,7 @@ class Scheduler:
         widest = max(cluster.capacity, 1 if ahead is None else int(ahead.gpus.max()), 1)
         if promising:
             widest = max(widest, self.promised.capacity)
-        each_type = isinstance(self.policy, ByType)
+        each_type = self.tells_types_apart
         held = [table.placement[row] for row in rows.tolist()]
         curves = believed_curves(jobs, held, cluster, widest, each_type=each_type, cautious=cautious)
         for row, (_, knowledge) in zip(rows.tolist(), jobs, strict=True):

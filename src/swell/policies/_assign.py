@@ -82,8 +82,8 @@ def _level(caps: FloatArray, capacity: float) -> float:
 def assign(pools: Pools, on: IntArray, fixed: BoolArray, cost: FloatArray, weight: FloatArray) -> IntArray:
     """The type of each job, from `on` (NOWHERE for newcomers); `fixed` jobs stay where they are.
 
-    `cost` is what a move costs each job, as a logarithm of its speed; by job, or types x jobs if it depends
-    on the type that the job moves to. A job that can run on no type goes to the first.
+    `cost` is what a move costs each job, as a logarithm of its speed. A job that can run on no type goes to
+    the first.
     """
     on = on.copy()
     if not len(on):
@@ -110,7 +110,7 @@ def _gains(
     others_win = np.where(member, left - now, 0.0).sum(axis=1)
     here = np.maximum(on, 0)
     gain = joined + others_lose[:, None]
-    stays = now[here, jobs] - others_win[here] + (left - now)[here, jobs] + cost * weight  # types x jobs
+    stays = now[here, jobs] - others_win[here] + (left - now)[here, jobs] + cost * weight
     newcomer = on == NOWHERE
     gain = gain - np.where(newcomer, 0.0, stays)
     gain[member | ~pools.possible] = -np.inf

@@ -18,8 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from swell.domain import BoolArray, Cluster, IntArray, Placement
-from swell.perf.belief import PRIOR_ERROR
+from swell.domain import Cluster, IntArray, Placement
 from swell.policies._assign import NOWHERE, Pools, assign
 from swell.policies.base import Admission, Decision, Policy
 from swell.policies.snapshot import Snapshot
@@ -184,25 +183,11 @@ class ByType(Policy):
         return Pools(rates, most, capacity)
 
     def _move_cost(self, snapshot: Snapshot, pools: Pools, on: IntArray) -> np.ndarray[Any, Any]:
-        """What a move to each type costs each job: the part of the time ahead that its pause takes.
-
-        A speed that is only carried over from another type counts as slower by its usual error, so that jobs
-        do not move for a gain that may not be there.
-        """
+        """What a move to another type costs each job: the part of the time ahead that its pause takes."""
         speed = np.exp(pools.log_speed(pools.levels(on, 0))).max(axis=0)
         lasts_s = np.divide(snapshot.remaining, speed, out=np.full(len(on), LASTS_S), where=speed > 0)
         lasts_s = np.clip(np.where(snapshot.known, lasts_s, LASTS_S), 1.0, LASTS_S)
-        pause = np.where(snapshot.gpus > 0, np.log1p(snapshot.start_cost_s / lasts_s), 0.0)
-        return pause + np.where(self._carried_over(snapshot), math.log1p(PRIOR_ERROR), 0.0)
-
-    def _carried_over(self, snapshot: Snapshot) -> BoolArray:
-        """For each type and job, whether the job's speed there is learned and was never measured there."""
-        found = np.zeros((len(self._types(snapshot.cluster)), len(snapshot)), dtype=np.bool_)
-        for k, nodes in enumerate(self._types(snapshot.cluster)):
-            for i in range(len(snapshot)):
-                belief = snapshot.belief_on(i, nodes.kind)
-                found[k, i] = belief is not None and belief.known and not belief.observations
-        return found
+        return np.where(snapshot.gpus > 0, np.log1p(snapshot.start_cost_s / lasts_s), 0.0)
 
     def _by_preference(self, snapshot: Snapshot, index: int) -> list[TypeNodes]:
         """The types that a newcomer can run on, the one first that raises the product of speeds the most."""

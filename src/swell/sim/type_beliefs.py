@@ -86,8 +86,7 @@ class TypeBeliefs:
         self._versions[row, kind] = version
         curve = belief.curve(self._exact.max_gpus, self._width[kind])
         if not belief.known:  # nothing is known but how the types compare
-            first = next(iter(self._width))
-            curve = curve / (self._ledger.ratios.between("", first, kind).compute if kind != first else 1.0)
+            curve = curve * self._ledger.relative_speed(kind)
         self._rates[kind][row] = curve
 
     def tell_exact(self, row: int) -> None:
