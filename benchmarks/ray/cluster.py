@@ -21,8 +21,20 @@ from typing import Any
 class RayNode:
     """One node: a process that keeps a raylet."""
 
-    def __init__(self, name: str, cpus: int, scratch: str, address: str | None, *, gpus: int = 0) -> None:
-        self._asked = {"name": name, "cpus": cpus, "gpus": gpus, "scratch": scratch, "address": address}
+    def __init__(
+        self,
+        name: str,
+        cpus: int,
+        scratch: str,
+        address: str | None,
+        *,
+        gpus: int = 0,
+        resources: dict[str, float] | None = None,
+    ) -> None:
+        self._asked: dict[str, Any] = {
+            "name": name, "cpus": cpus, "gpus": gpus, "scratch": scratch, "address": address,
+            "resources": resources or {},
+        }  # fmt: skip
         self.start()
 
     def start(self) -> None:
@@ -99,9 +111,9 @@ class RayCluster:
             self.close()
             raise
 
-    def join(self, name: str, cpus: int, gpus: int = 0) -> RayNode:
+    def join(self, name: str, cpus: int, gpus: int = 0, resources: dict[str, float] | None = None) -> RayNode:
         """Another node; ended by whoever asked for it. Ray does not look whether its GPUs are there."""
-        node = RayNode(name, cpus, self._scratch, self.address, gpus=gpus)
+        node = RayNode(name, cpus, self._scratch, self.address, gpus=gpus, resources=resources)
         node.wait_up()
         return node
 

@@ -1,6 +1,7 @@
 """One Ray node on the loopback, until SIGTERM: what `ray start` does, with an address of 127.0.0.1.
 
-    python -m benchmarks.ray.node '{"cpus": 2, "name": "n1", "gpus": 0, "scratch": "/tmp/x", "address": null}'
+    python -m benchmarks.ray.node '{"cpus": 2, "name": "n1", "gpus": 0, "scratch": "/tmp/x", "address": null,
+        "resources": {"swell_type:fast": 1}}'
 
 Prints a line of JSON once it is up.
 """
@@ -34,6 +35,7 @@ def main() -> None:
         is_head=is_head,
         num_cpus=asked["cpus"],
         num_gpus=asked["gpus"],
+        resources=asked["resources"],
         node_name=asked["name"],
         temp_dir=asked["scratch"],
         gcs_address=asked["address"],

@@ -12,6 +12,7 @@ from tests.control.virtual import Trace, VirtualPlatform, make_trace
 
 from swell.control import lookahead
 from swell.domain import Calendar, Event, EventKind, Reservation
+from swell.policies import make_policy
 from swell.policies.registry import policy_names
 from swell.sim import DemandChange, NodeFailure, simulate
 
@@ -20,19 +21,22 @@ KINDS = frozenset(EventKind) - {
     EventKind.RESERVED, EventKind.YIELDED,
 }  # fmt: skip
 FACTS = {
-    EventKind.ALLOCATED: ("gpus", "pause_s"),
-    EventKind.RESIZED: ("gpus", "before", "pause_s", "reason"),
+    EventKind.ALLOCATED: ("gpus", "pause_s", "gpu_type"),
+    EventKind.RESIZED: ("gpus", "before", "pause_s", "reason", "gpu_type"),
     EventKind.PREEMPTED: ("before", "reason"),
     EventKind.REJECTED: ("reason",),
     EventKind.FINISHED: ("met",),
     EventKind.HELD: ("reservation", "gpus", "before"),
 }
 
+STARTS = (EventKind.ALLOCATED, EventKind.RESIZED)
+
 TRACES = {
     "busy": make_trace(1, 24, "4x4", 0.5),
     "overloaded": make_trace(2, 30, "2x4", 0.3),
     "node lost": make_trace(3, 20, "4x4", 0.6, [NodeFailure(1, 700.0, 900.0), NodeFailure(3, 1500.0)]),
 }
+MIXED = make_trace(5, 20, "3x4:t4,2x4:a100", 0.4, [NodeFailure(4, 800.0, 600.0)])
 
 
 SERVICES = Calendar(
@@ -80,6 +84,14 @@ def test_same_events_beside_services(policy: str, tmp_path: Path) -> None:
     test_same_events(RESERVED, policy, None, tmp_path)
 
 
+TYPED = ["fifo", "max-min", "tide-fixed", "elasticflow", "edf-admission", "pollux"]
+
+
+@pytest.mark.parametrize("policy", TYPED)
+def test_same_events_on_two_gpu_types(policy: str, tmp_path: Path) -> None:
+    test_same_events(MIXED, policy, None, tmp_path)
+
+
 @pytest.mark.parametrize("round_s", [None, 60.0], ids=["own rhythm", "rounds"])
 @pytest.mark.parametrize("policy", policy_names())
 @pytest.mark.parametrize("trace", TRACES.values(), ids=list(TRACES))
@@ -92,6 +104,8 @@ def test_same_events(trace: Trace, policy: str, round_s: float | None, tmp_path:
     )  # fmt: skip
     live = VirtualPlatform(trace, policy, tmp_path, cost_s=5.0, round_s=round_s).run()
     expected, found = told(simulated), told(live)
+    if len(trace.cluster.gpu_types) > 1 and make_policy(policy).knows != "nothing":
+        assert {event.data["gpu_type"] for event in live if event.kind in STARTS} == {"t4", "a100"}
     for a, b in zip(expected, found):
         assert a == b
     assert len(expected) == len(found)

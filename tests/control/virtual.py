@@ -19,7 +19,7 @@ from swell.control.limits import NO_LIMITS, Limits
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
-from swell.domain import ANY_GPU, NO_RESERVATIONS, Calendar, Cluster, Event, FloatArray, JobSpec, Placement
+from swell.domain import NO_RESERVATIONS, Calendar, Cluster, Event, FloatArray, JobSpec, Placement
 from swell.engines.null import NullEngine
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.sim import DemandChange, NodeFailure
@@ -30,13 +30,17 @@ class Exact(Knowledge):
     """Knowledge of a job whose curve is known exactly."""
 
     rates: FloatArray = field(default_factory=lambda: np.zeros(1))
+    faster: dict[str, float] = field(default_factory=dict)
+    """By GPU type: how many times as fast as `rates`."""
 
     @property
     def known(self) -> bool:
         return True
 
-    def curve(self, max_gpus: int, gpus_per_node: int, *, cautious: bool = False) -> FloatArray:
-        return self.rates[: max_gpus + 1]
+    def curve_on(
+        self, gpu_type: str, max_gpus: int, gpus_per_node: int, *, cautious: bool = False
+    ) -> FloatArray:
+        return self.rates[: max_gpus + 1] * self.faster.get(gpu_type, 1.0)
 
     def most_workers(self, bound: int) -> int:
         return bound
@@ -52,6 +56,8 @@ class Trace:
     failures: Sequence[NodeFailure] = ()
     calendar: Calendar = NO_RESERVATIONS
     demand: Sequence[DemandChange] = ()
+    faster: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By job and GPU type: how many times as fast as `rates` it is there."""
 
     @property
     def profiles(self) -> ProfileSet:
@@ -59,10 +65,21 @@ class Trace:
         counts = np.arange(1.0, self.cluster.capacity + 1)
         return ProfileSet(
             [
-                MeasuredCounts(name, {ANY_GPU: (counts, {1: rates[1:]})}, 1e6)
+                MeasuredCounts(
+                    name,
+                    {
+                        kind: (counts, {1: rates[1:] * self.factor(name, kind)})
+                        for kind in self.cluster.gpu_types
+                    },
+                    1e6,
+                )
                 for name, rates in self.rates.items()
             ]
         )
+
+    def factor(self, name: str, kind: str) -> float:
+        """How many times as fast a job is on a GPU type."""
+        return self.faster.get(name, {}).get(kind, 1.0)
 
 
 def make_trace(
@@ -91,7 +108,8 @@ def make_trace(
                 max_gpus=int(rng.integers(2, where.capacity + 1)) if rng.random() < 0.2 else None,
             )
         )  # fmt: skip
-    return Trace(specs, rates, where, failures)
+    faster = {name: {kind: float(rng.uniform(1.0, 6.0)) for kind in where.gpu_types[1:]} for name in rates}
+    return Trace(specs, rates, where, failures, faster=faster)
 
 
 class VirtualPlatform:
@@ -127,6 +145,7 @@ class VirtualPlatform:
     def recall(self, request: JobRequest) -> Knowledge:
         return Exact(
             request.name, of=self._work[request.name], rates=self.trace.rates[request.name],
+            faster=self.trace.faster.get(request.name, {}),
             startup_s=self.cost_s, pause_s=self.cost_s, closing_s=0.0, source="history",
         )  # fmt: skip
 
@@ -136,7 +155,10 @@ class VirtualPlatform:
         return self._work[name_of(job_id)]
 
     def speed(self, job_id: str, placement: Placement) -> float:
-        return float(self.trace.rates[name_of(job_id)][len(placement)])
+        name, cluster = name_of(job_id), self.trace.cluster
+        kinds = {cluster.nodes[node].gpu_type for node in cluster.nodes_of(placement)}
+        slowest = min((self.trace.factor(name, kind) for kind in kinds), default=1.0)
+        return float(self.trace.rates[name][len(placement)]) * slowest
 
     def pause_s(self, job_id: str, before: int, after: int) -> float:
         return self.cost_s

@@ -79,6 +79,21 @@ def test_slots_are_gpus_where_there_are_any_and_the_head_without_them_gives_none
     assert read_nodes(found, "trainer") == ("trainer", [])
 
 
+def test_the_type_of_a_node_is_the_one_it_was_given_else_that_of_the_gpus_that_are_its_slots() -> None:
+    def kind(resources: dict[str, float], wanted: str | None = None, **labels: str) -> str:
+        total = {"CPU": 4.0} | resources
+        names = {f"ray.io/{name.replace('_', '-')}": value for name, value in labels.items()}
+        found = {"id": "a", "name": "a", "address": "", "total": total, "available": total, "labels": names}
+        return read_nodes([found], wanted)[1][0].gpu_type
+
+    assert kind({}) == "cpu" and kind({"GPU": 1.0}) == "gpu"
+    assert kind({"GPU": 1.0, "accelerator_type:T4": 1.0}) == "t4"
+    assert kind({"GPU": 1.0, "accelerator_type:T4": 1.0}, accelerator_type="L40S") == "l40s"
+    assert kind({"GPU": 1.0, "accelerator_type:T4": 1.0}, "CPU") == "cpu", "its GPUs are not the slots"
+    assert kind({"swell_type:Epyc": 1.0}) == "epyc"
+    assert kind({"swell_type:a\x1b[31m b": 1.0}) == "a-31m-b", "it is shown in terminals"
+
+
 def test_more_in_other_hands_counts_when_it_lasts_and_less_at_once() -> None:
     foreign = Foreign(2.0)
     assert foreign.update([node("a", used=1)], {"a": 1}, 0.0) == {"a": 0}

@@ -2,7 +2,8 @@
 
 Each sample takes `--sample-ms`, whoever computes it, so two workers are nearly twice as fast as one even
 where there are fewer cores than workers. Once the file `--hurry` exists, samples take no time any more: a
-test can give a job plenty of work, do what it has to do, and let the job end. The leader prints a line as it
+test can give a job plenty of work, do what it has to do, and let the job end. While the file `--slower`
+exists, samples take four times as long. The leader prints a line as it
 completes each step, and the loss at the end.
 """
 
@@ -22,6 +23,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--sample-ms", type=float, default=1.0)
 parser.add_argument("--hurry", type=Path)
+parser.add_argument("--slower", type=Path)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--hoard-mb", type=int, default=0)
@@ -40,7 +42,8 @@ print(f"device {gpu} per_gpu {sharing} pid {os.getpid()}", flush=True)
 for _ in job.epochs(args.epochs):
     for x, y in loader:
         if args.hurry is None or not args.hurry.exists():
-            time.sleep(len(x) * args.sample_ms / 1000)
+            times = 4 if args.slower is not None and args.slower.exists() else 1
+            time.sleep(len(x) * args.sample_ms * times / 1000)
         if job.steps == args.fail_at and not job.rehearsing:
             raise RuntimeError("the toy broke")
         if args.hoard_mb and not job.rehearsing and not hoard:

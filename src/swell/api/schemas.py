@@ -142,6 +142,9 @@ class PromiseView(Outgoing):
         default=None, description="If refused: the earliest deadline that would be admitted."
     )
     reason: str = Field(default="", description="If refused: why. If pending: when it is decided.")
+    gpu_type: str | None = Field(
+        default=None, description="With several GPU types: the one that the guaranteed finish is planned on."
+    )
 
     @classmethod
     def of(cls, promise: Promise) -> Self:
@@ -269,6 +272,12 @@ class NodeView(Outgoing):
     used: int = Field(default=0, description="Slots in use.")
     held: int = Field(default=0, description="Slots that somebody outside swell has taken.")
     rentable: bool = Field(default=False, description="Whether the autoscaler rents it and lets it go.")
+    slow: float | None = Field(
+        default=None, description="If its workers stay slow: how many times slower than others they were."
+    )
+    avoided_until_s: float | None = Field(
+        default=None, description="If it gets no jobs because it is slow: until when (Unix time)."
+    )
 
 
 class AutoscalerView(Outgoing):

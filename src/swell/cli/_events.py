@@ -67,6 +67,8 @@ def _describe(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
             return f"in service with {data.get('gpus', '?')} slots{why}"
         case "node_lost":
             return f"out of service ({data.get('reason', 'lost')})"
+        case "node_slow":
+            return f"new workers are slow here too, {data.get('times', 0):.1f} times; see 'swell nodes'"
         case "scaled":
             return f"{data.get('before', '?')} -> {data.get('nodes', '?')} nodes: {data.get('reason', '')}"
         case "reserved":

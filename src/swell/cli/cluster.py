@@ -12,13 +12,16 @@ from swell.cli._common import (
     print_json,
     print_rich,
 )
+from swell.cli._when import say_until
 
 
 @click.command(epilog="\b\nExample:\n  swell nodes\n")
 @json_option
 @home_option
 def nodes(as_json: bool, home: str | None) -> None:
-    """Show the nodes and how many of their slots are in use.
+    """Show the nodes, how many of their slots are in use, and the GPU type.
+
+    A node on which workers stay slow is said to be so, and until when it is avoided.
 
     Where nodes are rented, it also says how many are wanted, and why.
     """
@@ -35,6 +38,12 @@ def nodes(as_json: bool, home: str | None) -> None:
         state = "down" if not node.up else "drained" if node.draining and not node.used else "up"
         state = "draining" if node.draining and node.used else state
         state = "not rented" if node.rentable and not node.up else state
+        if node.slow is not None and node.up and not node.draining:
+            until_s = node.avoided_until_s
+            away = (
+                ", used because it is needed" if until_s is None else f", avoided until {say_until(until_s)}"
+            )
+            state = f"{node.slow:.1f} times slower{away}"
         held = [str(node.held)] if others else []
         table.add_row(node.name, str(node.gpus), str(node.used), *held, node.gpu_type, state)
     print_rich(table)

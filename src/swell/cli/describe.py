@@ -53,7 +53,8 @@ def _facts(job: Any, explained: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if job.wanted:
         slots, nodes = ", ".join(map(str, explained["slots"])), ", ".join(explained["nodes"])
-        facts.append(("Workers", f"{len(job.wanted)}, on slots {slots} of {nodes}"))
+        types = "" if len(explained["types"]) < 2 else f" ({', '.join(explained['gpu_types'])})"
+        facts.append(("Workers", f"{len(job.wanted)}, on slots {slots} of {nodes}{types}"))
     facts.append(("Progress", _progress(job, explained)))
     facts.append(("Submitted", say_until(job.submitted_s)))
     if request.deadline_s is not None:
@@ -68,9 +69,12 @@ def _facts(job: Any, explained: dict[str, Any]) -> list[tuple[str, str]]:
         )
     if job.promise.earliest_deadline_s is not None:
         facts.append(("Possible", f"{say_until(job.promise.earliest_deadline_s)} would have been promised"))
-    if explained.get("curve"):
-        rates = [f"{n}: {rate:.3g}" for n, rate in enumerate(explained["curve"]) if n and (n & (n - 1)) == 0]
-        facts.append(("Speed", f"steps/s by workers {{{', '.join(rates)}}}"))
+    if len(explained["types"]) > 1:
+        for one in explained["types"]:
+            how = "measured" if one["measured"] else "carried over from another type"
+            facts.append(("Speed", f"on {one['gpu_type']}, {how}: {_rates(one['curve'])}"))
+    elif explained.get("curve"):
+        facts.append(("Speed", _rates(explained["curve"])))
     pauses = f", {say_duration(job.pause_s / job.resizes)} pause each" if job.resizes else ""
     facts.append(("Resizes", f"{job.resizes}{pauses}"))
     # Why the job can have no more workers is in the line on why it runs.
@@ -79,6 +83,12 @@ def _facts(job: Any, explained: dict[str, Any]) -> list[tuple[str, str]]:
     if job.restarts:
         facts.append(("Restarts", f"{job.restarts} of at most {request.max_restarts}"))
     return facts
+
+
+def _rates(curve: list[float]) -> str:
+    """A curve at 1, 2, 4 ... workers."""
+    rates = [f"{n}: {rate:.3g}" for n, rate in enumerate(curve) if n and (n & (n - 1)) == 0]
+    return f"steps/s by workers {{{', '.join(rates)}}}"
 
 
 def _progress(job: Any, explained: dict[str, Any]) -> str:

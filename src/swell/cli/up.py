@@ -42,7 +42,11 @@ Example:
     type=click.IntRange(1, 64),
     help="Slots for each GPU: so many workers share one, each within its part of the memory [default: 1].",
 )
-@click.option("--nodes", metavar="NxS", help="Pretend to be several nodes: 2x4 is two nodes of four slots.")
+@click.option(
+    "--nodes",
+    metavar="NxS[:TYPE]",
+    help="Pretend to be several nodes: 2x4 is two nodes of four slots, 2x4:t4,1x4:a100 three of two types.",
+)
 @click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),

@@ -7,6 +7,7 @@ subscribers hear of it. What has to be done then comes back to the caller as ins
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -16,11 +17,17 @@ from swell.control import lifecycle
 from swell.control.knowledge import Knowledge, fingerprints
 from swell.control.model import JobRecord, JobRequest, Phase
 from swell.control.store import Store
-from swell.domain import Event, EventKind, InputError
+from swell.domain import Event, EventKind, InputError, Placement
+from swell.perf.gpu_types import RatioLedger, Seen
 
 log = logging.getLogger(__name__)
 
 _ENDS = (EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED, EventKind.REJECTED)
+
+LEDGER = "gpu_types"
+"""The store's setting with what kinds of jobs have shown on each GPU type."""
+MOST_KINDS = 200
+"""How many kinds of jobs count for the ratios between GPU types: those that showed something last."""
 
 Recall = Callable[[JobRequest], Knowledge]
 """Returns what is known of a job before it runs, given its request."""
@@ -34,6 +41,11 @@ class Book:
         """`recall` returns what is known of a job before it runs; by default it reads the store's history."""
         self.store = store
         self._recall = recall or self._from_history
+        self.ledger = _read_ledger(store.setting(LEDGER))
+        """How GPU types compare, as all jobs have shown."""
+        self._ledger_changed = False
+        self.type_figure: Callable[[Placement], dict[str, str]] = lambda placement: {}
+        """What events say of the GPU types of a job's slots."""
         self.records: dict[str, JobRecord] = {}
         self.known: dict[str, Knowledge] = {}
         self._subscribers: dict[int, Subscriber] = {}
@@ -92,17 +104,31 @@ class Book:
     def _read(self, mark: str) -> Knowledge:
         """What is kept under a fingerprint; nothing if what is written there makes no sense."""
         try:
-            return Knowledge.from_history(mark, self.store.recall(mark))
+            knowledge = Knowledge.from_history(mark, self.store.recall(mark))
         except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
             log.error("the history of %s cannot be used: %r", mark, error)
-            return Knowledge(mark)
+            knowledge = Knowledge(mark)
+        knowledge.ledger = self.ledger
+        return knowledge
 
     def _with_figures(self, event: Event) -> Event:
-        """Add what a job taught to the event of its end, so that the log alone is enough for a replay."""
+        """Add what a job taught to the event of its end, so that the log alone is enough for a replay.
+
+        To the events of a start and of a resize, add the GPU type where there are several.
+        """
+        if event.kind in (EventKind.ALLOCATED, EventKind.RESIZED):
+            return replace(event, data=dict(event.data) | self.type_figure(event.data["gpus"]))
         knowledge = self.known.get(event.job_id or "")
         if knowledge is None or event.kind not in _ENDS:
             return event
         return replace(event, data=dict(event.data) | knowledge.figures())
+
+    def showed(self, knowledge: Knowledge) -> None:
+        """Take what a job has shown on its GPU type into the ratios between types."""
+        belief, kind = knowledge.belief, knowledge.gpu_type
+        if kind and belief is not None and self.ledger.note(knowledge.fingerprint, kind, belief):
+            self.ledger.learn()
+            self._ledger_changed = True
 
     def remember(self, record: JobRecord, now_s: float) -> None:
         """Write what a job has taught so far into the history, for the next job of its kind."""
@@ -114,6 +140,9 @@ class Book:
             self.store.remember(knowledge.fingerprint, now_s, knowledge.to_json())
             if knowledge.kin_mark and record.phase is Phase.FINISHED:
                 self.store.remember(knowledge.kin_mark, now_s, knowledge.to_json())
+        if self._ledger_changed:
+            self.store.set_setting(LEDGER, json.dumps([one.to_json() for one in self.ledger.seen]))
+            self._ledger_changed = False
 
     def active(self) -> list[JobRecord]:
         """Jobs that want slots now."""
@@ -138,3 +167,13 @@ class Book:
                 # A subscriber that fails must disturb neither the job nor the other subscribers.
                 with contextlib.suppress(Exception):
                     callback(seq, event)
+
+
+def _read_ledger(written: str | None) -> RatioLedger:
+    """What was learnt of GPU types before; nothing if what is written makes no sense."""
+    try:
+        seen = [Seen.from_json(one) for one in json.loads(written or "[]")]
+        return RatioLedger(seen, MOST_KINDS)
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        log.error("what was learnt of GPU types cannot be used: %r", error)
+        return RatioLedger(most_kinds=MOST_KINDS)

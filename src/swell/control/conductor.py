@@ -31,6 +31,7 @@ from swell.control.reconcile import AskAgain, EndStray, Feed, Reconciler
 from swell.control.renting import Renting
 from swell.control.reservations import Reservations
 from swell.control.scheduler import Scheduler
+from swell.control.slow_nodes import SlowNodes
 from swell.domain import Cluster, Event, EventKind, Node, SwellError
 from swell.engines import Engine, Launch, Observed, Report, RunState
 
@@ -64,6 +65,9 @@ class Conductor:
         self.figures = Figures()
         self.drained: set[str] = set()
         """Names of the nodes that a person has drained: they get no jobs."""
+        self.slow_nodes = SlowNodes()
+        self.avoided: frozenset[str] = frozenset()
+        """Names of the slow nodes that are kept out of use now."""
         self.end_unknown = False
         """Whether jobs that run here and are not in the store are ended; else they are left alone."""
         self.limits = NO_LIMITS
@@ -89,9 +93,14 @@ class Conductor:
         """Read from the store which nodes are drained, which jobs there are, and what they hold."""
         store = self.book.store
         self.drained = set(json.loads(store.setting("drained") or "[]"))
+        try:
+            self.slow_nodes = SlowNodes(json.loads(store.setting("slow_nodes") or "{}"))
+        except (ValueError, TypeError, AttributeError) as error:
+            log.error("which nodes were slow cannot be read: %r", error)
         if self.renting is not None:
             self.renting.come_up()
         self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s, self.limits)
+        self.book.type_figure = lambda placement: self.scheduler.board.base.type_figure(placement)
         if self.renting is not None:
             self.scheduler.renting = self.renting
             self.scheduler.profiling.start_limit_s += self.renting.start_s
@@ -112,6 +121,7 @@ class Conductor:
         # Look at the jobs before reading their reports, so that all reports of a job seen as over are read.
         observed = self.engine.observe()
         self._listen(now_s, {job_id for job_id, job in observed.items() if job.state in _OVER})
+        self._avoid_slow_nodes(now_s)
         self._follow_nodes(now_s)
         for job_id, text in self.reservations.follow(now_s):
             self.feed(self.book.records[job_id], lifecycle.Noticed(text), now_s)
@@ -160,7 +170,14 @@ class Conductor:
             case "progress":
                 return self._progressed(record, knowledge, report, now_s)
             case "timing" | "noise":
+                if report.kind == "timing" and record.held:
+                    kinds = self.scheduler.board.base.types_of(record.held)
+                    if len(kinds) > 1 and self.scheduler.tells_types_apart:
+                        return None  # it is moving from one type to another, and shows neither
+                    # Workers wait for the slowest of them, so a job on several types shows that one.
+                    knowledge.runs_on(min(kinds, key=self.book.ledger.relative_speed))
                 if knowledge.take(report.kind, report.time_s, report.data):
+                    self.book.showed(knowledge)
                     self.scheduler.rhythm.ask(now_s)
             case "started":
                 gpus = tuple(int(slot) for slot in report.data["gpus"])
@@ -171,6 +188,8 @@ class Conductor:
             case "worker_lost":
                 worker, reason = str(report.data["worker"]), str(report.data["reason"])
                 self.feed(record, lifecycle.WorkerLost(worker, reason), report.time_s)
+            case "slow":
+                self._slow_worker(record, int(report.data["slot"]), float(report.data["times"]), now_s)
             case "noticed":
                 self.feed(record, lifecycle.Noticed(str(report.data["text"])), report.time_s)
             case "confined":
@@ -248,12 +267,48 @@ class Conductor:
     # -- nodes -------------------------------------------------------------------------------------------
 
     def cluster(self) -> Cluster:
-        """The engine's nodes; drained ones count as not up."""
+        """The engine's nodes; drained ones, and slow ones that are avoided, count as not up."""
         cluster = self.engine.cluster()
         if self.renting is not None:
             cluster = self.renting.usable(cluster, self.drained)
-        nodes = tuple(replace(n, up=n.up and n.name not in self.drained) for n in cluster.nodes)
+        away = self.drained | self.avoided
+        nodes = tuple(replace(n, up=n.up and n.name not in away) for n in cluster.nodes)
         return Cluster(nodes, cluster.held)
+
+    def _slow_worker(self, record: JobRecord, slot: int, times: float, now_s: float) -> None:
+        """A worker of a job was slower than its others: note the node, and tell people if it is slow."""
+        base = self.scheduler.board.base
+        if slot not in (*record.held, *record.wanted):
+            return
+        node = base.nodes[int(base.node_of_gpu[slot])]
+        found = self.slow_nodes.heard(node.name, times, now_s)
+        self.book.store.set_setting("slow_nodes", json.dumps(self.slow_nodes.to_json()))
+        if found is not None:
+            data = {"gpus": node.gpus, "times": times, "until_s": found.until_s, "job": record.job_id}
+            self.book.write([], [Event(now_s, EventKind.NODE_SLOW, node=node.name, data=data)])
+
+    def _avoid_slow_nodes(self, now_s: float) -> None:
+        """Keep slow nodes out of use while the others have room for the least that the jobs need."""
+        if not self.slow_nodes.slow(now_s):
+            self.avoided = frozenset()
+            return
+        needed = sum(
+            record.request.workers if self.scheduler.policy.knows == "nothing" else record.request.min_workers
+            for record in self.book.active()
+        )
+        avoided = self.slow_nodes.avoided(self._in_service(), needed, now_s)
+        if avoided - self.avoided and self.scheduler.endangered_without(avoided, now_s):
+            self.slow_nodes.use_anyway(avoided - self.avoided)
+            avoided &= self.avoided
+        self.avoided = avoided
+
+    def _in_service(self) -> Cluster:
+        """The nodes that are not drained, slow ones included."""
+        before, self.avoided = self.avoided, frozenset()
+        try:
+            return self.cluster()
+        finally:
+            self.avoided = before
 
     def _rent(self, renting: Renting, observed: Mapping[str, Observed], now_s: float) -> None:
         """Rent as many nodes as the jobs are worth, and take jobs off nodes that are let go."""
@@ -310,6 +365,8 @@ class Conductor:
         """Why a node came or went, if a person or the autoscaler wanted it."""
         if node.name in self.drained:
             return "drained"
+        if node.name in self.avoided:
+            return "slow: its workers were slow again after they were replaced"
         if self.renting is None or node.name not in self.renting.names:
             return ""
         if node.up:

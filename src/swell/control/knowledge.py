@@ -26,9 +26,10 @@ import numpy as np
 
 from swell.control.model import JobRequest
 from swell.domain import FloatArray, InputError
-from swell.perf.belief import JobBelief
+from swell.perf.belief import PRIOR_ERROR, JobBelief
 from swell.perf.efficiency import SETTLED_UPDATES, MeanNoiseShare, duration_error, gain_at, noise_share
 from swell.perf.goodput import BatchLimits
+from swell.perf.gpu_types import Ratio, RatioLedger, carried_belief
 from swell.perf.length import TargetLength
 
 MAX_SCRIPT_BYTES = 4 << 20
@@ -41,6 +42,10 @@ UNKNOWN_WORK = 1e9
 """Iterations assumed for a job that has not reported its length: so many that no plan waits for its end."""
 MOST_CLOSING_S = 60.0
 """Upper bound of `closing_s`: a script that goes on longer after its last step does other work."""
+
+
+_CurveFor = tuple[JobBelief, int, int, int, bool]
+"""What a curve was computed for: belief, its version, GPUs, GPUs per node, and whether it was measured."""
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -95,6 +100,14 @@ class Knowledge:
     """Seconds without a step that the last resize cost."""
     closing_s: float = 1.0
     """Seconds from the last step to the end of the job's processes."""
+    gpu_type: str = ""
+    """The GPU type that `belief`, `seen` and `ran` are about; empty if that is not known."""
+    only_carried: bool = False
+    """Whether `belief` was carried over from another type, and the job has reported nothing on this one."""
+    elsewhere: dict[str, JobBelief] = field(default_factory=dict)
+    """The beliefs on other GPU types that the job, or an earlier one of its kind, has run on."""
+    ledger: RatioLedger = field(default_factory=RatioLedger)
+    """How GPU types compare, as all jobs have shown."""
     source: str = "none"
     """Where the knowledge comes from: 'model' (the job's own reports), 'history', 'kin' or 'none'."""
     kin_mark: str = ""
@@ -121,8 +134,10 @@ class Knowledge:
     """Progress at the last report of settled noise."""
     _noise_settled: bool = False
     """Whether the noise was averaged over enough steps to be relied on."""
-    _curves: dict[bool, tuple[tuple[int, int, int], FloatArray]] = field(default_factory=dict)
-    """By `cautious`: the last curve computed, and what it was computed for (version, GPUs, GPUs per node)."""
+    _curves: dict[tuple[str, bool], tuple[_CurveFor, FloatArray]] = field(default_factory=dict)
+    """By GPU type and `cautious`: the last curve computed, and what it was computed for."""
+    _carried: dict[str, tuple[tuple[JobBelief, int, Ratio], JobBelief]] = field(default_factory=dict)
+    """By GPU type that the job has not run on: the belief carried over, and what from."""
 
     @property
     def known(self) -> bool:
@@ -229,6 +244,7 @@ class Knowledge:
         assert self.belief is not None and self._last is not None
         before = self.belief.version
         self.belief.observe(*self._last)
+        self.only_carried = False
         if self.belief.version != before:
             self.source = "model"
         return self.belief.version != before
@@ -243,23 +259,79 @@ class Knowledge:
             self.ran[workers] = (progress + done - before[1], seconds + time_s - before[0])
         self._stretch_from = (time_s, done, workers)
 
+    # -- GPU types ---------------------------------------------------------------------------------------
+
+    def runs_on(self, gpu_type: str) -> None:
+        """The job's reports are about this GPU type from now on."""
+        before = self.belief
+        if self.gpu_type not in ("", gpu_type):
+            self.belief, carried = self.belief_on(gpu_type), gpu_type not in self.elsewhere
+            if before is not None and before.known and not self.only_carried:
+                self.elsewhere[self.gpu_type] = before
+            self.only_carried = carried and before is not None and before.known
+            self.elsewhere.pop(gpu_type, None)
+            self.seen, self.ran = {}, {}
+            self._last = self._stretch_from = None
+        self.gpu_type = gpu_type
+
+    def measured_on(self, gpu_type: str) -> bool:
+        """Whether the job, or an earlier one of its kind, has shown its speed on a GPU type."""
+        if self.gpu_type not in ("", gpu_type):
+            return gpu_type in self.elsewhere
+        return self.belief is not None and self.belief.known and not self.only_carried
+
+    def belief_on(self, gpu_type: str) -> JobBelief | None:
+        """The belief on a GPU type: measured there, or carried over by the ratio between the types."""
+        known = self.belief
+        if known is None or self.gpu_type in ("", gpu_type):
+            return known
+        made = self.elsewhere.get(gpu_type)
+        if made is None:
+            if not known.known:
+                return known
+            ratio = self.ledger.ratios.between(self.fingerprint, self.gpu_type, gpu_type)
+            source, before = (known, known.version, ratio), self._carried.get(gpu_type)
+            if before is None or before[0] != source:
+                before = self._carried[gpu_type] = (source, carried_belief(known, ratio))
+            made = before[1]
+        # Batch limits and gradient noise do not depend on the GPU.
+        made.set_limits(known.limits, known.fixed_batch)
+        if known.noise_known:
+            made.observe_gradients(known.sqr, known.var)
+        return made
+
     # -- answers -----------------------------------------------------------------------------------------
 
     def curve(self, max_gpus: int, gpus_per_node: int, *, cautious: bool = False) -> FloatArray:
-        """Progress per second by workers; `cautious`: more workers than were ever seen bring no speed."""
-        if self.belief is None:
-            return np.arange(max_gpus + 1, dtype=np.float64)
+        """Progress per second by workers, on the GPU type that the job last ran on."""
+        return self.curve_on(self.gpu_type, max_gpus, gpus_per_node, cautious=cautious)
+
+    def curve_on(
+        self, gpu_type: str, max_gpus: int, gpus_per_node: int, *, cautious: bool = False
+    ) -> FloatArray:
+        """Progress per second by workers on a GPU type.
+
+        `cautious`: more workers than were ever seen bring no speed; on a type that the job has not run on it
+        counts as slower by the usual error, and as unable to run if no job has shown how the types compare.
+        """
+        belief, measured = self.belief_on(gpu_type), self.measured_on(gpu_type)
+        if belief is None or not belief.known:  # nothing is known but how the types compare
+            return np.arange(max_gpus + 1, dtype=np.float64) * self.ledger.relative_speed(gpu_type)
         # Every decision asks for the curves of all jobs, and few of them have changed.
-        asked = (self.belief.version, max_gpus, gpus_per_node)
-        before = self._curves.get(cautious)
+        asked = (belief, belief.version, max_gpus, gpus_per_node, measured)
+        before = self._curves.get((gpu_type, cautious))
         if before is not None and before[0] == asked:
             return before[1]
-        curve = self.belief.curve(max_gpus, gpus_per_node).copy()
-        most = self.belief.most_gpus
-        if cautious and self.belief.explores and 0 < most < max_gpus:
+        curve = belief.curve(max_gpus, gpus_per_node).copy()
+        most = belief.most_gpus
+        if cautious and belief.explores and 0 < most < max_gpus:
             curve[most + 1 :] = np.minimum(curve[most + 1 :], curve[most])
+        if cautious and not measured:
+            known = [kind for kind in (self.gpu_type, *self.elsewhere) if kind != gpu_type]
+            sure = any(self.ledger.ratios.has(kind, gpu_type) for kind in known)
+            curve *= 1.0 / (1.0 + PRIOR_ERROR) if sure else 0.0
         curve.setflags(write=False)
-        self._curves[cautious] = (asked, curve)
+        self._curves[gpu_type, cautious] = (asked, curve)
         return curve
 
     def basis(self, done: float) -> Knowledge | None:
@@ -338,6 +410,8 @@ class Knowledge:
         params = self.belief.params if self.belief is not None else None
         return {
             "version": HISTORY_VERSION,
+            "gpu_type": self.gpu_type,
+            "types": {kind: _figures_of(belief) for kind, belief in self.elsewhere.items() if belief.known},
             "params": None if params is None else params.as_array().tolist(),
             "most_gpus": 0 if self.belief is None else self.belief.most_gpus,
             # Of a job with a target only a length that was really reached is kept, not a prediction.
@@ -358,12 +432,17 @@ class Knowledge:
             return cls(mark)
         if int(content.get("version", 1)) > HISTORY_VERSION:
             return cls(mark)  # written by a newer swell: start from nothing rather than misread it
-        belief = JobBelief.from_figures(content)
+        belief, types = JobBelief.from_figures(content), dict(content.get("types") or {})
         belief.most_gpus = int(content.get("most_gpus", 0))
+        elsewhere = {str(kind): JobBelief.from_figures({**content, **own}) for kind, own in types.items()}
+        for kind, own in types.items():
+            elsewhere[str(kind)].most_gpus = int(own.get("most_gpus", 0))
         of, goal = content.get("of"), content.get("target_loss")
         made = cls(
             mark,
             belief=belief,
+            gpu_type=str(content.get("gpu_type") or ""),
+            elsewhere=elsewhere,
             of=of,
             mode=str(content.get("mode", "fixed")),
             batch_size=int(content["batch_size"]),
@@ -381,6 +460,12 @@ class Knowledge:
                 weight, float(content["var"]), float(content.get("noise_deviation", 0.0))
             )
         return made
+
+
+def _figures_of(belief: JobBelief) -> dict[str, Any]:
+    """What history keeps of a belief on another GPU type than the last one."""
+    assert belief.params is not None
+    return {"params": belief.params.as_array().tolist(), "most_gpus": belief.most_gpus}
 
 
 def _limits(reported: Any) -> BatchLimits | None:

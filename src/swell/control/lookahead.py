@@ -12,7 +12,8 @@ import numpy as np
 
 from swell.control.knowledge import Knowledge
 from swell.control.model import Estimate, JobRecord
-from swell.domain import ANY_GPU, NO_RESERVATIONS, Calendar, Cluster, JobSpec
+from swell.control.typed import gpu_type_of, main_type, widest_nodes
+from swell.domain import NO_RESERVATIONS, Calendar, Cluster, JobSpec
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.policies import make_policy
 from swell.sim import simulate
@@ -58,9 +59,8 @@ def finishes(
     )
     began_s = now_s - now_s % interval_s if interval_s else now_s
     asked = [_as_simulated(record, known[record.job_id], cluster, cost, began_s, now_s) for record in ready]
-    # The curves were measured on these very nodes, so GPU types make no difference.
     nodes = tuple(
-        replace(node, gpus=int(gpus), gpu_type=ANY_GPU)
+        replace(node, gpus=int(gpus))
         for node, gpus in zip(cluster.nodes, cluster.node_gpus, strict=True)
         if gpus
     )
@@ -85,7 +85,9 @@ def _as_simulated(
 ) -> tuple[JobSpec, MeasuredCounts]:
     """The rest of a job and its believed speed, in the simulator's terms; its clock is 0 at `began_s`."""
     request, deadline_s = record.request, record.request.deadline_s
-    curve = knowledge.curve(cluster.capacity, cluster.gpus_per_node)
+    width = widest_nodes(cluster)
+    curves = {kind: knowledge.curve_on(kind, cluster.capacity, width[kind]) for kind in cluster.gpu_types}
+    curve = curves[gpu_type_of(cluster, record.wanted) or main_type(cluster)]
     work = knowledge.left(record.done)
     if record.wanted:
         # The job runs already, but the simulator charges it for a start: take that cost off its work.
@@ -104,7 +106,8 @@ def _as_simulated(
         weight=request.weight,
     )
     counts = np.arange(1.0, cluster.capacity + 1)
-    return spec, MeasuredCounts(record.job_id, {ANY_GPU: (counts, {1: curve[1:]})}, 1e6)
+    measured = {kind: (counts, {1: curve[1:]}) for kind, curve in curves.items()}
+    return spec, MeasuredCounts(record.job_id, measured, 1e6)
 
 
 def estimate(
@@ -131,7 +134,8 @@ def estimate(
     else:
         capacity = max(int(calendar.ahead(cluster, now_s).gpus[0]), 1)
         share = max(capacity // len(records), 1)
-        rate = float(knowledge.curve(share, cluster.gpus_per_node)[share])
+        on = gpu_type_of(cluster, record.wanted) or main_type(cluster)
+        rate = float(knowledge.curve_on(on, share, cluster.gpus_per_node)[share])
         wait = max(len(records) / capacity, 1.0)
         left_s = knowledge.left(record.done) / rate if rate > 0 else np.inf
         finish_s = now_s + knowledge.startup_s + wait * left_s if np.isfinite(left_s) else None

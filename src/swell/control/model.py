@@ -58,6 +58,8 @@ class Promise:
     """For a refused job: the earliest deadline that would be admitted."""
     reason: str = ""
     """For a refused job: why. For a queued job: why it waits."""
+    gpu_type: str | None = None
+    """On a cluster with several GPU types: the type that the guaranteed finish is planned on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

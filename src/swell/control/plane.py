@@ -318,7 +318,8 @@ class ControlPlane:
         with self._lock:
             drained, records = self._conductor.drained, self._book.records.values()
             cluster = self.engine.cluster().without(self._conductor.scheduler.cluster.held)
-            return views.nodes(cluster, drained, records, self._renting)
+            slow, avoided = self._conductor.slow_nodes.slow(self.clock()), self._conductor.avoided
+            return views.nodes(cluster, drained, records, self._renting, slow, avoided)
 
     def autoscaler(self) -> AutoscalerState | None:
         """How many nodes are rented, how many should be, and why; None if no nodes are rented."""
@@ -342,6 +343,10 @@ class ControlPlane:
             changed = before | {node} if drained else before - {node}
             self.store.set_setting("drained", json.dumps(sorted(changed)))
             self._conductor.drained = changed
+            if not drained:  # whoever says that the node is well again knows better than what was measured
+                self._conductor.slow_nodes.forget(node)
+                slow = self._conductor.slow_nodes.to_json()
+                self.store.set_setting("slow_nodes", json.dumps(slow))
             self.wake()
 
     def reservations(self) -> list[ReservationState]:

@@ -8,7 +8,8 @@ after it the next job of the same kind may need none. Jobs with a guaranteed fin
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from swell.board import Board
 from swell.control.book import Book
 from swell.control.model import JobRecord, Phase
+from swell.domain import Cluster
 from swell.placement import FREE
 
 STEPS = 3
@@ -40,6 +42,8 @@ class ProfilingRun:
     """When the job began to train at the present size."""
     sizes: list[int] | None = None
     """Sizes still to be measured, the present one first; None while the run waits for slots."""
+    gpu_type: str = ""
+    """The GPU type that the job is measured on; empty while the run waits for slots."""
 
     @property
     def size(self) -> int:
@@ -79,12 +83,13 @@ class Profiling:
     def begin(
         self,
         records: Mapping[str, JobRecord],
-        free: int,
+        board: Board,
         now_s: float,
         quota: Callable[[str], int] = lambda _: sys.maxsize,
     ) -> None:
         """Begin the run that waits longest: on all free slots, else on slots of jobs without a guarantee.
 
+        All these slots are of one GPU type, the one with the most free slots that has enough of them.
         `quota`: the most slots that a job's owner may use for a run; one without enough waits.
         """
         if not self.runs or any(run.sizes is not None for run in self.runs.values()):
@@ -93,12 +98,13 @@ class Profiling:
         job_id, run, most = next((one for one in allowed if one[2] >= one[1].least), ("", None, 0))
         if run is None:
             return
-        yielding = sum(
-            len(r.wanted) for r in records.values() if r.promise.guaranteed_s is None and r.job_id != job_id
-        )
-        first = max(free, run.least)
-        if first > free + yielding:
+        others = (r for r in records.values() if r.promise.guaranteed_s is None and r.job_id != job_id)
+        room = _room(board, [slot for other in others for slot in other.wanted])
+        enough = [(free, kind) for kind, (free, yielding) in room.items() if free + yielding >= run.least]
+        if not enough:
             return
+        free, run.gpu_type = max(enough, key=lambda one: one[0])
+        first = max(free, run.least)
         first = min(first, run.most or first, most)
         replicas = max(first // run.replica, 1)
         halvings = [run.replica << i for i in range(replicas.bit_length() - 1, -1, -1)]
@@ -134,18 +140,42 @@ class Profiling:
         """How many slots each run that has begun should have, by the row of its job."""
         return {rows[job_id]: run.size for job_id, run in self.runs.items() if run.size and job_id in rows}
 
+    def capacity(self, cluster: Cluster, job_id: str) -> int:
+        """How many slots there are of the GPU type that a job is measured on."""
+        kind, nodes = self.runs[job_id].gpu_type, cluster.nodes
+        return sum(int(gpus) for node, gpus in zip(nodes, cluster.node_gpus) if node.gpu_type == kind)
+
     def reserved(self, board: Board, rows: Mapping[str, int]) -> list[int]:
         """Slots that runs hold or are about to get; the policy must not give them to other jobs."""
         taken: list[int] = []
-        missing = 0
-        for row, size in self.shares(rows).items():
-            held = board.table.placement[row][:size]
+        cluster, occupancy = board.cluster, board.placer.occupancy
+        owner, free, node_of = occupancy.owner, occupancy.free, cluster.node_of_gpu
+        for job_id, run in self.runs.items():
+            if not run.size or job_id not in rows:
+                continue
+            held = board.table.placement[rows[job_id]][: run.size]
             taken += held
-            missing += size - len(held)
-        if missing:  # from the free ones first, on the emptiest nodes
-            owner, free = board.placer.occupancy.owner, board.placer.occupancy.free
-            node_of, mine = board.cluster.node_of_gpu, set(taken)
-            usable = [int(g) for g in np.flatnonzero(board.cluster.in_service) if g not in mine]
-            usable.sort(key=lambda g: (owner[g] != FREE, -int(free[node_of[g]]), g))
-            taken += usable[:missing]
+            missing = run.size - len(held)
+            if missing:  # from the free ones first, on the emptiest nodes
+                mine = set(taken)
+                usable = [
+                    int(g)
+                    for g in np.flatnonzero(cluster.in_service)
+                    if g not in mine and cluster.nodes[node_of[g]].gpu_type == run.gpu_type
+                ]
+                usable.sort(key=lambda g: (owner[g] != FREE, -int(free[node_of[g]]), g))
+                taken += usable[:missing]
         return taken
+
+
+def _room(board: Board, yielding: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """By GPU type: how many slots are free, and how many of those `yielding` are of that type."""
+    cluster, free = board.cluster, board.placer.occupancy.free
+    yields = Counter(cluster.nodes[int(cluster.node_of_gpu[slot])].gpu_type for slot in yielding)
+    return {
+        kind: (
+            sum(int(free[i]) for i, node in enumerate(cluster.nodes) if node.gpu_type == kind),
+            yields[kind],
+        )
+        for kind in cluster.gpu_types
+    }

@@ -78,7 +78,8 @@ def promise(
     if answer.admitted:
         admitted = replace(record, promise=replace(record.promise, admitted=True, pending=False))
         guess = estimated(admitted, knowledge, scheduler, now_s, quick=quick)
-        return Promise(admitted=True, guaranteed_s=deadline_s, estimate=guess), asked
+        on = None if deadline_s is None else answer.gpu_type
+        return Promise(admitted=True, guaranteed_s=deadline_s, estimate=guess, gpu_type=on), asked
     earliest_s = answer.earliest_deadline_s
     if earliest_s is not None:  # add the time that processes take to start and end, which no curve has
         earliest_s += knowledge.startup_s + knowledge.closing_s

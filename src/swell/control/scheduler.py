@@ -8,7 +8,7 @@ a quote changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -22,9 +22,10 @@ from swell.control.model import JobRecord, Phase
 from swell.control.profiling import Profiling
 from swell.control.quotas import Contender, Use, share_out
 from swell.control.renting import Renting
-from swell.domain import Calendar, Cluster, FloatArray, InputError, IntArray, JobSpec
-from swell.perf.curves import Curves, in_steps
+from swell.control.typed import believed_curves, believed_on, gpu_type_of
+from swell.domain import Calendar, Cluster, FloatArray, InputError, IntArray, JobSpec, Reservation
 from swell.policies import Admission, Decision, JobTable, Policy, Snapshot, make_policy
+from swell.policies.by_type import ByType, by_type, gives_promises
 
 _DECIDED = (Phase.QUEUED, Phase.RUNNING)
 """Phases in which the policy decides on a job."""
@@ -58,7 +59,7 @@ class Scheduler:
         self.renting: Renting | None = None
         """The rented nodes, if nodes are rented."""
         self.policy_text = policy
-        self.policy: Policy = make_policy(policy)
+        self.policy: Policy = by_type(make_policy(policy), cluster)
         self.board = Board(cluster, self.policy.placer, self._pause_s)
         self.profiling = Profiling()
         self.rows: dict[str, int] = {}
@@ -78,9 +79,14 @@ class Scheduler:
         """The cluster that promises count on: with all nodes that may be rented."""
         return self.cluster if self.renting is None else self.renting.promised(self.cluster)
 
+    @property
+    def tells_types_apart(self) -> bool:
+        """Whether the policy places whole jobs on one GPU type."""
+        return isinstance(self.policy, ByType)
+
     def set_policy(self, text: str, now_s: float) -> None:
         """Switch to another policy; jobs keep their slots until that policy decides otherwise."""
-        self.policy, self.policy_text = make_policy(text), text
+        self.policy, self.policy_text = by_type(make_policy(text), self.cluster), text
         self.board.set_placer(self.policy.placer)
         self.rhythm = self._rhythm()
         self.rhythm.ask(now_s)
@@ -88,6 +94,9 @@ class Scheduler:
     def set_cluster(self, cluster: Cluster, now_s: float, reason: str = "") -> None:
         """Use this cluster from now on; `reason` says why jobs lose slots, if they do."""
         self.board.set_cluster(cluster, now_s, reason)
+        if len(cluster.gpu_types) > 1 and not isinstance(self.policy, ByType):
+            self.policy = by_type(make_policy(self.policy_text), cluster)  # the first node of another type
+            self.rhythm = self._rhythm()
         self.rhythm.ask(now_s, urgent=True)
 
     def reserve(self, calendar: Calendar, now_s: float) -> None:
@@ -138,7 +147,7 @@ class Scheduler:
     @property
     def gives_promises(self) -> bool:
         """Whether the policy decides which jobs are admitted."""
-        return type(self.policy).admit is not Policy.admit
+        return gives_promises(self.policy)
 
     def admission(self, record: JobRecord, knowledge: Knowledge, now_s: float) -> Asked:
         """The policy's answer to this job, new or active already, with its deadline. Changes nothing."""
@@ -185,6 +194,13 @@ class Scheduler:
         )
         return [jobs[i][0].job_id for i in self.policy.endangered(snapshot).tolist()]
 
+    def endangered_without(self, nodes: Collection[str], now_s: float) -> list[str]:
+        """Jobs whose promised finish could be kept now, but not without these nodes. Changes nothing."""
+        calendar = self.board.calendar
+        away = calendar.having(Reservation(name="slow-nodes", nodes=tuple(sorted(nodes))))
+        before = self.endangered(calendar, now_s)
+        return sorted(set(self.endangered(away, now_s)) - set(before))
+
     def promising(self, now_s: float) -> Snapshot:
         """The jobs that may run, those that are profiled included, on all nodes that may be rented.
 
@@ -203,8 +219,7 @@ class Scheduler:
     def decide(self, now_s: float) -> list[tuple[str, Move]]:
         """Let the policy decide; returns the moves of all jobs whose slots change."""
         board, table = self.board, self.board.table
-        free = int(board.placer.occupancy.free_gpus)
-        self.profiling.begin(self.book.records, free, now_s, self._profiling_quota)
+        self.profiling.begin(self.book.records, board, now_s, self._profiling_quota)
         rows, jobs = self._decided()
         most, self.over_quota = self._quotas(jobs)
         may = np.array([record.job_id not in self.over_quota for record, _ in jobs], dtype=bool)
@@ -223,17 +238,19 @@ class Scheduler:
         shown = set(rows.tolist())
         for move in moves:
             if move.row in shown:
-                table.rate[move.row] = snapshot.curves.rates[table.curve[move.row], len(move.after)]
+                curves = snapshot.curves.on(gpu_type_of(self.cluster, move.after))
+                table.rate[move.row] = curves.rates[table.curve[move.row], len(move.after)]
         if len(snapshot):
             self.rhythm.decided(now_s, self.policy.next_wakeup_s(snapshot, decision))
         return [(table.specs[move.row].job_id, move) for move in moves]
 
     def _profiled(self) -> dict[int, int]:
         """The slots of each profiling run, by row, as far as there are enough."""
-        free, shares = self.cluster.capacity, dict[int, int]()
+        shares: dict[int, int] = {}
         for row, size in self.profiling.shares(self.rows).items():
+            job_id = self.board.table.specs[row].job_id
+            free = self.profiling.capacity(self.cluster, job_id) - sum(shares.values())
             shares[row] = min(size, free) if free >= self.board.table.min_gpus[row] else 0
-            free -= shares[row]
         return shares
 
     def _decided(
@@ -328,11 +345,14 @@ class Scheduler:
         widest = max(cluster.capacity, 1 if ahead is None else int(ahead.gpus.max()), 1)
         if promising:
             widest = max(widest, self.promised.capacity)
-        rates = np.zeros((max(len(jobs), 1), widest + 1))
-        for i, (record, knowledge) in enumerate(jobs):
-            table.belief[rows[i]] = knowledge.belief
-            rate = knowledge.curve(widest, cluster.gpus_per_node, cautious=cautious)
-            rates[i] = in_steps(rate, record.request.workers_per_replica)
+        each_type = self.tells_types_apart
+        held = [table.placement[row] for row in rows.tolist()]
+        curves = believed_curves(jobs, held, cluster, widest, each_type=each_type, cautious=cautious)
+        for row, (_, knowledge) in zip(rows.tolist(), jobs, strict=True):
+            table.belief[row] = knowledge.belief
+            if each_type:
+                table.belief_by_type[row] = believed_on(knowledge, cluster.gpu_types)
+        self._keep_promised_types()
         # Column by column: there may be thousands of jobs, and people wait for the answer.
         table.curve[rows] = np.arange(len(rows))
         asked = deadlines or {}
@@ -351,14 +371,25 @@ class Scheduler:
             max(knowledge.most_workers(bound), low)
             for (_, knowledge), bound, low in zip(jobs, bounds, least, strict=True)
         ]
-        self._enter_progress(table, rows, jobs, rates, now_s)
+        self._enter_progress(table, rows, jobs, curves.rates, now_s)
         pause_s = max((knowledge.pause_s for _, knowledge in jobs), default=0.0)
         start_s = max((knowledge.startup_s for _, knowledge in jobs), default=0.0)
         if promising and self.renting is not None:
             start_s += self.renting.start_s
         round_s = self.rhythm.interval_s or 0.0
         costs = (pause_s + round_s, start_s + round_s)
-        return Snapshot(now_s, cluster, table, rows, Curves(rates), *costs, ahead=ahead)
+        return Snapshot(now_s, cluster, table, rows, curves, *costs, ahead=ahead)
+
+    def _keep_promised_types(self) -> None:
+        """Tell the policy on which GPU type jobs were promised a finish; after a restart it does not know."""
+        if isinstance(self.policy, ByType):
+            number, records = self.board.table.number, self.book.records
+            promised = (
+                (row, records[job_id].promise.gpu_type)
+                for job_id, row in self.rows.items()
+                if job_id in records
+            )
+            self.policy.keep_promises({int(number[row]): kind for row, kind in promised if kind is not None})
 
     def _beside(self, calendar: Calendar, now_s: float) -> Cluster:
         """What reservations of this calendar would leave now."""

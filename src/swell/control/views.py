@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from swell.control import lifecycle
@@ -15,6 +16,8 @@ from swell.control.model import JobRecord, Phase
 from swell.control.promises import estimated
 from swell.control.renting import Renting
 from swell.control.scheduler import Scheduler
+from swell.control.slow_nodes import SlowNode
+from swell.control.typed import widest_nodes
 from swell.domain import Cluster, Event, EventKind
 from swell.perf.belief import JobBelief
 
@@ -36,10 +39,19 @@ class NodeView:
     """Slots that somebody outside swell has taken."""
     rentable: bool = False
     """Whether the autoscaler rents the node and lets it go."""
+    slow: float | None = None
+    """For a slow node: how many times slower than others its workers were."""
+    avoided_until_s: float | None = None
+    """For a slow node that is kept out of use: until when."""
 
 
 def nodes(
-    cluster: Cluster, drained: set[str], records: Iterable[JobRecord], renting: Renting | None = None
+    cluster: Cluster,
+    drained: set[str],
+    records: Iterable[JobRecord],
+    renting: Renting | None = None,
+    slow: Mapping[str, SlowNode] = MappingProxyType({}),
+    avoided: Collection[str] = (),
 ) -> list[NodeView]:
     """The nodes, and how many of their slots are in use."""
     rentable = frozenset[str]()
@@ -52,7 +64,18 @@ def nodes(
         for slot in record.wanted:
             used[int(cluster.node_of_gpu[slot])] += 1
     return [
-        NodeView(n.name, n.gpus, n.gpu_type, n.up, n.name in drained, used[i], held[i], n.name in rentable)
+        NodeView(
+            name=n.name,
+            gpus=n.gpus,
+            gpu_type=n.gpu_type,
+            up=n.up,
+            draining=n.name in drained,
+            used=used[i],
+            held=held[i],
+            rentable=n.name in rentable,
+            slow=slow[n.name].times if n.name in slow else None,
+            avoided_until_s=slow[n.name].until_s if n.name in slow and n.name in avoided else None,
+        )
         for i, n in enumerate(cluster.nodes)
     ]
 
@@ -120,6 +143,7 @@ def explain(
         "why": why(record, scheduler, now_s, behind_s, trouble),
         "slots": list(record.wanted),
         "nodes": sorted({cluster.nodes[n].name for n in cluster.nodes_of(record.wanted)}),
+        "gpu_types": list(cluster.types_of(record.wanted)),
         "policy": scheduler.policy_text,
         "most_workers": record.most_workers,
         "confined": record.confined,
@@ -163,7 +187,13 @@ def _speed(
         belief = JobBelief.from_figures(figures)
     most = min(cluster.capacity or 1, record.most_workers or sys.maxsize)
     curve = None if belief is None else belief.curve(most, cluster.gpus_per_node)
+    types = []
+    if isinstance(belief, Knowledge) and len(cluster.gpu_types) > 1:
+        for kind, width in widest_nodes(cluster).items():
+            own = [round(float(rate), 6) for rate in belief.curve_on(kind, most, width)]
+            types.append({"gpu_type": kind, "measured": belief.measured_on(kind), "curve": own})
     return {
+        "types": types,
         "curve": None if curve is None else [round(float(rate), 6) for rate in curve],
         "steps": measured,
         "measured": [{"workers": workers, "rate": round(rate, 6)} for workers, rate in rates.items()],

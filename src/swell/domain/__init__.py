@@ -9,6 +9,7 @@ from swell.domain.cluster import (
     IntArray,
     Node,
     Placement,
+    clean_type,
     overlapping,
     packed_shape,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "Placement",
     "Reservation",
     "SwellError",
+    "clean_type",
     "nearest",
     "overlapping",
     "packed_shape",

@@ -145,9 +145,22 @@ class Cluster:
         """The nodes a placement touches."""
         return {self._node_of_gpu_list[gpu] for gpu in placement}
 
+    def types_of(self, placement: Placement) -> tuple[str, ...]:
+        """The GPU types that a placement touches, in order of their names."""
+        return tuple(sorted({self.nodes[node].gpu_type for node in self.nodes_of(placement)}))
+
+    def type_figure(self, placement: Placement) -> dict[str, str]:
+        """What an event says of the GPU types of a placement: nothing where the cluster has only one."""
+        return {} if len(self.gpu_types) == 1 else {"gpu_type": "+".join(self.types_of(placement))}
+
     @cached_property
     def _node_of_gpu_list(self) -> list[int]:
         return [int(node) for node in self.node_of_gpu]
+
+
+def clean_type(name: str) -> str:
+    """A GPU type as `Cluster.parse` reads it: odd characters become dashes, and at most 40 are kept."""
+    return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-")[:40] or ANY_GPU
 
 
 def packed_shape(gpus: int, gpus_per_node: int) -> tuple[int, ...]:

@@ -29,10 +29,11 @@ class EventKind(StrEnum):
     REJECTED = "rejected"
     """The policy refused the job; data: reason, earliest_deadline_s if known."""
     ALLOCATED = "allocated"
-    """A waiting job got its GPUs; data: gpus (their numbers), pause_s (what a start is expected to take)."""
+    """A waiting job got its GPUs; data: gpus (their numbers), pause_s (what a start is expected to take), and
+    gpu_type on a cluster with several types."""
     RESIZED = "resized"
     """A running job went on with other GPUs; data: gpus, before, pause_s, reason if it was not the policy's
-    choice."""
+    choice, gpu_type on a cluster with several types."""
     PREEMPTED = "preempted"
     """A running job lost all its GPUs; data: before, reason if not the policy's choice."""
     PROGRESS = "progress"
@@ -53,7 +54,10 @@ class EventKind(StrEnum):
     NODE_JOINED = "node_joined"
     """A node came into service, or came back; data: gpus, gpu_type, reason if it was rented."""
     NODE_LOST = "node_lost"
-    """A node went out of service; data: gpus, reason if it was drained or let go."""
+    """A node went out of service; data: gpus, reason if it was drained, let go or slow."""
+    NODE_SLOW = "node_slow"
+    """Workers on a node were slow again after they were replaced; data: gpus, times (how many times slower
+    than others), until_s (how long the node is avoided, while other nodes have room), job (whose workers)."""
     SCALED = "scaled"
     """The autoscaler wants another number of nodes; data: nodes, before (how many there are), reason."""
     RESERVED = "reserved"
@@ -66,7 +70,7 @@ class EventKind(StrEnum):
     """Training has left the GPUs that a reservation holds; data: reservation, gpus, after_s (since held)."""
 
 
-_NODE_KINDS = frozenset({EventKind.NODE_JOINED, EventKind.NODE_LOST})
+_NODE_KINDS = frozenset({EventKind.NODE_JOINED, EventKind.NODE_LOST, EventKind.NODE_SLOW})
 RESERVATION_KINDS = frozenset({EventKind.RESERVED, EventKind.UNRESERVED, EventKind.HELD, EventKind.YIELDED})
 _JOB_KINDS = frozenset(EventKind) - _NODE_KINDS - RESERVATION_KINDS - {EventKind.SCALED}
 

@@ -76,8 +76,8 @@ class Report:
     job_id: str
     time_s: float
     kind: str
-    """'progress', 'timing', 'noise', 'started', 'resized', 'worker_lost', 'noticed', 'confined' or
-    'checkpoint'."""
+    """'progress', 'timing', 'noise', 'started', 'resized', 'worker_lost', 'noticed', 'slow' (the worker on
+    a slot is slower than the job's others), 'confined' or 'checkpoint'."""
     data: Mapping[str, Any]
 
 

@@ -73,6 +73,8 @@ class JobEvent:
     """How long nothing was heard of the worker."""
     times: float = 1.0
     """How many times slower than the others the worker was."""
+    leads: bool = False
+    """Whether the slow worker led the job, and so may have had more to do than the others."""
     confined: Confined | None = None
 
     @property
@@ -173,7 +175,8 @@ def read_event(raw: object, slots: int) -> JobEvent:
         return JobEvent(kind, step=step, others=_names(event.get("workers"), "workers"))
     if kind == "straggler":
         times = _number(event.get("times"), "times", 1.0, MOST_TIMES)
-        return JobEvent(kind, _name(event.get("worker"), "worker"), times=times)
+        leads = event.get("leader") is True
+        return JobEvent(kind, _name(event.get("worker"), "worker"), times=times, leads=leads)
     if kind == "back":
         before = (_name(event.get("instead_of"), "instead_of"),)
         return JobEvent(kind, _name(event.get("worker"), "worker"), others=before)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swell.domain import Cluster, InputError
+from swell.domain import ANY_GPU, Cluster, InputError, clean_type
 from swell.engines import groups, wall
 from swell.engines.accounts import no_script, of_job
 from swell.engines.base import NOTHING_HELD, Held, Launch
@@ -33,6 +33,28 @@ TRIAL_S = 30.0
 def detect_gpus() -> int:
     """Number of GPUs that the driver of this machine lists; 0 without a driver."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
+def detect_gpu_type() -> str:
+    """The type of this machine's GPUs, such as 'h200'; 'cpu' without GPUs, 'gpu' if they differ."""
+    found = {
+        type_of_model(line.partition(":")[2])
+        for path in Path("/proc/driver/nvidia/gpus").glob("*/information")
+        for line in path.read_text(errors="replace").splitlines()
+        if line.startswith("Model:")
+    }
+    if not detect_gpus():
+        return "cpu"
+    return found.pop() if len(found) == 1 else ANY_GPU
+
+
+def type_of_model(model: str) -> str:
+    """A GPU type in the words of Ray, in lower case, from what the driver calls the model."""
+    words = [word for word in model.lower().split() if word not in ("nvidia", "tesla", "geforce", "quadro")]
+    if not words:
+        return ANY_GPU
+    series = words[0] in ("rtx", "gtx", "titan") and len(words) > 1
+    return clean_type("-".join(words[:2]) if series else words[0].split("-")[0])
 
 
 def try_wall() -> subprocess.Popen[str]:
@@ -76,7 +98,7 @@ class LocalEngine(SupervisedEngine):
             allowed = "at least 1" if self._gpus else "1, because this machine has no GPU"
             raise InputError(f"per_gpu: got {per_gpu}, must be {allowed}", field="per_gpu")
         count = slots or self._gpus * per_gpu or os.cpu_count() or 1
-        self._cluster = Cluster.parse(nodes or f"1x{count}", "gpu" if self._gpus else "cpu")
+        self._cluster = Cluster.parse(nodes or f"1x{count}", detect_gpu_type())
         self.walled = False
         """Whether jobs are kept from the platform and from each other by a wall, where this machine can."""
         self._wall_trial: subprocess.Popen[str] | None = None

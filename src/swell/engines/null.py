@@ -12,10 +12,10 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from swell.domain import Cluster, InputError, Placement
 from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, RunState, drain
@@ -133,6 +133,10 @@ class NullEngine:
         """Pretend that a node left or came back."""
         nodes = tuple(replace(n, up=up) if n.name == name else n for n in self._cluster.nodes)
         self._cluster = Cluster(nodes)
+
+    def say(self, job_id: str, kind: str, data: Mapping[str, Any]) -> None:
+        """Pretend that a job reported something."""
+        self._reports.append(Report(job_id=job_id, time_s=self._clock(), kind=kind, data=data))
 
     def check(self, launch: Launch) -> None:
         """Refuse nothing: this engine can pretend to run any job."""

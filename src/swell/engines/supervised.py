@@ -402,6 +402,9 @@ class SupervisedEngine:
             self._report_confined(job, event.confined)
         elif event.text:
             self._add_report(job, "noticed", {"text": event.text})
+            slot = job.live.get(worker)
+            if what == "straggler" and slot is not None and not event.leads:
+                self._add_report(job, "slow", {"slot": slot, "times": event.times})
         elif what == "checkpoint":
             self._add_report(job, "checkpoint", {"step": event.step})
 

@@ -9,9 +9,9 @@ than on the GPU, so a ratio of its own is learned for it where both types have b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from swell.perf.belief import JobBelief
 from swell.perf.throughput import SMALLEST, ThroughputParams, step_times
@@ -36,6 +36,23 @@ class Seen(NamedTuple):
     synchronised: bool
     """Whether it was seen on several GPUs, so that `params` says how long synchronising takes."""
 
+    def to_json(self) -> list[Any]:
+        """As plain values."""
+        return [
+            self.kind,
+            self.gpu_type,
+            self.params.as_array().tolist(),
+            self.local_batch,
+            self.synchronised,
+        ]
+
+    @classmethod
+    def from_json(cls, content: Sequence[Any]) -> Seen:
+        """From plain values; raises ValueError, TypeError or KeyError if they make no sense."""
+        kind, gpu_type, params, local_batch, synchronised = content
+        made = ThroughputParams(*(float(value) for value in params))
+        return cls(str(kind), str(gpu_type), made, int(local_batch), bool(synchronised))
+
 
 @dataclass(frozen=True)
 class TypeRatios:
@@ -48,6 +65,51 @@ class TypeRatios:
     def between(self, kind: str, known: str, other: str) -> Ratio:
         """The ratio from the known type to the other one; 1 if no job has run on both."""
         return self.by_kind.get((kind, known, other)) or self.overall.get((known, other)) or Ratio()
+
+    def has(self, known: str, other: str) -> bool:
+        """Whether some job has run on both types."""
+        return (known, other) in self.overall
+
+
+class RatioLedger:
+    """What each kind of job showed on each GPU type, and the ratios between types learned from that."""
+
+    def __init__(self, seen: Iterable[Seen] = (), most_kinds: int | None = None) -> None:
+        """`most_kinds`: how many kinds of jobs are kept; those that showed something last."""
+        self._seen = {(one.kind, one.gpu_type): one for one in seen}
+        self._most_kinds = most_kinds
+        self.ratios = learn_ratios(self._seen.values())
+
+    @property
+    def seen(self) -> list[Seen]:
+        """What was shown, the latest last."""
+        return list(self._seen.values())
+
+    def note(self, kind: str, gpu_type: str, belief: JobBelief) -> bool:
+        """Take in what a job has shown on a type; True if that is news. `learn` then computes the ratios."""
+        batch, params = belief.local_batch, belief.params
+        if batch is None or params is None:
+            return False
+        before = self._seen.get((kind, gpu_type))
+        if before is not None and before.synchronised and not belief.synchronised:
+            return False  # an older job of this kind has shown more
+        seen = Seen(kind, gpu_type, params, batch, belief.synchronised)
+        if seen == before:
+            return False
+        self._seen[kind, gpu_type] = seen
+        return True
+
+    def relative_speed(self, gpu_type: str) -> float:
+        """How fast jobs usually are on a type, compared with one of the types that were seen."""
+        first = min((known for known, _ in self.ratios.overall), default=gpu_type)
+        return 1.0 / self.ratios.between("", first, gpu_type).compute
+
+    def learn(self) -> None:
+        """Compute the ratios from all that was noted."""
+        if self._most_kinds is not None:
+            latest = list(dict.fromkeys(kind for kind, _ in reversed(self._seen)))[: self._most_kinds]
+            self._seen = {key: one for key, one in self._seen.items() if key[0] in latest}
+        self.ratios = learn_ratios(self._seen.values())
 
 
 def learn_ratios(history: Iterable[Seen]) -> TypeRatios:

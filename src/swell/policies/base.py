@@ -29,6 +29,8 @@ class Admission:
     """For a refused job: why it is refused."""
     plan: object = None
     """What the policy has to remember if the job is accepted; it is handed back to `accepted`."""
+    gpu_type: str | None = None
+    """The GPU type that a promised finish is planned on, on a cluster with several types."""
 
 
 ADMITTED = Admission(True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -76,8 +77,8 @@ class ByType(Policy):
     _policies: dict[str, Policy] = field(default_factory=dict, init=False, repr=False)
     _type_of: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     """The GPU type of each active job, by the job's number."""
-    _promised: set[int] = field(default_factory=set, init=False, repr=False)
-    """Numbers of the jobs that were promised a finish on their type."""
+    _promised: dict[int, str] = field(default_factory=dict, init=False, repr=False)
+    """The type that a job's finish was promised on, by the job's number."""
     _parts: list[tuple[Policy, Snapshot, Decision]] = field(default_factory=list, init=False, repr=False)
     """The last decision, type by type."""
     _nodes_of: tuple[Cluster, list[TypeNodes]] | None = field(default=None, init=False, repr=False)
@@ -91,7 +92,8 @@ class ByType(Policy):
             part = nodes.snapshot(snapshot, members)
             answer = self._policy_of(nodes.kind).admit(part, int(np.searchsorted(part.numbers, number)))
             if answer.admitted:
-                return Admission(True, finish_s=answer.finish_s, plan=(nodes, members, answer))
+                on = nodes.kind if answer.finish_s is not None else None
+                return Admission(True, finish_s=answer.finish_s, plan=(nodes, members, answer), gpu_type=on)
             refusals.append(answer)
         offers = [a for a in refusals if a.earliest_deadline_s is not None]
         if offers:
@@ -107,8 +109,14 @@ class ByType(Policy):
         part = nodes.snapshot(snapshot, members)
         self._policy_of(nodes.kind).accepted(part, int(np.searchsorted(part.numbers, number)), answer)
         if answer.finish_s is not None:
-            self._type_of[number] = nodes.kind
-            self._promised.add(number)
+            self._type_of[number] = self._promised[number] = nodes.kind
+
+    def keep_promises(self, types: Mapping[int, str]) -> None:
+        """Have jobs, by number, stay on the type that their finish was promised on.
+
+        A policy that was just made, or that was not shown a job for some time, does not remember that itself.
+        """
+        self._promised.update(types)
 
     def endangered(self, snapshot: Snapshot) -> IntArray:
         """Promised jobs that the policy could not end in time on their type."""
@@ -159,10 +167,9 @@ class ByType(Policy):
         """Give every job a type, and forget the jobs that are gone."""
         types = self._types(snapshot.cluster)
         numbers = snapshot.numbers.tolist()
-        known = {nodes.kind: i for i, nodes in enumerate(types)}
-        on = np.array([known.get(self._type_of.get(n, ""), NOWHERE) for n in numbers], dtype=np.int64)
+        on = self._on(snapshot, types)
         capacity = np.array([nodes.cluster.capacity for nodes in types], dtype=np.int64)
-        self._promised &= set(numbers)
+        self._promised = {n: self._promised[n] for n in numbers if n in self._promised}
         fixed = np.array([n in self._promised for n in numbers], dtype=np.bool_) & (on != NOWHERE)
         fixed &= capacity[np.maximum(on, 0)] > 0
         pools = self._pools(snapshot, types, capacity)
@@ -185,11 +192,8 @@ class ByType(Policy):
     def _by_preference(self, snapshot: Snapshot, index: int) -> list[TypeNodes]:
         """The types that a newcomer can run on, the one first that raises the product of speeds the most."""
         types = self._types(snapshot.cluster)
-        known = {nodes.kind: i for i, nodes in enumerate(types)}
         capacity = np.array([nodes.cluster.capacity for nodes in types], dtype=np.int64)
-        on = np.array(
-            [known.get(self._type_of.get(n, ""), NOWHERE) for n in snapshot.numbers.tolist()], dtype=np.int64
-        )
+        on = self._on(snapshot, types)
         pools = self._pools(snapshot, types, capacity)
         joined, now = (pools.log_speed(pools.levels(on, more)) for more in (1, 0))
         member = on[None, :] == np.arange(len(types))[:, None]
@@ -198,8 +202,27 @@ class ByType(Policy):
 
     def _members(self, snapshot: Snapshot, kind: str, newcomer: int | None = None) -> IntArray:
         """Indices of the jobs on a type, and of the newcomer."""
-        mine = [n == newcomer or self._type_of.get(n) == kind for n in snapshot.numbers.tolist()]
-        return np.flatnonzero(mine)
+        types = self._types(snapshot.cluster)
+        index = next(i for i, nodes in enumerate(types) if nodes.kind == kind)
+        mine = self._on(snapshot, types) == index
+        return np.flatnonzero(mine | (snapshot.numbers == newcomer) if newcomer is not None else mine)
+
+    def _on(self, snapshot: Snapshot, types: list[TypeNodes]) -> IntArray:
+        """The index of the type that each job is on; NOWHERE for newcomers.
+
+        A job that this policy does not know, because the control plane was restarted, is on the type that it
+        was promised, or whose GPUs it holds.
+        """
+        index = {nodes.kind: i for i, nodes in enumerate(types)}
+        found = np.full(len(snapshot), NOWHERE)
+        for i, number in enumerate(snapshot.numbers.tolist()):
+            kind = self._type_of.get(number) or self._promised.get(number)
+            if kind is not None:
+                found[i] = index.get(kind, NOWHERE)
+            elif snapshot.placements[i]:
+                holding = (k for k, nodes in enumerate(types) if nodes.holds(snapshot.placements[i]))
+                found[i] = next(holding, NOWHERE)
+        return found
 
     def _policy_of(self, kind: str) -> Policy:
         if kind not in self._policies:
@@ -231,3 +254,9 @@ def by_type(policy: Policy, cluster: Cluster) -> Policy:
         return policy
     made: Policy = type("ByType", (ByType,), {name: getattr(policy, name) for name in _OWN})(policy=policy)
     return made
+
+
+def gives_promises(policy: Policy) -> bool:
+    """Whether the policy decides which jobs are admitted."""
+    asked = policy.policy if isinstance(policy, ByType) else policy
+    return type(asked).admit is not Policy.admit

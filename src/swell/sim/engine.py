@@ -131,9 +131,10 @@ def simulate(
     return result
 
 
-def move_event(now_s: float, job_id: str, move: Move) -> Event:
+def move_event(now_s: float, job_id: str, move: Move, cluster: Cluster) -> Event:
     """The event that records a job's change of GPUs."""
     data: dict[str, Any] = {"gpus": move.after, "before": move.before, "pause_s": move.pause_s}
+    data |= cluster.type_figure(move.after)
     if not move.before:
         kind = EventKind.ALLOCATED
         del data["before"]
@@ -364,7 +365,8 @@ class _Engine:
         if move.after:
             self._start_segment(row, new_plan=True)
         if self.on_event is not None:
-            self.on_event(move_event(self.now_s, self.table.specs[row].job_id, move))
+            job_id = self.table.specs[row].job_id
+            self.on_event(move_event(self.now_s, job_id, move, self.board.cluster))
 
     # -- jobs --------------------------------------------------------------------------------------------
 

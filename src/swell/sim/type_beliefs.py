@@ -14,7 +14,7 @@ import numpy as np
 from swell.domain import IntArray
 from swell.perf.belief import JobBelief
 from swell.perf.curves import Curves
-from swell.perf.gpu_types import Seen, carried_belief, learn_ratios
+from swell.perf.gpu_types import RatioLedger, carried_belief
 
 
 class TypeBeliefs:
@@ -28,9 +28,7 @@ class TypeBeliefs:
         self._beliefs: list[dict[str, JobBelief]] = [{} for _ in models]
         self._ran_on: list[list[str]] = [[] for _ in models]
         """The types that each job has run on, the latest last."""
-        self._seen: dict[tuple[str, str], Seen] = {}
-        """By model and type: what the last job that was fitted showed."""
-        self._ratios = learn_ratios(())
+        self._ledger = RatioLedger()
         self._versions: dict[tuple[int, str], tuple[JobBelief, int]] = {}
         """By job and type: the belief that its curve was computed from, and its version."""
         self._rates = dict.fromkeys(self._width, exact.rates[row])
@@ -62,19 +60,9 @@ class TypeBeliefs:
         learned = False
         for row in active:
             for kind in self._ran_on[row]:
-                belief, model = self._beliefs[row][kind], self._models[row]
-                batch = belief.local_batch
-                if batch is None or belief.params is None:
-                    continue
-                before = self._seen.get((model, kind))
-                if before is not None and before.synchronised and not belief.synchronised:
-                    continue  # an older job of this kind has shown more
-                seen = Seen(model, kind, belief.params, batch, belief.synchronised)
-                if seen != before:
-                    self._seen[model, kind] = seen
-                    learned = True
+                learned |= self._ledger.note(self._models[row], kind, self._beliefs[row][kind])
         if learned:
-            self._ratios = learn_ratios(self._seen.values())
+            self._ledger.learn()
         return learned
 
     def _carry_over(self, row: int, learned: bool) -> None:
@@ -87,7 +75,9 @@ class TypeBeliefs:
             return
         for kind in self._width:
             if kind not in ran_on:
-                beliefs[kind] = carried_belief(known, self._ratios.between(self._models[row], source, kind))
+                beliefs[kind] = carried_belief(
+                    known, self._ledger.ratios.between(self._models[row], source, kind)
+                )
 
     def _compute(self, row: int, kind: str, belief: JobBelief) -> None:
         version = (belief, belief.version)
@@ -96,8 +86,7 @@ class TypeBeliefs:
         self._versions[row, kind] = version
         curve = belief.curve(self._exact.max_gpus, self._width[kind])
         if not belief.known:  # nothing is known but how the types compare
-            first = next(iter(self._width))
-            curve = curve / (self._ratios.between("", first, kind).compute if kind != first else 1.0)
+            curve = curve * self._ledger.relative_speed(kind)
         self._rates[kind][row] = curve
 
     def tell_exact(self, row: int) -> None:

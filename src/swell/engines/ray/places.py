@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from swell.domain import Cluster, Node
+from swell.domain import ANY_GPU, Cluster, Node, clean_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +90,20 @@ def read_nodes(found: Iterable[Mapping[str, Any]], wanted: str | None) -> tuple[
 
 
 def _type(node: Mapping[str, Any], resource: str) -> str:
+    """The type that a person gave the node, else the one of its GPUs if they are the slots."""
+    given = _listed(node, "swell_type:")
+    if given:
+        return clean_type(given.lower())
     if resource == "CPU":
         return "cpu"
     label = str(node.get("labels", {}).get("ray.io/accelerator-type", ""))
-    listed = [name.split(":", 1)[1] for name in node["total"] if name.startswith("accelerator_type:")]
-    return (label or (listed[0] if listed else "gpu")).lower()
+    return clean_type((label or _listed(node, "accelerator_type:") or ANY_GPU).lower())
+
+
+def _listed(node: Mapping[str, Any], prefix: str) -> str:
+    """What follows a prefix in the name of one of the node's resources; empty if there is none."""
+    names = sorted(str(name) for name in node["total"])
+    return next((name.removeprefix(prefix) for name in names if name.startswith(prefix)), "")
 
 
 def follow(places: list[Place], nodes: Iterable[RayNode]) -> list[Place]:

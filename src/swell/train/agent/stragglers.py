@@ -85,7 +85,9 @@ class Stragglers:
         worker = m.workers[name]
         worker.slow = True  # the next plan is one without it
         m.calm_s = max(m.calm_s, now_s + SETTLE_S)  # its GPU is free only once it has left
-        place = {} if worker.slot is None else {"slot": worker.slot}
+        place: dict[str, Any] = {} if worker.slot is None else {"slot": worker.slot}
+        if name == m.leader:  # which may have more to do than the others, wherever it is
+            place["leader"] = True
         return [Say("straggler", {"worker": name, "times": round(times, 2), **place})]
 
     def _slower(self, members: list[str]) -> tuple[str | None, float]:
