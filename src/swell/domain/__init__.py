@@ -16,10 +16,15 @@ from swell.domain.errors import InputError, SwellError, nearest
 from swell.domain.events import Event, EventKind, read_events, write_events
 from swell.domain.job import JobSpec
 from swell.domain.request import JobOptions, JobRequest
+from swell.domain.teams import NO_TEAMS, NORMAL, OTHERS, PRIORITIES, Team, Teams, rank_of
 
 __all__ = [
     "ANY_GPU",
+    "NORMAL",
     "NO_RESERVATIONS",
+    "NO_TEAMS",
+    "OTHERS",
+    "PRIORITIES",
     "Ahead",
     "BoolArray",
     "Calendar",
@@ -36,9 +41,12 @@ __all__ = [
     "Placement",
     "Reservation",
     "SwellError",
+    "Team",
+    "Teams",
     "nearest",
     "overlapping",
     "packed_shape",
+    "rank_of",
     "read_events",
     "write_events",
 ]
