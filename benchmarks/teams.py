@@ -141,6 +141,68 @@ def simulated(policies: list[str], cluster: str, jobs: int, seeds: int) -> dict[
     return figures
 
 
+def come_back(home: Path, *, returns: int, slots: int) -> dict[str, Any]:
+    """Lend one team's slots to another's job and want them back, again and again, with real processes."""
+    from benchmarks.reclaims import LIMIT_S, end_jobs
+    from benchmarks.soak.scripts import COUNTING
+    from swell.control.database import connect
+    from swell.control.model import JobRequest
+    from swell.control.plane import ControlPlane
+    from swell.control.store import Store
+    from swell.domain import Team
+    from swell.engines.local import LocalEngine
+
+    store = Store(connect(str(home / "store.db")))
+    plane = ControlPlane(store, LocalEngine(home, slots=slots), home=home, policy="tide", interval_s=0.5)
+    plane.start()
+
+    def submit(name: str) -> str:
+        args = f"--samples 64 --batch 16 --epochs 100000 --pace 0.01 --out {home / name}.json".split()
+        request = JobRequest(name=name, script=str(COUNTING), args=tuple(args), workdir=str(home))
+        return plane.submit(request, f"{name}-user").job_id
+
+    def holds(job_id: str) -> set[int]:
+        found = plane.engine.observe().get(job_id)
+        return set() if found is None else set(found.placement)
+
+    def wait(condition: Any, what: str) -> None:
+        until_s = time.monotonic() + LIMIT_S
+        while not condition():
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"{what}: not within {LIMIT_S:g} s")
+            time.sleep(0.01)
+
+    took_s = []
+    try:
+        for name in NAMES:
+            plane.set_team(Team(name=name, slots=slots // 2, users=(f"{name}-user",)))
+        borrower, owner = submit(NAMES[0]), ""
+        for _ in range(returns):
+            wait(lambda: len(holds(borrower)) == slots, "the borrower to have all slots")
+            asked_s = time.monotonic()
+            owner = submit(NAMES[1])
+            # The slots of the owner's job are its own once the borrower's workers have left them.
+            wait(
+                lambda job=owner: (given := set(plane.job(job).wanted)) and not given & holds(borrower),
+                "the borrowed slots to come back",
+            )
+            took_s.append(time.monotonic() - asked_s)
+            plane.cancel(owner)
+            wait(lambda job=owner: plane.job(job).phase.over, "the owner's job to end")
+        running = not plane.job(borrower).phase.over
+    finally:
+        end_jobs(plane)
+        plane.stop()
+        store.close()
+    return {
+        "returns": len(took_s),
+        "median_s": round(statistics.median(took_s), 3),
+        "worst_s": round(max(took_s), 3),
+        "over_bound": sum(took > BOUND_S for took in took_s),
+        "borrower_still_runs": running,
+    }
+
+
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -151,6 +213,12 @@ def main() -> None:
     parser.add_argument("--live", action="store_true")
     parser.add_argument("--returns", type=int, default=10)
     options = parser.parse_args()
+    if options.live:
+        with tempfile.TemporaryDirectory() as home:
+            found = come_back(Path(home), returns=options.returns, slots=4)
+        write_json("teams_live", found)
+        print(found)
+        return
     figures = simulated(options.policy or list(POLICIES), options.cluster, options.jobs, options.seeds)
     write_json("teams", figures)
 

@@ -25,7 +25,8 @@ from swell.control.renting import Renting
 from swell.domain import Calendar, Cluster, FloatArray, InputError, IntArray, JobSpec, Teams
 from swell.perf.curves import Curves, in_steps
 from swell.policies import Admission, Decision, JobTable, Policy, Snapshot, make_policy
-from swell.policies.by_team import ByTeam, Use, by_team, entitled
+from swell.policies._team_shares import entitled
+from swell.policies.by_team import ByTeam, TeamUse, by_team
 
 _DECIDED = (Phase.QUEUED, Phase.RUNNING)
 """Phases in which the policy decides on a job."""
@@ -84,13 +85,12 @@ class Scheduler:
         self.policy.set_teams(teams)
         self.rhythm.ask(now_s, urgent=True)
 
-    def use_of(self, team: str) -> Use:
+    def use_of(self, team: str) -> TeamUse:
         """What a team may count on of the present slots, and what its jobs have."""
         own = entitled(self.teams.quotas, self.cluster.capacity).get(team, 0)
         mine = [r for r in self.book.records.values() if self.teams.of(r.owner) == team]
         used = sum(len(record.wanted) for record in mine)
-        last = self.policy.uses.get(team)
-        return Use(own, used, used if last is None else last.demand)
+        return TeamUse(own, used)
 
     @property
     def most_slots(self) -> int:

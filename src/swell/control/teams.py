@@ -15,7 +15,7 @@ from swell.control.model import JobRecord, Phase
 from swell.control.scheduler import Scheduler
 from swell.control.store import Store
 from swell.domain import OTHERS, Team, Teams
-from swell.policies.by_team import Use
+from swell.policies.by_team import TeamUse
 
 SETTING = "teams"
 
@@ -26,7 +26,7 @@ class TeamState:
 
     team: Team
     """Its name is empty for all users who are in no team."""
-    use: Use
+    use: TeamUse
     """What it may count on now, and what it has."""
     running: int
     waiting: int

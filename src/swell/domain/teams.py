@@ -73,10 +73,7 @@ class Teams:
             names.add(team.name)
             for user in team.users:
                 if seen.setdefault(user, team.name) != team.name:
-                    raise InputError(
-                        f"users: '{user}' is in team '{seen[user]}' already; a user is in one team at most",
-                        field="users",
-                    )
+                    raise _in_two(user, seen[user])
         object.__setattr__(self, "_team_of", seen)
 
     def __bool__(self) -> bool:
@@ -98,6 +95,9 @@ class Teams:
 
     def having(self, changed: Team) -> Teams:
         """The same teams with this one, in place of the one of the same name."""
+        for user in changed.users:
+            if self.of(user) not in (OTHERS, changed.name):
+                raise _in_two(user, self.of(user))
         if self.get(changed.name) is None:
             return Teams((*self.teams, changed))
         return Teams(tuple(changed if team.name == changed.name else team for team in self.teams))
@@ -144,6 +144,14 @@ class Teams:
         return cls(
             tuple(Team(name=t["name"], slots=int(t["slots"]), users=tuple(t.get("users", ()))) for t in raw)
         )
+
+
+def _in_two(user: str, team: str) -> InputError:
+    return InputError(
+        f"users: '{user}' is in team '{team}' already; a user is in one team at most, so take '{user}' out of"
+        " that one first",
+        field="users",
+    )
 
 
 NO_TEAMS = Teams()

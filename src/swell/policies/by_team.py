@@ -31,13 +31,15 @@ FIRST = len(PRIORITIES)
 """The level of the group that is planned first in each team; other groups have the rank of their class."""
 
 
-class Use(NamedTuple):
+class TeamUse(NamedTuple):
     """What one team is entitled to, what it is given, and what of it is borrowed; for people."""
 
     own: int
     used: int
-    demand: int
+    demand: int = 0
     """The most slots that its jobs could use."""
+    offered: int = 0
+    """The most slots that the policy could give to its jobs."""
 
     @property
     def borrowed(self) -> int:
@@ -54,7 +56,7 @@ class ByTeam(Policy):
     teams: Teams = NO_TEAMS
     taken: dict[str, int] = field(default_factory=dict)
     """By team: slots that its jobs have outside the snapshot (profiling runs); they count as its own."""
-    uses: dict[str, Use] = field(default_factory=dict, init=False, repr=False)
+    uses: dict[str, TeamUse] = field(default_factory=dict, init=False, repr=False)
     """By team: how the last decision shared the slots out. Empty while there are no teams."""
 
     _policies: dict[tuple[str, int], Policy] = field(default_factory=dict, init=False, repr=False)
@@ -163,26 +165,44 @@ class ByTeam(Policy):
     def choose(self, snapshot: Snapshot, members: IntArray, room: BoolArray, count: int) -> IntArray:
         """Which GPUs of `room` a group plans with: those that its jobs hold, then idle ones, then others'.
 
-        If a group has to give some back, it keeps what promises count on, then one GPU of each other job;
-        and the largest jobs lose GPUs first.
+        A group that has to give some back keeps what promises count on, then one GPU of each other job, so
+        that the largest jobs lose GPUs first. Of other teams' GPUs, a group takes those first that these
+        teams would give up first, and of teams first that have more than their own.
         """
-        rank = np.zeros(len(room), dtype=np.int64)
-        most = len(room)
-        for placement in snapshot.placements:
-            rank[list(placement)] = 3 * most  # held by the jobs of others
-        rank[rank == 0] = 2 * most + 1  # idle
-        promised = self._promised(snapshot)
-        for i in members.tolist():
-            held = snapshot.placements[i]
-            lent = min(self._lent.get(int(snapshot.numbers[i]), 0), len(held))
-            for at, gpu in enumerate(held):
-                sure = promised[i] and at < len(held) - lent
-                rank[gpu] = 0 if sure else 1 if at == 0 or promised[i] else 1 + at
+        most, cluster = len(room), snapshot.cluster
+        rank, second = np.full(most, 2 * most), np.zeros(most, dtype=np.int64)
+        mine = set(members.tolist())
+        greedy = self._over(snapshot)
+        for i, (placement, keep) in enumerate(zip(snapshot.placements, self._keep(snapshot))):
+            held = list(placement)
+            if i in mine:
+                rank[held], second[held] = keep, i
+            else:
+                rank[held], second[held] = (4 if snapshot.team[i] in greedy else 6) * most - keep, -i
+        idle = rank == 2 * most
+        on_node = np.bincount(cluster.node_of_gpu[room & idle], minlength=len(cluster.nodes))
+        second[idle] = -on_node[cluster.node_of_gpu[idle]]
         free = np.flatnonzero(room)
-        nodes = snapshot.cluster.node_of_gpu
-        idle = np.bincount(nodes[free[rank[free] == 2 * most + 1]], minlength=len(snapshot.cluster.nodes))
-        order = np.lexsort((free, -idle[nodes[free]], rank[free]))
-        return np.sort(free[order[:count]])
+        return np.sort(free[np.lexsort((free, second[free], rank[free]))[:count]])
+
+    def _keep(self, snapshot: Snapshot) -> list[IntArray]:
+        """For the GPUs of each job: how soon they are given up, from 0 for those that promises count on."""
+        ranks, promised = [], self._promised(snapshot)
+        for i, placement in enumerate(snapshot.placements):
+            keep = np.arange(1, len(placement) + 1)
+            if promised[i]:
+                lent = min(self._lent.get(int(snapshot.numbers[i]), 0), len(placement))
+                keep = (np.arange(len(placement)) >= len(placement) - lent).astype(np.int64)
+            ranks.append(keep)
+        return ranks
+
+    def _over(self, snapshot: Snapshot) -> set[str]:
+        """Teams whose jobs hold more than is their own."""
+        own = entitled(self.teams.quotas, snapshot.capacity)
+        held: dict[str, int] = {}
+        for name, gpus in zip(snapshot.team, snapshot.gpus.tolist()):
+            held[name] = held.get(name, 0) + gpus
+        return {name for name, gpus in held.items() if gpus > own.get(name, 0)}
 
     def part(self, snapshot: Snapshot, team: str, members: IntArray, gpus: IntArray) -> Snapshot:
         """What the policy sees of a group that plans with these GPUs."""
@@ -234,7 +254,7 @@ class _Round:
         given = entitled(owner.teams.quotas, snapshot.capacity + int(taken.sum()))
         own = np.maximum(np.array([given.get(name, 0) for name in names]) - taken, 0)
         own = _fit(own, snapshot.capacity)
-        left, waiting, uses = snapshot.capacity, asking_order(own, demand), dict[str, Use]()
+        left, waiting, uses = snapshot.capacity, asking_order(own, demand), dict[str, TeamUse]()
         while waiting:
             shares = share_slots(own[waiting], demand[waiting], left)
             team = waiting.pop(0)
@@ -242,7 +262,8 @@ class _Round:
             used = self._ask_team(names[team], most)
             left -= used
             wanted = int(demand[team].sum())
-            uses[names[team]] = Use(int(own[team] + taken[team]), used + int(taken[team]), wanted)
+            also = int(taken[team])
+            uses[names[team]] = TeamUse(int(own[team]) + also, used + also, wanted, most + also)
         placed = np.concatenate(self.orders) if self.orders else np.empty(0, dtype=np.int64)
         order = np.concatenate([placed, np.setdiff1d(np.arange(len(snapshot)), placed)])
         owner.uses, owner._parts = uses if owner.teams else {}, self.parts

@@ -17,8 +17,8 @@ from scipy.optimize import nnls
 
 from swell.domain import (
     ANY_GPU,
-    NORMAL,
     NO_RESERVATIONS,
+    NORMAL,
     Calendar,
     Cluster,
     Event,
