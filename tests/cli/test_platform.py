@@ -416,7 +416,7 @@ TRIED = [
     "init", "quote", "submit", "queue", "describe", "logs", "events", "top", "nodes", "dashboard", "drain",
     "policy", "scale", "pause", "resume", "cancel", "replay", "token", "token create", "token list",
     "token revoke", "reserve", "reserve add", "reserve list", "reserve demand", "reserve follow",
-    "reserve remove", "doctor", "backup", "gc",
+    "reserve remove", "teams", "teams set", "teams list", "teams remove", "doctor", "backup", "gc",
 ]  # fmt: skip
 
 

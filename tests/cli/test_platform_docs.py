@@ -108,7 +108,7 @@ def test_the_operations_guide_works_as_it_is_written(reader: Reader) -> None:
 
 
 def test_the_other_pages_work_as_they_are_written(reader: Reader) -> None:
-    """README.md, dashboard.md, api.md, services.md, security.md and simulator.md, on one platform."""
+    """README and the pages on dashboard, API, services, teams, security and simulator, on one platform."""
     train, _ = python_blocks("quickstart.md")
     (reader.path / "examples").mkdir()
     for name in ("train.py", "examples/digits_cnn.py"):
@@ -130,6 +130,7 @@ def test_the_other_pages_work_as_they_are_written(reader: Reader) -> None:
         said = reader.run(["bash", "by-hand.sh"]).stdout
         assert '"phase"' in said and "event: submitted" in said
     reader.follow("services.md")
+    reader.follow("teams.md")
     reader.follow(README, "down")
     reader.follow("security.md")
     reader.follow(README, "generate", "simulate", "policies")

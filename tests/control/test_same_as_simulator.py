@@ -11,7 +11,7 @@ import pytest
 from tests.control.virtual import Trace, VirtualPlatform, make_trace
 
 from swell.control import lookahead
-from swell.domain import Calendar, Event, EventKind, Reservation
+from swell.domain import Calendar, Event, EventKind, Reservation, Teams
 from swell.policies import make_policy
 from swell.policies.registry import policy_names
 from swell.sim import DemandChange, NodeFailure, simulate
@@ -48,6 +48,22 @@ SERVICES = Calendar(
 )
 WEB = [DemandChange("web", at_s, gpus) for at_s, gpus in ((210.0, 3), (820.0, 1), (1210.0, 4), (1500.0, 0))]
 RESERVED = replace(make_trace(4, 16, "4x4", 0.4), calendar=SERVICES, demand=WEB)
+
+
+def _of_teams(trace: Trace) -> Trace:
+    """Two teams that come by turns, a few jobs of users in no team, and jobs of all classes."""
+    jobs = [
+        replace(
+            job,
+            team="" if i % 7 == 3 else "red" if i // 3 % 2 else "blue",
+            priority="high" if i % 5 == 0 else "low" if i % 5 == 3 else "normal",
+        )
+        for i, job in enumerate(trace.jobs)
+    ]
+    return replace(trace, jobs=jobs, teams=Teams.parse("red=6,blue=8"))
+
+
+SHARED = _of_teams(make_trace(6, 18, "4x4", 0.3, [NodeFailure(1, 500.0, 300.0)]))
 
 
 def told(events: list[Event]) -> list[tuple[Any, ...]]:
@@ -92,6 +108,12 @@ def test_same_events_on_two_gpu_types(policy: str, tmp_path: Path) -> None:
     test_same_events(MIXED, policy, None, tmp_path)
 
 
+@pytest.mark.parametrize("policy", ["tide-fixed", "edf-admission", "fifo", "max-min", *LONG])
+@pytest.mark.parametrize("round_s", [None, 60.0], ids=["own rhythm", "rounds"])
+def test_same_events_of_teams(policy: str, round_s: float | None, tmp_path: Path) -> None:
+    test_same_events(SHARED, policy, round_s, tmp_path)
+
+
 @pytest.mark.parametrize("round_s", [None, 60.0], ids=["own rhythm", "rounds"])
 @pytest.mark.parametrize("policy", policy_names())
 @pytest.mark.parametrize("trace", TRACES.values(), ids=list(TRACES))
@@ -100,7 +122,8 @@ def test_same_events(trace: Trace, policy: str, round_s: float | None, tmp_path:
     simulate(
         trace.jobs, trace.profiles, trace.cluster, policy,
         interval_s=round_s, resize_cost=5.0, belief="profiles",
-        failures=trace.failures, calendar=trace.calendar, demand=trace.demand, on_event=simulated.append,
+        failures=trace.failures, calendar=trace.calendar, demand=trace.demand, teams=trace.teams,
+        on_event=simulated.append,
     )  # fmt: skip
     live = VirtualPlatform(trace, policy, tmp_path, cost_s=5.0, round_s=round_s).run()
     expected, found = told(simulated), told(live)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,17 @@ from swell.control.limits import NO_LIMITS, Limits
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
-from swell.domain import NO_RESERVATIONS, Calendar, Cluster, Event, FloatArray, JobSpec, Placement
+from swell.domain import (
+    NO_RESERVATIONS,
+    NO_TEAMS,
+    Calendar,
+    Cluster,
+    Event,
+    FloatArray,
+    JobSpec,
+    Placement,
+    Teams,
+)
 from swell.engines.null import NullEngine
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.sim import DemandChange, NodeFailure
@@ -58,6 +68,7 @@ class Trace:
     demand: Sequence[DemandChange] = ()
     faster: dict[str, dict[str, float]] = field(default_factory=dict)
     """By job and GPU type: how many times as fast as `rates` it is there."""
+    teams: Teams = NO_TEAMS
 
     @property
     def profiles(self) -> ProfileSet:
@@ -168,11 +179,12 @@ class VirtualPlatform:
     def request(self, spec: JobSpec) -> JobRequest:
         return JobRequest(
             name=spec.job_id, script="train.py", workdir=str(self.home), deadline_s=spec.deadline_s,
-            workers=spec.gpus, min_workers=spec.min_gpus, max_workers=spec.max_gpus,
+            workers=spec.gpus, min_workers=spec.min_gpus, max_workers=spec.max_gpus, priority=spec.priority,
         )  # fmt: skip
 
     def owner(self, spec: JobSpec) -> str:
-        return "ann"
+        """The user who submits a job: one for each team."""
+        return f"{spec.team}-user" if spec.team else "ann"
 
     def run(self) -> list[Event]:
         """All jobs to their end; the events."""
@@ -184,6 +196,8 @@ class VirtualPlatform:
         )
         for reservation in self.trace.calendar.reservations:
             self.plane.reserve(reservation, "root")
+        for team in self.trace.teams.teams:
+            self.plane.set_team(replace(team, users=(f"{team.name}-user",)))
         demand = sorted(self.trace.demand, key=lambda change: change.at_s)
         for _ in range(100_000):
             times = [self.engine.next_end_s(), self.plane.due_s]

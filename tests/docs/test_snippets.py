@@ -30,6 +30,7 @@ RUN_BY = {
     "security.md": "tests/cli/test_platform_docs.py",
     "services.md": "tests/cli/test_platform_docs.py",
     "simulator.md": "tests/cli/test_platform_docs.py",
+    "teams.md": "tests/cli/test_platform_docs.py",
     "streams.md": "tests/train/test_guide.py",
     "training.md": "tests/train/test_guide.py",
     "writing-a-policy.md": "tests/policies/test_writing_a_policy.py",

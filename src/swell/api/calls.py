@@ -42,6 +42,7 @@ from swell.api.schemas import (
     TokenList,
     TokenView,
 )
+from swell.api.teams import TeamList, TeamView
 from swell.api.transport import Call, ConnectionLost, EventParser, Reply, Silent, Target, Transport
 from swell.control.errors import NotLeading, StoreLost
 from swell.control.model import Phase
@@ -270,6 +271,22 @@ class Calls:
         """Say how many slots the service behind a reservation wants now (its owner, administrators)."""
         call = Call("PUT", f"{_reservation(name)}/demand", body={"gpus": gpus})
         return await self._get(ReservationView, call)
+
+    async def teams(self) -> list[TeamView]:
+        """The teams, and the slots that they have and borrow now."""
+        return (await self._get(TeamList, Call("GET", "/v1/teams"))).teams
+
+    async def set_team(
+        self, name: str, *, slots: int, users: Sequence[str] = (), force: bool = False
+    ) -> TeamView:
+        """Make a team, or change it (administrators only). Raises Conflict if that would break a promise."""
+        body = {"slots": slots, "users": list(users), "force": force}
+        return await self._get(TeamView, Call("PUT", f"/v1/teams/{_safe(name)}", body=body))
+
+    async def remove_team(self, name: str, *, force: bool = False) -> TeamView:
+        """Remove a team (administrators only); its users are in no team then."""
+        query = "?force=true" if force else ""
+        return await self._get(TeamView, Call("DELETE", f"/v1/teams/{_safe(name)}{query}"), retry=False)
 
     async def policy(self) -> str:
         """The policy that decides how many slots each job gets."""

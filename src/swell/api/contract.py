@@ -13,7 +13,8 @@ from swell.control.model import JobRecord, JobRequest, Phase, Promise
 from swell.control.renting import AutoscalerState
 from swell.control.reservations import ReservationState
 from swell.control.retention import Done
-from swell.domain import Event, EventKind, Reservation
+from swell.control.teams import TeamState
+from swell.domain import Event, EventKind, Reservation, Team
 
 
 class NodeState(Protocol):
@@ -85,6 +86,12 @@ class Plane(Protocol):
     def reserve(self, asked: Reservation, by: str, *, force: bool = ...) -> ReservationState: ...
 
     def unreserve(self, name: str, by: str) -> ReservationState: ...
+
+    def teams(self) -> Sequence[TeamState]: ...
+
+    def set_team(self, asked: Team, *, force: bool = ...) -> TeamState: ...
+
+    def remove_team(self, name: str, *, force: bool = ...) -> TeamState: ...
 
     def demand(self, name: str, gpus: int) -> ReservationState: ...
 

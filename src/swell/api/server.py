@@ -32,7 +32,7 @@ from swell.api.hub import EventHub
 from swell.api.listener import DEFAULT_PORT, Listener, check_binding
 from swell.api.metrics import RequestMetrics
 from swell.api.middleware import MAX_BODY_BYTES, BodyLimit, Guard
-from swell.api.routes import cluster, dashboard, events, jobs, reservations, service, tokens
+from swell.api.routes import cluster, dashboard, events, jobs, reservations, service, teams, tokens
 from swell.control.store import Store
 
 _THREADS = 64
@@ -86,7 +86,8 @@ def create_app(
     )
     app.state.context = context
     errors.install(app)
-    routers = [jobs.router, events.router, cluster.router, reservations.router, tokens.router, service.router]
+    routers = [jobs.router, events.router, cluster.router, reservations.router, teams.router]
+    routers += [tokens.router, service.router]
     routers += [dashboard.router, dashboard.pages]
     for router in routers + ([cluster.replay_router] if replay is not None else []):
         app.include_router(router)

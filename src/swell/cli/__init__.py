@@ -20,6 +20,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "nodes": ("swell.cli.cluster:nodes", "Show the nodes and their slots."),
         "drain": ("swell.cli.cluster:drain", "Move all jobs off a node."),
         "reserve": ("swell.cli.reserve:reserve", "Keep slots for services part of the time."),
+        "teams": ("swell.cli.teams:teams", "Share the slots out among teams."),
         "policy": ("swell.cli.cluster:policy", "Show the policy, or switch it while jobs run."),
         "token": ("swell.cli.tokens:token", "Create, list and revoke tokens."),
         "doctor": ("swell.cli.doctor:doctor", "Check home, store, disk and machine."),

@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
-from swell.domain import Cluster, Event, InputError, SwellError
+from swell.domain import NO_TEAMS, Cluster, Event, InputError, SwellError, Teams
 from swell.perf.profiles import ProfileSet
 from swell.sim import ResizeCost, parse_cloud, simulate
 from swell.sim.traces import Trace
@@ -59,6 +59,7 @@ class Run:
     autoscale: str | None = None
     """Options of the autoscaler, if there is one."""
     blind_to_types: bool = False
+    teams: Teams = NO_TEAMS
     events: Path | None = None
 
     @property
@@ -83,6 +84,7 @@ class Run:
                 belief=self.belief,
                 cloud=cloud,
                 blind_to_types=self.blind_to_types,
+                teams=self.teams,
                 on_event=on_event,
                 on_progress=on_progress,
             )
@@ -94,6 +96,7 @@ class Run:
             "profiles": self.source.profiles_from,
             "gpu_type": self.source.gpu_type,
             "autoscale": self.autoscale,
+            "teams": self.teams.quotas or None,
             "skipped_rows": self.source.trace.skipped,
         }
         return {**named, **{k: v for k, v in figures.items() if k not in named}, **settings}

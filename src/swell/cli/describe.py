@@ -61,6 +61,14 @@ def _facts(job: Any, explained: dict[str, Any]) -> list[tuple[str, str]]:
         facts.append(("Deadline", f"{say_until(request.deadline_s)}{_promised(job)}"))
     if request.weight != 1:
         facts.append(("Weight", f"counts as {request.weight} jobs, with policies that obey weights"))
+    if request.priority != "normal":
+        facts.append(("Priority", f"{request.priority}, among the jobs of its team"))
+    if team := explained.get("team"):
+        borrowed = f", {team['borrowed']} of them borrowed" if team["borrowed"] else ""
+        whose = team["name"] or "none"
+        facts.append(
+            ("Team", f"{whose}, which has {team['used']} slots now{borrowed}; {team['own']} are its own")
+        )
     if explained.get("estimate"):
         facts.append(("Estimate", estimate(EstimateView.model_validate(explained["estimate"]))))
     if job.ended_s is not None:

@@ -46,6 +46,7 @@ Example:
     type=click.Path(path_type=Path),
     help="Models to draw from.  [default: those that come with swell]",
 )
+@click.option("--teams", metavar="A,B", help="Names of teams; each job is of one of them, at random.")
 @click.option("--gpu-type", metavar="NAME", help="Type of the GPUs that run times refer to.")
 @click.option(
     "-o", "--output", default="-", metavar="FILE", help="Where to write.  [default: standard output]"
@@ -59,6 +60,7 @@ def generate(
     max_gpu_hours: float,
     start_hour: float,
     profiles_path: Path | None,
+    teams: str | None,
     gpu_type: str | None,
     output: str,
 ) -> None:
@@ -66,7 +68,7 @@ def generate(
 
     Sizes, GPU counts and arrivals by hour of day follow the Philly trace, deadlines follow ElasticFlow.
     """
-    from swell.domain import ANY_GPU, InputError
+    from swell.domain import ANY_GPU, InputError, Team
     from swell.perf.profiles import ProfileSet
     from swell.sim.generate import generate_jobs
     from swell.sim.traces import write_jobs
@@ -81,6 +83,7 @@ def generate(
         max_gpu_hours=max_gpu_hours,
         start_hour=start_hour,
         gpu_type=gpu_type or ANY_GPU,
+        teams=[Team(name=name.strip(), slots=0).name for name in (teams or "").split(",") if name.strip()],
     )
     if output == "-":
         write_jobs(specs, sys.stdout)

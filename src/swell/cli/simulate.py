@@ -73,6 +73,11 @@ Example:
 @click.option(
     "--blind-to-types", is_flag=True, help="Treat all GPUs of a mixed cluster as if they were of one type."
 )
+@click.option(
+    "--teams",
+    metavar="NAME=SLOTS",
+    help="Quotas of the teams that the trace names, such as vision=8,speech=4.",
+)
 @click.option("--cluster-id", metavar="ID", help="Only the jobs of this virtual cluster (Philly traces).")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Only the first N jobs of each trace.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read, and count them.")
@@ -116,6 +121,7 @@ def simulate(
     belief: str | None,
     autoscale: str | None,
     blind_to_types: bool,
+    teams: str | None,
     cluster_id: str | None,
     limit: int | None,
     skip_bad_rows: bool,
@@ -134,7 +140,7 @@ def simulate(
     from swell.cli._outputs import check_writable
     from swell.cli._report import Display, print_table, results_table
     from swell.cli._runner import Run, processors, run_all
-    from swell.domain import Cluster, InputError
+    from swell.domain import Cluster, InputError, Teams
     from swell.policies import make_policy
     from swell.sim import parse_cloud, parse_cost
 
@@ -144,6 +150,8 @@ def simulate(
     largest = Cluster.parse(cluster)
     if autoscale is not None:
         parse_cloud(autoscale, largest)
+    quotas = Teams.parse(teams or "")
+    quotas.check_fits(largest.capacity)
     policies = tuple(dict.fromkeys(policies))
     for policy in policies:
         make_policy(policy)
@@ -173,6 +181,7 @@ def simulate(
             belief=belief,
             autoscale=autoscale,
             blind_to_types=blind_to_types,
+            teams=quotas,
             events=log,
         )
         for (source, policy), log in zip(pairs, logs)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swell.board import Move
-from swell.control import lifecycle, promises, views
+from swell.control import lifecycle, promises, teams, views
 from swell.control.book import Book
 from swell.control.errors import StoreUnavailable
 from swell.control.knowledge import Knowledge
@@ -101,6 +101,8 @@ class Conductor:
             self.renting.come_up()
         self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s, self.limits)
         self.book.type_figure = lambda placement: self.scheduler.board.base.type_figure(placement)
+        if found := teams.stored(store):
+            self.scheduler.set_teams(found, now_s)
         if self.renting is not None:
             self.scheduler.renting = self.renting
             self.scheduler.profiling.start_limit_s += self.renting.start_s

@@ -13,7 +13,7 @@ import numpy as np
 from swell.control.knowledge import Knowledge
 from swell.control.model import Estimate, JobRecord
 from swell.control.typed import gpu_type_of, main_type, widest_nodes
-from swell.domain import NO_RESERVATIONS, Calendar, Cluster, JobSpec
+from swell.domain import NO_RESERVATIONS, NO_TEAMS, Calendar, Cluster, JobSpec, Teams
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.policies import make_policy
 from swell.sim import simulate
@@ -43,6 +43,7 @@ def finishes(
     now_s: float,
     interval_s: float | None = None,
     calendar: Calendar = NO_RESERVATIONS,
+    teams: Teams = NO_TEAMS,
 ) -> dict[str, float]:
     """The finish of each job whose length and speed are known, if no other job is submitted.
 
@@ -58,7 +59,9 @@ def finishes(
         pause_s=float(np.mean([known[r.job_id].pause_s for r in ready])),
     )
     began_s = now_s - now_s % interval_s if interval_s else now_s
-    asked = [_as_simulated(record, known[record.job_id], cluster, cost, began_s, now_s) for record in ready]
+    asked = [
+        _as_simulated(record, known[record.job_id], cluster, cost, began_s, now_s, teams) for record in ready
+    ]
     nodes = tuple(
         replace(node, gpus=int(gpus))
         for node, gpus in zip(cluster.nodes, cluster.node_gpus, strict=True)
@@ -72,6 +75,7 @@ def finishes(
         interval_s=interval_s or 0.0,
         resize_cost=cost,
         calendar=calendar.shifted(-began_s),
+        teams=teams.within(sum(node.gpus for node in nodes)),
     )
     return {
         job_id: began_s + float(finish_s)
@@ -81,7 +85,13 @@ def finishes(
 
 
 def _as_simulated(
-    record: JobRecord, knowledge: Knowledge, cluster: Cluster, cost: _Cost, began_s: float, now_s: float
+    record: JobRecord,
+    knowledge: Knowledge,
+    cluster: Cluster,
+    cost: _Cost,
+    began_s: float,
+    now_s: float,
+    teams: Teams,
 ) -> tuple[JobSpec, MeasuredCounts]:
     """The rest of a job and its believed speed, in the simulator's terms; its clock is 0 at `began_s`."""
     request, deadline_s = record.request, record.request.deadline_s
@@ -104,6 +114,8 @@ def _as_simulated(
         max_gpus=record.max_workers,
         gpus_per_replica=request.workers_per_replica,
         weight=request.weight,
+        team=teams.of(record.owner),
+        priority=request.priority,
     )
     counts = np.arange(1.0, cluster.capacity + 1)
     measured = {kind: (counts, {1: curve[1:]}) for kind, curve in curves.items()}
@@ -119,6 +131,7 @@ def estimate(
     now_s: float,
     interval_s: float | None = None,
     calendar: Calendar = NO_RESERVATIONS,
+    teams: Teams = NO_TEAMS,
     *,
     quick: bool = False,
 ) -> Estimate:
@@ -130,7 +143,8 @@ def estimate(
     if not knowledge.known or cluster.capacity == 0:
         return Estimate(finish_s=None, source=knowledge.source)
     if len(records) <= MOST_JOBS and not quick:
-        finish_s = finishes(records, known, cluster, policy, now_s, interval_s, calendar).get(record.job_id)
+        ends = finishes(records, known, cluster, policy, now_s, interval_s, calendar, teams)
+        finish_s = ends.get(record.job_id)
     else:
         capacity = max(int(calendar.ahead(cluster, now_s).gpus[0]), 1)
         share = max(capacity // len(records), 1)

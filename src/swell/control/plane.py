@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swell.control import lifecycle, promises, views
+from swell.control import lifecycle, promises, teams, views
 from swell.control.book import Book, Recall, Subscriber
 from swell.control.conductor import NOT_BOTH, Conductor
 from swell.control.errors import Conflict, NotFound, NotLeading, StoreUnavailable, TooMany
@@ -32,8 +32,9 @@ from swell.control.reservations import YIELD_POLL_S, ReservationState
 from swell.control.retention import Done, Keep, Retention
 from swell.control.series import series
 from swell.control.store import Store
+from swell.control.teams import TeamState
 from swell.control.views import NodeView
-from swell.domain import Event, EventKind, InputError, Reservation
+from swell.domain import Event, EventKind, InputError, Reservation, Team
 from swell.engines import Engine
 from swell.engines.accounts import no_script
 from swell.engines.clock import now_s
@@ -379,6 +380,25 @@ class ControlPlane:
             noted = self._conductor.reservations.demand(name, gpus, self.clock())
             self.wake()
             return noted
+
+    def teams(self) -> list[TeamState]:
+        """The teams, and how many slots each has now."""
+        with self._lock:
+            return teams.states(self._conductor.scheduler)
+
+    def set_team(self, asked: Team, *, force: bool = False) -> TeamState:
+        """Make a team, or change it. Refused if it would break a promise."""
+        with self._lock:
+            made = teams.change(self._conductor.scheduler, self.store, asked, self.clock(), force=force)
+            self.wake()
+            return made
+
+    def remove_team(self, name: str, *, force: bool = False) -> TeamState:
+        """Remove a team. Refused if it would break a promise."""
+        with self._lock:
+            gone = teams.remove(self._conductor.scheduler, self.store, name, self.clock(), force=force)
+            self.wake()
+            return gone
 
     def policy(self) -> str:
         """The present policy, with its options, as it was given."""

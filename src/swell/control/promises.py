@@ -50,7 +50,8 @@ def estimated(
     known = ChainMap({record.job_id: basis}, book.known)
     policy, board, round_s = scheduler.policy_text, scheduler.board, scheduler.rhythm.interval_s
     jobs = [*others, record]
-    return estimate(record, jobs, known, board.base, policy, now_s, round_s, board.calendar, quick=quick)
+    beside = (board.calendar, scheduler.teams)
+    return estimate(record, jobs, known, board.base, policy, now_s, round_s, *beside, quick=quick)
 
 
 def promise(

@@ -23,9 +23,12 @@ from swell.control.profiling import Profiling
 from swell.control.quotas import Contender, Use, share_out
 from swell.control.renting import Renting
 from swell.control.typed import believed_curves, believed_on, gpu_type_of
-from swell.domain import Calendar, Cluster, FloatArray, InputError, IntArray, JobSpec, Reservation
-from swell.policies import Admission, Decision, JobTable, Policy, Snapshot, make_policy
-from swell.policies.by_type import ByType, by_type, gives_promises
+from swell.domain import Calendar, Cluster, FloatArray, InputError, IntArray, JobSpec, Reservation, Teams
+from swell.policies import Admission, Decision, JobTable, Snapshot, make_policy
+from swell.policies._team_shares import entitled
+from swell.policies.base import gives_promises
+from swell.policies.by_team import ByTeam, TeamUse, by_team
+from swell.policies.by_type import ByType, by_type
 
 _DECIDED = (Phase.QUEUED, Phase.RUNNING)
 """Phases in which the policy decides on a job."""
@@ -59,7 +62,7 @@ class Scheduler:
         self.renting: Renting | None = None
         """The rented nodes, if nodes are rented."""
         self.policy_text = policy
-        self.policy: Policy = by_type(make_policy(policy), cluster)
+        self.policy: ByTeam = by_team(by_type(make_policy(policy), cluster))
         self.board = Board(cluster, self.policy.placer, self._pause_s)
         self.profiling = Profiling()
         self.rows: dict[str, int] = {}
@@ -75,6 +78,30 @@ class Scheduler:
         return self.board.cluster
 
     @property
+    def teams(self) -> Teams:
+        """The teams that share the cluster."""
+        return self.policy.teams
+
+    def set_teams(self, teams: Teams, now_s: float) -> None:
+        """Have these teams from now on."""
+        self.policy.set_teams(teams)
+        self.rhythm.ask(now_s, urgent=True)
+
+    def use_of(self, team: str) -> TeamUse:
+        """What a team may count on of the present slots, and what its jobs have."""
+        own = entitled(self.teams.quotas, self.cluster.capacity).get(team, 0)
+        mine = [r for r in self.book.records.values() if self.teams.of(r.owner) == team]
+        used = sum(len(record.wanted) for record in mine)
+        return TeamUse(own, used)
+
+    @property
+    def most_slots(self) -> int:
+        """The slots of the whole cluster, lost nodes and nodes that may be rented included."""
+        if self.renting is not None:
+            return self.promised.capacity
+        return sum(node.gpus for node in self.cluster.nodes)
+
+    @property
     def promised(self) -> Cluster:
         """The cluster that promises count on: with all nodes that may be rented."""
         return self.cluster if self.renting is None else self.renting.promised(self.cluster)
@@ -82,11 +109,11 @@ class Scheduler:
     @property
     def tells_types_apart(self) -> bool:
         """Whether the policy places whole jobs on one GPU type."""
-        return isinstance(self.policy, ByType)
+        return isinstance(self.policy.policy, ByType)
 
     def set_policy(self, text: str, now_s: float) -> None:
         """Switch to another policy; jobs keep their slots until that policy decides otherwise."""
-        self.policy, self.policy_text = by_type(make_policy(text), self.cluster), text
+        self.policy, self.policy_text = by_team(by_type(make_policy(text), self.cluster), self.teams), text
         self.board.set_placer(self.policy.placer)
         self.rhythm = self._rhythm()
         self.rhythm.ask(now_s)
@@ -94,8 +121,8 @@ class Scheduler:
     def set_cluster(self, cluster: Cluster, now_s: float, reason: str = "") -> None:
         """Use this cluster from now on; `reason` says why jobs lose slots, if they do."""
         self.board.set_cluster(cluster, now_s, reason)
-        if len(cluster.gpu_types) > 1 and not isinstance(self.policy, ByType):
-            self.policy = by_type(make_policy(self.policy_text), cluster)  # the first node of another type
+        if len(cluster.gpu_types) > 1 and not self.tells_types_apart:  # the first node of another type
+            self.policy = by_team(by_type(make_policy(self.policy_text), cluster), self.teams)
             self.rhythm = self._rhythm()
         self.rhythm.ask(now_s, urgent=True)
 
@@ -107,7 +134,7 @@ class Scheduler:
     def add(self, record: JobRecord, now_s: float) -> bool:
         """Add an active job; False if the slots it had are gone or belong to another job."""
         row = self.rows[record.job_id] = self.board.add(self._spec(record))
-        self.rhythm.ask(now_s)
+        self.rhythm.ask(now_s, urgent=self.policy.owes(self.teams.of(record.owner)))
         started_s = record.started_s or record.submitted_s
         return not record.wanted or self.board.adopt(row, record.wanted, started_s)
 
@@ -131,9 +158,7 @@ class Scheduler:
 
     def check_fits(self, min_workers: int) -> None:
         """Refuse a job that needs more workers than the cluster has slots, or than one user may have."""
-        total, quota = sum(node.gpus for node in self.cluster.nodes), self.limits.slots
-        if self.renting is not None:
-            total = self.promised.capacity
+        total, quota = self.most_slots, self.limits.slots
         most, which = total, "the slots of this cluster"
         if quota is not None and quota < total:
             most, which = quota, "the slots that one user may have"
@@ -180,8 +205,9 @@ class Scheduler:
         """Tell the policy that the job it answered was taken in."""
         self.policy.accepted(asked.snapshot, asked.index, asked.admission)
 
-    def endangered(self, calendar: Calendar, now_s: float) -> list[str]:
-        """Jobs whose promised finish could not be kept beside this calendar. Changes nothing."""
+    def endangered(self, calendar: Calendar, now_s: float, teams: Teams | None = None) -> list[str]:
+        """Jobs whose promised finish could not be kept beside this calendar, with these teams (None: with
+        the present ones). Changes nothing."""
         rows, jobs = self._decided()
         if not any(_promised(record) is not None for record, _ in jobs):
             return []
@@ -192,7 +218,11 @@ class Scheduler:
         snapshot = self._believe(
             self.board.table.copy(rows), own, jobs, now_s, most, cautious=True, calendar=calendar
         )
-        return [jobs[i][0].job_id for i in self.policy.endangered(snapshot).tolist()]
+        policy = self.policy
+        if teams is not None:
+            policy = policy.asked_with(teams)
+            snapshot.team = [teams.of(record.owner) for record, _ in jobs]
+        return [jobs[i][0].job_id for i in policy.endangered(snapshot).tolist()]
 
     def endangered_without(self, nodes: Collection[str], now_s: float) -> list[str]:
         """Jobs whose promised finish could be kept now, but not without these nodes. Changes nothing."""
@@ -303,8 +333,31 @@ class Scheduler:
         allowed = share_out(list(contenders.values()), self.limits, used)
         return dict(allowed.most), dict(allowed.why_not)
 
+    def _profiled_by_team(self) -> dict[str, int]:
+        """By team: the slots of its profiling runs."""
+        taken: dict[str, int] = {}
+        for job_id, run in self.profiling.runs.items():
+            if run.size and job_id in self.rows and job_id in self.book.records:
+                team = self.teams.of(self.book.records[job_id].owner)
+                taken[team] = taken.get(team, 0) + run.size
+        return taken
+
     def _profiling_quota(self, job_id: str) -> int:
-        """The most slots that a job may be profiled on: what its owner's promised jobs leave of the quota."""
+        """The most slots that a job may be profiled on: what promised jobs leave of the quotas of its owner
+        and its owner's team."""
+        slots = self._users_quota(job_id)
+        if not self.teams:
+            return slots
+        team, records = self.teams.of(self.book.records[job_id].owner), self.book.records.values()
+        sure = sum(
+            len(r.wanted)
+            for r in records
+            if r.promise.guaranteed_s is not None and self.teams.of(r.owner) == team
+        )
+        return min(slots, max(self.use_of(team).own - sure, 0))
+
+    def _users_quota(self, job_id: str) -> int:
+        """What the owner's promised jobs leave of the owner's quota."""
         owner, records = self.book.records[job_id].owner, self.book.records.values()
         promised = [
             r for r in records if r.owner == owner and r.wanted and r.promise.guaranteed_s is not None
@@ -334,6 +387,7 @@ class Scheduler:
         be rented, and the time that they take to start.
         """
         profiled = self.profiling.reserved(self.board, self.rows)
+        self.policy.taken = self._profiled_by_team()
         cluster = self.promised if promising else self.cluster
         if calendar is not None and calendar != self.board.calendar:
             cluster = self._beside(calendar, now_s)
@@ -348,8 +402,9 @@ class Scheduler:
         each_type = self.tells_types_apart
         held = [table.placement[row] for row in rows.tolist()]
         curves = believed_curves(jobs, held, cluster, widest, each_type=each_type, cautious=cautious)
-        for row, (_, knowledge) in zip(rows.tolist(), jobs, strict=True):
+        for row, (record, knowledge) in zip(rows.tolist(), jobs, strict=True):
             table.belief[row] = knowledge.belief
+            table.team[row] = self.teams.of(record.owner)
             if each_type:
                 table.belief_by_type[row] = believed_on(knowledge, cluster.gpu_types)
         self._keep_promised_types()
@@ -382,7 +437,7 @@ class Scheduler:
 
     def _keep_promised_types(self) -> None:
         """Tell the policy on which GPU type jobs were promised a finish; after a restart it does not know."""
-        if isinstance(self.policy, ByType):
+        if self.tells_types_apart:
             number, records = self.board.table.number, self.book.records
             promised = (
                 (row, records[job_id].promise.gpu_type)
@@ -444,6 +499,8 @@ class Scheduler:
             max_gpus=record.max_workers,
             gpus_per_replica=request.workers_per_replica,
             weight=request.weight,
+            team=self.teams.of(record.owner),
+            priority=request.priority,
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from swell.control import lifecycle
+from swell.control import lifecycle, teams
 from swell.control.book import Book
 from swell.control.knowledge import Knowledge
 from swell.control.model import JobRecord, Phase
@@ -18,7 +18,7 @@ from swell.control.renting import Renting
 from swell.control.scheduler import Scheduler
 from swell.control.slow_nodes import SlowNode
 from swell.control.typed import widest_nodes
-from swell.domain import Cluster, Event, EventKind
+from swell.domain import NORMAL, Cluster, Event, EventKind, rank_of
 from swell.perf.belief import JobBelief
 
 _ALLOCATIONS = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
@@ -97,6 +97,7 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
         return f"the control plane is in trouble: {trouble}"
     if record.job_id in scheduler.over_quota:
         return f"waits: {scheduler.over_quota[record.job_id]}"
+    shared = teams.why_waits(record, scheduler)
     holders = [r for r in scheduler.book.records.values() if r.wanted]
     used, slots = sum(len(r.wanted) for r in holders), scheduler.cluster.capacity
     own = sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders if r.owner == record.owner)[:6]
@@ -104,6 +105,8 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
     # Names of other users' jobs are none of this job's business.
     names = ", ".join([*own, *([f"jobs of other users ({others})"] if others else [])]) or "no job"
     more = f"; {record.reason}" if record.reason else ""
+    if higher := _higher_class(record, scheduler):
+        more += f"; {higher} of a higher class go first"
     reserved = {name: len(gpus) for name, gpus in scheduler.board.reserved.items() if gpus}
     if reserved:
         more += "; reserved for " + ", ".join(f"{name} ({gpus})" for name, gpus in sorted(reserved.items()))
@@ -114,7 +117,20 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
     serves = f", which serves {scheduler.policy.serves}" if scheduler.policy.serves else ""
     if round_s and due_s < math.inf:
         more += f"; the policy decides every {round_s:g} s, next in {max(due_s - now_s, 0):.0f} s"
+    if shared:
+        return f"waits: {shared}; policy '{policy}' decides within a team{serves}{more}"
     return f"waits: {used} of {slots} slots are in use by {names}, as policy '{policy}' decides{serves}{more}"
+
+
+def _higher_class(record: JobRecord, scheduler: Scheduler) -> str:
+    """How many jobs of the same team are of a higher class than this one; empty if none is."""
+    rank, team = rank_of(record.request.priority), scheduler.teams.of(record.owner)
+    found = sum(
+        rank_of(r.request.priority) > rank and scheduler.teams.of(r.owner) == team
+        for r in scheduler.book.records.values()
+        if r.phase in (Phase.QUEUED, Phase.RUNNING)
+    )
+    return "" if not found else "1 job" if found == 1 else f"{found} jobs"
 
 
 def _why_so_many(record: JobRecord, scheduler: Scheduler) -> str:
@@ -125,6 +141,15 @@ def _why_so_many(record: JobRecord, scheduler: Scheduler) -> str:
     slots, low, high = scheduler.cluster.capacity, record.request.min_workers, record.request.max_workers
     bounds = f", allowed are {low} to {'any number' if high is None else high}" if low > 1 or high else ""
     return f"runs on {workers} of {slots} slots, as policy '{scheduler.policy_text}' decides{bounds}"
+
+
+def _team(record: JobRecord, scheduler: Scheduler) -> dict[str, Any] | None:
+    """What the job's team may count on, has and borrows; None if there are no teams."""
+    if not scheduler.teams:
+        return None
+    name = scheduler.teams.of(record.owner)
+    use = scheduler.use_of(name)
+    return {"name": name, "own": use.own, "used": use.used, "borrowed": use.borrowed}
 
 
 def explain(
@@ -145,6 +170,7 @@ def explain(
         "nodes": sorted({cluster.nodes[n].name for n in cluster.nodes_of(record.wanted)}),
         "gpu_types": list(cluster.types_of(record.wanted)),
         "policy": scheduler.policy_text,
+        "team": _team(record, scheduler),
         "most_workers": record.most_workers,
         "confined": record.confined,
         "resizes": record.resizes,
@@ -230,6 +256,10 @@ def submission(record: JobRecord, knowledge: Knowledge, scheduler: Scheduler) ->
         "weight": request.weight,
         "deadline_s": request.deadline_s,
     }
+    if request.priority != NORMAL:
+        data["priority"] = request.priority
+    if team := scheduler.teams.of(record.owner):
+        data["team"] = team
     if request.workers_per_replica > 1:
         data["gpus_per_replica"] = request.workers_per_replica
     events = [Event(record.submitted_s, EventKind.SUBMITTED, job_id=record.job_id, data=data)]

@@ -17,10 +17,15 @@ from swell.domain.errors import InputError, SwellError, nearest
 from swell.domain.events import Event, EventKind, read_events, write_events
 from swell.domain.job import JobSpec
 from swell.domain.request import JobOptions, JobRequest
+from swell.domain.teams import NO_TEAMS, NORMAL, OTHERS, PRIORITIES, Team, Teams, rank_of
 
 __all__ = [
     "ANY_GPU",
+    "NORMAL",
     "NO_RESERVATIONS",
+    "NO_TEAMS",
+    "OTHERS",
+    "PRIORITIES",
     "Ahead",
     "BoolArray",
     "Calendar",
@@ -37,10 +42,13 @@ __all__ = [
     "Placement",
     "Reservation",
     "SwellError",
+    "Team",
+    "Teams",
     "clean_type",
     "nearest",
     "overlapping",
     "packed_shape",
+    "rank_of",
     "read_events",
     "write_events",
 ]

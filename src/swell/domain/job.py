@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from swell.domain.errors import InputError
+from swell.domain.teams import NORMAL, OTHERS, PRIORITIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,10 @@ class JobSpec:
     """The job gets GPUs in multiples of this, because so many share one copy of its model."""
     weight: float = 1.0
     """The job counts as this many jobs, for policies that obey weights."""
+    team: str = OTHERS
+    """The team whose slots the job uses."""
+    priority: str = NORMAL
+    """The job's class, one of `PRIORITIES`."""
 
     def __post_init__(self) -> None:
         def refuse(field: str, given: object, allowed: str) -> None:
@@ -62,6 +67,8 @@ class JobSpec:
             refuse("max_gpus", self.max_gpus, f"at least min_gpus ({self.min_gpus})")
         if not (math.isfinite(self.weight) and self.weight > 0):
             refuse("weight", self.weight, "a positive number")
+        if self.priority not in PRIORITIES:
+            refuse("priority", self.priority, ", ".join(PRIORITIES))
         if self.work is not None and not (math.isfinite(self.work) and self.work > 0):
             refuse("work", self.work, "a positive number of iterations")
         if self.deadline_s is not None and not self.deadline_s > self.submit_s:

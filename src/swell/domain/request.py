@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any, TypedDict
 
 from swell.domain.errors import InputError
+from swell.domain.teams import NORMAL, PRIORITIES
 
 MAX_WORKERS = 100_000
 MAX_WEIGHT = 1000
@@ -166,6 +167,16 @@ class JobRequest:
             1,
             least=1,
             most=MAX_WEIGHT,
+        ),
+    )
+    priority: str = field(
+        default=NORMAL,
+        metadata=_about(
+            Kind.TEXT,
+            "Class of the job: of one team's jobs, higher classes get slots before lower ones.",
+            "high",
+            pattern="|".join(PRIORITIES),
+            allowed="low, normal or high",
         ),
     )
     workers: int = field(
@@ -332,6 +343,7 @@ class JobOptions(TypedDict, total=False):
     min_workers: int
     max_workers: int | None
     weight: int
+    priority: str
     workers: int
     workers_per_replica: int
     memory_bytes: int | None

@@ -8,7 +8,7 @@ I/O, and never learns whether it runs in the simulator or on a live cluster.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -78,6 +78,9 @@ class Policy:
     interval_s: ClassVar[float | None] = None
     """Length of the policy's rounds; None if it decides whenever a job comes or goes."""
 
+    rigid: ClassVar[bool] = False
+    """Whether a job gets exactly the GPUs that it asked for, or none."""
+
     serves: ClassVar[str] = ""
     """Who comes first, as the end of the sentence 'the job waits, as the policy serves ...'. May be empty."""
 
@@ -107,3 +110,32 @@ class Policy:
     def next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         """When the policy has to decide again if nothing happens before; infinite for never."""
         return np.inf
+
+
+_Wrapper = TypeVar("_Wrapper", bound=Policy)
+_SHOWN = (
+    "name",
+    "paper",
+    "goal",
+    "knows",
+    "adaptive_batch",
+    "placer",
+    "interval_s",
+    "rigid",
+    "serves",
+    "changes_with_time",
+)
+
+
+def dressed_as(policy: Policy, wrapper: type[_Wrapper], more: dict[str, Any] | None = None) -> type[_Wrapper]:
+    """The class of a policy around another one (`ByType`, `ByTeam`) that is known by the inner one's name."""
+    shown = {name: getattr(policy, name) for name in _SHOWN}
+    made: type[_Wrapper] = type(wrapper.__name__, (wrapper,), shown | (more or {}))
+    return made
+
+
+def gives_promises(policy: Policy) -> bool:
+    """Whether the policy decides which jobs are admitted; if it is around another one, whether that does."""
+    while isinstance(inner := getattr(policy, "policy", None), Policy):
+        policy = inner
+    return type(policy).admit is not Policy.admit

@@ -20,7 +20,7 @@ import numpy as np
 
 from swell.domain import Cluster, IntArray, Placement
 from swell.policies._assign import NOWHERE, Pools, assign
-from swell.policies.base import Admission, Decision, Policy
+from swell.policies.base import Admission, Decision, Policy, dressed_as
 from swell.policies.snapshot import Snapshot
 
 LASTS_S = 900.0
@@ -235,28 +235,8 @@ class ByType(Policy):
         return self._nodes_of[1]
 
 
-_OWN = (
-    "name",
-    "paper",
-    "goal",
-    "knows",
-    "adaptive_batch",
-    "placer",
-    "interval_s",
-    "serves",
-    "changes_with_time",
-)
-
-
 def by_type(policy: Policy, cluster: Cluster) -> Policy:
     """The policy for this cluster: type by type if there are several types and it knows the jobs' speed."""
     if len(cluster.gpu_types) == 1 or policy.knows == "nothing":
         return policy
-    made: Policy = type("ByType", (ByType,), {name: getattr(policy, name) for name in _OWN})(policy=policy)
-    return made
-
-
-def gives_promises(policy: Policy) -> bool:
-    """Whether the policy decides which jobs are admitted."""
-    asked = policy.policy if isinstance(policy, ByType) else policy
-    return type(asked).admit is not Policy.admit
+    return dressed_as(policy, ByType)(policy=policy)

@@ -32,6 +32,7 @@ class ElasticTiresias(Tiresias):
     paper: ClassVar[str] = "EDL, TPDS'21"
     goal: ClassVar[str] = "Tiresias without idle GPUs"
     knows: ClassVar[Knowledge] = "profiles"
+    rigid: ClassVar[bool] = False
     placer: ClassVar[PlacerName] = "packed"
     changes_with_time: ClassVar[bool] = False
 

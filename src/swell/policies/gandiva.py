@@ -32,6 +32,7 @@ class Gandiva(Policy):
     name: ClassVar[str] = "gandiva"
     paper: ClassVar[str] = "Gandiva, OSDI'18"
     goal: ClassVar[str] = "every job makes early progress, no GPU idles"
+    rigid: ClassVar[bool] = True
     changes_with_time: ClassVar[bool] = False
 
     quantum_s: float = 60.0

@@ -23,6 +23,7 @@ class Fifo(Policy):
     name: ClassVar[str] = "fifo"
     paper: ClassVar[str] = "-"
     goal: ClassVar[str] = "the order of arrival, without preemption"
+    rigid: ClassVar[bool] = True
     placer: ClassVar[PlacerName] = "first-fit"
     changes_with_time: ClassVar[bool] = False
 
@@ -43,6 +44,7 @@ class Srtf(Policy):
     name: ClassVar[str] = "srtf"
     paper: ClassVar[str] = "-"
     goal: ClassVar[str] = "low average JCT for rigid jobs whose length is known"
+    rigid: ClassVar[bool] = True
     knows: ClassVar[Knowledge] = "profiles"
     changes_with_time: ClassVar[bool] = False
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from swell.domain import Ahead, Cluster, FloatArray, IntArray, JobSpec, Placement
+from swell.domain import Ahead, Cluster, FloatArray, IntArray, JobSpec, Placement, rank_of
 from swell.perf.curves import Curves
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ class JobTable:
         self.per_replica: IntArray = np.array([s.gpus_per_replica for s in specs], dtype=np.int64)
         """Shares are multiples of this."""
         self.weight: FloatArray = np.array([s.weight for s in specs], dtype=np.float64)
+        self.team: list[str] = [s.team for s in specs]
+        self.priority: IntArray = np.array([rank_of(s.priority) for s in specs], dtype=np.int64)
+        """The rank of each job's class: the higher, the sooner served."""
         self.known: npt.NDArray[np.bool_] = np.ones(n, dtype=np.bool_)
         """False for a job whose speed or length is not known yet: then `left` means nothing."""
         self.curve: IntArray = np.zeros(n, dtype=np.int64)
@@ -248,6 +251,16 @@ class Snapshot:
         return self.table.weight[self.rows]
 
     @column
+    def team(self) -> list[str]:
+        """The team of each job."""
+        return [self.table.team[row] for row in self.rows]
+
+    @column
+    def priority(self) -> IntArray:
+        """The rank of each job's class: the higher, the sooner served."""
+        return self.table.priority[self.rows]
+
+    @column
     def known(self) -> npt.NDArray[np.bool_]:
         """False for a job whose speed or length is not known yet: then `remaining` means nothing."""
         return self.table.known[self.rows]
@@ -318,6 +331,17 @@ class Snapshot:
         """Rate of each job if it had that many GPUs."""
         rates: FloatArray = self.curves.rates[self.curve, gpus]
         return rates
+
+    @property
+    def given_ahead(self) -> Ahead | None:
+        """What promises may count on over time, if that is not always what there is now."""
+        return self._ahead
+
+    def part(self, members: IntArray, cluster: Cluster, ahead: Ahead | None) -> Snapshot:
+        """The same moment with some of the jobs, by their indices, on a part of the cluster."""
+        costs = (self.resize_cost_s, self.start_cost_s)
+        rows, numbers = self.rows[members], self.numbers[members]
+        return Snapshot(self.now_s, cluster, self.table, rows, self._curves, *costs, numbers, ahead)
 
     def with_rows(self, rows: IntArray) -> Snapshot:
         """The same moment with another set of active jobs."""

@@ -52,6 +52,7 @@ class Tiresias(Policy):
     name: ClassVar[str] = "tiresias"
     paper: ClassVar[str] = "Tiresias, NSDI'19"
     goal: ClassVar[str] = "low average JCT for rigid jobs of unknown length"
+    rigid: ClassVar[bool] = True
     placer: ClassVar[PlacerName] = "most-free"
     changes_with_time: ClassVar[bool] = False
 

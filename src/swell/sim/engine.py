@@ -14,6 +14,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,9 @@ import numpy as np
 from swell.board import Board, Move, Rhythm
 from swell.domain import (
     NO_RESERVATIONS,
+    NO_TEAMS,
+    NORMAL,
+    OTHERS,
     Calendar,
     Cluster,
     Event,
@@ -30,9 +34,11 @@ from swell.domain import (
     InputError,
     IntArray,
     JobSpec,
+    Teams,
 )
 from swell.perf.profiles import ProfileSet
 from swell.policies import Decision, Policy, Snapshot, make_policy
+from swell.policies.by_team import ByTeam, by_team
 from swell.policies.by_type import ByType, by_type
 from swell.sim.capacity import Capacity, DemandChange, EventSink, NodeFailure
 from swell.sim.cloud import Cloud
@@ -69,6 +75,7 @@ def simulate(
     blind_to_types: bool = False,
     cloud: Cloud | None = None,
     throughput_only: bool = False,
+    teams: Teams = NO_TEAMS,
     on_event: EventSink | None = None,
     on_progress: ProgressSink | None = None,
 ) -> Result:
@@ -85,6 +92,7 @@ def simulate(
         blind_to_types: treat all GPUs as if they were of the most frequent type, as published policies do.
         cloud: if given, the nodes of the cluster are rented from it as its autoscaler decides.
         throughput_only: jobs that adapt their batch size choose the one with the most samples per second.
+        teams: quotas that the jobs' teams have; without any, the team of a job means nothing.
     """
     if not jobs:
         raise InputError(
@@ -95,6 +103,8 @@ def simulate(
         chosen.seed = seed
     if not blind_to_types:
         chosen = by_type(chosen, cluster)
+    typed = isinstance(chosen, ByType)
+    chosen, jobs = _shared(chosen, jobs, cluster, teams)
     cost = ConstantCost(float(resize_cost)) if isinstance(resize_cost, int | float) else resize_cost
     ordered = sorted(jobs, key=lambda job: job.submit_s)
 
@@ -102,7 +112,6 @@ def simulate(
         return cost.seconds(world.state_bytes(row), before, after)
 
     board = Board(cluster if cloud is None else cloud.empty, chosen.placer, pause_of, ordered)
-    typed = isinstance(chosen, ByType) and not blind_to_types
 
     def active() -> IntArray:
         return board.active
@@ -129,6 +138,24 @@ def simulate(
     result = engine.result()
     result.cpu_s = time.process_time() - started
     return result
+
+
+def _shared(
+    policy: Policy, jobs: Sequence[JobSpec], cluster: Cluster, teams: Teams
+) -> tuple[Policy, Sequence[JobSpec]]:
+    """The policy as it obeys teams and classes, and the jobs with teams that there are."""
+    teams.check_fits(sum(node.gpus for node in cluster.nodes))
+    if not teams:
+        jobs = [replace(job, team=OTHERS) if job.team else job for job in jobs]
+    names = [*teams.quotas, OTHERS]
+    if unknown := next((job for job in jobs if job.team not in names), None):
+        raise InputError(
+            f"job '{unknown.job_id}': there is no team '{unknown.team}'; teams: {', '.join(teams.quotas)}",
+            field="team",
+        )
+    if not teams and len({job.priority for job in jobs}) == 1:
+        return policy, jobs
+    return by_team(policy, teams), jobs
 
 
 def move_event(now_s: float, job_id: str, move: Move, cluster: Cluster) -> Event:
@@ -254,6 +281,9 @@ class _Engine:
             self.board.activate(row)
             self._jobs_changed()
             self.active_integral_at_submit[row] = self.active_integral
+            shared = {"team": spec.team} if spec.team else {}
+            if spec.priority != NORMAL:
+                shared["priority"] = spec.priority
             self._emit(
                 EventKind.SUBMITTED,
                 row,
@@ -262,6 +292,7 @@ class _Engine:
                 gpus=spec.gpus,
                 work=spec.work,
                 deadline_s=spec.deadline_s,
+                **shared,
             )
             if self.has_admission:
                 snapshot, index = self._snapshot(promising=True), len(self.board.active) - 1
@@ -282,7 +313,8 @@ class _Engine:
                 self._emit(EventKind.ADMITTED, row, finish_s=answer.finish_s)
             else:
                 self._emit(EventKind.ADMITTED, row)
-            self.rhythm.ask(self.now_s)
+            owed = isinstance(self.policy, ByTeam) and self.policy.owes(spec.team)
+            self.rhythm.ask(self.now_s, urgent=owed)
 
     def _segment_ends(self) -> None:
         while self.segments and self.segments[0][0] <= self.now_s:

@@ -5,7 +5,7 @@
     elasticflow  job_id, submit_time, iteration, model_name, ddl, batch_size, num_gpu
     philly       timestamp, duration, num_gpus, cluster
     swell        job_id, submit_s, model, batch_size [, gpus, work, deadline_s, min_gpus, max_gpus,
-                 gpus_per_replica, weight]
+                 gpus_per_replica, weight, team, priority]
 
 A reader checks every row before it makes the first job. docs/simulator.md says the same at more length.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swell.domain import FloatArray, InputError, IntArray, JobSpec, nearest
+from swell.domain import NORMAL, PRIORITIES, FloatArray, InputError, IntArray, JobSpec, nearest
 from swell.sim.models import Models
 from swell.sim.table import Table, shown
 
@@ -34,6 +34,8 @@ OWN_COLUMNS = (
     "max_gpus",
     "gpus_per_replica",
     "weight",
+    "team",
+    "priority",
 )
 
 
@@ -172,6 +174,11 @@ def _own(table: Table, models: Models, skip_bad: bool) -> list[JobSpec]:
         table.refuse_where(table_most, "max_gpus", "at least min_gpus")
     replica = np.nan_to_num(table.counts("gpus_per_replica", optional=True), nan=1.0)
     weight = table.numbers("weight", "a positive number, or empty", above=0, optional=True)
+    none = [""] * len(table)
+    team = table.columns.get("team", none)
+    priority = [given or NORMAL for given in table.columns.get("priority", none)]
+    wrong = np.array([given not in PRIORITIES for given in priority], dtype=np.bool_)
+    table.refuse_where(wrong, "priority", f"{', '.join(PRIORITIES)}, or empty")
     _check_models(table, models, "model", "batch_size", batch, work)
     names = table.columns["model"]
     return [
@@ -187,6 +194,8 @@ def _own(table: Table, models: Models, skip_bad: bool) -> list[JobSpec]:
             max_gpus=None if np.isnan(most[i]) else int(most[i]),
             gpus_per_replica=int(replica[i]),
             weight=1.0 if np.isnan(weight[i]) else float(weight[i]),
+            team=team[i],
+            priority=priority[i],
         )
         for i in table.good_rows(skip_bad=skip_bad)
     ]

@@ -17,11 +17,12 @@ Each of these has its own random stream: a larger share of deadlines changes no 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from swell.domain import ANY_GPU, FloatArray, InputError, JobSpec
+from swell.domain import ANY_GPU, OTHERS, FloatArray, InputError, JobSpec
 from swell.perf.profiles import ProfileSet
 from swell.sim.models import Models, known_gpu_type
 
@@ -85,8 +86,12 @@ def generate_jobs(
     start_hour: float = BUSY_WINDOW_STARTS,
     gpu_type: str = ANY_GPU,
     gpus_per_node: int = 4,
+    teams: Sequence[str] = (),
 ) -> list[JobSpec]:
-    """Draw `jobs` jobs submitted within `hours`; a share `deadlines` of them gets a deadline."""
+    """Draw `jobs` jobs submitted within `hours`; a share `deadlines` of them gets a deadline.
+
+    Each job is of one of the `teams`, at random, if there are any.
+    """
     _check("jobs", jobs, "at least 1", jobs >= 1)
     _check("hours", hours, "more than 0", 0 < hours < np.inf)
     _check("deadlines", deadlines, "a share between 0 and 1", 0 <= deadlines <= 1)
@@ -104,6 +109,7 @@ def generate_jobs(
     drawn = stream(2).random((jobs, 2)).tolist()
     has_deadline = stream(3).permutation(jobs) < round(deadlines * jobs)
     lambdas = stream(4).uniform(*TIGHTNESS, jobs)
+    of_team = stream(5).integers(0, max(len(teams), 1), jobs).tolist()
 
     if gpu_type == ANY_GPU:  # one type for all jobs, that of most profiles, so that one cluster can run them
         kinds = [kind for profile in profiles for kind in profile.gpu_types]
@@ -134,6 +140,7 @@ def generate_jobs(
                 work=float(max(round(duration_s * rate), 1)),
                 # At least a tenth of a second, so that rounding cannot make it equal to the submission.
                 deadline_s=round(at_s + max(lambdas[i] * duration_s, 0.1), 1) if has_deadline[i] else None,
+                team=teams[of_team[i]] if teams else OTHERS,
             )
         )
     return specs

@@ -18,6 +18,7 @@ from scipy.optimize import nnls
 from swell.domain import (
     ANY_GPU,
     NO_RESERVATIONS,
+    NORMAL,
     Calendar,
     Cluster,
     Event,
@@ -326,6 +327,7 @@ def _specs(log: Log) -> list[JobSpec]:
                 max_gpus=asked.get("max_gpus"),
                 gpus_per_replica=int(asked.get("gpus_per_replica") or 1),
                 weight=float(asked.get("weight") or 1.0),
+                priority=str(asked.get("priority") or NORMAL),
             )
         )
     return specs
