@@ -16,7 +16,7 @@ from swell.engines.ray.engine import RayEngine, RayOptions
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(480)
 def test_a_job_is_whole_on_one_type_and_what_it_shows_on_each_is_kept_apart(
     tmp_path: Path, ray_cluster: RayCluster
 ) -> None:
@@ -41,7 +41,7 @@ def test_a_job_is_whole_on_one_type_and_what_it_shows_on_each_is_kept_apart(
                 len(platform.plane.job(job.job_id).held) == 2
                 and any(one["measured"] for one in types(job.job_id).values())
             ),
-            120,
+            180,
             lambda: f"{platform.plane.explain(job.job_id)}",
             poll_s=0.5,  # an explanation holds the platform up: it has an estimate
         )
@@ -54,7 +54,7 @@ def test_a_job_is_whole_on_one_type_and_what_it_shows_on_each_is_kept_apart(
                 all(one["measured"] for one in types(job.job_id).values())
                 and platform.plane.explain(job.job_id)["gpu_types"] != first
             ),
-            120,
+            180,
             lambda: f"{platform.plane.explain(job.job_id)}",
             poll_s=0.5,  # an explanation holds the platform up: it has an estimate
         )

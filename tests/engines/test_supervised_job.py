@@ -250,3 +250,15 @@ class _Line:
 
     def send(self, message: dict[str, Any]) -> None:
         self.sent.append(message)
+
+
+def test_a_slow_worker_is_reported_with_its_own_slot_unless_it_leads(tmp_path: Path) -> None:
+    engine, job = LocalEngine(tmp_path, slots=4), _running(tmp_path)
+    slow = {"event": "straggler", "worker": "w1", "times": 2.0, "slot": 3}
+    for event in (slow | {"leader": True}, slow | {"worker": "w9"}, slow):
+        engine._take_event(job, event)
+    reports = [(report.kind, report.data) for report in engine.reports()]
+    assert [kind for kind, _ in reports] == ["noticed", "noticed", "noticed", "slow"]
+    assert reports[-1][1] == {"slot": 2, "times": 2.0}, (
+        "the slot that the engine has it on, whatever the job says"
+    )

@@ -23,6 +23,7 @@ export function words(event: LogEvent): string {
     case "cancelled": return "was cancelled";
     case "node_joined": return data.gpus ? `joined with ${gpus(data.gpus)}` : "joined";
     case "node_lost": return "was lost";
+    case "node_slow": return `is slow: new workers there are ${(data.times ?? 1).toFixed(1)} times slower too`;
     default: return event.kind.replace(/_/g, " ");
   }
 }

@@ -219,7 +219,7 @@ class State {
         this.marks.push([event.time_s, event.kind, event.node]);
         this.nodesStale = true;
         const node = this.nodes.find((one) => one.name === event.node);
-        if (node) node.up = event.kind === "node_joined";
+        if (node && event.kind !== "node_slow") node.up = event.kind === "node_joined";
         this.capacity.push([event.time_s, this.nodes.reduce((sum, one) => sum + (one.up ? one.gpus : 0), 0)]);
       }
     }

@@ -286,7 +286,8 @@ class Conductor:
         found = self.slow_nodes.heard(node.name, times, now_s)
         self.book.store.set_setting("slow_nodes", json.dumps(self.slow_nodes.to_json()))
         if found is not None:
-            data = {"gpus": node.gpus, "times": times, "until_s": found.until_s, "job": record.job_id}
+            # All users see the events of nodes, so the job is not named.
+            data = {"gpus": node.gpus, "times": times, "until_s": found.until_s}
             self.book.write([], [Event(now_s, EventKind.NODE_SLOW, node=node.name, data=data)])
 
     def _avoid_slow_nodes(self, now_s: float) -> None:

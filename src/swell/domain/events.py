@@ -57,7 +57,7 @@ class EventKind(StrEnum):
     """A node went out of service; data: gpus, reason if it was drained, let go or slow."""
     NODE_SLOW = "node_slow"
     """Workers on a node were slow again after they were replaced; data: gpus, times (how many times slower
-    than others), until_s (how long the node is avoided, while other nodes have room), job (whose workers)."""
+    than others), until_s (how long the node is avoided, while other nodes have room)."""
     SCALED = "scaled"
     """The autoscaler wants another number of nodes; data: nodes, before (how many there are), reason."""
     RESERVED = "reserved"

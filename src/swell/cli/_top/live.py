@@ -83,7 +83,7 @@ class LiveCluster:
             self._speed(event.job_id, event)
             if not past:
                 self._change(event.job_id, event)
-        elif event.node is not None and not past:
+        elif event.node is not None and event.kind != "node_slow" and not past:
             up = event.kind == "node_joined"
             self.marks.append((event.time_s, event.kind, event.node))
             self.nodes = [
