@@ -48,8 +48,10 @@ def test_a_pause_longer_than_a_normal_step_does_not_hold() -> None:
     figures = {
         "1 newcomers": {"pause_ms": 2300, "normal_step_ms": 2400},
         "2 newcomers": {"pause_ms": 2500, "normal_step_ms": 2400},
+        "leave": {"pause_ms": [3.0, 13.0]},
+        "death": {"pause_ms": [60.0]},
     }
-    assert list(judged("join_across_hosts", figures).values()) == [True, False]
+    assert list(judged("join_across_hosts", figures).values()) == [True, False, False, True]
 
 
 def test_lost_samples_and_long_standstills_do_not_hold() -> None:
