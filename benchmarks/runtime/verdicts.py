@@ -144,6 +144,7 @@ JUDGES: dict[str, Callable[[Any], Iterator[Verdict]]] = {
     "links": _links,
     "join_across_hosts": _joins,
     "hosts": _hosts,
+    "hosts_at_random": _hosts,
     "exactly_once": _exactly_once,
     "identity": lambda f: iter([_same("identity", "one hash", f["identical"], True)]),
     "coordinator": lambda f: iter(

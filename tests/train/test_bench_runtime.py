@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.runtime import gpu_large
 from benchmarks.runtime.children import Limited, descendants
 from benchmarks.runtime.parts import PARTS
 from benchmarks.runtime.verdicts import ANCHORS, JUDGES, verdicts
@@ -121,3 +122,21 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_the_gpu_benchmark_judges_its_figures_and_shows_even_none() -> None:
+    modes = {
+        mode: {"step_ratio": ratio, "memory_ratio": memory}
+        for mode, ratio, memory in (("plain", 1.0, 1.0), ("fixed", 1.0, 1.0), ("adaptive", 1.04, 1.11))
+    }
+    join = {
+        "join_pause_ms": [20.0, 30.0, 200.0],
+        "first_step_of_two_s": [0.2, 0.1, 0.1],
+        "step_of_two_s": 0.1,
+        "request_to_first_step_s": [1.5, 4.5, 5.0],
+    }
+    found = {row[1]: row[4] for row in gpu_large.verdicts("303M", {"modes": modes, "join": join})}
+    assert list(found.values()) == [True, False, False, True, True, False]
+    small = {row[1]: row[4] for row in gpu_large.verdicts("85M", {"modes": modes})}
+    assert list(small.values()) == [True, False, True], "at 85M the step of adaptive mode has no limit"
+    gpu_large.show({"303M": {"error": "RuntimeError: no GPU"}, "85M": {}})
