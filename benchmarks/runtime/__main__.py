@@ -64,11 +64,7 @@ class Bench:
                     self._begin(name, f"[{total - len(waiting)}/{total}]")
                 for begun in [one for one in self._running if one.process.over()]:
                     self._running.remove(begun)
-                    problem = begun.process.problem()
-                    found = (
-                        {"failed": problem} if problem is not None else json.loads(begun.result.read_text())
-                    )
-                    self._note(begun, found)
+                    self._note(begun)
                 time.sleep(0.2)
         finally:
             for begun in self._running:

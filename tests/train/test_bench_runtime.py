@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import sys
 import time
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.runtime import __main__ as bench
 from benchmarks.runtime import gpu_large
 from benchmarks.runtime.children import Limited, descendants
 from benchmarks.runtime.parts import PARTS
@@ -140,3 +143,20 @@ def test_the_gpu_benchmark_judges_its_figures_and_shows_even_none() -> None:
     small = {row[1]: row[4] for row in gpu_large.verdicts("85M", {"modes": modes})}
     assert list(small.values()) == [True, False, True], "at 85M the step of adaptive mode has no limit"
     gpu_large.show({"303M": {"error": "RuntimeError: no GPU"}, "85M": {}})
+
+
+def test_parts_run_in_processes_of_their_own_and_one_without_time_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cheapest part there is: an anchor that is not installed."""
+    if importlib.util.find_spec("torchft") is not None:
+        pytest.skip("torchft is installed, so its part takes a while")
+    monkeypatch.setattr(bench, "OUT", tmp_path)
+    path = tmp_path / "runtime.json"
+    bench.Bench(path, {}, quick=True, minutes=5.0).run(["torchft_death"])
+    bench.Bench(path, json.loads(path.read_text()), quick=True, minutes=0.1).run(["quality"])
+    report = json.loads(path.read_text())
+    assert report["torchft_death"]["measured"] == {"skipped": "torchft is not installed"}
+    assert "would not end" in report["quality"]["measured"]["skipped"]
+    assert {v["part"]: v["holds"] for v in report["verdicts"]} == {"torchft_death": None, "quality": None}
+    bench.show(verdicts(report))
