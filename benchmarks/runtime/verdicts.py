@@ -169,7 +169,10 @@ def verdicts(report: dict[str, Any]) -> list[Verdict]:
         if reason is not None:
             out.append(Verdict(part, "measured", "yes", reason, False if "error" in figures else None))
         else:
-            out += judge(figures)
+            try:
+                out += list(judge(figures))
+            except (KeyError, TypeError, StopIteration) as error:  # of another version, say
+                out.append(Verdict(part, "measured", "yes", f"not understood: {error!r}", False))
     return out + list(_anchored(report))
 
 

@@ -74,6 +74,7 @@ def test_too_few_schedules_do_not_hold() -> None:
 def test_a_part_that_failed_does_not_hold_and_one_that_was_skipped_was_not_measured() -> None:
     assert judged("links", {"error": "exit code 1"}) == {"measured": False}
     assert judged("links", {"skipped": "namespaces are not permitted"}) == {"measured": None}
+    assert judged("overhead", {"figures": "of another version"}) == {"measured": False}
 
 
 def test_an_anchor_is_compared_with_our_own_figure() -> None:
