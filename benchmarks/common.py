@@ -69,7 +69,7 @@ def write_json(name: str, figures: Any) -> Path:
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a plain table that can be pasted into a Markdown page."""
     cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max(len(h), *(len(row[i]) for row in cells)) for i, h in enumerate(header)]
+    widths = [max([len(h), *(len(row[i]) for row in cells)]) for i, h in enumerate(header)]
     print(f"\n{title}\n")
     for row in ([*header], ["-" * w for w in widths], *cells):
         print("| " + " | ".join(value.ljust(w) for value, w in zip(row, widths, strict=True)) + " |")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -15,6 +14,8 @@ import textwrap
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.runtime.children import end
 
 SCRIPT = """
     import os, time, torch, torch.distributed as dist
@@ -54,9 +55,7 @@ def _torchrun_once(folder: Path, timeout_s: float) -> float | None:
     try:
         return _killed_and_back(log, timeout_s)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        end(process)  # its workers are in sessions of their own
 
 
 def _wait(path: Path, found: Any, timeout_s: float, words: int = 2) -> Any:
@@ -203,13 +202,7 @@ def _ray_once(timeout_s: float) -> float | None:
         try:
             return _killed_and_back(log, timeout_s)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+            end(process)
 
 
 def _quiet(command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:

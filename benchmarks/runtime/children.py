@@ -44,10 +44,10 @@ class Limited:
     def end(self) -> None:
         """End it and all that it started, if it still runs."""
         if self._process.poll() is None:
-            _end(self._process)
+            end(self._process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Ask a command to end; then end it, and all that it started."""
     started = descendants(process.pid)
     with contextlib.suppress(ProcessLookupError):

@@ -235,7 +235,7 @@ def show(results: dict[str, Any]) -> None:
     table(
         "Must show",
         ["size", "item", "found", "at most", ""],
-        [[*row[:4], words[row[4]]] for row in judged] or [["", "", None, None, ""]],
+        [[*row[:4], words[row[4]]] for row in judged],
     )
 
 
@@ -279,10 +279,10 @@ def main() -> None:
             took_s = round(time.monotonic() - begin_s, 1)
             results[size].setdefault("seconds", {})[part] = took_s
             print(f"{size}, {part}: {took_s:.0f} s", file=sys.stderr, flush=True)
-    show(results)
-    print(json.dumps(results))
     if args.json is not None:
         args.json.write_text(json.dumps(results, indent=1))
+    show(results)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -83,9 +83,11 @@ def join(model: str = "huge", rate: str | None = "1gbit", batch: int = 16, wait_
     """Growth by one and by two workers on hosts of their own: what the members' steps took around it.
 
     The pause is the time in the switch; `steps_ms` are the members' steps from the request to the switch, in
-    which the newcomers became level beside them, the last one with the switch in it.
+    which the newcomers became level beside them, the last one with the switch in it. `leave` and `death`: the
+    pauses when they left again, and when one of two members was killed.
     """
     out: dict[str, Any] = {}
+    left: list[dict[str, Any]] = []
     with network(4, rate) as hosts, hosts.inside(0):
         arguments = ["--model", model, "--batch", str(batch), "--hosts", hosts.name]
         with job_on(hosts, WORKLOAD, arguments, minimum=1, maximum=4, workers=2) as directory:
@@ -102,8 +104,15 @@ def join(model: str = "huge", rate: str | None = "1gbit", batch: int = 16, wait_
                 out[f"{newcomers} newcomers"] = _around(steps, begin, asked_s, switch)
                 client.resize(2)
                 now = client.wait_for(lambda s: len(s["members"]) == 2, wait_s)
-                client.wait_for(lambda s, n=now: s["step"] >= n["step"] + 3, wait_s)
+                now = client.wait_for(lambda s, n=now: s["step"] >= n["step"] + 3, wait_s)
+                left.append([e for e in directory.events() if e["event"] == "switch"][-1])
+            victim = now["members"][1]
+            os.kill(now["pids"][victim], signal.SIGKILL)
+            client.wait_for(lambda s, n=now: victim not in s["members"] and s["step"] > n["step"] + 1, wait_s)
+            died = [e for e in directory.events() if e["event"] == "recovery"]
             client.close()
+    out["leave"] = {"pause_ms": [round(e["pause_s"] * 1e3, 1) for e in left]}
+    out["death"] = {"pause_ms": [round(e["pause_s"] * 1e3, 1) for e in died]}
     return out
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import sys
 import time
@@ -9,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.runtime import __main__ as bench
+from benchmarks.runtime import gpu_large
 from benchmarks.runtime.children import Limited, descendants
 from benchmarks.runtime.parts import PARTS
 from benchmarks.runtime.verdicts import ANCHORS, JUDGES, verdicts
@@ -48,8 +52,10 @@ def test_a_pause_longer_than_a_normal_step_does_not_hold() -> None:
     figures = {
         "1 newcomers": {"pause_ms": 2300, "normal_step_ms": 2400},
         "2 newcomers": {"pause_ms": 2500, "normal_step_ms": 2400},
+        "leave": {"pause_ms": [3.0, 13.0]},
+        "death": {"pause_ms": [60.0]},
     }
-    assert list(judged("join_across_hosts", figures).values()) == [True, False]
+    assert list(judged("join_across_hosts", figures).values()) == [True, False, False, True]
 
 
 def test_lost_samples_and_long_standstills_do_not_hold() -> None:
@@ -68,6 +74,7 @@ def test_too_few_schedules_do_not_hold() -> None:
 def test_a_part_that_failed_does_not_hold_and_one_that_was_skipped_was_not_measured() -> None:
     assert judged("links", {"error": "exit code 1"}) == {"measured": False}
     assert judged("links", {"skipped": "namespaces are not permitted"}) == {"measured": None}
+    assert judged("overhead", {"figures": "of another version"}) == {"measured": False}
 
 
 def test_an_anchor_is_compared_with_our_own_figure() -> None:
@@ -119,3 +126,38 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_the_gpu_benchmark_judges_its_figures_and_shows_even_none() -> None:
+    modes = {
+        mode: {"step_ratio": ratio, "memory_ratio": memory}
+        for mode, ratio, memory in (("plain", 1.0, 1.0), ("fixed", 1.0, 1.0), ("adaptive", 1.04, 1.11))
+    }
+    join = {
+        "join_pause_ms": [20.0, 30.0, 200.0],
+        "first_step_of_two_s": [0.2, 0.1, 0.1],
+        "step_of_two_s": 0.1,
+        "request_to_first_step_s": [1.5, 4.5, 5.0],
+    }
+    found = {row[1]: row[4] for row in gpu_large.verdicts("303M", {"modes": modes, "join": join})}
+    assert list(found.values()) == [True, False, False, True, True, False]
+    small = {row[1]: row[4] for row in gpu_large.verdicts("85M", {"modes": modes})}
+    assert list(small.values()) == [True, False, True], "at 85M the step of adaptive mode has no limit"
+    gpu_large.show({"303M": {"error": "RuntimeError: no GPU"}, "85M": {}})
+
+
+def test_parts_run_in_processes_of_their_own_and_one_without_time_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cheapest part there is: an anchor that is not installed."""
+    if importlib.util.find_spec("torchft") is not None:
+        pytest.skip("torchft is installed, so its part takes a while")
+    monkeypatch.setattr(bench, "OUT", tmp_path)
+    path = tmp_path / "runtime.json"
+    bench.Bench(path, {}, quick=True, minutes=5.0).run(["torchft_death"])
+    bench.Bench(path, json.loads(path.read_text()), quick=True, minutes=0.1).run(["quality"])
+    report = json.loads(path.read_text())
+    assert report["torchft_death"]["measured"] == {"skipped": "torchft is not installed"}
+    assert "would not end" in report["quality"]["measured"]["skipped"]
+    assert {v["part"]: v["holds"] for v in report["verdicts"]} == {"torchft_death": None, "quality": None}
+    bench.show(verdicts(report))
