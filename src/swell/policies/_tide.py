@@ -47,19 +47,16 @@ def legal_sizes(gpus_per_node: int, most: int) -> IntArray:
 def odd_shares(
     rates: FloatArray, curve: IntArray, least: IntArray, most: IntArray, sizes: IntArray
 ) -> IntArray:
-    """For a job that can run, but on none of `sizes`, the least share that it can run on; else 0."""
+    """For a job whose least share that it can run on is none of `sizes`, that share; else 0."""
     out = np.zeros(len(curve), np.int64)
     for i in range(len(curve)):
-        row, s = rates[curve[i]], 0
+        row = rates[curve[i]]
         for k in range(max(least[i], 1), min(most[i], len(row) - 1) + 1):
-            while s < len(sizes) and sizes[s] < k:
-                s += 1
             if row[k] > 0.0:
-                if s < len(sizes) and sizes[s] == k:
-                    out[i] = 0
-                    break
-                if out[i] == 0:
+                at = np.searchsorted(sizes, k)
+                if at == len(sizes) or sizes[at] != k:
                     out[i] = k
+                break
     return out
 
 
@@ -238,7 +235,10 @@ def share_out(
 
     A promised job keeps at least its reserved share; a step must end its reservation sooner by more than a
     pause, and takes only what nobody has reserved, as in ElasticFlow. All other jobs live on the rest, and
-    reserve nothing. Returns the plan and everybody's GPUs now.
+    reserve nothing. So does a promised job whose reservation begins later and would not end sooner: until
+    then it runs beside its reservation, which stays as it is. Taking that up costs it a resize in place of
+    the start that was planned, so this is done only where a resize costs no more.
+    Returns the plan and everybody's GPUs now.
     """
     n, levels = jobs.rates.shape
     size, used = len(plan.times), len(plan.step_s)
@@ -251,7 +251,7 @@ def share_out(
     number = np.zeros(sizes[-1] + 1, np.int64)
     for s in range(len(sizes)):
         number[sizes[s]] = s
-    given = np.zeros(n, np.int64)
+    given, beside = np.zeros(n, np.int64), np.zeros(n, np.bool_)
     spare = free[0]
     lent = 0
     heap = [(0.0, -1, 0)]
@@ -265,16 +265,20 @@ def share_out(
     heapify(heap)
     effort = 0
     while len(heap) > 0 and spare > 0:
-        _, i, to = heappop(heap)
+        worth, i, to = heappop(heap)
+        worth = -worth
         at = number[given[i]]
         if sizes[to] - given[i] > spare:  # others took them: what is the best step now?
             worth, to = _best_step(value[i], sizes, at, spare)
             if worth > 0.0:
                 heappush(heap, (-worth, i, to))
             continue
-        if promised[i] and effort > EFFORT:
-            continue
-        if not promised[i]:
+        plans = promised[i] and not beside[i]
+        if plans and effort > EFFORT:
+            if given[i] > 0 or jobs.pause_s > jobs.start_s[i]:
+                continue
+            beside[i], plans = True, False
+        if not plans:
             spare -= sizes[to] - given[i]
             lent += sizes[to] - given[i]
             given[i] = sizes[to]
@@ -291,6 +295,10 @@ def share_out(
             free[0] += lent
             more = out_gpus[0] - given[i] if steps > 0 else 0
             if more <= 0 or end + jobs.pause_s >= ends[i]:
+                if given[i] == 0 and jobs.pause_s <= jobs.start_s[i]:
+                    beside[i] = True
+                    heappush(heap, (-worth, i, to))
+                    continue
                 for s in range(at + 1, to + 1):  # no use to this job: larger steps may be
                     value[i, s] = value[i, at]
                 worth, to = _best_step(value[i], sizes, at, spare)
