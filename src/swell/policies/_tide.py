@@ -235,10 +235,7 @@ def share_out(
 
     A promised job keeps at least its reserved share; a step must end its reservation sooner by more than a
     pause, and takes only what nobody has reserved, as in ElasticFlow. All other jobs live on the rest, and
-    reserve nothing. So does a promised job whose reservation begins later and would not end sooner: until
-    then it runs beside its reservation, which stays as it is. Taking that up costs it a resize in place of
-    the start that was planned, so this is done only where a resize costs no more.
-    Returns the plan and everybody's GPUs now.
+    reserve nothing. Returns the plan and everybody's GPUs now.
     """
     n, levels = jobs.rates.shape
     size, used = len(plan.times), len(plan.step_s)
@@ -251,7 +248,7 @@ def share_out(
     number = np.zeros(sizes[-1] + 1, np.int64)
     for s in range(len(sizes)):
         number[sizes[s]] = s
-    given, beside = np.zeros(n, np.int64), np.zeros(n, np.bool_)
+    given = np.zeros(n, np.int64)
     spare = free[0]
     lent = 0
     heap = [(0.0, -1, 0)]
@@ -265,20 +262,16 @@ def share_out(
     heapify(heap)
     effort = 0
     while len(heap) > 0 and spare > 0:
-        worth, i, to = heappop(heap)
-        worth = -worth
+        _, i, to = heappop(heap)
         at = number[given[i]]
         if sizes[to] - given[i] > spare:  # others took them: what is the best step now?
             worth, to = _best_step(value[i], sizes, at, spare)
             if worth > 0.0:
                 heappush(heap, (-worth, i, to))
             continue
-        plans = promised[i] and not beside[i]
-        if plans and effort > EFFORT:
-            if given[i] > 0 or jobs.pause_s > jobs.start_s[i]:
-                continue
-            beside[i], plans = True, False
-        if not plans:
+        if promised[i] and effort > EFFORT:
+            continue
+        if not promised[i]:
             spare -= sizes[to] - given[i]
             lent += sizes[to] - given[i]
             given[i] = sizes[to]
@@ -295,10 +288,6 @@ def share_out(
             free[0] += lent
             more = out_gpus[0] - given[i] if steps > 0 else 0
             if more <= 0 or end + jobs.pause_s >= ends[i]:
-                if given[i] == 0 and jobs.pause_s <= jobs.start_s[i]:
-                    beside[i] = True
-                    heappush(heap, (-worth, i, to))
-                    continue
                 for s in range(at + 1, to + 1):  # no use to this job: larger steps may be
                     value[i, s] = value[i, at]
                 worth, to = _best_step(value[i], sizes, at, spare)
@@ -329,3 +318,32 @@ def share_out(
         ),
         given,
     )
+
+
+@compiled
+def run_beside(value: FloatArray, sizes: IntArray, given: IntArray, spare: int) -> IntArray:
+    """Give jobs that have been given nothing what is still spare; returns everybody's GPUs now.
+
+    A promised job among them has reserved GPUs for later, and no larger reservation from now on would end
+    sooner. Until then it runs beside its reservation, which stays as it is: taking it up costs a running job
+    a resize, in place of the start that was planned, which costs no less (`Jobs.start_s`).
+    """
+    given = given.copy()
+    heap = [(0.0, -1, 0)]
+    heap.pop()
+    for i in range(len(given)):
+        if given[i] == 0:
+            worth, to = _best_step(value[i], sizes, 0, spare)
+            if worth > 0.0:
+                heap.append((-worth, i, to))
+    heapify(heap)
+    while len(heap) > 0 and spare > 0:
+        _, i, to = heappop(heap)
+        at = np.searchsorted(sizes, given[i])
+        if sizes[to] - given[i] <= spare:
+            spare -= sizes[to] - given[i]
+            given[i], at = sizes[to], to
+        worth, to = _best_step(value[i], sizes, at, spare)
+        if worth > 0.0:
+            heappush(heap, (-worth, i, to))
+    return given

@@ -38,6 +38,7 @@ from swell.policies._tide import (
     odd_shares,
     one_gpu_rates,
     prices,
+    run_beside,
     share_out,
     values,
 )
@@ -100,26 +101,25 @@ class Tide(ElasticFlow):
         self._errors.observe(snapshot)
         now = self._moment(snapshot)
         promised = np.isfinite(snapshot.deadline_s)
-        if not promised.any():
-            plan = now.empty
-        else:
+        plan, crowded = now.empty, False
+        if promised.any():
             plan, now = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
             plan = plan_the_late(now, plan, self.rounds)
             promised &= np.isfinite(plan.end_s)
-        crowded = bool(promised.any()) and _load(plan, now.empty) > CROWDED
-        if not crowded:
-            plan = lend(now.jobs, plan, _longest_first(now.jobs, promised))
+            crowded = _load(plan, now.empty) > CROWDED
+            if not crowded:
+                plan = lend(now.jobs, plan, _longest_first(now.jobs, promised))
         still = now.jobs.still_s > snapshot.now_s
         value, sizes = self._values(snapshot, still)
 
         def give(jobs: Jobs, plan: Plan) -> tuple[Plan, IntArray]:
-            if not crowded:
-                return share_out(jobs, plan, promised, value.copy(), sizes)
-            plan, gpus = spend_spare(jobs, plan)
-            if plan.free[0] == 0 or gpus.all():
-                return plan, gpus
-            waits = np.where((gpus == 0)[:, None], value, 0.0)
-            return share_out(jobs, plan, np.isfinite(plan.end_s), waits, sizes)
+            if crowded:
+                plan, gpus = spend_spare(jobs, plan)
+                spare = int(plan.free[0])
+            else:
+                plan, gpus = share_out(jobs, plan, promised, value.copy(), sizes)
+                spare = int(plan.free[0] - gpus[~promised].sum())
+            return plan, run_beside(value, sizes, gpus, spare) if spare > 0 else gpus
 
         plan, decision = now.spend(plan, give)
         self._in_force = PlanInForce(plan, snapshot.numbers)
