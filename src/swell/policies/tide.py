@@ -1,6 +1,6 @@
 """tide: swell's own policy. Promises are kept, and everybody ends sooner. Ours; not in a paper.
 
-Five ideas, explained with figures in docs/tide.md:
+Six ideas, explained with figures in docs/tide.md:
 
 - *Prices.* A unit of a job's work is worth more the more jobs wait behind it. heSRPT (Berg et al., 2020)
   gives the exact prices if all jobs speed up alike, and they depend on the *rank* of a job by remaining work
@@ -8,6 +8,8 @@ Five ideas, explained with figures in docs/tide.md:
   ended jobs (`_lengths`).
 - *Promises* are ElasticFlow's reservations with the plan in force (`_plan_in_force`). Spare GPUs go by price,
   to jobs with and without deadlines alike; a promised job takes them only if its reservation ends sooner.
+- *Models.* A job that has not run yet is taken to be as fast as the jobs of its model before it
+  (`_seen_models`), so it starts on the share that suits it.
 - *Weights.* A job of weight w counts as w jobs, in prices and when promises have to be broken.
 - *Not known yet.* On a live cluster a new script's speed and length are unknown. Such a job is taken to have
   as much work left as it has had, so it starts at once, and its rank falls the longer it stays unknown.
