@@ -62,7 +62,8 @@ def needs(
     """What each job needs; with `adaptive`, if it always chose the best batch for the moment."""
     kind = max(cluster.gpu_types, key=lambda k: sum(n.gpus for n in cluster.nodes if n.gpu_type == k))
     per_node = max(node.gpus for node in cluster.nodes)
-    found = []
+    found, width = [], min(cluster.capacity, WIDEST)
+    known: dict[tuple[str, int, int], tuple[FloatArray, float, float]] = {}
     for job in jobs:
         profile = profiles.get(job.model)
         deadline_s = math.inf if job.deadline_s is None else job.deadline_s
@@ -70,21 +71,15 @@ def needs(
             alone_s, gpu_s = _best_course(profile, cluster.capacity, per_node, profile.resolve(kind))
             found.append(Need(job.submit_s, deadline_s, alone_s, gpu_s, None, 0.0))
             continue
-        width = min(cluster.capacity, WIDEST)
         most = min(width, job.max_gpus or width, profile.max_gpus or width)
-        rates = profile.curve(job.batch_size, width, per_node, profile.resolve(kind))[: most + 1]
+        key = (job.model, job.batch_size, most)
+        if key not in known:
+            rates = profile.curve(job.batch_size, width, per_node, profile.resolve(kind))[: most + 1]
+            per_gpu = rates[1:] / np.arange(1, len(rates))
+            known[key] = rates, float(rates.max()), float(per_gpu.max())
+        rates, fastest, thriftiest = known[key]
         work = profile.iterations(job.batch_size, -1) if job.work is None else job.work
-        per_gpu = rates[1:] / np.arange(1, len(rates))
-        found.append(
-            Need(
-                job.submit_s,
-                deadline_s,
-                work / float(rates.max()),
-                work / float(per_gpu.max()),
-                rates,
-                work,
-            )
-        )
+        found.append(Need(job.submit_s, deadline_s, work / fastest, work / thriftiest, rates, work))
     return found
 
 
@@ -133,28 +128,31 @@ def _one_machine(
 
     The job with the least work goes first, in all (`by_total`) or still left; newcomers may interrupt.
     """
-    order = np.argsort(submit_s, kind="stable")
-    left_s, ends_s, moments = work_s.copy(), np.zeros(len(work_s)), np.zeros(len(work_s))
+    order = np.argsort(submit_s, kind="stable").tolist()
+    submitted_s, work = submit_s.tolist(), work_s.tolist()
+    left_s, ends_s, moments = list(work), [0.0] * len(work), [0.0] * len(work)
     heap: list[tuple[float, int]] = []
     now_s, coming = 0.0, 0
     while coming < len(order) or heap:
         if not heap:
-            now_s = max(now_s, float(submit_s[order[coming]]))
-        while coming < len(order) and submit_s[order[coming]] <= now_s:
-            i = int(order[coming])
-            heappush(heap, (float(work_s[i]), i))
+            now_s = max(now_s, submitted_s[order[coming]])
+        while coming < len(order) and submitted_s[order[coming]] <= now_s:
+            i = order[coming]
+            heappush(heap, (work[i], i))
             coming += 1
         _, i = heappop(heap)
-        next_s = float(submit_s[order[coming]]) if coming < len(order) else math.inf
-        until_s = min(now_s + float(left_s[i]), next_s)
-        moments[i] += (until_s**2 - now_s**2) / 2
-        left_s[i] -= until_s - now_s
-        now_s = until_s
-        if left_s[i] <= 1e-9 * work_s[i]:
+        next_s = submitted_s[order[coming]] if coming < len(order) else math.inf
+        # Served and left are counted apart from the clock: little work may be less than the clock can show.
+        ends = now_s + left_s[i] <= next_s
+        served_s = left_s[i] if ends else next_s - now_s
+        moments[i] += served_s * (now_s + served_s / 2)
+        left_s[i] -= served_s
+        now_s = now_s + served_s if ends else next_s
+        if left_s[i] <= 1e-9 * work[i]:
             ends_s[i] = now_s
         else:
-            heappush(heap, (float(work_s[i] if by_total else left_s[i]), i))
-    return ends_s, moments / work_s
+            heappush(heap, (work[i] if by_total else left_s[i], i))
+    return np.array(ends_s), np.array(moments) / work_s
 
 
 def least_gpu_s(need: Need, window_s: float) -> float:

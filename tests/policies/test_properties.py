@@ -85,7 +85,7 @@ def test_the_same_moments_give_the_same_shares(name: str, data: Any, snapshots: 
 
 
 @pytest.mark.parametrize("name", WORK_CONSERVING)
-@settings(max_examples=40, deadline=None, derandomize=True)  # a known corner of tide: docs/tide.md
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_elastic_policies_leave_no_gpu_idle_that_a_waiting_job_could_use(
     name: str, data: Any, snapshots: Any

@@ -147,6 +147,35 @@ def test_a_job_that_runs_on_no_common_share_still_runs(make_snapshot: Any) -> No
     assert common == 4
 
 
+def test_a_job_whose_least_share_is_odd_need_not_wait_for_a_common_one(make_snapshot: Any) -> None:
+    # It runs on 3 GPUs or on 8, and the other job, which is shorter, has one of the eight.
+    rates = [[0, 0, 0, 3, 0, 0, 0, 0, 8], [0, 1, 1, 1, 1, 1, 1, 1, 1]]
+    snapshot = make_snapshot(2, cluster="1x8", rates=rates, curve=[0, 1], left=[1e5, 10.0])
+    assert shares("tide-fixed", snapshot) == [3, 1]
+
+
+def test_a_promised_job_that_waits_for_its_reservation_runs_beside_it(make_snapshot: Any) -> None:
+    # The first job needs all GPUs until 100 s before its deadline at 1000 s, so the second has reserved them
+    # after that. It runs well on eight GPUs alone, so a smaller share for good would make it late.
+    rates = [[0, 1, 2, 3, 4, 0, 0, 0, 0], [0, 1, 1, 1, 1, 1, 1, 1, 100]]
+    columns = {"rates": rates, "curve": [0, 1], "left": [3600.0, 9_000.0], "deadline_s": [1000.0, 1100.0]}
+    snapshot = make_snapshot(2, cluster="1x8", **columns)
+    policy = make_policy("tide-fixed")
+    decision = policy.allocate(snapshot)
+    assert decision.gpus.tolist() == [4, 1]
+    assert policy.next_wakeup_s(snapshot, decision) <= 1000.0, "when its own GPUs are free"
+
+
+def test_a_crowded_cluster_leaves_no_gpu_idle_that_a_job_on_odd_shares_could_use(make_snapshot: Any) -> None:
+    # Promises need 28 of 31 GPUs all the time, and the last job runs on three GPUs or not at all.
+    rates = [[float(k) for k in range(32)], [3.0 * (k == 3) for k in range(32)]]
+    snapshot = make_snapshot(
+        4, cluster="1x31", rates=rates, curve=[0, 0, 0, 1], max_gpus=[16, 8, 4, 31],
+        left=[15_900.0, 7_950.0, 3_975.0, 1e5], deadline_s=[1000.0, 1000.0, 1000.0, np.inf],
+    )  # fmt: skip
+    assert shares("tide-fixed", snapshot) == [16, 8, 4, 3]
+
+
 def test_a_job_that_waits_on_and_on_is_served_in_the_end(make_snapshot: Any) -> None:
     fresh = make_snapshot(9, cluster="1x8", left=[10_000.0] + [100.0] * 8, now_s=1.0, submit_s=0.0)
     assert shares("tide-fixed", fresh)[0] == 0

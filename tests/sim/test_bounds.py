@@ -45,6 +45,13 @@ def test_the_shortest_first_bound_of_one_machine() -> None:
     assert found["bound"] == max(found["alone"], found["pooled"], found["both"])
 
 
+def test_work_too_little_for_the_clock_to_show_is_done_all_the_same() -> None:
+    # 1e-12 s of work at 1e6 s: the sum of both is 1e6 s again. The bound used to wait for that work for ever.
+    found = bounds.least_jct_s([need(1e6, 1e-12), need(1e6, 2.0)], 1)
+    assert found["pooled"] == pytest.approx(1.0)
+    assert found["both"] == pytest.approx((1.0 + 2.0 / 1.5 / 2) / 2)
+
+
 @pytest.mark.parametrize("policy", ["tide-fixed", "afs-l"])
 @pytest.mark.parametrize("load", [20, 80])
 def test_policies_stay_within_the_bounds(policy: str, load: int) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 
 from swell.domain import FloatArray, IntArray
 from swell.perf._compiled import compiled
+from swell.policies._seen_models import Kind, kind_of
 from swell.policies.memory import Memory
 from swell.policies.snapshot import Snapshot
 
@@ -43,7 +44,7 @@ class Lengths:
     )
     """For each active job: the work left when it was first seen, and as of the last look its progress, its
     rate, its rate on one GPU, its kind and the moment."""
-    _kinds: dict[tuple[str, int], int] = field(default_factory=dict)
+    _kinds: dict[Kind, int] = field(default_factory=dict)
     _ended: list[deque[float]] = field(default_factory=list)
     """By kind: the lengths of its ended jobs, in the unit of their curves."""
     _close: deque[bool] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
@@ -86,10 +87,7 @@ class Lengths:
                 self._all_s.append(length / max(float(seen["one"][gone]), 1e-9))
         seen.follow(snapshot)
         for i in np.flatnonzero(seen["kind"] < 0).tolist():
-            row = snapshot.rows[i]
-            spec, belief = snapshot.table.specs[row], snapshot.table.belief[row]
-            adapts = belief is not None and belief.fixed_batch is None
-            kind = (spec.model, 0 if adapts else spec.batch_size)
+            kind = kind_of(snapshot, i, snapshot.table.belief[snapshot.rows[i]])
             number = self._kinds.setdefault(kind, len(self._kinds))
             if number == len(self._ended):
                 self._ended.append(deque(maxlen=REMEMBERED))

@@ -47,19 +47,16 @@ def legal_sizes(gpus_per_node: int, most: int) -> IntArray:
 def odd_shares(
     rates: FloatArray, curve: IntArray, least: IntArray, most: IntArray, sizes: IntArray
 ) -> IntArray:
-    """For a job that can run, but on none of `sizes`, the least share that it can run on; else 0."""
+    """For a job whose least share that it can run on is none of `sizes`, that share; else 0."""
     out = np.zeros(len(curve), np.int64)
     for i in range(len(curve)):
-        row, s = rates[curve[i]], 0
+        row = rates[curve[i]]
         for k in range(max(least[i], 1), min(most[i], len(row) - 1) + 1):
-            while s < len(sizes) and sizes[s] < k:
-                s += 1
             if row[k] > 0.0:
-                if s < len(sizes) and sizes[s] == k:
-                    out[i] = 0
-                    break
-                if out[i] == 0:
+                at = np.searchsorted(sizes, k)
+                if at == len(sizes) or sizes[at] != k:
                     out[i] = k
+                break
     return out
 
 
@@ -321,3 +318,32 @@ def share_out(
         ),
         given,
     )
+
+
+@compiled
+def run_beside(value: FloatArray, sizes: IntArray, given: IntArray, spare: int) -> IntArray:
+    """Give jobs that have been given nothing what is still spare; returns everybody's GPUs now.
+
+    A promised job among them has reserved GPUs for later, and no larger reservation from now on would end
+    sooner. Until then it runs beside its reservation, which stays as it is: taking it up costs a running job
+    a resize, in place of the start that was planned, which costs no less (`Jobs.start_s`).
+    """
+    given = given.copy()
+    heap = [(0.0, -1, 0)]
+    heap.pop()
+    for i in range(len(given)):
+        if given[i] == 0:
+            worth, to = _best_step(value[i], sizes, 0, spare)
+            if worth > 0.0:
+                heap.append((-worth, i, to))
+    heapify(heap)
+    while len(heap) > 0 and spare > 0:
+        _, i, to = heappop(heap)
+        at = np.searchsorted(sizes, given[i])
+        if sizes[to] - given[i] <= spare:
+            spare -= sizes[to] - given[i]
+            given[i], at = sizes[to], to
+        worth, to = _best_step(value[i], sizes, at, spare)
+        if worth > 0.0:
+            heappush(heap, (-worth, i, to))
+    return given

@@ -1,6 +1,6 @@
 """tide: swell's own policy. Promises are kept, and everybody ends sooner. Ours; not in a paper.
 
-Five ideas, explained with figures in docs/tide.md:
+Six ideas, explained with figures in docs/tide.md:
 
 - *Prices.* A unit of a job's work is worth more the more jobs wait behind it. heSRPT (Berg et al., 2020)
   gives the exact prices if all jobs speed up alike, and they depend on the *rank* of a job by remaining work
@@ -8,6 +8,8 @@ Five ideas, explained with figures in docs/tide.md:
   ended jobs (`_lengths`).
 - *Promises* are ElasticFlow's reservations with the plan in force (`_plan_in_force`). Spare GPUs go by price,
   to jobs with and without deadlines alike; a promised job takes them only if its reservation ends sooner.
+- *Models.* A job that has not run yet is taken to be as fast as the jobs of its model before it
+  (`_seen_models`), so it starts on the share that suits it.
 - *Weights.* A job of weight w counts as w jobs, in prices and when promises have to be broken.
 - *Not known yet.* On a live cluster a new script's speed and length are unknown. Such a job is taken to have
   as much work left as it has had, so it starts at once, and its rank falls the longer it stays unknown.
@@ -29,6 +31,7 @@ from swell.domain import FloatArray, InputError, IntArray
 from swell.policies._lengths import Lengths
 from swell.policies._plan_in_force import Moment, PlanInForce, keep_promises, plan_the_late
 from swell.policies._reservations import BoolArray, Jobs, Plan, spend_spare
+from swell.policies._seen_models import SeenModels
 from swell.policies._speed_errors import SpeedErrors
 from swell.policies._tide import (
     FIRST_GPUS,
@@ -37,6 +40,7 @@ from swell.policies._tide import (
     odd_shares,
     one_gpu_rates,
     prices,
+    run_beside,
     share_out,
     values,
 )
@@ -54,12 +58,6 @@ LASTS_S = 900.0
 """How long a share is taken to last, at most, when a change is weighed against its cost."""
 STOP = 1.0
 """How much the start counts that a running job will need if it is stopped now, in times its cost."""
-FIRST_SHARE = 2
-"""The most GPUs that a job is given before anything is known of its speed."""
-EXPLORE = 8
-"""A job may have this many times the most GPUs it has been seen on."""
-UNSEEN_SCALING = 0.8
-"""How a job is taken to scale before it has been seen."""
 UNSEEN_S = 60.0
 """The length that a job is taken to have before its speed is known: short, so that it becomes known."""
 PATIENCE = 5.0
@@ -91,6 +89,7 @@ class Tide(ElasticFlow):
     same kind that have ended, where that helps; 'blind' to guess nothing. Deadlines need it all the same."""
 
     _errors: SpeedErrors = field(default_factory=SpeedErrors, init=False, repr=False)
+    _models: SeenModels = field(default_factory=SeenModels, init=False, repr=False)
     _lengths: Lengths = field(default_factory=Lengths, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,22 +103,27 @@ class Tide(ElasticFlow):
         self._errors.observe(snapshot)
         now = self._moment(snapshot)
         promised = np.isfinite(snapshot.deadline_s)
-        if not promised.any():
-            plan = now.empty
-        else:
+        plan, crowded = now.empty, False
+        if promised.any():
             plan, now = keep_promises(now, self._in_force, now.can_be_kept(), self.rounds)
             plan = plan_the_late(now, plan, self.rounds)
-            if _load(plan, now.empty) > CROWDED:
-                plan, decision = now.spend(plan, spend_spare)
-                self._in_force = PlanInForce(plan, snapshot.numbers)
-                return decision
             promised &= np.isfinite(plan.end_s)
-            plan = lend(now.jobs, plan, _longest_first(now.jobs, promised))
+            crowded = _load(plan, now.empty) > CROWDED
+            if not crowded:
+                plan = lend(now.jobs, plan, _longest_first(now.jobs, promised))
         still = now.jobs.still_s > snapshot.now_s
         value, sizes = self._values(snapshot, still)
-        plan, decision = now.spend(
-            plan, lambda jobs, plan: share_out(jobs, plan, promised, value.copy(), sizes)
-        )
+
+        def give(jobs: Jobs, plan: Plan) -> tuple[Plan, IntArray]:
+            if crowded:
+                plan, gpus = spend_spare(jobs, plan)
+                spare = int(plan.free[0])
+            else:
+                plan, gpus = share_out(jobs, plan, promised, value.copy(), sizes)
+                spare = int(plan.free[0] - gpus[~promised].sum())
+            return plan, run_beside(value, sizes, gpus, spare) if spare > 0 else gpus
+
+        plan, decision = now.spend(plan, give)
         self._in_force = PlanInForce(plan, snapshot.numbers)
         return decision
 
@@ -140,12 +144,12 @@ class Tide(ElasticFlow):
 
         A job that must keep still gets no more than it holds.
         """
-        rates, curve, most = self._believed(snapshot)
+        rates, curve, most, unseen = self._models.believed(snapshot)
         held, least = snapshot.gpus, np.maximum(snapshot.min_gpus, 1)
         most = np.where(still, np.minimum(most, held), most)
         one, weight = one_gpu_rates(rates, curve), snapshot.weight
         stop, flatness = np.zeros(len(one)), FLATNESS if snapshot.resize_cost_s > 0 else FREE_FLATNESS
-        left_s = self._left_s(snapshot, one, curve == len(rates) - 1)
+        left_s = self._left_s(snapshot, one, unseen)
         if left_s is not None:
             now = rates[curve, np.minimum(held, rates.shape[1] - 1)]
             speed = np.divide(now, one, out=np.ones(len(one)), where=(held > 0) & (one > 0))
@@ -173,7 +177,7 @@ class Tide(ElasticFlow):
     def _left_s(self, snapshot: Snapshot, one: FloatArray, unseen: BoolArray) -> FloatArray | None:
         """What each job is taken to have left, in seconds on one GPU; None if nothing can be said.
 
-        `one` are the rates on one GPU, and `unseen` the jobs whose speed is not known yet.
+        `one` are the rates on one GPU, and `unseen` the jobs that nothing is known of.
         """
         if self.length == "blind":
             return None
@@ -185,23 +189,6 @@ class Tide(ElasticFlow):
             left_s = np.divide(snapshot.remaining, one, out=np.full(len(one), UNSEEN_S), where=one > 0)
         left_s[unseen] = UNSEEN_S
         return np.where(snapshot.known, left_s, snapshot.attained_gpu_s)
-
-    def _believed(self, snapshot: Snapshot) -> tuple[FloatArray, IntArray, IntArray]:
-        """Curves with one more row for jobs that nothing is known of, each job's row, and its most GPUs."""
-        rates = snapshot.curves.rates
-        guess = np.arange(rates.shape[1]) ** UNSEEN_SCALING
-        rates = np.concatenate([rates, guess[None]])
-        curve, most = snapshot.curve.copy(), snapshot.max_gpus.copy()
-        for i, belief in enumerate(snapshot.beliefs):
-            if belief is None:
-                continue
-            bound = min(int(most[i]), belief.limits.max_gpus)
-            if not belief.known:
-                curve[i], bound = len(rates) - 1, min(bound, FIRST_SHARE)
-            elif belief.explores:
-                bound = min(bound, max(EXPLORE * belief.most_gpus, FIRST_SHARE))
-            most[i] = max(bound, min(int(snapshot.min_gpus[i]), int(most[i])))
-        return rates, curve, most
 
 
 @dataclass(kw_only=True)

@@ -176,7 +176,8 @@ class World:
             return self._told
         if self._by_type is not None:
             return self._by_type.curves(self.active().tolist())
-        for row, belief in enumerate(self.table.belief):
+        for row in self.active().tolist():
+            belief = self.table.belief[row]
             if belief is not None and belief.version != self._curve_version[row]:
                 self._curve_version[row] = belief.version
                 rates = belief.curve(self._exact.max_gpus, self.cluster.gpus_per_node)
