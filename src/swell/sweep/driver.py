@@ -18,7 +18,10 @@ from swell.sweep.halving import Verdict
 from swell.sweep.spec import Sweep, Value
 from swell.sweep.study import Study, Trial
 
-_WAIT_S = 0.5
+_WAIT_S = 0.1
+"""How long to wait for news of the trials, if there is none: slots are idle while a verdict is due."""
+_LOOKS = 20
+"""How often to look for news before the verdicts are worked out again all the same."""
 
 
 Told = Callable[[str, Trial], None]
@@ -48,14 +51,16 @@ class Driver:
         options: Mapping[str, Any],
         *,
         parallel: int,
+        ahead: int = 0,
         told: Told = lambda what, trial: None,
     ) -> None:
+        """`parallel`: trials at a time; `ahead`: how many more may wait in the queue, where that is free."""
         self._client = client
         self._study = study
         self._sweep = sweep
         self._script = script
         self._options = dict(options)
-        self._parallel = parallel
+        self._parallel, self._ahead = parallel, ahead
         self._told = told
         self._running: dict[str, int] = {}
         """Trial by job."""
@@ -80,13 +85,21 @@ class Driver:
             self._fill()
             if not self._running:
                 return
-            if not self._catch_up():
+            for _ in range(_LOOKS):
+                if self._catch_up():
+                    break
                 time.sleep(_WAIT_S)
 
     def _fill(self) -> None:
-        """Start trials until enough are running or all have been started."""
+        """Start trials until enough are there or all have been started.
+
+        Under halving no trial ends before the last has begun, so nothing is learned by waiting with the next
+        ones. Then `ahead` more are submitted: those wait in the queue, and get slots the moment that others
+        leave them. Otherwise the platform would let a trial grow onto such a slot, and take it back at once.
+        """
+        enough = self._parallel + (self._ahead if self._sweep.pruner == "halving" else 0)
         while (
-            len(self._running) - len(self._waiting) < self._parallel
+            len(self._running) - len(self._waiting) < enough
             and len(self._study.trials()) < self._sweep.trials
         ):
             trial = self._study.ask()
@@ -94,9 +107,14 @@ class Driver:
             self._told("started", trial)
 
     def _follow_verdicts(self) -> None:
-        """Have trials wait, go on, or end."""
+        """Have trials go on, wait, or end. Those that go on come first, because slots are free for them."""
         verdicts = self._study.verdicts()
-        for job_id, number in list(self._running.items()):
+        running = list(self._running.items())
+        for job_id, number in running:
+            if verdicts.get(number, Verdict.GO) is Verdict.GO and job_id in self._waiting:
+                self._client.resume(job_id)
+                self._waiting.discard(job_id)
+        for job_id, number in running:
             verdict = verdicts.get(number, Verdict.GO)
             if verdict is Verdict.GIVE_UP:
                 self._client.cancel(job_id)
@@ -104,9 +122,6 @@ class Driver:
             elif verdict is Verdict.WAIT and job_id not in self._waiting:
                 self._client.pause(job_id)
                 self._waiting.add(job_id)
-            elif verdict is Verdict.GO and job_id in self._waiting:
-                self._client.resume(job_id)
-                self._waiting.discard(job_id)
 
     def _start(self, trial: Trial) -> None:
         """Submit a trial's job, or find the one that a killed driver submitted."""
