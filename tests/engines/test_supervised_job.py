@@ -281,3 +281,15 @@ def test_a_job_that_stops_for_a_service_is_started_again_on_its_other_slots(tmp_
     (tmp_path / "exit.json").write_text(json.dumps({"code": 0, "reason": STOPPED}))
     job.gone()
     assert job.wanted == (4,) and job.outcome is None and not job.slots
+
+
+def test_a_job_that_waits_for_other_slots_leaves_those_that_services_want_at_once(tmp_path: Path) -> None:
+    engine = LocalEngine(tmp_path, slots=8)
+    neighbour = SupervisedJob("b", tmp_path / "b", wanted=(6, 7), told=(6, 7), alive=True)
+    engine._jobs["b"] = neighbour
+    job = SupervisedJob("a", tmp_path, wanted=(6, 7), told=(0, 1, 2, 3), alive=True)
+    job.live = {"w0": 0, "w1": 1, "w2": 2, "w3": 3}
+    job.members = job.former = set(job.live)
+    assert _told_by(engine, job) == [], "it keeps its slots until the others are free"
+    engine.reserve(frozenset({1, 2, 3}))
+    assert _told_by(engine, job) == [[0]]

@@ -15,13 +15,13 @@ import pytest
 from tests.control.virtual import Exact, Trace, VirtualPlatform
 
 from swell.api.schemas import EventView
-from swell.control.model import JobRequest, Phase
+from swell.control.model import JobRequest
 from swell.domain import Cluster, Placement
 from swell.engines import Report
 from swell.sweep import driver
 from swell.sweep.driver import Driver
 from swell.sweep.spec import Sweep
-from swell.sweep.study import Study, Trial
+from swell.sweep.study import Study
 
 pytest.importorskip("optuna")
 
@@ -39,7 +39,6 @@ class Pretended(VirtualPlatform):
 
     def __init__(self, home: Path) -> None:
         super().__init__(Trace([], {}, Cluster.parse(f"1x{SLOTS}")), "tide", home, cost_s=1.5, round_s=None)
-        self.used_s = 0.0
         self.plane.come_up()
 
     def recall(self, request: JobRequest) -> Exact:
@@ -76,7 +75,6 @@ class Pretended(VirtualPlatform):
         before, self.now_s = self.now_s, self.now_s + STEP_S
         for job_id, run in self.engine._runs.items():
             trained_s = max(self.now_s - max(run.since_s, run.paused_until_s), 0.0)
-            self.used_s += STEP_S * len(run.placement)
             if run.placement and before // REPORT_S < self.now_s // REPORT_S:
                 self._report(job_id, min(EPOCHS - run.left + run.speed * trained_s, float(EPOCHS)))
         self.plane.turn()
@@ -94,13 +92,8 @@ def search(home: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Simpl
     monkeypatch.setattr(driver.time, "sleep", lambda seconds: None)
     home.mkdir()
     platform, study = Pretended(home), Study(home / "sweep.db", SWEEP, fresh=True)
-    waiting: list[int] = []
-
-    def told(what: str, trial: Trial) -> None:
-        waiting.append(len(platform.plane.jobs(phase=Phase.QUEUED)))
-
     fields = {"name": "trial", "args": (), **options}
-    Driver(platform, study, SWEEP, "train.py", fields, parallel=SLOTS, ahead=SLOTS, told=told).run()  # type: ignore[arg-type]
+    Driver(platform, study, SWEEP, "train.py", fields, parallel=SLOTS, ahead=SLOTS).run()  # type: ignore[arg-type]
     platform.store.close()
     return SimpleNamespace(makespan_s=platform.now_s, trials=study.trials(), best=study.best())
 

@@ -355,6 +355,7 @@ class SupervisedEngine:
             taken = set[int]().union(*(other.slots for other in self._jobs.values() if other is not job))
         free = tuple(slot for slot in self._usable(job.wanted) if slot not in taken)
         has = job.told if job.alive else ()
+        has = tuple(slot for slot in has if slot not in self._reserved) or has
         if free == job.wanted or now_s - job.wanted_s > HANDOVER_S:
             return free or has
         # Other jobs still use some wanted slots. The job gives up its unwanted slots now, and gets the rest
