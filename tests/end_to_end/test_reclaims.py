@@ -24,7 +24,7 @@ def test_slots_are_left_at_once_and_no_sample_is_lost(tmp_path: Path) -> None:
 
 
 def test_the_time_of_a_reclaim_is_divided_into_its_stages() -> None:
-    held = [Event(10.1, EventKind.HELD), Event(99.0, EventKind.HELD)]
+    held = [Event(s, EventKind.HELD, data={"reservation": "service"}) for s in (10.1, 99.0)]
     early = [{"event": "exited", "time_s": 10.2}]
     late: list[dict[str, Any]] = [
         {"event": "generation", "time_s": 9.0},

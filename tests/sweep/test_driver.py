@@ -93,7 +93,7 @@ def search(home: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Simpl
     home.mkdir()
     platform, study = Pretended(home), Study(home / "sweep.db", SWEEP, fresh=True)
     fields = {"name": "trial", "args": (), **options}
-    Driver(platform, study, SWEEP, "train.py", fields, parallel=SLOTS, ahead=SLOTS).run()  # type: ignore[arg-type]
+    Driver(platform, study, SWEEP, "train.py", fields, parallel=SLOTS).run()  # type: ignore[arg-type]
     platform.store.close()
     return SimpleNamespace(makespan_s=platform.now_s, trials=study.trials(), best=study.best())
 

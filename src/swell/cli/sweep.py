@@ -64,15 +64,13 @@ def sweep(
         slots = sum(node.gpus for node in client.nodes()) or 1
         study = Study(path, wanted, fresh=not resume)
         told = _Teller(wanted, quiet=as_json)
-        at_a_time = parallel or wanted.parallel
         driver = Driver(
             client,
             study,
             wanted,
             script,
             options,
-            parallel=at_a_time or slots,
-            ahead=0 if at_a_time else slots,
+            parallel=parallel or wanted.parallel or slots,
             told=told,
         )
         try:

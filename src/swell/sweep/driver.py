@@ -51,16 +51,14 @@ class Driver:
         options: Mapping[str, Any],
         *,
         parallel: int,
-        ahead: int = 0,
         told: Told = lambda what, trial: None,
     ) -> None:
-        """`parallel`: trials at a time; `ahead`: how many more may wait in the queue, where that is free."""
         self._client = client
         self._study = study
         self._sweep = sweep
         self._script = script
         self._options = dict(options)
-        self._parallel, self._ahead = parallel, ahead
+        self._parallel = parallel
         self._told = told
         self._running: dict[str, int] = {}
         """Trial by job."""
@@ -82,7 +80,6 @@ class Driver:
                     self._waiting.add(job.job_id)
         while True:
             self._follow_verdicts()
-            self._fill()
             if not self._running:
                 return
             for _ in range(_LOOKS):
@@ -90,38 +87,44 @@ class Driver:
                     break
                 time.sleep(_WAIT_S)
 
-    def _fill(self) -> None:
-        """Start trials until enough are there or all have been started.
+    def _follow_verdicts(self) -> None:
+        """Have trials go on, end, or wait, and start others in the place of those that wait.
 
-        Under halving no trial ends before the last has begun, so nothing is learned by waiting with the next
-        ones. Then `ahead` more are submitted: those wait in the queue, and get slots the moment that others
-        leave them. Otherwise the platform would let a trial grow onto such a slot, and take it back at once.
+        A trial that is to have a slot is resumed or submitted before another one gives its slot up. Otherwise
+        the platform would let a third one grow onto that slot, and take it back at once. No more trials than
+        may run at a time are resumed: the platform would let them take turns, and each turn costs a start.
         """
-        enough = self._parallel + (self._ahead if self._sweep.pruner == "halving" else 0)
-        while (
-            len(self._running) - len(self._waiting) < enough
-            and len(self._study.trials()) < self._sweep.trials
-        ):
+        verdicts = self._study.verdicts()
+        given_up, arrived = [], []
+        for job_id, number in self._running.items():
+            verdict = verdicts.get(number, Verdict.GO)
+            if verdict is Verdict.GIVE_UP:
+                given_up.append(job_id)
+            elif verdict is Verdict.WAIT and job_id not in self._waiting:
+                arrived.append(job_id)
+        self._waiting.update(given_up, arrived)
+        for job_id in [job_id for job_id in self._running if job_id in self._waiting]:
+            if self._room and verdicts.get(self._running[job_id], Verdict.GO) is Verdict.GO:
+                self._client.resume(job_id)
+                self._waiting.discard(job_id)
+        for job_id in given_up:
+            self._client.cancel(job_id)
+            self._end(job_id, "pruned")
+        self._fill()
+        for job_id in arrived:
+            self._client.pause(job_id)
+
+    @property
+    def _room(self) -> bool:
+        """Whether fewer trials are under way than may be at a time."""
+        return len(self._running) - len(self._waiting) < self._parallel
+
+    def _fill(self) -> None:
+        """Start trials until enough are running or all have been started."""
+        while self._room and len(self._study.trials()) < self._sweep.trials:
             trial = self._study.ask()
             self._start(trial)
             self._told("started", trial)
-
-    def _follow_verdicts(self) -> None:
-        """Have trials go on, wait, or end. Those that go on come first, because slots are free for them."""
-        verdicts = self._study.verdicts()
-        running = list(self._running.items())
-        for job_id, number in running:
-            if verdicts.get(number, Verdict.GO) is Verdict.GO and job_id in self._waiting:
-                self._client.resume(job_id)
-                self._waiting.discard(job_id)
-        for job_id, number in running:
-            verdict = verdicts.get(number, Verdict.GO)
-            if verdict is Verdict.GIVE_UP:
-                self._client.cancel(job_id)
-                self._end(job_id, "pruned")
-            elif verdict is Verdict.WAIT and job_id not in self._waiting:
-                self._client.pause(job_id)
-                self._waiting.add(job_id)
 
     def _start(self, trial: Trial) -> None:
         """Submit a trial's job, or find the one that a killed driver submitted."""
