@@ -62,6 +62,20 @@ def test_it_takes_a_turn_when_one_is_due(turns: Turns) -> None:
     loop.stop()
 
 
+def test_it_gathers_for_as_long_as_turns_take_unless_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_GATHER_S", 3600.0)
+    monkeypatch.setattr(module.time, "perf_counter", iter(range(0, 10_000_000, 1000)).__next__)
+    hurried, turns = threading.Event(), Turns()
+    loop = Loop(turns, lambda: 3600.0, hurried.is_set)
+    hurried.set()
+    loop.start()
+    for _ in range(3):  # every turn takes 1000 s by that clock
+        before = turns.count
+        loop.wake()
+        assert turns.reach(before + 1)
+    loop.stop()
+
+
 def test_a_turn_that_fails_is_tried_again_and_its_trouble_is_shown_until_one_succeeds(
     started: Loop, turns: Turns
 ) -> None:

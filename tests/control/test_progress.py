@@ -74,3 +74,16 @@ def test_curves_have_one_length_and_nothing_where_the_job_said_nothing() -> None
     assert found["curves"]["done"] == [1, 2] and found["curves"]["loss"] == [2.5, None]
     assert found["metrics"] == {"accuracy": [None, 0.5]}
     assert [change["kind"] for change in found["changes"]] == ["allocated", "worker_lost"]
+
+
+def test_the_first_report_of_an_epoch_goes_into_the_log_soon(open_store: Callable[[], Store]) -> None:
+    log, written = ProgressLog(open_store()), []
+    for tick in range(17):
+        now_s = tick * 0.5
+        log.heard(_report(now_s, epoch=tick // 7))
+        if log.due(()):
+            written.append(now_s)
+            log.written("a", now_s)
+    assert written == [0.0, 2.0, 3.5, 5.5, 7.0], "epochs begin at 3.5 and 7 s"
+    log.heard(_report(7.1, epoch=9))
+    assert log.due(()) == {}, "epochs that take no time do not fill the log"

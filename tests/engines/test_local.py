@@ -216,6 +216,21 @@ def test_slots_change_hands_only_when_they_are_free(bench: Bench) -> None:
     assert max(most) == 2
 
 
+def test_a_slot_is_free_soon_even_if_the_leaver_does_not_end_by_itself(bench: Bench) -> None:
+    engine = bench.engine(slots=2)
+    launch = bench.launch("a", "--epochs", 40, "--sample-ms", 1.5, "--linger")
+    engine.apply(launch, (0, 1))
+    bench.wait(engine, "a", lambda o: o and len(o.placement) == 2 and o.state is RunState.RUNNING)
+    bench.wait_for(lambda: " of 2" in bench.output("a"))
+    engine.apply(launch, (0,))
+    bench.wait(engine, "a", lambda o: o and o.placement == (0,))
+    assert "lingers" in bench.output("a"), "its script was told that it leaves"
+    bench.hurry()
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
+    assert bench.steps("a") == list(range(1, 641)), "no step was lost or done twice"
+    assert not [r for r in bench.reports if r.kind == "worker_lost"], "it was sent away"
+
+
 def test_every_worker_has_a_gpu_of_its_own_where_there_are_some(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -262,3 +262,46 @@ def test_a_slow_worker_is_reported_with_its_own_slot_unless_it_leads(tmp_path: P
     assert reports[-1][1] == {"slot": 2, "times": 2.0}, (
         "the slot that the engine has it on, whatever the job says"
     )
+
+
+@pytest.mark.parametrize(
+    ("members", "wanted", "granted", "waited_s", "stops"),
+    [
+        ({"w0": 2, "w1": 3}, (0,), (2, 3), 0.0, True),  # another job is still on slot 0
+        ({"w0": 2, "w1": 3}, (0,), (0,), 0.1, False),  # a worker is being started on slot 0
+        ({"w0": 2, "w1": 3}, (0,), (0,), 9.0, True),  # and that takes too long
+        ({"w0": 0, "w1": 3}, (0,), (0,), 9.0, False),  # it just shrinks
+        ({"w0": 2, "w1": 3}, (2, 3), (2, 3), 9.0, False),  # the decision about it is not known yet
+        ({"w0": 0, "w1": 1}, (1,), (1,), 9.0, False),  # no service wants these slots
+    ],
+)
+def test_a_job_stops_if_it_cannot_move_in_time_off_slots_that_services_want(
+    members: dict[str, int],
+    wanted: tuple[int, ...],
+    granted: tuple[int, ...],
+    waited_s: float,
+    stops: bool,
+    tmp_path: Path,
+) -> None:
+    job = SupervisedJob("a", tmp_path, wanted=wanted, alive=True, live=dict(members), members=set(members))
+    assert job.stranded(frozenset({2, 3}), granted, job.wanted_s + waited_s) is stops
+
+
+def test_a_job_that_stops_for_a_service_is_started_again_on_its_other_slots(tmp_path: Path) -> None:
+    job = _running(tmp_path)
+    job.stop_by_s, job.wanted = 1.0, (4,)
+    (tmp_path / "exit.json").write_text(json.dumps({"code": 0, "reason": STOPPED}))
+    job.gone()
+    assert job.wanted == (4,) and job.outcome is None and not job.slots
+
+
+def test_a_job_that_waits_for_other_slots_leaves_those_that_services_want_at_once(tmp_path: Path) -> None:
+    engine = LocalEngine(tmp_path, slots=8)
+    neighbour = SupervisedJob("b", tmp_path / "b", wanted=(6, 7), told=(6, 7), alive=True)
+    engine._jobs["b"] = neighbour
+    job = SupervisedJob("a", tmp_path, wanted=(6, 7), told=(0, 1, 2, 3), alive=True)
+    job.live = {"w0": 0, "w1": 1, "w2": 2, "w3": 3}
+    job.members = job.former = set(job.live)
+    assert _told_by(engine, job) == [], "it keeps its slots until the others are free"
+    engine.reserve(frozenset({1, 2, 3}))
+    assert _told_by(engine, job) == [[0]]

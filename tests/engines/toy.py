@@ -4,10 +4,11 @@ Each sample takes `--sample-ms`, whoever computes it, so two workers are nearly 
 where there are fewer cores than workers. Once the file `--hurry` exists, samples take no time any more: a
 test can give a job plenty of work, do what it has to do, and let the job end. While the file `--slower`
 exists, samples take four times as long. The leader prints a line as it
-completes each step, and the loss at the end.
+completes each step, and the loss at the end. With `--linger` a worker that leaves does not end by itself.
 """
 
 import argparse
+import atexit
 import os
 import sys
 import time
@@ -27,6 +28,7 @@ parser.add_argument("--slower", type=Path)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--hoard-mb", type=int, default=0)
+parser.add_argument("--linger", action="store_true")
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
@@ -37,6 +39,14 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 job = swell.elastic(model, optimizer, seed=args.seed)
 loader = job.loader(TensorDataset(inputs, targets), batch_size=32)
 hoard = bytearray(0)
+if args.linger:
+
+    def linger() -> None:
+        if job.steps < args.epochs * len(loader):
+            print("lingers", flush=True)
+            time.sleep(900)
+
+    atexit.register(linger)
 gpu, sharing = os.environ.get("CUDA_VISIBLE_DEVICES", "-"), os.environ.get("SWELL_PER_GPU", "-")
 print(f"device {gpu} per_gpu {sharing} pid {os.getpid()}", flush=True)
 for _ in job.epochs(args.epochs):

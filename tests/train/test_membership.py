@@ -386,3 +386,9 @@ def test_whatever_happens_the_invariants_hold(events: list[tuple[str, int]]) -> 
         busy = [w for w in m.workers.values() if w.status is not Status.LEAVING]
         assert len(busy) <= m.maximum + len(m.members)
     assert numbers == sorted(numbers)
+
+
+def test_a_launcher_that_connects_after_the_job_was_stopped_is_told_so() -> None:
+    play = Play(target=1)
+    assert play.m.stop(0.0)[-1] == Finish(0, "stopped"), "no worker has state that is not on disk"
+    assert play.m.agent_connected(["w7"], 0.1) == [Kill("w7"), Finish(0, "stopped")]

@@ -8,6 +8,7 @@ import pytest
 
 from swell.train.agent.decisions import MAX_FRUITLESS_DEATHS
 from swell.train.agent.generations import Announce, Candidate, Fence, Instruction, Kill, Spawn
+from swell.train.agent.links import LEAVE_S
 from swell.train.agent.membership import AWAY_S, Membership
 from swell.train.agent.membership_json import from_json, to_json
 
@@ -47,6 +48,39 @@ def candidates(out: list[Instruction]) -> list[Candidate]:
 
 def spawns(out: list[Instruction]) -> list[int | None]:
     return [i.slot for i in out if isinstance(i, Spawn)]
+
+
+@pytest.mark.parametrize("told_first", ["by the leaver", "by the others"])
+def test_a_leaver_that_does_not_end_is_killed_once_because_its_slot_is_meant_for_somebody_else(
+    told_first: str,
+) -> None:
+    play = Play(0, 1)
+    leaver = play.m.members[1]
+    play.m.resize(1, 0.0, [0])
+    assert play.m.candidate is not None
+    number, members = play.m.candidate.number, list(play.m.candidate.members)
+    if told_first == "by the leaver":
+        play.m.left(leaver, number, 1.0)
+        play.m.switched(number, members, 1.2)
+    else:
+        play.m.switched(number, members, 1.0)
+        play.m.left(leaver, number, 1.2)
+    assert Kill(leaver) not in play.m.tick(1.0 + LEAVE_S)
+    assert Kill(leaver) in play.m.tick(1.01 + LEAVE_S), "the time counts from the first word of it"
+    assert Kill(leaver) not in play.m.tick(2.0 + LEAVE_S)
+    assert play.m.exited(leaver, -9, 3.0) == [] and play.m.result is None, "that is no death"
+
+
+def test_a_leaver_without_a_slot_may_take_its_time() -> None:
+    m = Membership(minimum=1, maximum=2, target=2)
+    for name in [i.worker for i in m.agent_connected([], 0.0) if isinstance(i, Spawn)]:
+        m.hello(name, ("127.0.0.1", 1), "starting", 0, [], 0.0)
+        m.ready(name, 0, 0.0)
+    assert m.candidate is not None
+    m.switched(m.candidate.number, list(m.candidate.members), 0.0)
+    m.resize(1, 0.0)
+    m.switched(m.candidate.number, list(m.candidate.members), 0.0)
+    assert not any(isinstance(one, Kill) for s in range(1, 5) for one in m.tick(float(s)))
 
 
 def test_first_workers_are_started_on_the_slots_given() -> None:

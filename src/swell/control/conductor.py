@@ -125,8 +125,8 @@ class Conductor:
         self._listen(now_s, {job_id for job_id, job in observed.items() if job.state in _OVER})
         self._avoid_slow_nodes(now_s)
         self._follow_nodes(now_s)
-        for job_id, text in self.reservations.follow(now_s):
-            self.feed(self.book.records[job_id], lifecycle.Noticed(text), now_s)
+        self.reservations.follow(now_s)
+        self.engine.reserve(self.reservations.slots)
         for difference in self.reconciler.differences(self.book.records, observed, now_s):
             match difference:
                 case EndStray(job_id):
@@ -144,6 +144,8 @@ class Conductor:
         if self.scheduler.rhythm.due_s <= now_s:
             self._decide(now_s)
         self._grant_owed(now_s)
+        for job_id, text in self.reservations.dangers(now_s):
+            self.feed(self.book.records[job_id], lifecycle.Noticed(text), now_s)
         if self.reservations.waiting:
             self.reservations.note_yielded(self.engine.observe().values(), now_s)
 

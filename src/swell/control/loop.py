@@ -29,13 +29,20 @@ BEAT_S = 1.0
 class Loop:
     """Takes turns in a thread of its own."""
 
-    def __init__(self, turn: Callable[[], None], wait_s: Callable[[], float]) -> None:
-        """`turn` does the work; `wait_s` says how long to wait for the next one if nothing happens."""
+    def __init__(
+        self,
+        turn: Callable[[], None],
+        wait_s: Callable[[], float],
+        hurried: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`turn` does the work; `wait_s` says how long to wait for the next one if nothing happens; `hurried`
+        whether somebody waits for what the next turn does, so that no more than GATHER_S is waited."""
         self.trouble = ""
         """Why the last turn failed (the store is full, say); empty if it succeeded."""
         self.part = Part("control", self._run)
         self._turn = turn
         self._wait_s = wait_s
+        self._hurried = hurried
         self._awake = threading.Event()
 
     def start(self) -> None:
@@ -57,7 +64,7 @@ class Loop:
         stopping, turn_s = self.part.stopping, 0.0
         while not stopping.is_set():
             if self._wait():
-                stopping.wait(min(max(GATHER_S, 3 * turn_s), MOST_GATHER_S))
+                stopping.wait(GATHER_S if self._hurried() else min(max(GATHER_S, 3 * turn_s), MOST_GATHER_S))
             self._awake.clear()
             if stopping.is_set():
                 return

@@ -94,7 +94,7 @@ class ControlPlane:
         self._conductor.end_unknown, self._conductor.limits = end_unknown, limits
         self._renting = self._conductor.renting = renting
         self._gate = Gate(limits)
-        self._loop = Loop(self.turn, self._wait_s)
+        self._loop = Loop(self.turn, self._wait_s, lambda: self._conductor.reservations.waiting)
         self._watchdog = Part("watchdog", self._watch)
         self._retention = Retention(store, home, keep)
         self._housekeeper = Part("housekeeper", self._keep_house)

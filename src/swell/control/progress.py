@@ -2,7 +2,8 @@
 
 Jobs report twice a second. The log takes one report every `FIRST_S` seconds; once a job has `MOST` of them
 every second one is deleted and the spacing doubles. So a curve is fine for a job of a minute, and a job of a
-month has no more than `MOST` points. The last report before a job's end goes into the log in any case.
+month has no more than `MOST` points. The first report of an epoch need not wait for all of that time, because
+a sweep may wait for it. The last report before a job's end goes into the log in any case.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from swell.domain import Event, EventKind
 
 FIRST_S = 2.0
 """Seconds between two reports in the log at first."""
+AT_EPOCH = 0.25
+"""The part of that time after which the first report of another epoch goes into the log."""
 MOST = 600
 """Most reports of one job in the log."""
 
@@ -24,6 +27,8 @@ class _Kept:
     count: int
     spacing_s: float
     last_s: float = float("-inf")
+    epoch: object = None
+    """The epoch of the last report in the log."""
 
 
 class ProgressLog:
@@ -45,8 +50,12 @@ class ProgressLog:
         return {
             job_id: event
             for job_id, event in self._newest.items()
-            if job_id in ended or event.time_s - self._of(job_id).last_s >= self._of(job_id).spacing_s
+            if job_id in ended or self._is_due(event, self._of(job_id))
         }
+
+    def _is_due(self, event: Event, kept: _Kept) -> bool:
+        part = AT_EPOCH if event.data.get("epoch") != kept.epoch else 1.0
+        return event.time_s - kept.last_s >= kept.spacing_s * part
 
     def _of(self, job_id: str) -> _Kept:
         kept = self._jobs.get(job_id)
@@ -59,8 +68,9 @@ class ProgressLog:
     def written(self, job_id: str, now_s: float) -> None:
         """Count a report that was written to the log, and thin the log if it is full."""
         kept = self._of(job_id)
-        self._newest.pop(job_id, None)
+        written = self._newest.pop(job_id, None)
         kept.count, kept.last_s = kept.count + 1, now_s
+        kept.epoch = None if written is None else written.data.get("epoch")
         if kept.count >= MOST:
             self._store.thin(job_id, EventKind.PROGRESS)
             kept.count -= kept.count // 2

@@ -23,8 +23,8 @@ from swell.engines import Observed, RunState
 log = logging.getLogger(__name__)
 
 SETTING = "reservations"
-YIELD_POLL_S = 0.05
-"""How often to look whether workers have left, while a reservation waits for that."""
+YIELD_POLL_S = 0.2
+"""How often to look whether workers have left, while a reservation waits for that and no engine says so."""
 _GONE = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
 
 
@@ -54,8 +54,12 @@ class Reservations:
         self._scheduler: Scheduler
         self._held: Held = {}
         """What the log says that reservations hold."""
+        self._asked_s: dict[str, float] = {}
+        """By reservation: when more slots were asked for, until the board has chosen them."""
         self._yielding: dict[str, float] = {}
         """By reservation: since when it waits for workers to leave its slots."""
+        self._grown: list[str] = []
+        """Reservations that got more slots, until it is known which promises that puts in danger."""
         self._endangered: frozenset[str] = frozenset()
         """Jobs whose danger has been told."""
         self._heard_s: dict[str, float] = {}
@@ -78,15 +82,21 @@ class Reservations:
 
     @property
     def waiting(self) -> bool:
-        """Whether workers still have to leave slots that are reserved."""
-        return bool(self._yielding)
+        """Whether slots still have to be chosen for reservations, or workers have to leave them."""
+        return bool(self._yielding or self._asked_s)
 
-    def follow(self, now_s: float) -> list[tuple[str, str]]:
-        """Give reservations the slots that they want now; returns jobs in danger since, and what to tell."""
+    @property
+    def slots(self) -> frozenset[int]:
+        """All slots that reservations hold."""
+        return frozenset().union(*self._held.values())
+
+    def follow(self, now_s: float) -> None:
+        """Give reservations the slots that they want now."""
         self._scheduler.reserve(self.calendar, now_s)
         now = self._scheduler.board.reserved
         if now == self._held:
-            return []
+            self._asked_s.clear()
+            return
         grown = [name for name, gpus in now.items() if gpus - self._held.get(name, frozenset())]
         events = held_events(self._held, now, now_s)
         with self._book.store.transaction():
@@ -94,7 +104,16 @@ class Reservations:
             self._book.write([], events)
         self._held = dict(now)
         for name in grown:
-            self._yielding.setdefault(name, now_s)
+            self._yielding.setdefault(name, min(self._asked_s.get(name, now_s), now_s))
+        self._asked_s.clear()
+        self._grown += grown
+
+    def dangers(self, now_s: float) -> list[tuple[str, str]]:
+        """Jobs whose promised finish is in danger since reservations got more slots, and what to tell.
+
+        Asked after the turn's decision is carried out, because the answer may take as long as that decision.
+        """
+        grown, self._grown = self._grown, []
         if not grown:
             return []
         danger = frozenset(self._scheduler.endangered(self.calendar, now_s))
@@ -146,6 +165,8 @@ class Reservations:
         if found.most is None:
             raise Conflict(f"reservation '{name}' follows no service: it was made without --most")
         self._heard_s[name] = now_s
+        if gpus > found.gpus:
+            self._asked_s[name] = now_s
         if gpus != found.gpus:
             found = replace(found, gpus=gpus)
             self._change(self.calendar.having(found))

@@ -121,6 +121,10 @@ class Engine(Protocol):
     def apply(self, launch: Launch, placement: Placement) -> None:
         """Have the job's workers on exactly these slots: start it, resize it, or, without slots, stop it."""
 
+    def reserve(self, slots: frozenset[int]) -> None:
+        """Note which slots services hold. A job all of whose workers are on them has to leave within a bound:
+        if it cannot move to its other slots in time, it saves its state and is started there."""
+
     def end(self, job_id: str) -> None:
         """End a job for good and clean up its processes. Its directory stays."""
 

@@ -165,6 +165,9 @@ class NullEngine:
                 self._reports.append(Report(job_id=job_id, time_s=now_s, kind="progress", data=progress))
             self.most_used = max(self.most_used, sum(len(one.placement) for one in self._runs.values()))
 
+    def reserve(self, slots: frozenset[int]) -> None:
+        """Jobs leave slots at once here, so it does not matter who wants them."""
+
     def end(self, job_id: str) -> None:
         """Forget a job."""
         with self._lock:

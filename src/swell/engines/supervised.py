@@ -36,7 +36,7 @@ from swell.engines.processes import MARK, mark, sweep
 from swell.engines.supervised_job import END, NOTE_END_S, STOP, Outcome, SupervisedJob
 from swell.engines.supervisor import is_locked, signal_supervisor
 from swell.train.agent import outputs
-from swell.train.agent.children import Child
+from swell.train.agent.children import Child, Forked
 from swell.train.agent.errors import TrainError
 from swell.train.agent.polling import readable
 from swell.train.agent.regular import open_for_append
@@ -73,6 +73,7 @@ class SupervisedEngine:
         self.fence: Fence | None = None
         """Which leader this control plane is; None if there can be no other."""
         self._jobs: dict[str, SupervisedJob] = {}
+        self._reserved: frozenset[int] = frozenset()
         self._reports: deque[Report] = deque(maxlen=100_000)
         self._lock = threading.RLock()
         """Held for every change of `_jobs` and of a job's wanted slots; never held while waiting."""
@@ -185,6 +186,12 @@ class SupervisedEngine:
                 job.outcome = None  # the job was stopped before, and is to go on
         self._poke()
 
+    def reserve(self, slots: frozenset[int]) -> None:
+        """Note which slots services hold."""
+        if slots != self._reserved:
+            self._reserved = slots
+            self._poke()
+
     def end(self, job_id: str) -> None:
         """End a job and all its processes."""
         with self._lock:
@@ -229,7 +236,10 @@ class SupervisedEngine:
             with self._lock:
                 jobs = list(self._jobs.values())
             listening = {j.connection: j for j in jobs if j.connection is not None}
-            watched: list[Any] = [self._poke_r, *listening]
+            supervisors = [
+                j.child for j in jobs if isinstance(j.child, Forked) and j.child.returncode is None
+            ]
+            watched: list[Any] = [self._poke_r, *listening, *supervisors]
             ready = readable(watched, TICK_S)
             if self._poke_r in ready:
                 with contextlib.suppress(BlockingIOError):
@@ -318,12 +328,12 @@ class SupervisedEngine:
         """Send the job its present target; a newer target simply replaces an older one."""
         if job.stop_by_s is not None:
             return  # the job is stopping; if it is wanted again, it is started once it has stopped
-        if not job.wanted:
+        granted = job.whole_replicas(self._grant(job, now_s)) if job.wanted else ()
+        if not job.wanted or job.stranded(self._reserved, granted, now_s):
             with self._lock:
                 job.stop_by_s, job.state = now_s + STOP_GRACE_S, RunState.STOPPING
             job.send(STOP)
             return
-        granted = job.whole_replicas(self._grant(job, now_s))
         if not granted or (granted == job.told and not job.fresh):
             job.note(job.told)
             return
@@ -345,6 +355,7 @@ class SupervisedEngine:
             taken = set[int]().union(*(other.slots for other in self._jobs.values() if other is not job))
         free = tuple(slot for slot in self._usable(job.wanted) if slot not in taken)
         has = job.told if job.alive else ()
+        has = tuple(slot for slot in has if slot not in self._reserved) or has
         if free == job.wanted or now_s - job.wanted_s > HANDOVER_S:
             return free or has
         # Other jobs still use some wanted slots. The job gives up its unwanted slots now, and gets the rest
@@ -385,12 +396,14 @@ class SupervisedEngine:
             nobody = what == "exited" and not job.members & job.live.keys()
             if nobody and job.state is RunState.RUNNING:
                 job.state = RunState.STARTING  # until one of its workers reports again
+        if what == "exited":
+            self._wake()  # a service may wait for the slot
         if what == "generation" and first:  # the job may have begun with fewer workers than are wanted
             self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.occupied(job.members)})
         elif what in _PAUSES and event.pause_s is not None:
             gpus = job.occupied(job.members)
             self._add_report(job, "resized", {"pause_s": event.pause_s, "gpus": gpus})
-        elif what == "exited" and trained and event.code < 0:
+        elif what == "exited" and trained and event.code < 0 and job.stop_by_s is None:
             self._add_report(job, "worker_lost", {"worker": worker, "reason": _signal_name(event.code)})
         elif what == "left_out" and trained:
             job.left_out = worker

@@ -32,6 +32,8 @@ ANSWER_S = 1.0
 NOTE_END_S = 60.0
 """How long the control plane is given to note that a job has ended, or to start it again if it was killed,
 before its slots go to another one all the same. A control plane that is frozen may need as long."""
+MOVE_S = 0.6
+"""How long a job may take to move off slots that services want, all its workers at once."""
 UNBORN_S = 60.0
 """For this long after its start a job that says nothing counts as one that has not trained yet."""
 MOST_REASON = 4000
@@ -208,6 +210,17 @@ class SupervisedJob:
     def left(self) -> set[int]:
         """The slots on which workers that are no longer members still have a process."""
         return set(self.occupied(self.former - self.members))
+
+    def stranded(self, reserved: frozenset[int], granted: Placement, now_s: float) -> bool:
+        """Whether the job has to stop because services want all slots that its workers are on.
+
+        A job that keeps a worker elsewhere just shrinks, in one step. This one has to start a worker on
+        another slot first. It may try for MOVE_S, if it was granted such a slot already.
+        """
+        on = set(self.shown)
+        if not on or not on <= reserved or reserved.intersection(self.wanted):
+            return False
+        return reserved.issuperset(granted) or now_s - self.wanted_s > MOVE_S
 
     def observed(self) -> Observed:
         """The job as the control plane sees it."""

@@ -18,7 +18,10 @@ from swell.sweep.halving import Verdict
 from swell.sweep.spec import Sweep, Value
 from swell.sweep.study import Study, Trial
 
-_WAIT_S = 0.5
+_WAIT_S = 0.1
+"""How long to wait for news of the trials, if there is none: slots are idle while a verdict is due."""
+_LOOKS = 20
+"""How often to look for news before the verdicts are worked out again all the same."""
 
 
 Told = Callable[[str, Trial], None]
@@ -77,36 +80,51 @@ class Driver:
                     self._waiting.add(job.job_id)
         while True:
             self._follow_verdicts()
-            self._fill()
             if not self._running:
                 return
-            if not self._catch_up():
+            for _ in range(_LOOKS):
+                if self._catch_up():
+                    break
                 time.sleep(_WAIT_S)
+
+    def _follow_verdicts(self) -> None:
+        """Have trials go on, end, or wait, and start others in the place of those that wait.
+
+        A trial that is to have a slot is resumed or submitted before another one gives its slot up. Otherwise
+        the platform would let a third one grow onto that slot, and take it back at once. No more trials than
+        may run at a time are resumed: the platform would let them take turns, and each turn costs a start.
+        """
+        verdicts = self._study.verdicts()
+        given_up, arrived = [], []
+        for job_id, number in self._running.items():
+            verdict = verdicts.get(number, Verdict.GO)
+            if verdict is Verdict.GIVE_UP:
+                given_up.append(job_id)
+            elif verdict is Verdict.WAIT and job_id not in self._waiting:
+                arrived.append(job_id)
+        self._waiting.update(given_up, arrived)
+        for job_id in [job_id for job_id in self._running if job_id in self._waiting]:
+            if self._room and verdicts.get(self._running[job_id], Verdict.GO) is Verdict.GO:
+                self._client.resume(job_id)
+                self._waiting.discard(job_id)
+        for job_id in given_up:
+            self._client.cancel(job_id)
+            self._end(job_id, "pruned")
+        self._fill()
+        for job_id in arrived:
+            self._client.pause(job_id)
+
+    @property
+    def _room(self) -> bool:
+        """Whether fewer trials are under way than may be at a time."""
+        return len(self._running) - len(self._waiting) < self._parallel
 
     def _fill(self) -> None:
         """Start trials until enough are running or all have been started."""
-        while (
-            len(self._running) - len(self._waiting) < self._parallel
-            and len(self._study.trials()) < self._sweep.trials
-        ):
+        while self._room and len(self._study.trials()) < self._sweep.trials:
             trial = self._study.ask()
             self._start(trial)
             self._told("started", trial)
-
-    def _follow_verdicts(self) -> None:
-        """Have trials wait, go on, or end."""
-        verdicts = self._study.verdicts()
-        for job_id, number in list(self._running.items()):
-            verdict = verdicts.get(number, Verdict.GO)
-            if verdict is Verdict.GIVE_UP:
-                self._client.cancel(job_id)
-                self._end(job_id, "pruned")
-            elif verdict is Verdict.WAIT and job_id not in self._waiting:
-                self._client.pause(job_id)
-                self._waiting.add(job_id)
-            elif verdict is Verdict.GO and job_id in self._waiting:
-                self._client.resume(job_id)
-                self._waiting.discard(job_id)
 
     def _start(self, trial: Trial) -> None:
         """Submit a trial's job, or find the one that a killed driver submitted."""

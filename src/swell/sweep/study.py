@@ -50,6 +50,8 @@ class Study:
             raise SwellError(f"{path} holds a sweep already: --resume goes on with it, or delete the file")
         self._optuna = optuna
         self._sweep = sweep
+        self._read: list[Any] | None = None
+        """The trials as they were read last; None after a change. To read them takes Optuna some time."""
         self._distributions = {
             name: _distribution(optuna, parameter) for name, parameter in sweep.parameters.items()
         }
@@ -92,17 +94,19 @@ class Study:
 
     def ask(self) -> Trial:
         """A new trial; it is on disk before this returns."""
-        trial = self._study.ask(self._distributions)
+        trial, self._read = self._study.ask(self._distributions), None
         return _view(self._stored()[trial.number])
 
     def started(self, number: int, job_id: str) -> None:
         """Remember a trial's job."""
         self._live(number).set_user_attr(JOB, job_id)
+        self._read = None
 
     def report(self, number: int, epoch: int, value: float) -> None:
         """Record a trial's metric after an epoch."""
         if math.isfinite(value) and epoch not in self._stored()[number].intermediate_values:
             self._live(number).report(value, epoch)
+            self._read = None
 
     def verdicts(self) -> dict[int, Verdict]:
         """What becomes of each trial that has not ended."""
@@ -131,9 +135,12 @@ class Study:
             state = "fail"  # it never said what it is judged by
         value = last if state == "complete" else None
         self._study.tell(number, value, state=self._optuna.trial.TrialState[state.upper()])
+        self._read = None
 
     def _stored(self) -> list[Any]:
-        return list(self._study.get_trials(deepcopy=False))
+        if self._read is None:
+            self._read = list(self._study.get_trials(deepcopy=False))
+        return self._read
 
     def _live(self, number: int) -> Any:
         return self._optuna.trial.Trial(self._study, self._stored()[number]._trial_id)

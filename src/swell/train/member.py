@@ -221,7 +221,7 @@ class Member(Saving):
     def _leave(self, number: int) -> NoReturn:
         """Leave the job, because candidate `number` was agreed on without this worker."""
         assert self._link is not None
-        if number != STOP:  # then other workers go on training
+        if number != STOP and self._link.config.get("slots") is None:  # nobody waits for this worker's slot
             step_aside()
         self._link.leaving(number)
         self._end_here()

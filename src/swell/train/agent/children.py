@@ -61,6 +61,10 @@ class Forked:
             raise subprocess.TimeoutExpired(str(self.pid), timeout)
         return self.poll() or 0
 
+    def fileno(self) -> int:
+        """A descriptor that can be read from once the process has ended."""
+        return self._descriptor
+
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to this process, never to a later one with the same id."""
         if self.poll() is None:

@@ -234,7 +234,7 @@ class Decisions:
         self.leader = members[0]
         for name in left:
             if name in self.workers:
-                self.workers[name].status = Status.LEAVING
+                links.leaves(self.workers[name], now_s)
         for name in self.members:
             if self.workers[name].status is not Status.DONE:
                 self.workers[name].status = Status.MEMBER

@@ -38,6 +38,8 @@ class Worker:
     """The slot of its process, in a job whose workers are given slots."""
     slow: bool = False
     """Whether it is to be replaced, because it is slower than the others."""
+    leaving_s: float | None = None
+    """For a worker that was a member and leaves: since when; None once it was killed for taking too long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,9 @@ def _worker_event(c: Coordinator, client: Client, message: Message, now: float) 
 def _agent_exited(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
     name, code = str(message["worker"]), int(message["code"])
     worker = c.membership.workers.get(name)
-    ended_by_us = isinstance(c.membership, Restarts) and worker and worker.status is Status.LEAVING
+    leaving = worker is not None and worker.status is Status.LEAVING
+    ended_by_us = code < 0 and (leaving or c.membership.result is not None)
+    ended_by_us = ended_by_us or (leaving and isinstance(c.membership, Restarts))
     c.event("exited", worker=name, code=0 if ended_by_us else code)
     if code == 0 and name in c.workers and worker is not None and worker.status is Status.MEMBER:
         c.exits[name] = message  # its last words may still be on the way: `_closed` goes on
@@ -198,6 +200,12 @@ def _agent_lost(c: Coordinator, client: Client, message: Message, now: float) ->
     name = str(message["worker"])
     c.event("exited", worker=name, code=-9)
     return c.membership.vanished(name, now)
+
+
+@_hears("agent", "ending")
+def _agent_ending(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
+    """The launcher was told to end the job: no worker is started any more."""
+    return c.membership.finish(int(message["code"]), str(message["reason"]))
 
 
 @_hears("agent", "goodbye")

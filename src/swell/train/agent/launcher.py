@@ -344,6 +344,8 @@ class Launcher:
         self._outputs.close()
 
     def _end_workers(self) -> None:
+        if self._finish is not None:  # the coordinator would start others in place of those that end now
+            self._tell({"type": "ending", "code": self._finish[0], "reason": self._finish[1]})
         deadline = time.monotonic() + _GRACE_S
         while self._workers and time.monotonic() < deadline:
             for worker in list(self._workers):

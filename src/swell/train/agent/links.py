@@ -11,6 +11,8 @@ from swell.train.agent.reach import Pair, connected, pair
 if TYPE_CHECKING:
     from swell.train.agent.decisions import Decisions
 
+LEAVE_S = 0.5
+"""How long a worker that has left training may take to end by itself, in a job whose workers have slots."""
 FIRST_STEP = 6
 """How many times longer than `silent_after_s` a member may be silent before the first step is over."""
 
@@ -57,6 +59,23 @@ def stuck(m: Decisions, now_s: float) -> list[Worker]:
         return []
     done = [worker for worker in m.workers.values() if worker.status is Status.DONE]
     return [worker for worker in done if now_s - worker.seen_s > m.silent_after_s]
+
+
+def leaves(worker: Worker, now_s: float) -> None:
+    """Note that a member leaves; the time that it may take counts from the first word of it."""
+    if worker.status is not Status.LEAVING:
+        worker.status, worker.leaving_s = Status.LEAVING, now_s
+
+
+def overdue(m: Decisions, now_s: float) -> list[Instruction]:
+    """Kill the workers that have left training and still hold a slot: it is meant for somebody else."""
+    out: list[Instruction] = []
+    for worker in m.workers.values():
+        since_s = worker.leaving_s if worker.slot is not None else None
+        if worker.status is Status.LEAVING and since_s is not None and now_s - since_s > LEAVE_S:
+            worker.leaving_s = None
+            out.append(Kill(worker.name))
+    return out
 
 
 def gone(m: Decisions, worker: Worker, now_s: float) -> Say:

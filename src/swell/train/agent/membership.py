@@ -141,7 +141,7 @@ class Membership(Decisions):
     def left(self, name: str, number: int, now_s: float) -> list[Instruction]:
         """A member leaves, because candidate `number` was agreed on without it."""
         if (worker := self.workers.get(name)) is not None:
-            worker.status = Status.LEAVING
+            links.leaves(worker, now_s)
         return self._without(name, now_s)
 
     def done(self, name: str, operation: int, now_s: float) -> list[Instruction]:
@@ -231,10 +231,13 @@ class Membership(Decisions):
             out += [links.gone(self, worker, now_s), Fence(worker.name), *self._give_up(worker.name, now_s)]
         for worker in links.stuck(self, now_s):
             out += [Kill(worker.name), *self.exited(worker.name, -9, now_s)]
+        out += links.overdue(self, now_s)
         return out or self._plan(now_s)
 
     def agent_connected(self, alive: list[str], now_s: float) -> list[Instruction]:
         """The launcher (re)connected and says which processes exist; it missed instructions until now."""
+        if self.result is not None:  # the launcher was not connected when the job was finished
+            return [*(Kill(name) for name in alive), self.result]
         out: list[Instruction] = []
         for name in alive:
             worker = self.workers.get(name)

@@ -147,6 +147,8 @@ class Restarts:
 
     def agent_connected(self, alive: list[str], now_s: float) -> list[Instruction]:
         """The launcher (re)connected and says which processes exist; it missed instructions until now."""
+        if self.result is not None:  # the launcher was not connected when the job was finished
+            return [*(Kill(name) for name in alive), self.result]
         out: list[Instruction] = [Kill(name) for name in alive if name not in self.workers]
         for worker in self.workers.values():
             if worker.name not in alive:  # its exit code is on its way, or it was never started

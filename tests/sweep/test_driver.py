@@ -1,0 +1,109 @@
+"""A whole sweep in virtual time: real driver, study, control plane and policy, and jobs that only pretend.
+
+A trial takes 2.9 s for an epoch on one slot and nearly a quarter of that on four. To start or to resume it
+takes 1.5 s, and a join 0.1 s. Jobs report twice a second, as real ones do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.control.virtual import Exact, Trace, VirtualPlatform
+
+from swell.api.schemas import EventView
+from swell.control.model import JobRequest
+from swell.domain import Cluster, Placement
+from swell.engines import Report
+from swell.sweep import driver
+from swell.sweep.driver import Driver
+from swell.sweep.spec import Sweep
+from swell.sweep.study import Study
+
+pytest.importorskip("optuna")
+
+SLOTS, EPOCHS, EPOCH_S = 4, 27, 2.9
+RATES = np.arange(SLOTS + 1) / (1.0 + 0.04 * np.arange(-1, SLOTS)) / EPOCH_S
+"""Epochs per second on 0, 1, 2 ... slots."""
+STEP_S, REPORT_S = 0.25, 0.5
+SWEEP = Sweep.of_tables(
+    {"metric": "accuracy", "direction": "maximize", "trials": 24}, {"lr": {"low": 0.0, "high": 1.0}}
+)
+
+
+class Pretended(VirtualPlatform):
+    """A platform whose clock goes on whenever the sweep asks for news."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(Trace([], {}, Cluster.parse(f"1x{SLOTS}")), "tide", home, cost_s=1.5, round_s=None)
+        self.plane.come_up()
+
+    def recall(self, request: JobRequest) -> Exact:
+        return Exact(
+            request.name, of=float(EPOCHS), rates=RATES, startup_s=1.5, pause_s=0.1, closing_s=0.0,
+            source="history",
+        )  # fmt: skip
+
+    def work(self, job_id: str) -> float:
+        return float(EPOCHS)
+
+    def speed(self, job_id: str, placement: Placement) -> float:
+        return float(RATES[len(placement)])
+
+    def pause_s(self, job_id: str, before: int, after: int) -> float:
+        return 0.1 if before else 1.5
+
+    # -- as the driver's client --------------------------------------------------------------------------
+
+    def submit(self, script: str, *, idempotency_key: str, **options: Any) -> Any:
+        request = JobRequest(script=script, workdir=str(self.home), **options)
+        return self.plane.submit(request, "ann", idempotency_key)
+
+    def pause(self, job_id: str) -> None:
+        self.plane.pause(job_id)
+
+    def resume(self, job_id: str) -> None:
+        self.plane.resume(job_id)
+
+    def cancel(self, job_id: str) -> None:
+        self.plane.cancel(job_id)
+
+    def events(self, *, since: int, follow: bool) -> list[EventView]:
+        before, self.now_s = self.now_s, self.now_s + STEP_S
+        for job_id, run in self.engine._runs.items():
+            trained_s = max(self.now_s - max(run.since_s, run.paused_until_s), 0.0)
+            if run.placement and before // REPORT_S < self.now_s // REPORT_S:
+                self._report(job_id, min(EPOCHS - run.left + run.speed * trained_s, float(EPOCHS)))
+        self.plane.turn()
+        return [EventView.of_event(seq, event) for seq, event in self.plane.events(since, limit=1000)]
+
+    def _report(self, job_id: str, done: float) -> None:
+        number = int(job_id.split("-")[1])
+        score = {"accuracy": (number * 7 % 24) / 24 + done / 1000}
+        data = {"done": done, "of": float(EPOCHS), "epoch": int(done), "metrics": score, "batch_size": 1}
+        self.engine._reports.append(Report(job_id=job_id, time_s=self.now_s, kind="progress", data=data))
+
+
+def search(home: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimpleNamespace:
+    """Make the whole sweep; its makespan, its trials and the best of them."""
+    monkeypatch.setattr(driver.time, "sleep", lambda seconds: None)
+    home.mkdir()
+    platform, study = Pretended(home), Study(home / "sweep.db", SWEEP, fresh=True)
+    fields = {"name": "trial", "args": (), **options}
+    Driver(platform, study, SWEEP, "train.py", fields, parallel=SLOTS).run()  # type: ignore[arg-type]
+    platform.store.close()
+    return SimpleNamespace(makespan_s=platform.now_s, trials=study.trials(), best=study.best())
+
+
+def test_elastic_trials_save_a_quarter_of_the_makespan_and_find_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed = search(tmp_path / "fixed", monkeypatch, max_workers=1)
+    elastic = search(tmp_path / "elastic", monkeypatch)
+    assert len(elastic.trials) == len(fixed.trials) == SWEEP.trials
+    assert [t.parameters for t in elastic.trials] == [t.parameters for t in fixed.trials]
+    assert elastic.best.number == fixed.best.number, "both find the same"
+    assert elastic.makespan_s <= 0.75 * fixed.makespan_s, (elastic.makespan_s, fixed.makespan_s)
