@@ -124,7 +124,7 @@ class Scheduler:
     def add(self, record: JobRecord, now_s: float) -> bool:
         """Add an active job; False if the slots it had are gone or belong to another job."""
         row = self.rows[record.job_id] = self.board.add(self._spec(record))
-        self.rhythm.ask(now_s, urgent=self.policy.owes(self.teams.of(record.owner)))
+        self.rhythm.ask(now_s)
         started_s = record.started_s or record.submitted_s
         return not record.wanted or self.board.adopt(row, record.wanted, started_s)
 
