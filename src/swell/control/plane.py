@@ -264,7 +264,8 @@ class ControlPlane:
     ) -> list[JobRecord]:
         """Jobs, newest first; `before`, the last job of a page, asks for the next page."""
         with self._lock:
-            live = list(self._book.records.values())
+            scheduler = self._conductor.scheduler
+            live = [teams.with_reason(record, scheduler) for record in self._book.records.values()]
         found = {
             r.job_id: r
             for r in live

@@ -8,7 +8,7 @@ unless it is forced.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swell.control.errors import Conflict, NotFound
 from swell.control.model import JobRecord, Phase
@@ -107,6 +107,14 @@ def why_waits(record: JobRecord, scheduler: Scheduler) -> str:
     ]
     text = f"{who} {has} {use.used} of {'its' if name else 'their'} {_slots(use.own)}"
     return text + (f"; lent to {', '.join(borrowers)} and coming back" if borrowers else "")
+
+
+def with_reason(record: JobRecord, scheduler: Scheduler) -> JobRecord:
+    """The record as lists show it: a job that waits says what its team has."""
+    if record.phase is not Phase.QUEUED or record.wanted or record.reason or not scheduler.teams:
+        return record
+    quota = scheduler.over_quota.get(record.job_id)
+    return replace(record, reason=f"waits: {quota or why_waits(record, scheduler)}")
 
 
 def _slots(count: int) -> str:

@@ -83,7 +83,7 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
     names = ", ".join([*own, *([f"jobs of other users ({others})"] if others else [])]) or "no job"
     more = f"; {record.reason}" if record.reason else ""
     if higher := _higher_class(record, scheduler):
-        more += f"; {higher} of a higher class go first"
+        more += f"; {higher} first"
     reserved = {name: len(gpus) for name, gpus in scheduler.board.reserved.items() if gpus}
     if reserved:
         more += "; reserved for " + ", ".join(f"{name} ({gpus})" for name, gpus in sorted(reserved.items()))
@@ -107,7 +107,9 @@ def _higher_class(record: JobRecord, scheduler: Scheduler) -> str:
         for r in scheduler.book.records.values()
         if r.phase in (Phase.QUEUED, Phase.RUNNING)
     )
-    return "" if not found else "1 job" if found == 1 else f"{found} jobs"
+    if found == 1:
+        return "1 job of a higher class goes"
+    return f"{found} jobs of a higher class go" if found else ""
 
 
 def _why_so_many(record: JobRecord, scheduler: Scheduler) -> str:
