@@ -74,7 +74,7 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
         return f"the control plane is in trouble: {trouble}"
     if record.job_id in scheduler.over_quota:
         return f"waits: {scheduler.over_quota[record.job_id]}"
-    shared = teams.why_waits(record, scheduler)
+    shared = teams.why_waits(record, scheduler, scheduler.uses()) if scheduler.teams else ""
     holders = [r for r in scheduler.book.records.values() if r.wanted]
     used, slots = sum(len(r.wanted) for r in holders), scheduler.cluster.capacity
     own = sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders if r.owner == record.owner)[:6]
@@ -127,7 +127,7 @@ def _team(record: JobRecord, scheduler: Scheduler) -> dict[str, Any] | None:
     if not scheduler.teams:
         return None
     name = scheduler.teams.of(record.owner)
-    use = scheduler.use_of(name)
+    use = scheduler.uses()[name]
     return {"name": name, "own": use.own, "used": use.used, "borrowed": use.borrowed}
 
 
