@@ -6,9 +6,10 @@
 
 Simulated: every job is of one of two teams, at random; each team has half of the GPUs as its quota and
 borrows what the other does not use. The same day runs without teams and with them. Printed are the average
-JCT of both, and from the log of the run with teams: how often a job of a team waited although there was room
-for it in the team's quota while the other team had borrowed slots, and how long that took at most. It must
-never be longer than one round of the policy.
+JCT of both, and how long it took at most until a team was offered slots for a job that waited, while there
+was room for the job in the team's quota and the other team had borrowed slots. It must never be longer than
+one round of the policy. A policy may leave a job waiting although it was offered slots for it (Pollux gives
+none to a job that was just submitted, or that was moved often); how long that took is printed besides.
 
 Live: one team has all slots until the other submits a job. Printed is how long it took until the workers of
 the borrower had left and the owner's job had the slots of its quota.
@@ -26,7 +27,8 @@ from typing import Any
 from benchmarks.common import table, write_json
 from swell.domain import Cluster, Event, EventKind, JobSpec, Teams
 from swell.perf.profiles import ProfileSet
-from swell.policies import make_policy
+from swell.policies import Decision, Snapshot, make_policy
+from swell.policies.by_team import ByTeam, by_team
 from swell.sim import simulate
 from swell.sim.generate import generate_jobs
 
@@ -49,17 +51,26 @@ class Watch:
         self._held: dict[str, int] = {}
         """GPUs of each job that is in, 0 while it waits; oldest first."""
         self._now_s = 0.0
-        self._since_s: dict[str, float] = {}
-        self.short_s: list[float] = []
-        """The length of each time that a team was short of what is its own."""
+        self._asked_s = 0.0
+        """When the policy decided last."""
+        self._offered: dict[str, int] = {}
+        """By team: the most slots that the policy could give to its jobs in the last decision."""
+        self._since_s: dict[tuple[str, bool], float] = {}
+        self.returns_s: list[float] = []
+        """How long it took each time until a team was offered what is its own."""
+        self.refrained_s: list[float] = []
+        """How long a job waited each time although its team was offered slots for it."""
         self.most_borrowed = 0
         self.borrowed_gpu_s = 0.0
 
+    def decided(self, now_s: float, offered: dict[str, int]) -> None:
+        """The policy has decided; what it offered to each team."""
+        self._pass_time(now_s)
+        self._asked_s, self._offered = now_s, offered
+
     def hear(self, event: Event) -> None:
         """Take in the next event."""
-        if event.time_s > self._now_s:
-            self._look(event.time_s - self._now_s)
-            self._now_s = event.time_s
+        self._pass_time(event.time_s)
         match event.kind:
             case EventKind.ADMITTED:
                 self._held[str(event.job_id)] = 0
@@ -69,6 +80,11 @@ class Watch:
                 self._held[str(event.job_id)] = 0
             case EventKind.FINISHED:
                 self._held.pop(str(event.job_id), None)
+
+    def _pass_time(self, now_s: float) -> None:
+        if now_s > self._now_s:
+            self._look(now_s - self._now_s)
+            self._now_s = now_s
 
     def _look(self, lasts_s: float) -> None:
         """Look at the state that all events of one moment have led to."""
@@ -83,10 +99,29 @@ class Watch:
             # A policy for rigid jobs lets nobody pass the first job that waits.
             least = self._spec[waiting[0]].gpus if waiting and self._rigid else 1
             others = sum(gpus for other, gpus in borrowed.items() if other != name)
-            if waiting and others and used[name] + least <= quota:
-                self._since_s.setdefault(name, self._now_s)
-            elif name in self._since_s:
-                self.short_s.append(self._now_s - self._since_s.pop(name))
+            room = used[name] + least
+            owed = bool(waiting and others and room <= quota)
+            told = owed and self._offered.get(name, 0) >= room
+            told = told and self._spec[waiting[0]].submit_s <= self._asked_s
+            for refrains, ends in ((False, not owed or told), (True, not told)):
+                if not ends:
+                    self._since_s.setdefault((name, refrains), self._now_s)
+                elif (name, refrains) in self._since_s:
+                    lasted_s = self._now_s - self._since_s.pop((name, refrains))
+                    (self.refrained_s if refrains else self.returns_s).append(lasted_s)
+
+
+def watch_decisions(policy: ByTeam, watch: Watch) -> ByTeam:
+    """The policy, which tells the watch of every decision."""
+    decide = policy.allocate
+
+    def allocate(snapshot: Snapshot) -> Decision:
+        decision = decide(snapshot)
+        watch.decided(snapshot.now_s, {name: use.offered for name, use in policy.uses.items()})
+        return decision
+
+    policy.allocate = allocate  # type: ignore[method-assign]
+    return policy
 
 
 def compare(policy: str, cluster_text: str, jobs: int, seed: int) -> dict[str, float]:
@@ -98,17 +133,19 @@ def compare(policy: str, cluster_text: str, jobs: int, seed: int) -> dict[str, f
     teams = Teams.parse(",".join(f"{name}={cluster.capacity // 2}" for name in NAMES))
     chosen = make_policy(policy)
     watch = Watch(made, teams.quotas, rigid=chosen.rigid)
+    watched = watch_decisions(by_team(chosen, teams), watch)
     free = simulate(made, profiles, cluster, policy, resize_cost=COST_S, seed=seed).record()
     shared = simulate(
-        made, profiles, cluster, policy, resize_cost=COST_S, seed=seed, teams=teams, on_event=watch.hear
+        made, profiles, cluster, watched, resize_cost=COST_S, seed=seed, teams=teams, on_event=watch.hear
     ).record()
     assert free["finished"] == shared["finished"] == jobs, (free, shared)
     return {
         "free_jct_s": float(free["avg_jct_s"]),
         "shared_jct_s": float(shared["avg_jct_s"]),
         "round_s": chosen.interval_s or 0.0,
-        "returns": len(watch.short_s),
-        "longest_s": max(watch.short_s, default=0.0),
+        "longest_s": max(watch.returns_s, default=0.0),
+        "refrained": len(watch.refrained_s),
+        "longest_refrained_s": max(watch.refrained_s, default=0.0),
         "most_borrowed": watch.most_borrowed,
         "borrowed_gpu_hours": watch.borrowed_gpu_s / 3600,
     }
@@ -130,13 +167,13 @@ def simulated(policies: list[str], cluster: str, jobs: int, seeds: int) -> dict[
                 f"{shared / free - 1:+.1%}",
                 f"{max(costs):+.1%}",
                 round(statistics.mean(run["borrowed_gpu_hours"] for run in runs)),
-                sum(int(run["returns"]) for run in runs),
                 f"{max(run['longest_s'] for run in runs):g}",
                 f"{runs[0]['round_s']:g}",
+                f"{max(run['longest_refrained_s'] for run in runs):g}",
             )
         )
     header = ("policy", "JCT s, no teams", "JCT s, teams", "cost, mean", "cost, worst seed")
-    header += ("borrowed GPU-h a day", "waits for return", "longest s", "round s")
+    header += ("borrowed GPU-h a day", "longest return s", "round s", "longest by the policy's choice s")
     table(f"{cluster}, {jobs} jobs in {HOURS:g} h, two teams, {seeds} seeds", header, rows)
     return figures
 

@@ -72,7 +72,9 @@ def test_idle_slots_are_lent_and_come_back_at_once(desk: Desk) -> None:
     third = desk.submit(2, "ann", priority="low")
     why = desk.plane.explain(third)
     assert "waits: team red uses its 4 slots; policy 'elasticflow'" in why["why"]
-    assert "1 job of a higher class go first" in why["why"]
+    assert "1 job of a higher class goes first" in why["why"]
+    listed = {job.job_id: job.reason for job in desk.plane.jobs()}
+    assert listed[third] == "waits: team red uses its 4 slots" and not listed[first]
     assert why["team"] == {"name": "red", "own": 4, "used": 4, "borrowed": 0}
     red, blue, others = desk.plane.teams()
     assert (red.running, red.waiting, blue.running, others.use.own) == (1, 1, 1, 0)

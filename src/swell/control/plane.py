@@ -264,7 +264,7 @@ class ControlPlane:
     ) -> list[JobRecord]:
         """Jobs, newest first; `before`, the last job of a page, asks for the next page."""
         with self._lock:
-            live = list(self._book.records.values())
+            live = teams.with_reasons(self._book.records.values(), self._conductor.scheduler)
         found = {
             r.job_id: r
             for r in live

@@ -87,12 +87,13 @@ class Scheduler:
         self.policy.set_teams(teams)
         self.rhythm.ask(now_s, urgent=True)
 
-    def use_of(self, team: str) -> TeamUse:
-        """What a team may count on of the present slots, and what its jobs have."""
-        own = entitled(self.teams.quotas, self.cluster.capacity).get(team, 0)
-        mine = [r for r in self.book.records.values() if self.teams.of(r.owner) == team]
-        used = sum(len(record.wanted) for record in mine)
-        return TeamUse(own, used)
+    def uses(self) -> dict[str, TeamUse]:
+        """What each team may count on of the present slots, and what its jobs have."""
+        own = entitled(self.teams.quotas, self.cluster.capacity)
+        used = dict.fromkeys(own, 0)
+        for record in self.book.records.values():
+            used[self.teams.of(record.owner)] += len(record.wanted)
+        return {name: TeamUse(own[name], used[name]) for name in own}
 
     @property
     def most_slots(self) -> int:
@@ -134,7 +135,7 @@ class Scheduler:
     def add(self, record: JobRecord, now_s: float) -> bool:
         """Add an active job; False if the slots it had are gone or belong to another job."""
         row = self.rows[record.job_id] = self.board.add(self._spec(record))
-        self.rhythm.ask(now_s, urgent=self.policy.owes(self.teams.of(record.owner)))
+        self.rhythm.ask(now_s)
         started_s = record.started_s or record.submitted_s
         return not record.wanted or self.board.adopt(row, record.wanted, started_s)
 
@@ -354,7 +355,7 @@ class Scheduler:
             for r in records
             if r.promise.guaranteed_s is not None and self.teams.of(r.owner) == team
         )
-        return min(slots, max(self.use_of(team).own - sure, 0))
+        return min(slots, max(self.uses()[team].own - sure, 0))
 
     def _users_quota(self, job_id: str) -> int:
         """What the owner's promised jobs leave of the owner's quota."""

@@ -8,13 +8,14 @@ unless it is forced.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from swell.control.errors import Conflict, NotFound
 from swell.control.model import JobRecord, Phase
 from swell.control.scheduler import Scheduler
 from swell.control.store import Store
-from swell.domain import OTHERS, Team, Teams
+from swell.domain import Team, Teams
 from swell.policies.by_team import TeamUse
 
 SETTING = "teams"
@@ -51,7 +52,7 @@ def state(team: Team, scheduler: Scheduler, endangered: tuple[str, ...] = ()) ->
     mine = [r for r in scheduler.book.records.values() if scheduler.teams.of(r.owner) == team.name]
     running = sum(bool(record.wanted) for record in mine)
     waiting = sum(r.phase is Phase.QUEUED and not r.wanted for r in mine)
-    return TeamState(team, scheduler.use_of(team.name), running, waiting, endangered)
+    return TeamState(team, scheduler.uses()[team.name], running, waiting, endangered)
 
 
 def change(scheduler: Scheduler, store: Store, changed: Team, now_s: float, *, force: bool) -> TeamState:
@@ -89,12 +90,10 @@ def _put(
     return endangered
 
 
-def why_waits(record: JobRecord, scheduler: Scheduler) -> str:
-    """What the job's team has and what others have of its slots; empty if there are no teams."""
-    if not scheduler.teams:
-        return ""
+def why_waits(record: JobRecord, scheduler: Scheduler, uses: Mapping[str, TeamUse]) -> str:
+    """What the job's team has, and who has borrowed slots of it."""
     name = scheduler.teams.of(record.owner)
-    use = scheduler.use_of(name)
+    use = uses[name]
     who = f"team {name}" if name else "users in no team"
     has = "uses" if name else "use"
     if use.used >= use.own:
@@ -102,11 +101,26 @@ def why_waits(record: JobRecord, scheduler: Scheduler) -> str:
         return f"{who} {has} {'its' if name else 'their'} {_slots(use.own)}{beyond}"
     borrowers = [
         f"{other or 'users in no team'} ({found.borrowed})"
-        for other in [*scheduler.teams.quotas, OTHERS]
-        if other != name and (found := scheduler.use_of(other)).borrowed
+        for other, found in uses.items()
+        if other != name and found.borrowed
     ]
     text = f"{who} {has} {use.used} of {'its' if name else 'their'} {_slots(use.own)}"
     return text + (f"; lent to {', '.join(borrowers)} and coming back" if borrowers else "")
+
+
+def with_reasons(records: Iterable[JobRecord], scheduler: Scheduler) -> list[JobRecord]:
+    """The records as lists show them: a job that waits says what its team has."""
+    if not scheduler.teams:
+        return list(records)
+    uses = scheduler.uses()
+    return [_with_reason(record, scheduler, uses) for record in records]
+
+
+def _with_reason(record: JobRecord, scheduler: Scheduler, uses: Mapping[str, TeamUse]) -> JobRecord:
+    if record.phase is not Phase.QUEUED or record.wanted or record.reason:
+        return record
+    quota = scheduler.over_quota.get(record.job_id)
+    return replace(record, reason=f"waits: {quota or why_waits(record, scheduler, uses)}")
 
 
 def _slots(count: int) -> str:

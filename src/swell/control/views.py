@@ -97,7 +97,7 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
         return f"the control plane is in trouble: {trouble}"
     if record.job_id in scheduler.over_quota:
         return f"waits: {scheduler.over_quota[record.job_id]}"
-    shared = teams.why_waits(record, scheduler)
+    shared = teams.why_waits(record, scheduler, scheduler.uses()) if scheduler.teams else ""
     holders = [r for r in scheduler.book.records.values() if r.wanted]
     used, slots = sum(len(r.wanted) for r in holders), scheduler.cluster.capacity
     own = sorted(f"{r.request.name} ({len(r.wanted)})" for r in holders if r.owner == record.owner)[:6]
@@ -106,7 +106,7 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
     names = ", ".join([*own, *([f"jobs of other users ({others})"] if others else [])]) or "no job"
     more = f"; {record.reason}" if record.reason else ""
     if higher := _higher_class(record, scheduler):
-        more += f"; {higher} of a higher class go first"
+        more += f"; {higher} first"
     reserved = {name: len(gpus) for name, gpus in scheduler.board.reserved.items() if gpus}
     if reserved:
         more += "; reserved for " + ", ".join(f"{name} ({gpus})" for name, gpus in sorted(reserved.items()))
@@ -130,7 +130,9 @@ def _higher_class(record: JobRecord, scheduler: Scheduler) -> str:
         for r in scheduler.book.records.values()
         if r.phase in (Phase.QUEUED, Phase.RUNNING)
     )
-    return "" if not found else "1 job" if found == 1 else f"{found} jobs"
+    if found == 1:
+        return "1 job of a higher class goes"
+    return f"{found} jobs of a higher class go" if found else ""
 
 
 def _why_so_many(record: JobRecord, scheduler: Scheduler) -> str:
@@ -148,7 +150,7 @@ def _team(record: JobRecord, scheduler: Scheduler) -> dict[str, Any] | None:
     if not scheduler.teams:
         return None
     name = scheduler.teams.of(record.owner)
-    use = scheduler.use_of(name)
+    use = scheduler.uses()[name]
     return {"name": name, "own": use.own, "used": use.used, "borrowed": use.borrowed}
 
 

@@ -120,12 +120,6 @@ class ByTeam(Policy):
             if isinstance(policy, ByType):
                 policy.keep_promises(types)
 
-    def owes(self, team: str) -> bool:
-        """Whether others have slots that this team, which has less than its quota, could have at once."""
-        use = self.uses.get(team)
-        lending = any(other.borrowed for name, other in self.uses.items() if name != team)
-        return use is not None and use.used < use.own and lending
-
     # -- groups ------------------------------------------------------------------------------------------
 
     def _divides(self, snapshot: Snapshot) -> bool:

@@ -153,6 +153,9 @@ def _shared(
             f"job '{unknown.job_id}': there is no team '{unknown.team}'; teams: {', '.join(teams.quotas)}",
             field="team",
         )
+    if isinstance(policy, ByTeam):
+        policy.set_teams(teams)
+        return policy, jobs
     if not teams and len({job.priority for job in jobs}) == 1:
         return policy, jobs
     return by_team(policy, teams), jobs
@@ -313,8 +316,7 @@ class _Engine:
                 self._emit(EventKind.ADMITTED, row, finish_s=answer.finish_s)
             else:
                 self._emit(EventKind.ADMITTED, row)
-            owed = isinstance(self.policy, ByTeam) and self.policy.owes(spec.team)
-            self.rhythm.ask(self.now_s, urgent=owed)
+            self.rhythm.ask(self.now_s)
 
     def _segment_ends(self) -> None:
         while self.segments and self.segments[0][0] <= self.now_s:
