@@ -19,8 +19,8 @@ from swell.control.database import connect
 from swell.control.knowledge import Knowledge
 from swell.control.limits import Limits
 from swell.control.model import JobRecord
-from swell.control.quotas import Contender, Use, share_out
-from swell.control.scheduler import Scheduler, within
+from swell.control.quotas import Contender, Use, share_out, within
+from swell.control.scheduler import Scheduler
 from swell.control.store import Store
 from swell.domain import Cluster, Event, EventKind, InputError, JobSpec
 from swell.policies import Decision

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from swell.control.limits import Limits
+from swell.control.model import JobRecord
+from swell.domain import IntArray
+from swell.policies import Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,37 @@ class Allowed:
     """For each job that may not: which quota keeps it waiting."""
 
 
+def contender(record: JobRecord, widest: int, asked: str | None = None) -> Contender:
+    """A job as it contends for its owner's quota. The deadline of the job `asked` is being decided on."""
+    request = record.request
+    return Contender(
+        job_id=record.job_id,
+        owner=record.owner,
+        least=request.min_workers,
+        most=max(record.max_workers or widest, request.min_workers),
+        promised=record.promise.guaranteed_s is not None
+        or (record.job_id == asked and request.deadline_s is not None),
+        running=bool(record.wanted),
+    )
+
+
+def used_by(runs: Iterable[tuple[str, int]]) -> dict[str, Use]:
+    """By user: what profiling runs use, given as owner and slots."""
+    used: dict[str, Use] = {}
+    for owner, slots in runs:
+        before = used.get(owner, NOTHING)
+        used[owner] = Use(before.jobs + 1, before.slots + slots)
+    return used
+
+
+def left_by(promised: Sequence[JobRecord], limits: Limits, capacity: int) -> int:
+    """The slots that a user's promised jobs leave of the user's quota."""
+    if limits.running is not None and len(promised) >= limits.running:
+        return 0
+    slots = capacity if limits.slots is None else limits.slots
+    return max(slots - sum(len(record.wanted) for record in promised), 0)
+
+
 def share_out(jobs: Sequence[Contender], limits: Limits, used: Mapping[str, Use]) -> Allowed:
     """Share out each user's quota among the user's jobs, which are given oldest first."""
     by_owner: dict[str, list[Contender]] = {}
@@ -62,6 +98,18 @@ def share_out(jobs: Sequence[Contender], limits: Limits, used: Mapping[str, Use]
         why_not |= {job.job_id: reason for job in mine[len(chosen) :]}
         most |= _divide(chosen, None if limits.slots is None else limits.slots - use.slots)
     return Allowed(most, why_not)
+
+
+def within(decision: Decision, most: IntArray) -> Decision:
+    """The decision with no job above its bound: some policies keep to plans made when it was higher."""
+    if not (decision.gpus > most).any():
+        return decision
+    per_node = decision.per_node
+    if per_node is not None:
+        # From the left, as many as are still allowed on each node.
+        before = np.cumsum(per_node, axis=1) - per_node
+        per_node = np.clip(most[:, None] - before, 0, per_node)
+    return replace(decision, gpus=np.minimum(decision.gpus, most), per_node=per_node)
 
 
 def _choose(owner: str, jobs: Sequence[Contender], limits: Limits, use: Use) -> tuple[list[Contender], str]:

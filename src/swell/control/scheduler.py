@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -20,7 +20,7 @@ from swell.control.knowledge import Knowledge
 from swell.control.limits import NO_LIMITS, Limits
 from swell.control.model import JobRecord, Phase
 from swell.control.profiling import Profiling
-from swell.control.quotas import Contender, Use, share_out
+from swell.control.quotas import contender, left_by, share_out, used_by, within
 from swell.control.renting import Renting
 from swell.control.typed import believed_curves, believed_on, gpu_type_of
 from swell.domain import Calendar, Cluster, FloatArray, InputError, IntArray, JobSpec, Reservation, Teams
@@ -309,29 +309,18 @@ class Scheduler:
         The job `asked` is the one whose deadline is being decided on, as the last of `jobs` has it. A job is
         in the first answer only if something but its request bounds it.
         """
-        confined = {r.job_id: r.most_workers for r, _ in jobs if r.most_workers is not None}
+        records = [record for record, _ in jobs]
+        confined = {r.job_id: r.most_workers for r in records if r.most_workers is not None}
         if self.limits.slots is None and self.limits.running is None:
             return confined, {}
-        widest = max(self.promised.capacity, 1)
-        contenders = {
-            record.job_id: Contender(
-                job_id=record.job_id,
-                owner=record.owner,
-                least=record.request.min_workers,
-                most=max(record.max_workers or widest, record.request.min_workers),
-                promised=record.promise.guaranteed_s is not None
-                or (record.job_id == asked and record.request.deadline_s is not None),
-                running=bool(record.wanted),
-            )
-            for record, _ in jobs
+        contenders = [contender(record, max(self.promised.capacity, 1), asked) for record in records]
+        there = {record.job_id for record in records}
+        runs = {
+            job_id: (self.book.records[job_id].owner, run.size)
+            for job_id, run in self.profiling.runs.items()
+            if run.size and job_id in self.book.records and job_id not in there
         }
-        used: dict[str, Use] = {}
-        for job_id, run in self.profiling.runs.items():
-            if run.size and job_id in self.book.records and job_id not in contenders:
-                owner = self.book.records[job_id].owner
-                before = used.get(owner, Use())
-                used[owner] = Use(before.jobs + 1, before.slots + run.size)
-        allowed = share_out(list(contenders.values()), self.limits, used)
+        allowed = share_out(contenders, self.limits, used_by(runs.values()))
         return dict(allowed.most), dict(allowed.why_not)
 
     def _profiled_by_team(self) -> dict[str, int]:
@@ -346,27 +335,14 @@ class Scheduler:
     def _profiling_quota(self, job_id: str) -> int:
         """The most slots that a job may be profiled on: what promised jobs leave of the quotas of its owner
         and its owner's team."""
-        slots = self._users_quota(job_id)
+        owner = self.book.records[job_id].owner
+        sure = [r for r in self.book.records.values() if r.wanted and r.promise.guaranteed_s is not None]
+        slots = left_by([r for r in sure if r.owner == owner], self.limits, self.cluster.capacity)
         if not self.teams:
             return slots
-        team, records = self.teams.of(self.book.records[job_id].owner), self.book.records.values()
-        sure = sum(
-            len(r.wanted)
-            for r in records
-            if r.promise.guaranteed_s is not None and self.teams.of(r.owner) == team
-        )
-        return min(slots, max(self.uses()[team].own - sure, 0))
-
-    def _users_quota(self, job_id: str) -> int:
-        """What the owner's promised jobs leave of the owner's quota."""
-        owner, records = self.book.records[job_id].owner, self.book.records.values()
-        promised = [
-            r for r in records if r.owner == owner and r.wanted and r.promise.guaranteed_s is not None
-        ]
-        if self.limits.running is not None and len(promised) >= self.limits.running:
-            return 0
-        slots = self.cluster.capacity if self.limits.slots is None else self.limits.slots
-        return max(slots - sum(len(r.wanted) for r in promised), 0)
+        team = self.teams.of(owner)
+        used = sum(len(r.wanted) for r in sure if self.teams.of(r.owner) == team)
+        return min(slots, max(self.uses()[team].own - used, 0))
 
     def _believe(
         self,
@@ -503,18 +479,6 @@ class Scheduler:
             team=self.teams.of(record.owner),
             priority=request.priority,
         )
-
-
-def within(decision: Decision, most: IntArray) -> Decision:
-    """The decision with no job above its bound: some policies keep to plans made when it was higher."""
-    if not (decision.gpus > most).any():
-        return decision
-    per_node = decision.per_node
-    if per_node is not None:
-        # From the left, as many as are still allowed on each node.
-        before = np.cumsum(per_node, axis=1) - per_node
-        per_node = np.clip(most[:, None] - before, 0, per_node)
-    return replace(decision, gpus=np.minimum(decision.gpus, most), per_node=per_node)
 
 
 def _promised(record: JobRecord) -> float | None:

@@ -133,3 +133,11 @@ def sweep(directory: Path, wait_s: float = 0.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def how_ended(code: object) -> str:
+    """In words, which signal ended a process, from its negative exit code."""
+    try:
+        return f"ended by {signal.Signals(-int(str(code))).name}"
+    except ValueError:
+        return f"ended with code {code}"

@@ -32,7 +32,7 @@ from swell.engines.border import BadMessage, Confined, read_beat, read_event
 from swell.engines.environment import for_jobs
 from swell.engines.fencing import Fence
 from swell.engines.parts import Part
-from swell.engines.processes import MARK, mark, sweep
+from swell.engines.processes import MARK, how_ended, mark, sweep
 from swell.engines.supervised_job import END, NOTE_END_S, STOP, Outcome, SupervisedJob
 from swell.engines.supervisor import is_locked, signal_supervisor
 from swell.train.agent import outputs
@@ -404,7 +404,7 @@ class SupervisedEngine:
             gpus = job.occupied(job.members)
             self._add_report(job, "resized", {"pause_s": event.pause_s, "gpus": gpus})
         elif what == "exited" and trained and event.code < 0 and job.stop_by_s is None:
-            self._add_report(job, "worker_lost", {"worker": worker, "reason": _signal_name(event.code)})
+            self._add_report(job, "worker_lost", {"worker": worker, "reason": how_ended(event.code)})
         elif what == "left_out" and trained:
             job.left_out = worker
             self._add_report(job, "worker_lost", {"worker": worker, "reason": event.text})
@@ -493,11 +493,3 @@ class SupervisedEngine:
             job.child.send_signal(number)
         elif job.connection is not None:
             job.send(END)  # a control plane on another machine started it
-
-
-def _signal_name(code: object) -> str:
-    """In words, which signal ended a process, from its negative exit code."""
-    try:
-        return f"ended by {signal.Signals(-int(str(code))).name}"
-    except ValueError:
-        return f"ended with code {code}"
