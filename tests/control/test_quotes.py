@@ -13,6 +13,7 @@ from tests.control.virtual import VirtualPlatform, make_trace
 
 from swell.control import lookahead
 from swell.control.plane import ControlPlane
+from swell.policies import Policy
 from swell.policies.memory import Memory
 
 TRACE = make_trace(5, 16, "2x4", 0.2)
@@ -28,10 +29,14 @@ def state(plane: ControlPlane) -> list[Any]:
     """Everything that a decision may depend on."""
     scheduler, board = plane._conductor.scheduler, plane._conductor.scheduler.board
     columns = {name: copy.deepcopy(column) for name, column in vars(board.table).items() if name != "belief"}
+    # The last decision, which is kept with the snapshots it was made on, is over.
+    policy = {
+        name: copy.deepcopy(value) for name, value in vars(scheduler.policy).items() if name != "_parts"
+    }
     return [
         columns, board.active.tolist(), board.next_number, list(board._free_rows), dict(board._node_counts),
         dict(scheduler.rows), dict(scheduler._entered), scheduler.rhythm.due_s,
-        list(scheduler.profiling.runs), copy.deepcopy(vars(scheduler.policy)),
+        list(scheduler.profiling.runs), policy,
         dict(plane._book.records), list(plane._book.known), plane.store.last_seq(),
         board.placer.occupancy.owner.copy(),
     ]  # fmt: skip
@@ -42,7 +47,7 @@ def same(a: Any, b: Any) -> bool:
         return bool(np.array_equal(a, b))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, Memory):
+    if isinstance(a, Memory | Policy):
         return same(vars(a), vars(b))
     if is_dataclass(a):
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))

@@ -201,6 +201,7 @@ def test_rows_of_older_and_newer_versions_are_read_and_written_as_they_were() ->
     assert written["request"].pop("command") is False
     assert written["request"].pop("track") == []
     assert written["request"].pop("workers_per_replica") == 1
+    assert written["request"].pop("priority") == "normal"
     assert written["promise"].pop("gpu_type") is None
     old = json.loads(OLD_RECORD)
     assert {name: written[name] for name in old} == old
