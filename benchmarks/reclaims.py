@@ -29,6 +29,7 @@ from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.domain import EventKind, Reservation
 from swell.engines.local import LocalEngine
+from swell.engines.processes import processes_of
 
 BOUND_S = 2.0
 """Training must have left the slots that a service wants within this time."""
@@ -153,8 +154,9 @@ def end_jobs(plane: ControlPlane) -> None:
     for job in plane.jobs():
         if not job.phase.over:
             plane.cancel(job.job_id)
-    until_s = time.monotonic() + 20.0
-    while plane.engine.observe() and time.monotonic() < until_s:
+    until_s = time.monotonic() + 60.0
+    folders = [plane.home / "jobs" / job.job_id for job in plane.jobs()]
+    while any(processes_of(folder) for folder in folders) and time.monotonic() < until_s:
         time.sleep(0.1)
 
 

@@ -92,7 +92,9 @@ class Known(Knowledge):
     def known(self) -> bool:
         return len(self.rates) > 1
 
-    def curve(self, max_gpus: int, gpus_per_node: int, *, cautious: bool = False) -> FloatArray:
+    def curve_on(
+        self, gpu_type: str, max_gpus: int, gpus_per_node: int, *, cautious: bool = False
+    ) -> FloatArray:
         return self.rates[: max_gpus + 1]
 
     def most_workers(self, bound: int) -> int:

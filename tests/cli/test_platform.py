@@ -299,7 +299,7 @@ def test_a_replay_of_what_happened_here_is_near_to_it(place: Place) -> None:
     assert same["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.10)
     assert other["resizes"] == 0
     larger = place.json(*words, "--cluster", "4x4")[1]
-    assert larger["avg_jct_s"] < same["avg_jct_s"]
+    assert larger["avg_jct_s"] <= same["avg_jct_s"]
 
 
 @pytest.fixture(scope="module")

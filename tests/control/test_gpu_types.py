@@ -21,7 +21,6 @@ from swell.domain import Cluster
 from swell.engines.local import type_of_model
 from swell.perf.belief import PRIOR_ERROR
 from swell.perf.gpu_types import RatioLedger
-from swell.policies.by_type import ByType
 
 MIXED = Cluster.parse("2x2:t4,1x4:a100")
 
@@ -153,7 +152,7 @@ def test_a_second_type_that_joins_is_told_apart_at_once(store: Store) -> None:
     scheduler.set_cluster(Cluster.parse("1x2:t4,1x2:a100"), 1.0)
     placed = {job_id: scheduler.cluster.types_of(move.after) for job_id, move in scheduler.decide(1.0)}
     assert sorted(placed.values()) == [("a100",), ("a100",), ("t4",), ("t4",)]
-    assert isinstance(scheduler.policy, ByType)
+    assert scheduler.tells_types_apart
 
 
 @pytest.mark.parametrize(
