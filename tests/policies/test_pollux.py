@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,14 +14,11 @@ from swell.domain import Cluster, InputError, JobSpec, Node
 from swell.perf.belief import JobBelief
 from swell.perf.curves import Curves
 from swell.perf.goodput import BatchLimits
-from swell.perf.profiles import ProfileSet
 from swell.perf.throughput import ThroughputParams, step_times
 from swell.policies import JobTable, Snapshot, make_policy
 from swell.policies._genetic import MAX_NODES, Problem, hand_over, rank_by, repair, total_loss
 from swell.policies._greedy import greedy
 from swell.policies.pollux import Pollux, precedence
-from swell.sim import simulate
-from swell.sim.traces import load_trace
 
 LIMITS = BatchLimits(init_batch=128, max_batch=4096, min_local=32, max_local=1024)
 PARAMS = ThroughputParams(0.05, 0.001, 0.08, 0.004, 0.02, 0.002, 2.0)
@@ -365,17 +360,6 @@ def test_greedy_serves_everybody_before_anybody_twice_when_gpus_are_scarce() -> 
 def test_curves_stand_in_where_there_is_no_belief() -> None:
     decision = Pollux().allocate(moment([None, None], "2x4"))
     assert sorted(decision.gpus.tolist()) == [4, 4]
-
-
-@pytest.mark.data
-def test_average_jct_is_that_of_the_authors_simulator() -> None:
-    data = Path(os.environ.get("SWELL_DATA", Path(__file__).parents[3] / "shared" / "data")) / "pollux"
-    if not data.is_dir():
-        pytest.skip(f"no public traces at {data}")
-    profiles = ProfileSet.load(data / "profiles")
-    jobs = load_trace(data / "workloads" / "workload-3.csv", profiles).jobs
-    result = simulate(jobs, profiles, Cluster.parse("16x4"), "pollux", interval_s=60.0, resize_cost=30.0)
-    assert result.record()["avg_jct_s"] == pytest.approx(2188, rel=0.05)
 
 
 def test_options_are_checked() -> None:

@@ -94,9 +94,9 @@ def test_afs_beats_those_it_was_made_to_beat() -> None:
     trace = DATA / "philly" / "philly.csv"
     jct = {
         policy: run(trace, policy, "16x4", None, cluster_id="b436b2")["avg_jct_s"]
-        for policy in ("afs-l", "afs-p", "srtf", "tiresias", "max-min", "optimus")
+        for policy in ("afs-l", "afs-p", "tiresias", "max-min")  # benchmarks/afs.py has the others
     }
-    assert all(jct["afs-l"] < jct[other] for other in ("srtf", "tiresias", "max-min", "optimus"))
+    assert all(jct["afs-l"] < jct[other] for other in ("tiresias", "max-min"))
     assert jct["afs-p"] < jct["tiresias"]
 
 

@@ -64,7 +64,11 @@ def test_an_example_runs_on_two_workers_in_its_modes(stage: Any, name: str, mode
     assert _quality(job.output()) > 0
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize(
+    "name",
+    # test_plain_scripts.py has the other frameworks, on changing workers.
+    [name if name == "lora_reviews" else pytest.param(name, marks=pytest.mark.long) for name in FRAMEWORKS],
+)
 def test_an_example_of_a_framework_runs_unchanged_or_says_what_is_missing(stage: Any, name: str) -> None:
     needs, brief = FRAMEWORKS[name]
     if importlib.util.find_spec(needs) is None:
@@ -73,7 +77,7 @@ def test_an_example_of_a_framework_runs_unchanged_or_says_what_is_missing(stage:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 1 and "pip install" in done.stderr and "Traceback" not in done.stderr
         return
-    workers = 2 if name == "lora_reviews" else 1  # test_plain_scripts.py has the others on changing workers
+    workers = 2 if name == "lora_reviews" else 1
     job = stage.run(EXAMPLES / f"{name}.py", *brief, workers=workers, settings={"auto": True})
     assert job.wait(250) == 0, job.output()
     assert 0 <= _quality(job.output()) <= 1
