@@ -244,7 +244,7 @@ def test_a_job_is_paused_resumed_bounded_and_cancelled(place: Place, long: str) 
     assert place.swell("resume", "long").returncode == 0
     job = place.wait_for(job_id, lambda job: job["phase"] == "running" and job["done"] > done_before + 20)
     assert job["restarts"] == 0
-    assert place.swell("scale", "long", "--max", 2).returncode == 0
+    assert place.swell("scale", "long", "--min", 2, "--max", 2).returncode == 0
     job = place.wait_for(job_id, lambda job: len(job["wanted"]) == 2)
     assert job["request"]["max_workers"] == 2
     told = place.swell("describe", "long").stdout

@@ -20,10 +20,17 @@ def _run(stage: Any, name: str, *arguments: str, **config: Any) -> Any:
 
 
 def _resize(job: Any, *counts: int, timeout_s: float = 60.0) -> None:
+    """Change the workers and wait until these have made some steps together.
+
+    A newcomer whose script turns out to be at another place is replaced by another one.
+    """
     for count in counts:
         job.resize(count)
-        status = job.wait_for(lambda s, count=count: len(s["members"]) == count and s["step"], timeout_s)
-        job.wait_for(lambda s, begin=status["step"]: s["step"] >= begin + 3, timeout_s)
+        while True:
+            status = job.wait_for(lambda s, n=count: len(s["members"]) == n and s["step"], timeout_s)
+            there = job.wait_for(lambda s, begin=status["step"]: s["step"] >= begin + 3, timeout_s)
+            if there["members"] == status["members"]:
+                break
 
 
 def _whole_schedule(job: Any, timeout_s: float = 60.0, victim: int = -1) -> None:
