@@ -33,7 +33,7 @@ def alone(*args: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "policy"),
-    [("local", DEFAULT), ("local", "pollux"), ("ray", DEFAULT)],
+    [("local", DEFAULT), pytest.param("local", "pollux", marks=pytest.mark.long), ("ray", DEFAULT)],
     indirect=["engine"],
 )
 def test_jobs_share_few_slots(platform: Callable[..., Platform], policy: str) -> None:

@@ -111,7 +111,7 @@ def test_an_example_reaches_what_the_index_states(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "promised", "better"),
     [
-        ("digits_cnn", [], 0.975, 1),
+        pytest.param("digits_cnn", [], 0.975, 1, marks=pytest.mark.long),
         ("recommender", ["--epochs", "4"], 0.5, -1),
     ],
 )
