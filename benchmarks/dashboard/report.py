@@ -19,7 +19,7 @@ from swell.report.runs import Run
 from swell.sim import simulate
 from swell.sim.traces import load_trace
 
-POLICIES = ("elasticflow", "pollux", "afs-l", "tiresias", "gandiva", "edf")
+POLICIES = ("elasticflow", "tide-fixed", "afs-l", "tiresias", "gandiva", "edf")
 
 
 def main() -> None:
