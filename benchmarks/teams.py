@@ -252,7 +252,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.live:
         with tempfile.TemporaryDirectory() as home:
-            found = come_back(Path(home), returns=options.returns, slots=4)
+            found = come_back(Path(home), returns=options.returns, slots=2)
         write_json("teams_live", found)
         print(found)
         return
