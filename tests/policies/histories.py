@@ -10,6 +10,7 @@ from swell.domain import Cluster, IntArray, JobSpec, Placement
 from swell.perf.curves import Curves
 from swell.placement import make_placer
 from swell.policies import Admission, Decision, JobTable, Policy, Snapshot
+from swell.policies.base import gives_promises
 
 CLUSTER = Cluster.parse("32x8")
 DECISIONS = 8
@@ -104,7 +105,7 @@ class Books:
     def let_in(self, now_s: float, job: Arrival) -> Admission | None:
         """Add a job if the policy does not refuse it; returns what the policy said, if it was asked."""
         number = self.add(job)
-        if type(self.policy).admit is Policy.admit:
+        if not gives_promises(self.policy):
             return None
         snapshot, index = self.snapshot(now_s), len(self.row) - 1
         answer = self.policy.admit(snapshot, index)

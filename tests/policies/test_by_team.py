@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.domain import OTHERS, Event, EventKind, InputError, Team, Teams
+from swell.domain import OTHERS, Cluster, Event, EventKind, InputError, Team, Teams
 from swell.policies import Policy, make_policy
 from swell.policies._team_shares import entitled, share_slots
-from swell.policies.by_team import by_team
+from swell.policies.base import gives_promises
+from swell.policies.by_team import FIRST, by_team
+from swell.policies.by_type import ByType, by_type
 from swell.policies.registry import policy_names
 
 TWO = Teams.parse("red=4,blue=4")
@@ -155,10 +157,24 @@ def test_without_teams_and_classes_the_policy_decides_as_ever(make_snapshot: Any
     for name in ("max-min", "fifo", "elasticflow"):
         plain, wrapped = make_policy(name).allocate(snapshot), by_team(make_policy(name)).allocate(snapshot)
         assert np.array_equal(plain.gpus, wrapped.gpus) and wrapped.order is plain.order
-    assert by_team(make_policy("fifo")).admit.__func__ is Policy.admit  # type: ignore[attr-defined]
 
 
 # -- what is refused -----------------------------------------------------------------------------------
+
+
+def test_a_promised_gpu_type_is_kept_by_teams_that_were_asked_and_by_those_that_were_not() -> None:
+    policy = by_team(by_type(make_policy("edf-admission"), Cluster.parse("1x4:t4,1x4:a100")), TWO)
+    asked = policy._policy_of("red", FIRST)
+    policy.keep_promises({7: "a100"})
+    for inner in (asked, policy._policy_of("blue", FIRST)):
+        assert isinstance(inner, ByType) and inner._promised == {7: "a100"}
+
+
+@pytest.mark.parametrize(("name", "promises"), [("max-min", False), ("edf-admission", True)])
+def test_a_policy_gives_promises_as_the_one_inside_does(name: str, promises: bool) -> None:
+    inner = make_policy(name)
+    typed = by_type(inner, Cluster.parse("1x4:t4,1x4:a100"))
+    assert [gives_promises(p) for p in (inner, typed, by_team(typed, TWO))] == [promises] * 3
 
 
 @pytest.mark.parametrize(
@@ -176,6 +192,11 @@ def test_a_bad_team_is_refused_by_field(make: Any, field: str) -> None:
     with pytest.raises(InputError) as refused:
         make()
     assert refused.value.field == field
+
+
+def test_a_team_without_a_name_is_refused() -> None:
+    with pytest.raises(InputError, match="must have a name"):
+        Teams.parse("=0")
 
 
 def test_teams_come_back_from_json_as_they_were() -> None:

@@ -272,10 +272,13 @@ class Conductor:
 
     def cluster(self) -> Cluster:
         """The engine's nodes; drained ones, and slow ones that are avoided, count as not up."""
+        return self._without(self.drained | self.avoided)
+
+    def _without(self, away: Collection[str]) -> Cluster:
+        """The engine's nodes; those with these names count as not up."""
         cluster = self.engine.cluster()
         if self.renting is not None:
             cluster = self.renting.usable(cluster, self.drained)
-        away = self.drained | self.avoided
         nodes = tuple(replace(n, up=n.up and n.name not in away) for n in cluster.nodes)
         return Cluster(nodes, cluster.held)
 
@@ -301,19 +304,11 @@ class Conductor:
             record.request.workers if self.scheduler.policy.knows == "nothing" else record.request.min_workers
             for record in self.book.active()
         )
-        avoided = self.slow_nodes.avoided(self._in_service(), needed, now_s)
+        avoided = self.slow_nodes.avoided(self._without(self.drained), needed, now_s)
         if avoided - self.avoided and self.scheduler.endangered_without(avoided, now_s):
             self.slow_nodes.use_anyway(avoided - self.avoided)
             avoided &= self.avoided
         self.avoided = avoided
-
-    def _in_service(self) -> Cluster:
-        """The nodes that are not drained, slow ones included."""
-        before, self.avoided = self.avoided, frozenset()
-        try:
-            return self.cluster()
-        finally:
-            self.avoided = before
 
     def _rent(self, renting: Renting, observed: Mapping[str, Observed], now_s: float) -> None:
         """Rent as many nodes as the jobs are worth, and take jobs off nodes that are let go."""

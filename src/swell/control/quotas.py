@@ -117,10 +117,10 @@ def _choose(owner: str, jobs: Sequence[Contender], limits: Limits, use: Use) -> 
     slots = use.slots
     for count, job in enumerate(jobs):
         if limits.running is not None and use.jobs + count >= limits.running:
-            return list(jobs[:count]), f"{owner} may have {_many(limits.running, 'running job')} at most"
+            return list(jobs[:count]), f"{owner} may have {many(limits.running, 'running job')} at most"
         slots += job.least
         if limits.slots is not None and slots > limits.slots:
-            return list(jobs[:count]), f"{owner} may have {_many(limits.slots, 'slot')} at most"
+            return list(jobs[:count]), f"{owner} may have {many(limits.slots, 'slot')} at most"
     return list(jobs), ""
 
 
@@ -148,5 +148,6 @@ def _divide(jobs: Iterable[Contender], slots: int | None) -> dict[str, int]:
     return bounds
 
 
-def _many(count: int, what: str) -> str:
+def many(count: int, what: str) -> str:
+    """So many of something, in words: '1 slot', '2 slots'."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 from swell.control.errors import Conflict, NotFound
 from swell.control.model import JobRecord, Phase
+from swell.control.quotas import many
 from swell.control.scheduler import Scheduler
 from swell.control.store import Store
-from swell.domain import Team, Teams
+from swell.domain import NO_TEAM, Team, Teams
 from swell.policies.by_team import TeamUse
 
 SETTING = "teams"
@@ -43,7 +44,7 @@ def stored(store: Store) -> Teams:
 def states(scheduler: Scheduler) -> list[TeamState]:
     """All teams, then those who are in none; nothing if there are no teams."""
     teams = scheduler.teams
-    listed = [*teams.teams, Team.others()] if teams else []
+    listed = [*teams.teams, NO_TEAM] if teams else []
     return [state(team, scheduler) for team in listed]
 
 
@@ -98,13 +99,13 @@ def why_waits(record: JobRecord, scheduler: Scheduler, uses: Mapping[str, TeamUs
     has = "uses" if name else "use"
     if use.used >= use.own:
         beyond = f" and {use.borrowed} borrowed ones" if use.borrowed else ""
-        return f"{who} {has} {'its' if name else 'their'} {_slots(use.own)}{beyond}"
+        return f"{who} {has} {'its' if name else 'their'} {many(use.own, 'slot')}{beyond}"
     borrowers = [
         f"{other or 'users in no team'} ({found.borrowed})"
         for other, found in uses.items()
         if other != name and found.borrowed
     ]
-    text = f"{who} {has} {use.used} of {'its' if name else 'their'} {_slots(use.own)}"
+    text = f"{who} {has} {use.used} of {'its' if name else 'their'} {many(use.own, 'slot')}"
     return text + (f"; lent to {', '.join(borrowers)} and coming back" if borrowers else "")
 
 
@@ -121,7 +122,3 @@ def _with_reason(record: JobRecord, scheduler: Scheduler, uses: Mapping[str, Tea
         return record
     quota = scheduler.over_quota.get(record.job_id)
     return replace(record, reason=f"waits: {quota or why_waits(record, scheduler, uses)}")
-
-
-def _slots(count: int) -> str:
-    return f"{count} slot" if count == 1 else f"{count} slots"

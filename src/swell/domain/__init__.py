@@ -17,12 +17,13 @@ from swell.domain.errors import InputError, SwellError, nearest
 from swell.domain.events import Event, EventKind, read_events, write_events
 from swell.domain.job import JobSpec
 from swell.domain.request import JobOptions, JobRequest
-from swell.domain.teams import NO_TEAMS, NORMAL, OTHERS, PRIORITIES, Team, Teams, rank_of
+from swell.domain.teams import NO_TEAM, NO_TEAMS, NORMAL, OTHERS, PRIORITIES, Team, Teams, rank_of
 
 __all__ = [
     "ANY_GPU",
     "NORMAL",
     "NO_RESERVATIONS",
+    "NO_TEAM",
     "NO_TEAMS",
     "OTHERS",
     "PRIORITIES",

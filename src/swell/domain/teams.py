@@ -38,6 +38,8 @@ class Team:
     users: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.name == OTHERS and self.slots == 0 and not self.users:  # `NO_TEAM`
+            return
         if not isinstance(self.name, str) or not re.fullmatch(NAME, self.name):
             raise InputError(
                 "name of a team must be 1 to 64 letters, digits, '.', '_' or '-', the first neither '.' nor"
@@ -49,13 +51,9 @@ class Team:
         if not 0 <= self.slots <= MOST_SLOTS:
             raise InputError(f"slots must be 0 to {MOST_SLOTS}, got {self.slots}", field="slots")
 
-    @classmethod
-    def others(cls) -> Team:
-        """All users who are in no team, as one; they have no name and no quota."""
-        made = object.__new__(cls)
-        for name, value in (("name", OTHERS), ("slots", 0), ("users", ())):
-            object.__setattr__(made, name, value)
-        return made
+
+NO_TEAM = Team(name=OTHERS, slots=0)
+"""All users who are in no team, as one team without a name and a quota."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,8 @@ class Teams:
         seen: dict[str, str] = {}
         names: set[str] = set()
         for team in self.teams:
+            if team.name == OTHERS:
+                raise InputError("a team must have a name, such as vision", field="name")
             if team.name in names:
                 raise InputError(f"there are two teams with the name '{team.name}'", field="name")
             names.add(team.name)

@@ -8,7 +8,7 @@ I/O, and never learns whether it runs in the simulator or on a live cluster.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -127,10 +127,10 @@ _SHOWN = (
 )
 
 
-def dressed_as(policy: Policy, wrapper: type[_Wrapper], more: dict[str, Any] | None = None) -> type[_Wrapper]:
+def dressed_as(policy: Policy, wrapper: type[_Wrapper]) -> type[_Wrapper]:
     """The class of a policy around another one (`ByType`, `ByTeam`) that is known by the inner one's name."""
     shown = {name: getattr(policy, name) for name in _SHOWN}
-    made: type[_Wrapper] = type(wrapper.__name__, (wrapper,), shown | (more or {}))
+    made: type[_Wrapper] = type(wrapper.__name__, (wrapper,), shown)
     return made
 
 

@@ -355,5 +355,4 @@ def _within(placement: Placement, mine: BoolArray) -> Placement:
 
 def by_team(policy: Policy, teams: Teams = NO_TEAMS) -> ByTeam:
     """The policy, made to obey teams and classes of priority."""
-    same = {} if gives_promises(policy) else {"admit": Policy.admit}
-    return dressed_as(policy, ByTeam, same)(policy=policy, teams=teams)
+    return dressed_as(policy, ByTeam)(policy=policy, teams=teams)

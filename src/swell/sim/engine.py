@@ -38,6 +38,7 @@ from swell.domain import (
 )
 from swell.perf.profiles import ProfileSet
 from swell.policies import Decision, Policy, Snapshot, make_policy
+from swell.policies.base import gives_promises
 from swell.policies.by_team import ByTeam, by_team
 from swell.policies.by_type import ByType, by_type
 from swell.sim.capacity import Capacity, DemandChange, EventSink, NodeFailure
@@ -200,7 +201,7 @@ class _Engine:
         self.cloud = self.capacity.cloud
         self.on_event = on_event
         self.on_progress = on_progress
-        self.has_admission = type(policy).admit is not Policy.admit
+        self.has_admission = gives_promises(policy)
         self.plan_with(cost)
 
         n = len(self.table)
