@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.api.conftest import Platform
 
 from swell.api.schemas import JobSubmission
 from swell.domain import InputError, JobRequest
@@ -55,3 +56,10 @@ def test_border_and_control_plane_agree_on_every_value(field: str, value: Any) -
         assert request is None, (field, value, refused)
     else:
         assert submission.to_request() == request, (field, value)
+
+
+def test_a_word_that_is_none_of_those_allowed_is_refused_with_them(shared_platform: Platform) -> None:
+    with shared_platform.http(shared_platform.token("ann")) as http:
+        answer = http.post("/v1/jobs", json=shared_platform.job(priority="urgent"))
+    assert answer.status_code == 422
+    assert answer.json()["error"]["message"] == "priority must be low, normal or high, got 'urgent'"

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from swell.api.refusals import STATUSES
 from swell.api.schemas import ErrorAnswer
 from swell.domain import SwellError
+from swell.domain.request import FIELDS
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +115,8 @@ def _from_validation(errors: Sequence[Any]) -> JSONResponse:
         message = f"there is no field '{field}'"
     elif first["type"] == "missing":
         message = f"{field} is missing"
+    elif first["type"] == "string_pattern_mismatch" and field in FIELDS and FIELDS[field].about.allowed:
+        message = f"{field} must be {FIELDS[field].about.allowed}, got {_short(first.get('input'))}"
     else:
         text = first["msg"]
         message = f"{field}: {text[:1].lower()}{text[1:]}, got {_short(first.get('input'))}"
