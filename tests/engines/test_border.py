@@ -196,7 +196,7 @@ def test_no_report_that_passes_the_border_makes_a_turn_fail(tmp_path: Path) -> N
     plane = ControlPlane(store, engine, home=tmp_path)
     plane.come_up()
     request = JobRequest(name="a", script="train.py", workdir=str(tmp_path))
-    jobs = [plane.submit(request, "ann").job_id for _ in range(2)]
+    jobs = [plane.jobs.submit(request, "ann").job_id for _ in range(2)]
     plane.turn()
     said: list[Report] = []
     engine.reports = lambda: iter([said.pop() for _ in range(len(said))])  # type: ignore[method-assign]
@@ -225,9 +225,9 @@ def test_no_report_that_passes_the_border_makes_a_turn_fail(tmp_path: Path) -> N
         ):
             said.append(Report(job_id=jobs[0], time_s=plane.clock(), kind=kind, data=data))
         plane.turn()
-    assert plane.submit(request, "ben").phase is Phase.QUEUED
+    assert plane.jobs.submit(request, "ben").phase is Phase.QUEUED
     plane.turn()
-    assert plane.job(jobs[1]).phase is Phase.RUNNING
+    assert plane.jobs.get(jobs[1]).phase is Phase.RUNNING
     plane.stop()
     store.close()
 
