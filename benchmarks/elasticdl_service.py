@@ -52,13 +52,13 @@ def beside(home: Path, slots: int, run_s: float) -> dict[str, Any]:
     plane.start()
     service: list[subprocess.Popen[bytes]] = []
     try:
-        plane.reserve(Reservation(name=SERVICE, most=load(WAVE_S / 2, slots)), "bench")
+        plane.reservations.make(Reservation(name=SERVICE, most=load(WAVE_S / 2, slots)), "bench")
         jobs = []
         for i in range(2):
             args = ("--epochs", "2000", "--sample-ms", "8", "--seed", str(i))
             request = JobRequest(name=f"train-{i}", script=str(SCRIPT), args=args, workdir=str(home))
-            jobs.append(plane.submit(request, "bench").job_id)
-        _until(lambda: all(plane.job(job_id).done > 0 for job_id in jobs))
+            jobs.append(plane.jobs.submit(request, "bench").job_id)
+        _until(lambda: all(plane.jobs.get(job_id).done > 0 for job_id in jobs))
         _until(lambda: _settled(plane, jobs))
         began_s = last_s = time.monotonic()
         used_s, serving_s = 0.0, 0.0
@@ -67,12 +67,12 @@ def beside(home: Path, slots: int, run_s: float) -> dict[str, Any]:
             if wanted < len(service):  # the service gives its slots back itself, then says so
                 _end(service[wanted:])
                 del service[wanted:]
-            state = plane.reservations()[0]
+            state = plane.reservations.states()[0]
             if state.reservation.gpus != wanted:
-                plane.demand(SERVICE, wanted)
+                plane.reservations.demand(SERVICE, wanted)
             elif state.yielded:
                 service += [_serve() for _ in range(len(state.slots) - len(service))]
-            training = sum(len(plane.job(job_id).held) for job_id in jobs)
+            training = sum(len(plane.jobs.get(job_id).held) for job_id in jobs)
             used_s += min(len(service) + training, slots) * (now_s - last_s)
             serving_s += len(service) * (now_s - last_s)
             last_s = now_s
@@ -83,7 +83,7 @@ def beside(home: Path, slots: int, run_s: float) -> dict[str, Any]:
         waits_s, runs = [after_s for _, after_s in yields], histories(home)
         utilisation, ended = (
             used_s / slots / took_s,
-            [plane.job(one) for one in jobs if plane.job(one).phase.over],
+            [plane.jobs.get(one) for one in jobs if plane.jobs.get(one).phase.over],
         )
         problems = [f"{job.job_id} ended: {job.phase.value}, {job.reason}" for job in ended]
         if utilisation <= LEAST_USED:
@@ -95,7 +95,7 @@ def beside(home: Path, slots: int, run_s: float) -> dict[str, Any]:
             "reclaims": len(waits_s),
             **figures(waits_s),
             **explained([stages(events, runs, at_s - after_s, at_s) for at_s, after_s in yields]),
-            "resizes": sum(plane.job(job_id).resizes for job_id in jobs),
+            "resizes": sum(plane.jobs.get(job_id).resizes for job_id in jobs),
             "problems": problems,
             "verdict": verdict(waits_s, problems),
         }
@@ -121,7 +121,7 @@ def _settled(plane: ControlPlane, jobs: list[str]) -> bool:
     """Whether the jobs have grown to what they were given, which need not be all slots, for some seconds."""
     until_s = time.monotonic() + SETTLED_S
     while time.monotonic() < until_s:
-        if any(len((job := plane.job(job_id)).held) != max(len(job.wanted), 1) for job_id in jobs):
+        if any(len((job := plane.jobs.get(job_id)).held) != max(len(job.wanted), 1) for job_id in jobs):
             return False
         time.sleep(0.05)
     return True

@@ -46,11 +46,11 @@ def both(home: Path, policy: str, least: int, epochs: int) -> tuple[dict[str, An
                 min_workers=least,
                 max_workers=WANTED,
             )
-            jobs.append(plane.submit(request, "bench"))
+            jobs.append(plane.jobs.submit(request, "bench"))
             _wait(plane, jobs[0].job_id, lambda job: job.done > 0)
         for job in jobs:
             _wait(plane, job.job_id, lambda job: job.phase.over)
-        ended = [plane.job(job.job_id) for job in jobs]
+        ended = [plane.jobs.get(job.job_id) for job in jobs]
         if any(job.phase is not Phase.FINISHED for job in ended):
             raise RuntimeError(str([(job.phase, job.reason) for job in ended]))
         run = Run.read(policy, (event for _, event in plane.events(limit=100_000)))
@@ -68,9 +68,9 @@ def both(home: Path, policy: str, least: int, epochs: int) -> tuple[dict[str, An
 
 def _wait(plane: ControlPlane, job_id: str, condition: Any) -> None:
     until_s = time.monotonic() + LIMIT_S
-    while not condition(plane.job(job_id)):
+    while not condition(plane.jobs.get(job_id)):
         if time.monotonic() > until_s:
-            raise TimeoutError(f"job {job_id} after {LIMIT_S:g} s: {plane.job(job_id)}")
+            raise TimeoutError(f"job {job_id} after {LIMIT_S:g} s: {plane.jobs.get(job_id)}")
         time.sleep(0.05)
 
 

@@ -45,9 +45,9 @@ EPOCHS = 8
 def want(plane: ControlPlane, gpus: int) -> float:
     """Have the service want so many slots; returns the seconds until training had left them."""
     asked_s = time.monotonic()
-    plane.demand(SERVICE, gpus)
+    plane.reservations.demand(SERVICE, gpus)
     while time.monotonic() - asked_s < LIMIT_S:
-        state = next(one for one in plane.reservations() if one.reservation.name == SERVICE)
+        state = next(one for one in plane.reservations.states() if one.reservation.name == SERVICE)
         if len(state.slots) == gpus and (state.yielded or not gpus):
             return time.monotonic() - asked_s
         time.sleep(0.01)
@@ -68,7 +68,7 @@ def reclaim_at_random(
     try:
         records = [_submit(plane, one, home, i < promised, hurry) for i, one in enumerate(honest)]
         most = slots - promised  # promises count on no slot that a service may want
-        plane.reserve(Reservation(name=SERVICE, most=most), "bench", force=True)
+        plane.reservations.make(Reservation(name=SERVICE, most=most), "bench", force=True)
         for record in records:
             _wait(plane, record.job_id, lambda job: job.done > 0)
         _wait_decided(plane, [record.job_id for record in records[:promised]])
@@ -82,12 +82,12 @@ def reclaim_at_random(
                 sizes.append(wanted - had)
             had = wanted
             time.sleep(chance.uniform(0.0, 0.6))
-        running = sum(not plane.job(record.job_id).phase.over for record in records)
+        running = sum(not plane.jobs.get(record.job_id).phase.over for record in records)
         want(plane, 0)
         hurry.touch()
         for record in records:
             _wait(plane, record.job_id, lambda job: job.phase.over)
-        ended = [plane.job(record.job_id) for record in records]
+        ended = [plane.jobs.get(record.job_id) for record in records]
         problems = [
             f"{job.job_id}: {job.phase} {job.reason}" for job in ended if job.phase is not Phase.FINISHED
         ]
@@ -151,11 +151,11 @@ def _told(seconds: Mapping[str, float]) -> str:
 
 def end_jobs(plane: ControlPlane) -> None:
     """Cancel what still runs, if the benchmark was interrupted, and wait until its processes are gone."""
-    for job in plane.jobs():
+    for job in plane.jobs.find():
         if not job.phase.over:
-            plane.cancel(job.job_id)
+            plane.jobs.cancel(job.job_id)
     until_s = time.monotonic() + 60.0
-    folders = [plane.home / "jobs" / job.job_id for job in plane.jobs()]
+    folders = [plane.home / "jobs" / job.job_id for job in plane.jobs.find()]
     while any(processes_of(folder) for folder in folders) and time.monotonic() < until_s:
         time.sleep(0.1)
 
@@ -171,7 +171,7 @@ def _submit(plane: ControlPlane, one: Honest, home: Path, promised: bool, hurry:
         max_workers=MOST_WORKERS,
         deadline_s=time.time() + 3600.0 if promised else None,
     )
-    return plane.submit(request, "bench")
+    return plane.jobs.submit(request, "bench")
 
 
 def _broken(plane: ControlPlane, job: JobRecord) -> bool:
@@ -182,10 +182,10 @@ def _broken(plane: ControlPlane, job: JobRecord) -> bool:
 
 def _wait(plane: ControlPlane, job_id: str, condition: Any) -> None:
     until_s = time.monotonic() + LIMIT_S
-    while not condition(plane.job(job_id)):
+    while not condition(plane.jobs.get(job_id)):
         if time.monotonic() > until_s:
-            raise TimeoutError(f"job {job_id} after {LIMIT_S:g} s: {plane.job(job_id)}")
-        if (job := plane.job(job_id)).phase.over and not condition(job):
+            raise TimeoutError(f"job {job_id} after {LIMIT_S:g} s: {plane.jobs.get(job_id)}")
+        if (job := plane.jobs.get(job_id)).phase.over and not condition(job):
             raise RuntimeError(f"job {job_id} ended too early: {job.phase.value}, {job.reason}")
         time.sleep(0.05)
 

@@ -196,7 +196,7 @@ def come_back(home: Path, *, returns: int, slots: int) -> dict[str, Any]:
     def submit(name: str) -> str:
         args = f"--samples 64 --batch 16 --epochs 100000 --pace 0.01 --out {home / name}.json".split()
         request = JobRequest(name=name, script=str(COUNTING), args=tuple(args), workdir=str(home))
-        return plane.submit(request, f"{name}-user").job_id
+        return plane.jobs.submit(request, f"{name}-user").job_id
 
     def holds(job_id: str) -> set[int]:
         found = plane.engine.observe().get(job_id)
@@ -212,7 +212,7 @@ def come_back(home: Path, *, returns: int, slots: int) -> dict[str, Any]:
     took_s = []
     try:
         for name in NAMES:
-            plane.set_team(Team(name=name, slots=slots // 2, users=(f"{name}-user",)))
+            plane.teams.change(Team(name=name, slots=slots // 2, users=(f"{name}-user",)))
         borrower, owner = submit(NAMES[0]), ""
         for _ in range(returns):
             wait(lambda: len(holds(borrower)) == slots, "the borrower to have all slots")
@@ -220,13 +220,13 @@ def come_back(home: Path, *, returns: int, slots: int) -> dict[str, Any]:
             owner = submit(NAMES[1])
             # The slots of the owner's job are its own once the borrower's workers have left them.
             wait(
-                lambda job=owner: (given := set(plane.job(job).wanted)) and not given & holds(borrower),
+                lambda job=owner: (given := set(plane.jobs.get(job).wanted)) and not given & holds(borrower),
                 "the borrowed slots to come back",
             )
             took_s.append(time.monotonic() - asked_s)
-            plane.cancel(owner)
-            wait(lambda job=owner: plane.job(job).phase.over, "the owner's job to end")
-        running = not plane.job(borrower).phase.over
+            plane.jobs.cancel(owner)
+            wait(lambda job=owner: plane.jobs.get(job).phase.over, "the owner's job to end")
+        running = not plane.jobs.get(borrower).phase.over
     finally:
         end_jobs(plane)
         plane.stop()

@@ -77,8 +77,8 @@ def measure(stage: Stage, seconds: float) -> dict[str, Any]:
         paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
         view = page.evaluate("performance.getEntriesByName('swell-first-view')[0]?.startTime")
         out: dict[str, Any] = {
-            "jobs": len(stage.plane.jobs(limit=100_000)),
-            "running": sum(bool(job.wanted) for job in stage.plane.jobs(limit=100_000)),
+            "jobs": len(stage.plane.jobs.find(limit=100_000)),
+            "running": sum(bool(job.wanted) for job in stage.plane.jobs.find(limit=100_000)),
             "gpus": stage.slots,
             "events": stage.store.last_seq(),
             "first_paint_ms": paint,

@@ -144,7 +144,7 @@ class Actors(NullEngine):
 
     def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
         """What such a job would have printed so far."""
-        record, kind = self._stage.plane.job(job_id), self._stage.kind(job_id)
+        record, kind = self._stage.plane.jobs.get(job_id), self._stage.kind(job_id)
         if record.started_s is None:
             return b"", offset
         share = record.done / (record.of or math.inf)
@@ -203,11 +203,11 @@ class Stage:
 
     def kind(self, job_id: str) -> Kind:
         """The kind of a job, by its id."""
-        return KINDS[Path(self.plane.job(job_id).request.script).name]
+        return KINDS[Path(self.plane.jobs.get(job_id).request.script).name]
 
     def work(self, job_id: str) -> float:
         """Iterations of a job."""
-        kind, args = self.kind(job_id), self.plane.job(job_id).request.args
+        kind, args = self.kind(job_id), self.plane.jobs.get(job_id).request.args
         return kind.rate * (float(args[-1]) if args else 600.0)
 
     def speed(self, job_id: str, placement: Placement) -> float:
@@ -246,7 +246,7 @@ class Stage:
             max_workers=part.most,
             min_workers=part.least,
         )
-        return self.plane.submit(request, part.owner).job_id
+        return self.plane.jobs.submit(request, part.owner).job_id
 
     def rehearse(
         self, parts: Sequence[Part], until_s: float, losses: Sequence[tuple[float, float, str]] = (),

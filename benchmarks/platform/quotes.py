@@ -51,11 +51,11 @@ def submit(
 ) -> Quote:
     """Submit a script, wait for its end and compare."""
     request = JobRequest(name=name, script=str(ROOT / script), args=args, workdir=str(ROOT))
-    record = plane.submit(request, "bench")
+    record = plane.jobs.submit(request, "bench")
     estimate, until_s = record.promise.estimate, time.monotonic() + limit_s
-    while not (now := plane.job(record.job_id)).phase.over:
+    while not (now := plane.jobs.get(record.job_id)).phase.over:
         if time.monotonic() > until_s:
-            plane.cancel(record.job_id)
+            plane.jobs.cancel(record.job_id)
         time.sleep(0.1)
     if now.phase is not Phase.FINISHED or now.ended_s is None:
         raise RuntimeError(f"{name} {now.phase}: {now.reason}")

@@ -47,7 +47,7 @@ class Scene:
         request = JobRequest(
             name="job", script=str(SCRIPT), args=args, workdir=str(SCRIPT.parent), checkpoint_s=1.0
         )
-        self.job_id = self.plane.submit(request, "bench").job_id
+        self.job_id = self.plane.jobs.submit(request, "bench").job_id
 
     def client(self) -> JobClient:
         """Speaks to the job's present run."""
@@ -56,7 +56,7 @@ class Scene:
 
     def settle(self) -> dict[str, Any]:
         """Wait until it trains on several nodes and nothing changes for a moment."""
-        until(lambda: self.plane.job(self.job_id).phase is Phase.RUNNING)
+        until(lambda: self.plane.jobs.get(self.job_id).phase is Phase.RUNNING)
         until(lambda: list((self.home / "jobs" / self.job_id / "runs").glob("*/coordinator.json")))
         with self.client() as client:
             while True:
@@ -74,7 +74,7 @@ class Scene:
 
     def close(self) -> None:
         """End the job and the platform."""
-        self.plane.cancel(self.job_id)
+        self.plane.jobs.cancel(self.job_id)
         until(lambda: not (self.home / "jobs" / self.job_id / "start.json").exists(), 30)
         self.plane.stop()
         self.plane.store.close()

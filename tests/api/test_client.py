@@ -192,7 +192,7 @@ def test_a_lost_answer_does_not_make_a_second_job(busy_platform: Platform) -> No
         swell.Client(url, token) as client,
     ):
         job = client.submit("train.py", workdir=busy_platform.home)
-    assert [one.job_id for one in busy_platform.plane.jobs("alice")] == [job.job_id]
+    assert [one.job_id for one in busy_platform.plane.jobs.find("alice")] == [job.job_id]
 
 
 def test_event_streams_and_waits_survive_a_restart_of_the_server(

@@ -49,7 +49,7 @@ def test_everybody_learns_who_they_are(shared_platform: Platform) -> None:
 
 def test_lanes_show_own_jobs_and_all_nodes(busy_platform: Platform) -> None:
     job = busy_platform.client("ann").submit("train.py", name="mine", workdir=str(busy_platform.home))
-    wait_until(lambda: busy_platform.plane.job(job.job_id).held, 30, "the job to start")
+    wait_until(lambda: busy_platform.plane.jobs.get(job.job_id).held, 30, "the job to start")
 
     def lanes(user: str, role: str = "user", query: str = "") -> dict[str, object]:
         with busy_platform.http(busy_platform.token(user, role)) as http:

@@ -44,7 +44,7 @@ def test_clients_of_the_sdk_that_share_keys_share_jobs(busy_platform: Platform) 
 
     answers = asyncio.run(everybody())
     assert all(answer == answers[0] for answer in answers)
-    assert sorted(job.job_id for job in busy_platform.plane.jobs()) == sorted(answers[0])
+    assert sorted(job.job_id for job in busy_platform.plane.jobs.find()) == sorted(answers[0])
 
 
 def test_forty_listeners_hear_everything_in_order(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_lanes_queue_and_a_jobs_curves_are_shown_and_live(stage: Stage, client: 
         await pilot.press("p")
         assert isinstance(shown.screen, job_page.Confirm)
         await pilot.press("escape")
-        assert stage.plane.job(steady).phase.value == "running"
+        assert stage.plane.jobs.get(steady).phase.value == "running"
         await pilot.press("p", "y")
         await until(pilot, lambda: live.jobs[steady].phase.value == "paused", "the pause")
         await pilot.press("p")
@@ -155,8 +155,8 @@ def test_a_wrong_token_is_refused_before_there_is_a_screen(stage: Stage) -> None
 
 
 def test_a_jobs_fit_is_told_while_it_runs_and_when_it_is_over(stage: Stage) -> None:
-    jobs = {job.request.name: job for job in stage.plane.jobs()}
-    running, ended = (stage.plane.explain(jobs[name].job_id) for name in ("steady", "short"))
+    jobs = {job.request.name: job for job in stage.plane.jobs.find()}
+    running, ended = (stage.plane.jobs.explain(jobs[name].job_id) for name in ("steady", "short"))
     assert jobs["short"].phase.over and len(ended["curve"]) == len(running["curve"]) == 9
     assert [one["workers"] for one in running["steps"]] == [1, 2, 4] and ended["steps"] == []
     for one in running["steps"]:

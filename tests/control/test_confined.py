@@ -37,25 +37,25 @@ def test_a_confined_job_gets_one_worker_whatever_the_policy_and_leaves_the_rest_
             platform.now_s += 30.0
             plane.turn()
 
-    confined = plane.submit(platform.request(specs[0]), "ann").job_id
+    confined = plane.jobs.submit(platform.request(specs[0]), "ann").job_id
     turns(4)
-    assert len(plane.job(confined).wanted) > 1, "until the job has said so"
+    assert len(plane.jobs.get(confined).wanted) > 1, "until the job has said so"
     said = Report(job_id=confined, time_s=platform.now_s, kind="confined", data={"workers": 1, "reason": WHY})
     platform.engine._reports.extend([said, said])
-    other = plane.submit(platform.request(specs[1]), "ann").job_id
+    other = plane.jobs.submit(platform.request(specs[1]), "ann").job_id
     turns(4)
-    assert len(plane.job(confined).wanted) == 1 and len(plane.job(other).wanted) >= 2
-    told = plane.explain(confined)
+    assert len(plane.jobs.get(confined).wanted) == 1 and len(plane.jobs.get(other).wanted) >= 2
+    told = plane.jobs.explain(confined)
     assert WHY in told["why"] and (told["most_workers"], told["confined"]) == (1, WHY)
     assert len([n for n in told["notices"] if WHY in n["text"]]) == 1, "said once, however often it is heard"
     for least, most in ((1, 3), (2, None)):
         with pytest.raises(Conflict, match=WHY):
-            plane.scale(confined, least, most)
-    assert plane.scale(confined, 1, None).max_workers == 1
-    record = plane.pause(confined)
+            plane.jobs.scale(confined, least, most)
+    assert plane.jobs.scale(confined, 1, None).max_workers == 1
+    record = plane.jobs.pause(confined)
     assert record_from_json(record_to_json(record)) == record, "it is on disk"
     turns(1)
-    plane.resume(confined)
+    plane.jobs.resume(confined)
     turns(3)
-    assert plane.job(confined).phase is Phase.RUNNING and len(plane.job(confined).wanted) == 1
+    assert plane.jobs.get(confined).phase is Phase.RUNNING and len(plane.jobs.get(confined).wanted) == 1
     platform.store.close()

@@ -21,7 +21,7 @@ def test_moves_that_could_not_be_written_are_carried_out_in_the_next_turn(
     platform = VirtualPlatform(trace, "max-min", tmp_path, cost_s=1.0, round_s=None)
     platform.plane.come_up()
     platform.now_s = trace.jobs[-1].submit_s
-    ids = [platform.plane.submit(platform.request(job), "ann").job_id for job in trace.jobs]
+    ids = [platform.plane.jobs.submit(platform.request(job), "ann").job_id for job in trace.jobs]
     save, calls = platform.store.save, []
 
     def second_fails(*args: object) -> list[int]:
@@ -33,10 +33,10 @@ def test_moves_that_could_not_be_written_are_carried_out_in_the_next_turn(
     monkeypatch.setattr(platform.store, "save", second_fails)
     with pytest.raises(StoreUnavailable):
         platform.plane.turn()
-    assert sum(bool(platform.plane.job(job_id).wanted) for job_id in ids) == 1
+    assert sum(bool(platform.plane.jobs.get(job_id).wanted) for job_id in ids) == 1
     platform.plane.turn()
     platform.plane.turn()
-    records = [platform.plane.job(job_id) for job_id in ids]
+    records = [platform.plane.jobs.get(job_id) for job_id in ids]
     assert [record.phase for record in records] == [Phase.RUNNING] * 4
     assert sorted(slot for record in records for slot in record.held) == [0, 1, 2, 3]
 
@@ -50,9 +50,9 @@ def test_a_report_that_could_not_be_written_is_heard_again(
     platform = VirtualPlatform(trace, "max-min", tmp_path, cost_s=1.0, round_s=None)
     platform.plane.come_up()
     platform.now_s = trace.jobs[-1].submit_s
-    job_id = platform.plane.submit(platform.request(trace.jobs[0]), "ann").job_id
+    job_id = platform.plane.jobs.submit(platform.request(trace.jobs[0]), "ann").job_id
     platform.plane.turn()  # decides, and the engine has something to report
-    assert not platform.plane.job(job_id).held
+    assert not platform.plane.jobs.get(job_id).held
 
     def fails(*args: object) -> list[int]:
         raise StoreUnavailable("the disk is full")
@@ -62,7 +62,7 @@ def test_a_report_that_could_not_be_written_is_heard_again(
         with pytest.raises(StoreUnavailable):
             platform.plane.turn()
     platform.plane.turn()
-    record = platform.plane.job(job_id)
+    record = platform.plane.jobs.get(job_id)
     assert record.held == record.wanted != ()
     events = [event for _, event in platform.plane.events(limit=1000)]
     assert [e.kind for e in events if e.job_id == job_id].count(EventKind.ALLOCATED) == 1

@@ -21,14 +21,14 @@ def test_a_job_resumed_before_the_next_decision_gets_its_slots_again(
     plane = platform.plane
     plane.come_up()
     platform.now_s = trace.jobs[-1].submit_s
-    job_id = plane.submit(platform.request(trace.jobs[0]), "ann").job_id
+    job_id = plane.jobs.submit(platform.request(trace.jobs[0]), "ann").job_id
     plane.turn()
     platform.now_s += 60.0  # for policies that decide in rounds
     plane.turn()
-    assert plane.job(job_id).wanted
-    plane.pause(job_id)
-    assert plane.resume(job_id).phase is Phase.QUEUED
+    assert plane.jobs.get(job_id).wanted
+    plane.jobs.pause(job_id)
+    assert plane.jobs.resume(job_id).phase is Phase.QUEUED
     for _ in range(3):
         platform.now_s += 60.0
         plane.turn()
-    assert plane.job(job_id).wanted and plane.job(job_id).phase is Phase.RUNNING
+    assert plane.jobs.get(job_id).wanted and plane.jobs.get(job_id).phase is Phase.RUNNING

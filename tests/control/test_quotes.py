@@ -37,7 +37,7 @@ def state(plane: ControlPlane) -> list[Any]:
         columns, board.active.tolist(), board.next_number, list(board._free_rows), dict(board._node_counts),
         dict(scheduler.rows), dict(scheduler._entered), scheduler.rhythm.due_s,
         list(scheduler.profiling.runs), policy,
-        dict(plane._book.records), list(plane._book.known), plane.store.last_seq(),
+        dict(plane._conductor.book.records), list(plane._conductor.book.known), plane.store.last_seq(),
         board.placer.occupancy.owner.copy(),
     ]  # fmt: skip
 
@@ -73,7 +73,9 @@ def test_a_thousand_quotes_change_nothing(policy: str, tmp_path: Path) -> None:
             for i in range(QUOTES):
                 job = soon[i % len(soon)]
                 deadline_s = asked.now_s + 30.0 * (1 + i % 100)
-                asked.plane.quote(asked.request(replace(job, submit_s=0.0, deadline_s=deadline_s)), "bob")
+                asked.plane.jobs.quote(
+                    asked.request(replace(job, submit_s=0.0, deadline_s=deadline_s)), "bob"
+                )
             assert same(before, state(asked.plane))
 
     asked.plane.turn = turn_and_ask  # type: ignore[method-assign]

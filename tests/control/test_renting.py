@@ -93,7 +93,7 @@ class Rented:
     def submit(self, name: str, **changes: Any) -> str:
         spec = next(job for job in self.where.trace.jobs if job.job_id == name)
         request = self.where.request(spec)
-        record = self.plane.submit(replace(request, **changes), "ann")
+        record = self.plane.jobs.submit(replace(request, **changes), "ann")
         self.turn()
         return record.job_id
 
@@ -103,7 +103,7 @@ class Rented:
         self.plane.turn()
 
     def slots(self, job_id: str) -> int:
-        return len(self.plane.job(job_id).wanted)
+        return len(self.plane.jobs.get(job_id).wanted)
 
     def events(self, kind: EventKind) -> list[Event]:
         return [event for _, event in self.plane.events(limit=1000) if event.kind is kind]
@@ -114,20 +114,20 @@ def test_nodes_come_with_the_queue_and_go_when_it_is_empty(tmp_path: Path) -> No
     rented.turn()
     assert rented.provider.supply().nodes == 0 and rented.plane.due_s == math.inf
     jobs = [rented.submit(f"j{i}") for i in range(3)]
-    assert rented.plane.job(jobs[0]).phase is Phase.QUEUED and len(rented.provider.coming) == 3
-    assert "0 nodes are rented and 3 coming" in rented.plane.explain(jobs[0])["why"]
+    assert rented.plane.jobs.get(jobs[0]).phase is Phase.QUEUED and len(rented.provider.coming) == 3
+    assert "0 nodes are rented and 3 coming" in rented.plane.jobs.explain(jobs[0])["why"]
     rented.provider.arrive()
     rented.turn(20.0)
     assert [rented.slots(job) for job in jobs] == [2, 2, 2]
-    state = rented.plane.autoscaler()
+    state = rented.plane.nodes.autoscaler()
     assert state is not None and (state.ready, state.coming, state.wanted) == (3, 0, 3)
-    assert [node.up for node in rented.plane.nodes()] == [True, True, True, False]
+    assert [node.up for node in rented.plane.nodes.states()] == [True, True, True, False]
     rented.turn(rented.where.engine.next_end_s())
-    assert all(rented.plane.job(job).phase is Phase.FINISHED for job in jobs)
+    assert all(rented.plane.jobs.get(job).phase is Phase.FINISHED for job in jobs)
     assert len(rented.provider.ready) == 3, "kept for a while"
     assert rented.plane.due_s <= rented.where.now_s + 30.0
     rented.turn(rented.where.now_s + 31.0)
-    assert rented.provider.supply().nodes == 0 and not any(node.up for node in rented.plane.nodes())
+    assert rented.provider.supply().nodes == 0 and not any(node.up for node in rented.plane.nodes.states())
     said = [(e.data["before"], e.data["nodes"], e.data["reason"]) for e in rented.events(EventKind.SCALED)]
     assert said[0] == (0, 1, "the jobs are worth 1 node") and said[-1] == (3, 0, "no jobs")
     assert [e.data["reason"] for e in rented.events(EventKind.NODE_LOST)] == ["let go: no jobs"] * 3
@@ -147,23 +147,23 @@ def test_a_node_with_workers_is_drained_before_it_is_let_go_and_stays_if_it_is_w
     # The workers on the slots that the job gives up take their time to leave.
     slow = dict(rented.where.engine.observe())
     monkeypatch.setattr(rented.where.engine, "observe", lambda: slow)
-    rented.plane.scale(wide, 1, 2)
+    rented.plane.jobs.scale(wide, 1, 2)
     rented.renting.look_s = 21.0
     rented.turn(21.0)
     assert rented.slots(wide) == 2 and len(rented.provider.ready) == 4
-    state = rented.plane.autoscaler()
+    state = rented.plane.nodes.autoscaler()
     assert state is not None and state.wanted == 1 and len(state.leaving) == 3
-    views = rented.plane.nodes()
+    views = rented.plane.nodes.states()
     assert [node.draining for node in views].count(True) == 3 and all(node.up for node in views)
-    rented.plane.scale(wide, 1, 4)
+    rented.plane.jobs.scale(wide, 1, 4)
     rented.renting.look_s = 22.0
     rented.turn(22.0)
-    state = rented.plane.autoscaler()
+    state = rented.plane.nodes.autoscaler()
     assert state is not None and len(state.leaving) == 2 and rented.slots(wide) == 4
     monkeypatch.undo()
     rented.turn(23.0)
     assert len(rented.provider.ready) == 2 and rented.slots(wide) == 4
-    kept = {int(LARGEST.node_of_gpu[slot]) for slot in rented.plane.job(wide).wanted}
+    kept = {int(LARGEST.node_of_gpu[slot]) for slot in rented.plane.jobs.get(wide).wanted}
     assert {NAMES[i] for i in kept} == set(rented.provider.ready)
 
 
@@ -188,14 +188,14 @@ def test_a_deadline_is_promised_for_nodes_that_can_be_rented_and_their_start_cou
     rented = Rented(tmp_path)
     # 800 s of work on at most 8 slots: 100 s, and a node takes 20 s to start
     tight = rented.submit("wide", deadline_s=110.0)
-    assert rented.plane.job(tight).phase is Phase.REFUSED
+    assert rented.plane.jobs.get(tight).phase is Phase.REFUSED
     kept = rented.submit("wide", deadline_s=150.0)
-    assert rented.plane.job(kept).promise.guaranteed_s == 150.0
+    assert rented.plane.jobs.get(kept).promise.guaranteed_s == 150.0
     assert len(rented.provider.coming) == 4
     rented.provider.arrive()
     rented.turn(20.0)
     rented.turn(rented.where.engine.next_end_s())
-    assert rented.plane.job(kept).phase is Phase.FINISHED and rented.where.now_s <= 150.0
+    assert rented.plane.jobs.get(kept).phase is Phase.FINISHED and rented.where.now_s <= 150.0
 
 
 def test_a_job_that_needs_more_than_a_node_gets_enough_nodes(tmp_path: Path) -> None:
@@ -207,11 +207,11 @@ def test_a_job_that_needs_more_than_a_node_gets_enough_nodes(tmp_path: Path) -> 
 
 def test_an_unknown_job_with_a_deadline_waits_for_a_node_to_be_profiled_on(tmp_path: Path) -> None:
     rented = Rented(tmp_path, offer={"start_s": 100.0})
-    rented.plane._book._recall = lambda request: Knowledge(request.name)
+    rented.plane._conductor.book._recall = lambda request: Knowledge(request.name)
     job = rented.submit("wide", deadline_s=5000.0)
-    assert rented.plane.job(job).promise.pending and rented.provider.supply().nodes == 1
+    assert rented.plane.jobs.get(job).promise.pending and rented.provider.supply().nodes == 1
     rented.turn(130.0)
-    assert rented.plane.job(job).phase is Phase.QUEUED, "a start of 100 s and two minutes of its own"
+    assert rented.plane.jobs.get(job).phase is Phase.QUEUED, "a start of 100 s and two minutes of its own"
     rented.provider.arrive()
     rented.turn(131.0)
     assert rented.slots(job) == 2
@@ -233,7 +233,7 @@ def test_another_control_plane_finds_the_nodes_and_the_job_on_them(tmp_path: Pat
 def test_reservations_and_rented_nodes_exclude_each_other(tmp_path: Path) -> None:
     rented = Rented(tmp_path)
     with pytest.raises(Conflict, match="do not go together"):
-        rented.plane.reserve(Reservation(name="web", gpus=1), "root")
+        rented.plane.reservations.make(Reservation(name="web", gpus=1), "root")
     rented.where.store.set_setting("reservations", '{"reservations": [{"name": "web", "gpus": 1}]}')
     with pytest.raises(SwellError, match="do not go together"):
         rented.open().come_up()

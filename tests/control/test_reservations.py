@@ -32,7 +32,7 @@ def platform(home: Path, policy: str = "elasticflow", **deadlines: float | None)
 
 def submit(where: VirtualPlatform, name: str) -> str:
     spec = next(job for job in where.trace.jobs if job.job_id == name)
-    record = where.plane.submit(where.request(spec), "ann")
+    record = where.plane.jobs.submit(where.request(spec), "ann")
     turn(where)
     return record.job_id
 
@@ -44,29 +44,29 @@ def turn(where: VirtualPlatform, at_s: float = 0.0) -> None:
 
 
 def slots(where: VirtualPlatform, job_id: str) -> int:
-    return len(where.plane.job(job_id).wanted)
+    return len(where.plane.jobs.get(job_id).wanted)
 
 
 def test_training_shrinks_when_the_service_wants_slots_and_grows_when_it_does_not(tmp_path: Path) -> None:
     where = platform(tmp_path, a=None)
     job_id = submit(where, "a")
     assert slots(where, job_id) == 8
-    where.plane.reserve(Reservation(name="web", most=6), "root")
+    where.plane.reservations.make(Reservation(name="web", most=6), "root")
     turn(where, 1.0)
     assert slots(where, job_id) == 8, "what the service does not want is lent"
-    where.plane.demand("web", 5)
+    where.plane.reservations.demand("web", 5)
     turn(where, 2.0)
-    state = where.plane.reservations()[0]
+    state = where.plane.reservations.states()[0]
     assert slots(where, job_id) <= 3 and len(state.slots) == 5 and state.yielded
-    assert not set(state.slots) & set(where.plane.job(job_id).wanted)
-    assert sum(node.held for node in where.plane.nodes()) == 5
-    where.plane.demand("web", 2)
+    assert not set(state.slots) & set(where.plane.jobs.get(job_id).wanted)
+    assert sum(node.held for node in where.plane.nodes.states()) == 5
+    where.plane.reservations.demand("web", 2)
     turn(where, 3.0)
-    kept = where.plane.reservations()[0].slots
+    kept = where.plane.reservations.states()[0].slots
     assert set(kept) < set(state.slots) and slots(where, job_id) >= 4
-    where.plane.unreserve("web", "root")
+    where.plane.reservations.remove("web", "root")
     turn(where, 4.0)
-    assert slots(where, job_id) == 8 and not where.plane.reservations()
+    assert slots(where, job_id) == 8 and not where.plane.reservations.states()
     kinds = [event.kind for _, event in where.plane.events(limit=1000)]
     assert kinds.count(EventKind.HELD) == 3 and kinds.count(EventKind.YIELDED) == 1
     assert EventKind.RESERVED in kinds and EventKind.UNRESERVED in kinds
@@ -75,32 +75,34 @@ def test_training_shrinks_when_the_service_wants_slots_and_grows_when_it_does_no
 def test_hours_begin_and_end_on_time_and_survive_a_restart(tmp_path: Path) -> None:
     where = platform(tmp_path, a=None)
     job_id = submit(where, "a")
-    where.plane.reserve(Reservation(name="noon", nodes=("n0",), start_s=10, end_s=20, every_s=100), "root")
+    where.plane.reservations.make(
+        Reservation(name="noon", nodes=("n0",), start_s=10, end_s=20, every_s=100), "root"
+    )
     assert where.plane.due_s == 10.0
     turn(where, 10.0)
-    assert slots(where, job_id) == 4 and where.plane.reservations()[0].slots == (0, 1, 2, 3)
+    assert slots(where, job_id) == 4 and where.plane.reservations.states()[0].slots == (0, 1, 2, 3)
     again = VirtualPlatform(where.trace, "elasticflow", tmp_path, cost_s=0.0, round_s=None)
     again.engine, again.plane.engine = where.engine, where.engine
     again.plane._conductor.engine = where.engine
     again.now_s = 12.0
     again.plane.come_up()
     again.plane.turn()
-    assert slots(again, job_id) == 4 and again.plane.reservations()[0].slots == (0, 1, 2, 3)
+    assert slots(again, job_id) == 4 and again.plane.reservations.states()[0].slots == (0, 1, 2, 3)
     assert again.plane.due_s == 20.0
     turn(again, 20.0)
-    assert slots(again, job_id) == 8 and not again.plane.reservations()[0].slots
+    assert slots(again, job_id) == 8 and not again.plane.reservations.states()[0].slots
 
 
 @pytest.mark.parametrize("policy", ["elasticflow", "tide-fixed", "edf-admission", "oasis"])
 def test_promises_count_on_no_reserved_hour(tmp_path: Path, policy: str) -> None:
     where = platform(tmp_path, policy, tight=150.0, loose=330.0)
-    where.plane.reserve(Reservation(name="noon", gpus=8, start_s=50, end_s=200), "root")
-    tight, loose = (where.plane.quote(where.request(job), "ann") for job in where.trace.jobs)
+    where.plane.reservations.make(Reservation(name="noon", gpus=8, start_s=50, end_s=200), "root")
+    tight, loose = (where.plane.jobs.quote(where.request(job), "ann") for job in where.trace.jobs)
     assert not tight.admitted and loose.admitted
     if tight.earliest_deadline_s is not None:
         assert tight.earliest_deadline_s > 250.0
-    where.plane.unreserve("noon", "root")
-    assert where.plane.quote(where.request(where.trace.jobs[0]), "ann").admitted
+    where.plane.reservations.remove("noon", "root")
+    assert where.plane.jobs.quote(where.request(where.trace.jobs[0]), "ann").admitted
 
 
 @pytest.mark.parametrize("policy", ["elasticflow", "tide-fixed", "edf-admission", "oasis"])
@@ -109,15 +111,17 @@ def test_a_reservation_that_breaks_a_promise_is_refused_unless_it_is_forced(
 ) -> None:
     where = platform(tmp_path, policy, a=150.0, b=None)
     job_id = submit(where, "a")
-    assert where.plane.job(job_id).promise.guaranteed_s == 150.0
+    assert where.plane.jobs.get(job_id).promise.guaranteed_s == 150.0
     noon = Reservation(name="noon", gpus=8, start_s=10, end_s=200)
     with pytest.raises(Conflict, match=job_id):
-        where.plane.reserve(noon, "root")
-    assert not where.plane.reservations()
-    assert not where.plane.reserve(Reservation(name="later", gpus=8, start_s=400), "root").endangered
-    made = where.plane.reserve(noon, "root", force=True)
+        where.plane.reservations.make(noon, "root")
+    assert not where.plane.reservations.states()
+    assert not where.plane.reservations.make(
+        Reservation(name="later", gpus=8, start_s=400), "root"
+    ).endangered
+    made = where.plane.reservations.make(noon, "root", force=True)
     assert made.endangered == (job_id,)
-    notices = where.plane.explain(job_id)["notices"]
+    notices = where.plane.jobs.explain(job_id)["notices"]
     assert [one["text"] for one in notices] == [
         "its promised finish is in danger: slots are reserved for noon"
     ]
@@ -125,36 +129,36 @@ def test_a_reservation_that_breaks_a_promise_is_refused_unless_it_is_forced(
 
 def test_estimates_know_reserved_hours(tmp_path: Path) -> None:
     where = platform(tmp_path, a=None)
-    free = where.plane.quote(where.request(where.trace.jobs[0]), "ann").estimate.finish_s
-    where.plane.reserve(Reservation(name="noon", gpus=8, start_s=50, end_s=200), "root")
+    free = where.plane.jobs.quote(where.request(where.trace.jobs[0]), "ann").estimate.finish_s
+    where.plane.reservations.make(Reservation(name="noon", gpus=8, start_s=50, end_s=200), "root")
     turn(where)
-    beside = where.plane.quote(where.request(where.trace.jobs[0]), "ann").estimate.finish_s
+    beside = where.plane.jobs.quote(where.request(where.trace.jobs[0]), "ann").estimate.finish_s
     assert free == pytest.approx(100.0) and beside == pytest.approx(250.0)
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     plane = platform(tmp_path).plane
     with pytest.raises(InputError, match="no node 'n7'"):
-        plane.reserve(Reservation(name="a", nodes=("n7",)), "root")
+        plane.reservations.make(Reservation(name="a", nodes=("n7",)), "root")
     with pytest.raises(InputError, match="at most 8"):
-        plane.reserve(Reservation(name="a", most=9), "root")
-    plane.reserve(Reservation(name="web", most=3), "root")
+        plane.reservations.make(Reservation(name="a", most=9), "root")
+    plane.reservations.make(Reservation(name="web", most=3), "root")
     with pytest.raises(InputError, match="from 0 to 3"):
-        plane.demand("web", 4)
-    plane.reserve(Reservation(name="a", gpus=1), "root")
+        plane.reservations.demand("web", 4)
+    plane.reservations.make(Reservation(name="a", gpus=1), "root")
     with pytest.raises(Conflict, match="follows no service"):
-        plane.demand("a", 1)
+        plane.reservations.demand("a", 1)
     with pytest.raises(NotFound):
-        plane.unreserve("b", "root")
+        plane.reservations.remove("b", "root")
 
 
 def test_a_waiting_job_says_what_is_reserved(tmp_path: Path) -> None:
     where = platform(tmp_path, a=None)
-    where.plane.reserve(Reservation(name="web", gpus=8), "root")
+    where.plane.reservations.make(Reservation(name="web", gpus=8), "root")
     turn(where)
     job_id = submit(where, "a")
-    assert where.plane.job(job_id).phase is Phase.QUEUED
-    assert "reserved for web (8)" in where.plane.explain(job_id)["why"]
+    assert where.plane.jobs.get(job_id).phase is Phase.QUEUED
+    assert "reserved for web (8)" in where.plane.jobs.explain(job_id)["why"]
 
 
 def test_idle_slots_are_taken_first_then_those_of_the_largest_job() -> None:

@@ -23,19 +23,21 @@ def test_a_job_alone_on_the_cluster_gets_the_minimum_that_it_is_told_to_have(
     trace = Trace([spec], {"j0": counts / (1 + 0.1 * counts)}, where)
     platform = VirtualPlatform(trace, policy, tmp_path / "home", cost_s=1.0, round_s=1.0)
     platform.plane.come_up()
-    job_id = platform.plane.submit(platform.request(spec), "ann").job_id
+    job_id = platform.plane.jobs.submit(platform.request(spec), "ann").job_id
 
     def turns(count: int) -> None:
         for _ in range(count):
             platform.now_s += 30.0
             platform.plane.turn()
-            assert platform.plane.job(job_id).phase is Phase.RUNNING, platform.plane.job(job_id).reason
+            assert platform.plane.jobs.get(job_id).phase is Phase.RUNNING, platform.plane.jobs.get(
+                job_id
+            ).reason
 
     turns(4)
-    platform.plane.scale(job_id, least, None)
+    platform.plane.jobs.scale(job_id, least, None)
     turns(4)
-    assert len(platform.plane.job(job_id).wanted) >= least
-    platform.plane.scale(job_id, 2, 2)
+    assert len(platform.plane.jobs.get(job_id).wanted) >= least
+    platform.plane.jobs.scale(job_id, 2, 2)
     turns(4)
-    assert len(platform.plane.job(job_id).wanted) == 2
+    assert len(platform.plane.jobs.get(job_id).wanted) == 2
     platform.store.close()

@@ -99,7 +99,7 @@ class Live:
         )
         self.plane = self.platform.plane
         self.plane.come_up()
-        self.ids = [self.plane.submit(self.platform.request(job), "ann").job_id for job in jobs]
+        self.ids = [self.plane.jobs.submit(self.platform.request(job), "ann").job_id for job in jobs]
         self.turn(1.0)
 
     def turn(self, now_s: float) -> None:
@@ -109,12 +109,12 @@ class Live:
 
     def slow_worker(self, at_s: float, slot: int = 2) -> None:
         """The job on this slot says that its worker there is slow."""
-        holder = next(j for j in self.ids if slot in self.plane.job(j).held)
+        holder = next(j for j in self.ids if slot in self.plane.jobs.get(j).held)
         self.platform.engine.say(holder, "slow", {"slot": slot, "times": 2.5})
         self.turn(at_s)
 
     def used(self) -> set[int]:
-        return {slot // 2 for job_id in self.ids for slot in self.plane.job(job_id).wanted}
+        return {slot // 2 for job_id in self.ids for slot in self.plane.jobs.get(job_id).wanted}
 
     def events(self, kind: EventKind) -> list[tuple[str | None, Any]]:
         found = [event for _, event in self.plane.events(limit=10_000) if event.kind is kind]
@@ -131,18 +131,18 @@ def test_jobs_leave_a_slow_node_and_come_back_and_people_are_told(tmp_path: Path
     assert live.used() == {0, 2}
     ((node, reason),) = live.events(EventKind.NODE_LOST)
     assert node == "n1" and reason.startswith("slow: ")
-    (shown,) = [n for n in live.plane.nodes() if n.slow is not None]
+    (shown,) = [n for n in live.plane.nodes.states() if n.slow is not None]
     assert (shown.name, shown.slow, shown.avoided_until_s) == ("n1", 2.5, 80.0 + AVOID_S)
     live.turn(80.0 + AVOID_S)
     assert live.used() == {0, 1, 2} and [n for n, _ in live.events(EventKind.NODE_JOINED)] == ["n1"]
-    assert not any(n.slow for n in live.plane.nodes())
+    assert not any(n.slow for n in live.plane.nodes.states())
 
 
 def test_a_person_has_a_slow_node_used_again_at_once(tmp_path: Path) -> None:
     live = Live(tmp_path)
     live.slow_worker(10.0)
     live.slow_worker(80.0)
-    live.plane.undrain("n1")
+    live.plane.nodes.undrain("n1")
     live.turn(81.0)
     assert live.used() == {0, 1, 2}
 
@@ -153,13 +153,13 @@ def test_a_slow_node_that_is_needed_is_reported_and_used(tmp_path: Path) -> None
     live.slow_worker(80.0)
     assert [node for node, _ in live.events(EventKind.NODE_SLOW)] == ["n1"]
     assert live.used() == {0, 1, 2} and not live.events(EventKind.NODE_LOST)
-    (shown,) = [n for n in live.plane.nodes() if n.slow is not None]
+    (shown,) = [n for n in live.plane.nodes.states() if n.slow is not None]
     assert shown.name == "n1" and shown.avoided_until_s is None
 
 
 def test_a_job_says_nothing_of_slots_that_are_not_its_own(tmp_path: Path) -> None:
     live = Live(tmp_path)
-    other = next(j for j in live.ids if 2 not in live.plane.job(j).held)
+    other = next(j for j in live.ids if 2 not in live.plane.jobs.get(j).held)
     for at_s in (10.0, 80.0):
         live.platform.engine.say(other, "slow", {"slot": 2, "times": 2.5})
         live.turn(at_s)

@@ -37,9 +37,9 @@ def test_crowds_with_shared_keys_make_one_job_for_each_key(plane: ControlPlane) 
 
     def ask() -> None:
         for key, found in ids.items():
-            found.add(plane.submit(_request(plane), "ann", key).job_id)
+            found.add(plane.jobs.submit(_request(plane), "ann", key).job_id)
             try:
-                plane.submit(_request(plane, min_workers=99), "ann", f"bad-{key}")
+                plane.jobs.submit(_request(plane, min_workers=99), "ann", f"bad-{key}")
             except InputError as error:
                 refused.append(error.field)
 
@@ -50,7 +50,7 @@ def test_crowds_with_shared_keys_make_one_job_for_each_key(plane: ControlPlane) 
         thread.join(60)
     assert all(len(found) == 1 for found in ids.values())
     assert refused == ["min_workers"] * 144
-    kept = [record.job_id for record in plane.jobs(limit=1000)]
+    kept = [record.job_id for record in plane.jobs.find(limit=1000)]
     assert sorted(kept) == sorted(job_id for found in ids.values() for job_id in found)
     events = plane.events(limit=10_000)
     submitted = [event.job_id for _, event in events if event.kind is EventKind.SUBMITTED]
@@ -73,7 +73,7 @@ def test_a_crowd_whose_commit_fails_leaves_nothing_behind(
 
     def ask() -> None:
         try:
-            answered.append(plane.submit(_request(plane), "ann").job_id)
+            answered.append(plane.jobs.submit(_request(plane), "ann").job_id)
         except StoreUnavailable:
             failed.append(1)
 
@@ -87,19 +87,19 @@ def test_a_crowd_whose_commit_fails_leaves_nothing_behind(
     monkeypatch.undo()
     in_store = [record.job_id for record in plane.store.jobs(limit=1000)]
     assert sorted(in_store) == sorted(answered), "a job that was refused is there, or an accepted one is not"
-    assert sorted(record.job_id for record in plane.jobs()) == sorted(answered)
+    assert sorted(record.job_id for record in plane.jobs.find()) == sorted(answered)
 
 
 def test_pages_of_jobs_go_on_where_the_last_one_ended(plane: ControlPlane) -> None:
-    ids = [plane.submit(_request(plane), "ann" if i % 2 else "bob").job_id for i in range(9)]
+    ids = [plane.jobs.submit(_request(plane), "ann" if i % 2 else "bob").job_id for i in range(9)]
     for job_id in ids[::3]:
-        plane.cancel(job_id)
+        plane.jobs.cancel(job_id)
     seen: list[str] = []
-    page = plane.jobs(limit=2)
+    page = plane.jobs.find(limit=2)
     while page:
         seen += [record.job_id for record in page]
-        page = plane.jobs(limit=2, before=page[-1])
+        page = plane.jobs.find(limit=2, before=page[-1])
     assert seen == ids[::-1]
-    cancelled = plane.jobs(phase=Phase.CANCELLED, limit=2)
+    cancelled = plane.jobs.find(phase=Phase.CANCELLED, limit=2)
     assert [r.job_id for r in cancelled] == ids[::3][::-1][:2]
-    assert [r.job_id for r in plane.jobs("ann", limit=100)] == ids[1::2][::-1]
+    assert [r.job_id for r in plane.jobs.find("ann", limit=100)] == ids[1::2][::-1]

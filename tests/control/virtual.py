@@ -195,9 +195,9 @@ class VirtualPlatform:
             + [(f.at_s + f.repair_s, True, f.node) for f in self.trace.failures if math.isfinite(f.repair_s)]
         )
         for reservation in self.trace.calendar.reservations:
-            self.plane.reserve(reservation, "root")
+            self.plane.reservations.make(reservation, "root")
         for team in self.trace.teams.teams:
-            self.plane.set_team(replace(team, users=(f"{team.name}-user",)))
+            self.plane.teams.change(replace(team, users=(f"{team.name}-user",)))
         demand = sorted(self.trace.demand, key=lambda change: change.at_s)
         for _ in range(100_000):
             times = [self.engine.next_end_s(), self.plane.due_s]
@@ -205,20 +205,23 @@ class VirtualPlatform:
             times += [nodes[0][0]] if nodes else []
             times += [demand[0].at_s] if demand else []
             idle = (
-                times[0] == math.inf and not coming and not demand and not self.plane.jobs(phase=Phase.QUEUED)
+                times[0] == math.inf
+                and not coming
+                and not demand
+                and not self.plane.jobs.find(phase=Phase.QUEUED)
             )
             if min(times) == math.inf or idle:  # a calendar may go on for ever
                 break
             self.now_s = max(min(times), self.now_s)
             while coming and coming[0].submit_s <= self.now_s:
                 spec = coming.pop(0)
-                self.plane.submit(self.request(spec), self.owner(spec))
+                self.plane.jobs.submit(self.request(spec), self.owner(spec))
             while nodes and nodes[0][0] <= self.now_s:
                 _, up, index = nodes.pop(0)
                 self.engine.set_node(self.trace.cluster.nodes[index].name, up=up)
             while demand and demand[0].at_s <= self.now_s:
                 change = demand.pop(0)
-                self.plane.demand(change.name, change.gpus)
+                self.plane.reservations.demand(change.name, change.gpus)
             self.plane.turn()
             self.plane.turn()  # what the engine said to the last decisions
         return [event for _, event in self.plane.events(limit=1_000_000)]

@@ -82,10 +82,10 @@ class _Platform:
         self.server.start()
 
     def close(self) -> None:
-        for record in self.plane.jobs():
+        for record in self.plane.jobs.find():
             if not record.phase.over:
                 with contextlib.suppress(Exception):
-                    self.plane.cancel(record.job_id)
+                    self.plane.jobs.cancel(record.job_id)
         self.go_away()
         for folder in (self.home / "jobs").glob("*"):
             for pid in processes_of(folder):
@@ -214,7 +214,7 @@ def test_no_page_has_serious_barriers(stage: Stage, chromium: Browser) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     assert stage.server is not None
     page = open_page(chromium, stage.server.url, admin_token(stage.home), bypass_csp=True)
-    jobs = {job.request.name: job.job_id for job in stage.plane.jobs()}
+    jobs = {job.request.name: job.job_id for job in stage.plane.jobs.find()}
     found = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]

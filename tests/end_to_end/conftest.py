@@ -59,13 +59,13 @@ class Platform:
     @property
     def slots(self) -> int:
         """How many there are."""
-        return sum(node.gpus for node in self.plane.nodes())
+        return sum(node.gpus for node in self.plane.nodes.states())
 
     def submit(self, name: str, *args: object, **options: object) -> JobRecord:
         """Hand in the toy."""
         args = tuple(map(str, args))
         request = JobRequest(name=name, script=str(TOY), args=args, workdir=str(TOY.parent), **options)  # type: ignore[arg-type]
-        return self.plane.submit(request, "ann")
+        return self.plane.jobs.submit(request, "ann")
 
     def wait(
         self, job_id: str, condition: Callable[[JobRecord], object], timeout_s: float = 90.0
@@ -73,11 +73,11 @@ class Platform:
         """The job's record once `condition` holds."""
 
         def look() -> JobRecord | None:
-            record = self.plane.job(job_id)
+            record = self.plane.jobs.get(job_id)
             return record if condition(record) else None
 
         def state() -> str:
-            return f"{self.plane.job(job_id)} {self.plane.trouble} {self.output(job_id)[-1500:]}"
+            return f"{self.plane.jobs.get(job_id)} {self.plane.trouble} {self.output(job_id)[-1500:]}"
 
         record = wait_until(look, timeout_s, state, poll_s=0.05)
         assert record is not None
@@ -133,10 +133,10 @@ def platform(tmp_path: Path, engine: Callable[[str], Engine]) -> Iterator[Callab
 
     yield make
     for one in made:
-        for record in one.plane.jobs():
+        for record in one.plane.jobs.find():
             if not record.phase.over:
                 with contextlib.suppress(Exception):
-                    one.plane.cancel(record.job_id)
+                    one.plane.jobs.cancel(record.job_id)
         one.close()
     for folder in (tmp_path / "jobs").glob("*"):
         for pid in processes_of(folder):

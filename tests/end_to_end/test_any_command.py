@@ -55,7 +55,7 @@ def _submit(here: Platform, name: str, count: int, **options: object) -> str:
         command=True,
         **options,
     )  # type: ignore[arg-type]
-    return here.plane.submit(request, "ann").job_id
+    return here.plane.jobs.submit(request, "ann").job_id
 
 
 def _workers(record: JobRecord) -> int:
@@ -67,10 +67,10 @@ def test_a_program_is_grown_paused_and_goes_on(platform: Callable[..., Platform]
     here = platform("elasticflow", nodes="1x2")
     job = _submit(here, "first", 400, max_workers=2)
     here.wait(job, lambda r: _workers(r) == 2 and r.done > 3)  # grown by the scheduler
-    here.plane.pause(job)
+    here.plane.jobs.pause(job)
     paused = here.wait(job, lambda r: r.phase is Phase.PAUSED and not r.held)
     wait_until(lambda: not processes_of(here.home / "jobs" / job), 60, "the paused job to save and end")
-    here.plane.resume(job)
+    here.plane.jobs.resume(job)
     here.wait(job, lambda r: r.done > paused.done + 1)
     _ends_whole(here, {job: 400})
     assert here.output(job).count("begins at") >= 3, "with one worker, with two, and after the pause"
@@ -95,7 +95,7 @@ def test_programs_share_the_slots_outlive_a_kill_and_keep_their_promises(
 
     # The second run of a kind is known: its deadline is answered at once, and kept.
     again = _submit(here, "again", 300, max_workers=2, deadline_s=time.time() + 600)
-    promise = here.plane.job(again).promise
+    promise = here.plane.jobs.get(again).promise
     assert promise.admitted and promise.guaranteed_s is not None and not promise.pending
     (record,) = here.wait_over(again)
     assert finished(record) and record.ended_s is not None
@@ -130,13 +130,13 @@ def test_boosting_is_grown_by_the_scheduler_and_promised_on_its_second_run(
             max_workers=2,
             **options,  # type: ignore[arg-type]
         )
-        return here.plane.submit(request, "ann").job_id
+        return here.plane.jobs.submit(request, "ann").job_id
 
     first = ask()
     (record,) = here.wait_over(first)
     assert finished(record) and here.output(first).count("final accuracy") == 1, record.reason
     again = ask(deadline_s=time.time() + 200)
-    promise = here.plane.job(again).promise
+    promise = here.plane.jobs.get(again).promise
     assert promise.guaranteed_s is not None and not promise.pending
     (record,) = here.wait_over(again)
     assert finished(record) and record.ended_s is not None

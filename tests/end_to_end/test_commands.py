@@ -31,30 +31,30 @@ def test_a_life_with_pause_bounds_another_policy_and_a_drained_node(
     job_id = here.submit("toy", "--epochs", 50, "--sample-ms", 8, "--hurry", hurry).job_id
     here.wait(job_id, lambda r: len(r.wanted) >= 2 and here.steps(job_id) > 5)
 
-    here.plane.pause(job_id)
+    here.plane.jobs.pause(job_id)
     here.wait(job_id, lambda r: r.phase is Phase.PAUSED and not processes_of(here.home / "jobs" / job_id))
     paused_at = here.steps(job_id)
-    assert here.plane.job(job_id).wanted == ()
-    here.plane.resume(job_id)
+    assert here.plane.jobs.get(job_id).wanted == ()
+    here.plane.jobs.resume(job_id)
     here.wait(job_id, lambda r: here.steps(job_id) > paused_at)
     first = [line for line in here.output(job_id).splitlines() if "| step " in line][paused_at]
     assert int(first.split()[2]) == paused_at + 1, "it goes on with the step after the last"
 
-    here.plane.scale(job_id, 1, 1)
+    here.plane.jobs.scale(job_id, 1, 1)
     here.wait(job_id, lambda r: len(r.wanted) == 1)
     here.plane.set_policy("elasticflow")
-    here.plane.scale(job_id, 1, None)
+    here.plane.jobs.scale(job_id, 1, None)
     here.wait(job_id, lambda r: len(r.wanted) >= 2)
 
-    node = here.plane.nodes()[0].name
-    here.plane.drain(node)
+    node = here.plane.nodes.states()[0].name
+    here.plane.nodes.drain(node)
     here.wait(job_id, lambda r: r.wanted and min(r.wanted) >= 2)
-    assert here.plane.nodes()[0].used == 0
-    here.plane.undrain(node)
+    assert here.plane.nodes.states()[0].used == 0
+    here.plane.nodes.undrain(node)
 
     here.restart()
     assert here.plane.policy() == "elasticflow"
-    assert here.plane.job(job_id).phase is Phase.RUNNING
+    assert here.plane.jobs.get(job_id).phase is Phase.RUNNING
     hurry.touch()
     record = here.wait(job_id, finished)
     printed = [int(line.split()[2]) for line in here.output(job_id).splitlines() if "| step " in line]
@@ -81,9 +81,9 @@ def test_a_deadline_of_an_unknown_script_is_decided_after_a_profiling_run(
     request = JobRequest(
         name="q", script=str(TOY), args=args, deadline_s=hard.promise.earliest_deadline_s + 60
     )
-    assert here.plane.quote(request, "ann").admitted
+    assert here.plane.jobs.quote(request, "ann").admitted
 
-    here.plane.cancel(easy.job_id)
+    here.plane.jobs.cancel(easy.job_id)
     here.wait(easy.job_id, lambda r: r.phase is Phase.CANCELLED)
     left = here.home / "jobs" / easy.job_id
     wait_until(lambda: not processes_of(left), 60, lambda: f"the end of {processes_of(left)}")

@@ -24,10 +24,10 @@ def here(tmp_path: Path) -> Iterator[Platform]:
     """A platform under pollux with rounds of two seconds."""
     platform = Platform(tmp_path, lambda: LocalEngine(tmp_path, slots=SLOTS), "pollux", round_s=2.0)
     yield platform
-    for record in platform.plane.jobs():
+    for record in platform.plane.jobs.find():
         if not record.phase.over:
-            platform.plane.cancel(record.job_id)
-    platform.wait_over(*(record.job_id for record in platform.plane.jobs()))
+            platform.plane.jobs.cancel(record.job_id)
+    platform.wait_over(*(record.job_id for record in platform.plane.jobs.find()))
     platform.close()
 
 
@@ -38,12 +38,14 @@ def _request(name: str, *args: object, **options: object) -> JobRequest:
 
 
 def test_the_job_whose_noise_rewards_a_larger_batch_gets_the_larger_share(here: Platform) -> None:
-    clean = here.plane.submit(_request("clean", "--epochs", 200, "--max-batch", 1024), "ann").job_id
-    noisy = here.plane.submit(_request("noisy", "--epochs", 200, "--max-batch", 1024, *NOISY), "ann").job_id
+    clean = here.plane.jobs.submit(_request("clean", "--epochs", 200, "--max-batch", 1024), "ann").job_id
+    noisy = here.plane.jobs.submit(
+        _request("noisy", "--epochs", 200, "--max-batch", 1024, *NOISY), "ann"
+    ).job_id
     seen: list[tuple[int, int]] = []
 
     def decided() -> bool:
-        seen.append((len(here.plane.job(clean).wanted), len(here.plane.job(noisy).wanted)))
+        seen.append((len(here.plane.jobs.get(clean).wanted), len(here.plane.jobs.get(noisy).wanted)))
         return len(seen) > 20 and all(0 < a < b for a, b in seen[-20:])
 
     until_s = time.monotonic() + 120
@@ -59,7 +61,7 @@ def test_the_job_whose_noise_rewards_a_larger_batch_gets_the_larger_share(here: 
         gpus = np.arange(SLOTS + 1)
         expected = best_goodput(belief.params, belief.sqr, belief.var, belief.limits, 1, gpus)[0]
         assert knowledge.curve(SLOTS, SLOTS) == pytest.approx(expected)
-    progress = here.plane.series(noisy)
+    progress = here.plane.jobs.series(noisy)
     assert max(v for v in progress["curves"]["batch_size"] if v) > 32, "its batch follows its noise"
     assert progress["curves"]["noise_scale"][-1] > 300
 
@@ -67,11 +69,11 @@ def test_the_job_whose_noise_rewards_a_larger_batch_gets_the_larger_share(here: 
 def test_the_second_run_of_an_adaptive_job_is_quoted_from_the_first(here: Platform) -> None:
     # How near it comes on a quiet machine is measured by benchmarks/platform/quotes.py.
     request = _request("job", "--epochs", 2, *NOISY, max_workers=2)
-    first = here.plane.submit(request, "ann").job_id
+    first = here.plane.jobs.submit(request, "ann").job_id
     assert here.wait_over(first, timeout_s=180)[0].phase is Phase.FINISHED
-    quoted_s = here.plane.quote(request, "ann").estimate.finish_s
+    quoted_s = here.plane.jobs.quote(request, "ann").estimate.finish_s
     asked_s = time.time()
-    second = here.plane.submit(request, "ann").job_id
+    second = here.plane.jobs.submit(request, "ann").job_id
     (record,) = here.wait_over(second, timeout_s=180)
     assert record.phase is Phase.FINISHED and record.ended_s is not None and quoted_s is not None
     took_s, expected_s = record.ended_s - asked_s, quoted_s - asked_s

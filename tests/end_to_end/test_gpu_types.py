@@ -29,36 +29,36 @@ def test_a_job_is_whole_on_one_type_and_what_it_shows_on_each_is_kept_apart(
     hurry, slower = tmp_path / "hurry", tmp_path / "slower"
 
     def types(job_id: str) -> dict[str, Any]:
-        explained = platform.plane.explain(job_id)
+        explained = platform.plane.jobs.explain(job_id)
         assert len(explained["gpu_types"]) <= 1, "whatever is decided is on one type"
         return {one["gpu_type"]: one for one in explained["types"]}
 
     try:
-        assert sorted(node.gpu_type for node in platform.plane.nodes()) == ["a100", "t4"]
+        assert sorted(node.gpu_type for node in platform.plane.nodes.states()) == ["a100", "t4"]
         job = platform.submit("toy", "--epochs", 200, "--sample-ms", 2, "--hurry", hurry, "--slower", slower)
         wait_until(
             lambda: (
-                len(platform.plane.job(job.job_id).held) == 2
+                len(platform.plane.jobs.get(job.job_id).held) == 2
                 and any(one["measured"] for one in types(job.job_id).values())
             ),
             180,
-            lambda: f"{platform.plane.explain(job.job_id)}",
+            lambda: f"{platform.plane.jobs.explain(job.job_id)}",
             poll_s=0.5,  # an explanation holds the platform up: it has an estimate
         )
-        first = platform.plane.explain(job.job_id)["gpu_types"]
+        first = platform.plane.jobs.explain(job.job_id)["gpu_types"]
         assert len(first) == 1 and not all(one["measured"] for one in types(job.job_id).values())
         slower.touch()  # the other type is the slower one
-        platform.plane.drain(f"typed-{first[0]}")
+        platform.plane.nodes.drain(f"typed-{first[0]}")
         wait_until(
             lambda: (
                 all(one["measured"] for one in types(job.job_id).values())
-                and platform.plane.explain(job.job_id)["gpu_types"] != first
+                and platform.plane.jobs.explain(job.job_id)["gpu_types"] != first
             ),
             180,
-            lambda: f"{platform.plane.explain(job.job_id)}",
+            lambda: f"{platform.plane.jobs.explain(job.job_id)}",
             poll_s=0.5,  # an explanation holds the platform up: it has an estimate
         )
-        (second,) = platform.plane.explain(job.job_id)["gpu_types"]
+        (second,) = platform.plane.jobs.explain(job.job_id)["gpu_types"]
         curves = {kind: one["curve"] for kind, one in types(job.job_id).items()}
         assert curves[second][1] < 0.6 * curves[first[0]][1]
         hurry.touch()
@@ -68,9 +68,9 @@ def test_a_job_is_whole_on_one_type_and_what_it_shows_on_each_is_kept_apart(
         shown = [e.data["gpu_type"] for e in starts if "+" not in e.data["gpu_type"]]
         assert shown[0] == first[0] and shown[-1] == second
     finally:
-        for record in platform.plane.jobs():
+        for record in platform.plane.jobs.find():
             if not record.phase.over:
-                platform.plane.cancel(record.job_id)
+                platform.plane.jobs.cancel(record.job_id)
         hurry.touch()
         platform.close()
         for node in nodes:

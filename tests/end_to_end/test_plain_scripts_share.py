@@ -57,7 +57,7 @@ def test_a_plain_script_makes_room_for_another_job_and_keeps_a_deadline_when_it_
             max_workers=2,
             **options,  # type: ignore[arg-type]
         )
-        return here.plane.submit(request, "ann").job_id
+        return here.plane.jobs.submit(request, "ann").job_id
 
     def wait(job_id: str, condition: Callable[[JobRecord], object]) -> JobRecord:
         record = here.wait(job_id, lambda r: r.phase.over or condition(r), 200.0)
@@ -80,12 +80,12 @@ def test_a_plain_script_makes_room_for_another_job_and_keeps_a_deadline_when_it_
     shutil.rmtree(folder)
     folder.mkdir()
     again = ask("again", deadline_s=time.time() + 600)
-    promise = here.plane.job(again).promise
+    promise = here.plane.jobs.get(again).promise
     assert promise.guaranteed_s is not None and not promise.pending, promise
     (record,) = here.wait_over(again, timeout_s=200.0)
     assert finished(record) and record.ended_s is not None, record.reason
     assert record.ended_s <= promise.guaranteed_s
-    assert not here.plane.job(rival).phase.over, "it had a rival all the time"
+    assert not here.plane.jobs.get(rival).phase.over, "it had a rival all the time"
 
     results = [_result(here.output(job)) for job in (first, again)]
     assert all(result["final"] < 0.16 for result in results), results

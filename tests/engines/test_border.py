@@ -19,8 +19,9 @@ from swell.control.model import Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.domain import Cluster, JobRequest
-from swell.engines import Report, RunState, supervised_job
+from swell.engines import Launch, Report, RunState, coordinator_line
 from swell.engines.border import BadMessage, read_beat, read_event, read_status
+from swell.engines.job_state import JobState, Stage
 from swell.engines.local import LocalEngine
 from swell.engines.null import NullEngine
 from swell.engines.supervised_job import SupervisedJob
@@ -117,6 +118,14 @@ class Mouth:
         return self.messages
 
 
+def running(name: str, home: Path) -> SupervisedJob:
+    """A job that trains."""
+    request = JobRequest(name=name, script="train.py")
+    return SupervisedJob(
+        Launch(job_id=name, request=request, job_dir=home / name), JobState(stage=Stage.RUNNING)
+    )
+
+
 def malformed(count: int) -> Iterator[dict[str, Any]]:
     """Messages with the right names and any values at all."""
     draw = random.Random(1)
@@ -163,11 +172,14 @@ def malformed(count: int) -> Iterator[dict[str, Any]]:
 
 def test_ten_thousand_malformed_messages_leave_the_engine_and_the_other_jobs_alone(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path, slots=4)
-    bad, good = SupervisedJob("bad", tmp_path / "bad"), SupervisedJob("good", tmp_path / "good")
+    bad, good = running("bad", tmp_path), running("good", tmp_path)
     engine._jobs = {"bad": bad, "good": good}
+    bad.line.connection = mouth = Mouth([])  # type: ignore[assignment]
     for message in malformed(10_000):
-        engine._read_messages(bad, Mouth([message]))  # type: ignore[arg-type]
-    engine._read_messages(good, Mouth([{"type": "report", "report": GOOD}]))  # type: ignore[arg-type]
+        mouth.messages = [message]
+        engine._read_messages(bad)
+    good.line.connection = Mouth([{"type": "report", "report": GOOD}])  # type: ignore[assignment]
+    engine._read_messages(good)
     reports = list(engine.reports())
     assert [r.kind for r in reports if r.job_id == "good"] == ["progress", "timing"]
     assert len(reports) < 500, "one job's reports do not push out those of others"
@@ -184,7 +196,7 @@ def test_no_report_that_passes_the_border_makes_a_turn_fail(tmp_path: Path) -> N
     plane = ControlPlane(store, engine, home=tmp_path)
     plane.come_up()
     request = JobRequest(name="a", script="train.py", workdir=str(tmp_path))
-    jobs = [plane.submit(request, "ann").job_id for _ in range(2)]
+    jobs = [plane.jobs.submit(request, "ann").job_id for _ in range(2)]
     plane.turn()
     said: list[Report] = []
     engine.reports = lambda: iter([said.pop() for _ in range(len(said))])  # type: ignore[method-assign]
@@ -213,9 +225,9 @@ def test_no_report_that_passes_the_border_makes_a_turn_fail(tmp_path: Path) -> N
         ):
             said.append(Report(job_id=jobs[0], time_s=plane.clock(), kind=kind, data=data))
         plane.turn()
-    assert plane.submit(request, "ben").phase is Phase.QUEUED
+    assert plane.jobs.submit(request, "ben").phase is Phase.QUEUED
     plane.turn()
-    assert plane.job(jobs[1]).phase is Phase.RUNNING
+    assert plane.jobs.get(jobs[1]).phase is Phase.RUNNING
     plane.stop()
     store.close()
 
@@ -223,14 +235,14 @@ def test_no_report_that_passes_the_border_makes_a_turn_fail(tmp_path: Path) -> N
 def test_a_coordinator_that_never_answers_is_tried_ever_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised_job, "ANSWER_S", 0.02)
+    monkeypatch.setattr(coordinator_line, "ANSWER_S", 0.02)
     run = JobDirectory.create(tmp_path / "runs" / "0000", {"name": "a", "secret": "s"})
     with socket.create_server(("127.0.0.1", 0)) as silent:
         run.write_address("127.0.0.1", silent.getsockname()[1], 1)
-        job, tried = SupervisedJob("a", tmp_path), set[float]()
+        line, tried = coordinator_line.CoordinatorLine(), set[float]()
         for turn in range(300):  # a minute of turns
-            assert not job.connect(turn * 0.2, slots=4)
-            tried.add(job.tried_s)
+            assert line.connect(tmp_path, turn * 0.2, slots=4) is None
+            tried.add(line.tried_s)
     assert len(tried) < 12, "the other jobs do not wait for it at every turn"
 
 
@@ -279,11 +291,14 @@ def test_nonsense_about_links_and_slow_workers_is_refused(event: dict[str, Any])
 
 def test_a_job_without_a_living_worker_is_not_running_and_each_loss_is_told_once(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path, slots=2)
-    job = SupervisedJob("a", tmp_path / "a")
-    job.alive, job.state = True, RunState.RUNNING
+    job = running("a", tmp_path)
 
     def happens(**event: Any) -> None:
         engine._take_event(job, {"type": "event", **event})
+
+    def seen() -> RunState | None:
+        observed = job.state.observed("a")
+        return None if observed is None else observed.state
 
     for name in ("w0", "w1"):
         happens(event="spawn", worker=name)
@@ -291,7 +306,7 @@ def test_a_job_without_a_living_worker_is_not_running_and_each_loss_is_told_once
     happens(event="standstill", step=4, workers=["w1"])
     happens(event="left_out", worker="w1", by=["w0"])
     happens(event="fenced", worker="w1")
-    assert job.state is RunState.RUNNING
+    assert seen() is RunState.RUNNING
     told = [(r.kind, r.data.get("reason") or r.data.get("text")) for r in engine.reports()]
     assert [one for one in told if one[0] != "resized"] == [
         ("noticed", "step 5 stands still and waits for w1"),
@@ -299,7 +314,7 @@ def test_a_job_without_a_living_worker_is_not_running_and_each_loss_is_told_once
     ]
     happens(event="generation", members=["w0"])
     happens(event="exited", worker="w0", code=-9)
-    assert job.observed().state is RunState.STARTING
+    assert seen() is RunState.STARTING
     happens(event="spawn", worker="w2")
     engine._take_report(job, {"step": 5, "rank": 0})
-    assert job.observed().state is RunState.RUNNING
+    assert seen() is RunState.RUNNING

@@ -170,7 +170,7 @@ def test_two_engines_cannot_run_one_job_twice(bench: Bench) -> None:
     bench.wait(first, "a", lambda o: o and o.state is RunState.RUNNING)
     # Only one of the engines has a supervisor, or none has and the other one's is found.
     jobs = [engine._jobs["a"] for engine in (first, second)]
-    bench.wait_for(lambda: all(job.alive for job in jobs) and sum(job.starting for job in jobs) == 1)
+    bench.wait_for(lambda: all(job.state.up for job in jobs) and sum(job.starting for job in jobs) == 1)
     runs = list((bench.home / "jobs" / "a" / "runs").iterdir())
     assert len(runs) == 1
     bench.hurry()

@@ -52,12 +52,12 @@ def test_a_job_that_an_older_version_started_is_taken_over(tmp_path: Path) -> No
     (tmp_path / "start.json").write_text(json.dumps(OLD))
     job = SupervisedJob.found(tmp_path)
     assert job.job_id == "digits-0a1b2c3d4e"
-    assert job.launch is not None and job.launch.max_workers == 8
+    assert job.launch.max_workers == 8
     request = job.launch.request
     assert (request.script, request.args, request.workdir) == ("train.py", ("--epochs", "3"), "/w")
     assert (request.env, request.auto, request.checkpoint_s) == ({"A": "b"}, True, 5.0)
     assert (request.memory_bytes, request.pip, request.workers) == (None, (), 1)
-    job.wanted = (4, 5)
+    job.state.wanted = (4, 5)
     job.note((4,))
     again = Order.read(tmp_path)
     assert (again.placement, again.slots, again.extras) == ((4, 5), (4,), {})

@@ -15,6 +15,7 @@ from tests.waiting import wait_until
 
 from swell.domain import InputError, JobRequest
 from swell.engines import Launch
+from swell.engines.job_state import JobState, Stage, Workers
 from swell.engines.local import LocalEngine
 from swell.engines.ray import packaging
 from swell.engines.ray.engine import PENDING_S, RayEngine, RayOptions
@@ -260,7 +261,7 @@ def test_slots_of_any_program_stay_ours_although_its_workers_never_say_that_they
     tmp_path: Path, command: bool, ours: dict[str, int]
 ) -> None:
     engine = RayEngine(tmp_path, RayOptions(address="127.0.0.1:1"))
-    job = SupervisedJob("a", tmp_path, launch=_launch(tmp_path, command=command))
-    job.alive, job.told, job.told_s, job.live = True, (1,), 0.0, {"w0": 1}
+    job = SupervisedJob(_launch(tmp_path, command=command))
+    job.state = JobState(stage=Stage.STARTING, told=(1,), told_s=0.0, workers=Workers(live={"w0": 1}))
     engine._jobs["a"] = job
     assert engine._ours(follow([], [node("a")]), now_s=PENDING_S + 1) == (ours, {1} if command else set())

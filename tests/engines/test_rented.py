@@ -56,9 +56,9 @@ def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPl
     try:
         made.start()
         yield made
-        for record in made.jobs():
+        for record in made.jobs.find():
             if not record.phase.over:
-                made.cancel(record.job_id)
+                made.jobs.cancel(record.job_id)
         made.stop()
     finally:
         raylet.stop_all(tmp_path)
@@ -69,7 +69,7 @@ def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPl
 @pytest.mark.slow
 def test_nodes_follow_the_queue_from_none_to_three_and_back(plane: ControlPlane, tmp_path: Path) -> None:
     def state() -> tuple[int, int]:
-        found = plane.autoscaler()
+        found = plane.nodes.autoscaler()
         assert found is not None and not plane.trouble, plane.trouble
         return found.ready, found.coming
 
@@ -83,7 +83,7 @@ def test_nodes_follow_the_queue_from_none_to_three_and_back(plane: ControlPlane,
             name=f"on{workers}", script="waits.sh", args=(str(done),), workdir=str(tmp_path), command=True,
             min_workers=workers,
         )  # fmt: skip
-        jobs.append(plane.submit(request, "ann").job_id)
+        jobs.append(plane.jobs.submit(request, "ann").job_id)
 
     def output(job_id: str) -> str:
         path = tmp_path / "jobs" / job_id / "output.log"
@@ -91,19 +91,19 @@ def test_nodes_follow_the_queue_from_none_to_three_and_back(plane: ControlPlane,
 
     def until(condition: Callable[[], object], what: str) -> None:
         def now() -> str:
-            return f"{what}: {state()}, {[plane.explain(job)['why'] for job in jobs]}"
+            return f"{what}: {state()}, {[plane.jobs.explain(job)['why'] for job in jobs]}"
 
         wait_until(condition, LONG_S, now, poll_s=0.2)
 
     until(lambda: state() == (3, 0), "three nodes")
     until(lambda: all("ready" in output(job) for job in jobs), "the jobs to run")
-    until(lambda: {node.used for node in plane.nodes()} == {1}, "a worker on each node")
+    until(lambda: {node.used for node in plane.nodes.states()} == {1}, "a worker on each node")
     assert len(raylet.running(tmp_path)) == 3
     done.touch()
-    until(lambda: all(plane.job(job).phase is Phase.FINISHED for job in jobs), "the jobs to end")
+    until(lambda: all(plane.jobs.get(job).phase is Phase.FINISHED for job in jobs), "the jobs to end")
     until(lambda: not raylet.running(tmp_path), "the nodes to end")
     until(lambda: not plane.engine.cluster().capacity, "Ray to notice")
-    assert state() == (0, 0) and not any(node.up for node in plane.nodes())
+    assert state() == (0, 0) and not any(node.up for node in plane.nodes.states())
     events = [event for _, event in plane.events(limit=1000)]
     wanted = [event.data["nodes"] for event in events if event.kind is EventKind.SCALED]
     assert max(wanted) == 3 and wanted[-1] == 0

@@ -1,9 +1,10 @@
-"""Which slots a job counts as its own, so that the event log never shows a slot in two hands."""
+"""How the engine carries out what `job_state` says: targets, orders, reports."""
 
 from __future__ import annotations
 
 import errno
 import json
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,45 +12,39 @@ import pytest
 
 from swell.domain import JobRequest
 from swell.engines import Launch, supervisor
-from swell.engines.border import BadMessage, Confined, read_event, read_status
+from swell.engines.border import BadMessage, Confined, JobStatus, read_event, read_status
+from swell.engines.job_state import JobState, Stage, Workers
 from swell.engines.local import LocalEngine
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import Allowance, SupervisedJob
-from swell.engines.supervisor import STOPPED
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.wire import Connection
 
 
-def _running(directory: Path) -> SupervisedJob:
-    job = SupervisedJob("a", directory, wanted=(0, 1), told=(0, 1), alive=True)
-    job.live = {"w0": 0, "w1": 2}
-    return job
+def _launch(directory: Path, job_id: str = "a", **fields: Any) -> Launch:
+    request = JobRequest(name="a", script="train.py", **fields)
+    return Launch(job_id=job_id, request=request, job_dir=directory)
 
 
-@pytest.mark.parametrize(
-    ("exit_file", "kept"),
-    [(None, {0, 1, 2}), ({"code": 0, "reason": ""}, {0, 1, 2}), ({"code": 0, "reason": STOPPED}, set())],
-    ids=["killed", "finished", "stopped"],
-)
-def test_a_job_whose_processes_are_gone_keeps_its_slots_unless_it_gave_them_back(
-    exit_file: dict[str, Any] | None, kept: set[int], tmp_path: Path
-) -> None:
-    job = _running(tmp_path)
-    if exit_file is not None:
-        job.wanted = ()
-        (tmp_path / "exit.json").write_text(json.dumps(exit_file))
-    job.gone()
-    assert job.slots == kept and not job.live and not job.wanted
-    job.kept_until_s = 0.0
-    assert job.slots == set()
+def _running(
+    directory: Path, job_id: str = "a", workers: Workers | None = None, **state: Any
+) -> SupervisedJob:
+    known = JobState(stage=Stage.STARTING, workers=workers or Workers(), **state)
+    return SupervisedJob(_launch(directory, job_id), known)
+
+
+def _status(workers: dict[str, int]) -> JobStatus:
+    """What a coordinator answers whose members are these workers, on these slots."""
+    names = dict.fromkeys(workers, "member")
+    return read_status({"workers": names, "slots": workers, "members": list(workers), "target": 1}, 4)
 
 
 def _told_by(engine: LocalEngine, job: SupervisedJob, now_s: float = 0.0) -> list[Any]:
     """What a turn of the engine sends the job's coordinator."""
-    job.connection = cast(Connection, line := _Line())
+    job.line.connection = cast(Connection, line := _Line())
     engine._jobs[job.job_id] = job
     engine._send_target(job, now_s)
-    engine._report_slots(job)
+    engine._report(job, job.state.unlogged())
     return [message["slots"] for message in line.sent]
 
 
@@ -59,31 +54,22 @@ def _gpus(engine: LocalEngine) -> list[tuple[int, ...]]:
 
 def test_a_job_that_moves_before_it_trains_is_reported_on_its_new_slot(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path, slots=4)
-    job = SupervisedJob("a", tmp_path, wanted=(3,), told=(0,), logged=(0,), alive=True)
-    assert _told_by(engine, job) == [[3]] and job.told == (3,)
+    job = _running(tmp_path, wanted=(3,), told=(0,), logged=(0,))
+    assert _told_by(engine, job) == [[3]] and job.state.told == (3,)
     assert _gpus(engine) == [(3,)]
 
 
 def test_a_job_gets_a_slot_only_when_no_worker_of_another_job_is_on_it(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path, slots=4)
-    other = SupervisedJob("other", tmp_path, alive=True, live={"w0": 3}, logged=(2,))
-    job = SupervisedJob("a", tmp_path, wanted=(0, 3), told=(0,), logged=(0,), alive=True)
+    other = _running(tmp_path, "other", Workers(live={"w0": 3}), logged=(2,))
+    job = _running(tmp_path, wanted=(0, 3), told=(0,), logged=(0,))
     engine._jobs["other"] = other
-    assert _told_by(engine, job) == [] and job.told == (0,), "a worker of the other job is still there"
-    other.live = {}
+    assert _told_by(engine, job) == [] and job.state.told == (0,), "a worker of the other job is still there"
+    other.state.workers.live = {}
     assert _told_by(engine, job) == [[0, 3]]
-    job.wanted = (0, 2, 3)
+    job.state.wanted = (0, 2, 3)
     assert _told_by(engine, job, 1.0) == [], "the event log still shows the other job on slot 2"
     assert _told_by(engine, job, 100.0) == [], "and it does not matter how long that takes"
-
-
-def test_a_job_does_not_get_a_slot_that_its_own_leaving_worker_is_on(tmp_path: Path) -> None:
-    engine = LocalEngine(tmp_path, slots=4)
-    job = SupervisedJob("a", tmp_path, wanted=(0, 1), told=(0,), alive=True)
-    job.live, job.members, job.former = {"w0": 0, "w1": 1}, {"w0"}, {"w0", "w1"}
-    assert _told_by(engine, job) == []
-    del job.live["w1"]
-    assert _told_by(engine, job) == [[0, 1]]
 
 
 def test_a_job_that_was_found_keeps_what_its_coordinator_was_told_and_what_the_log_shows(
@@ -93,23 +79,22 @@ def test_a_job_that_was_found_keeps_what_its_coordinator_was_told_and_what_the_l
     monkeypatch.setattr("swell.engines.supervised_job.is_locked", lambda directory: True)
     directory = tmp_path / "jobs" / "a"
     directory.mkdir(parents=True)
-    request = JobRequest(name="a", script="train.py")
-    launch = Launch(job_id="a", request=request, job_dir=directory)
     earlier = LocalEngine(tmp_path, slots=4)
-    job = SupervisedJob("a", directory, launch=launch, wanted=(0,), alive=True)
+    job = _running(directory, wanted=(0,))
     job.write_order((0,), 4, {})
-    job.started(cast(Any, None), (0,), 0.0)
-    job.wanted = (0, 1)
+    job.state.started((0,), 0.0)
+    job.state.wanted = (0, 1)
     assert _told_by(earlier, job) == [[0, 1]]
-    job.wanted = (0,)
-    job.note(job.told)
+    job.state.wanted = (0,)
+    job.note(job.state.told)
     found = SupervisedJob.found(directory)
-    found.logged = (0, 2)
-    assert found.wanted == (0,) and found.slots == {0, 1, 2}
-    found.live, found.members, found.fresh = {"w0": 0, "w1": 1}, {"w0", "w1"}, True
+    state = found.state
+    state.logged = (0, 2)
+    assert state.wanted == (0,) and state.slots(0.0) == {0, 1, 2}
+    state.connected(_status({"w0": 0, "w1": 1}))
     engine = LocalEngine(tmp_path, slots=4)
     assert _told_by(engine, found) == [[0]], "it is told again, whatever it was told before"
-    assert _gpus(engine) == [(0, 1)] and found.slots == {0, 1}
+    assert _gpus(engine) == [(0, 1)] and state.slots(0.0) == {0, 1}
     assert _told_by(engine, found) == [], "once for each connection"
 
 
@@ -118,19 +103,20 @@ def test_a_job_that_was_killed_together_with_the_control_plane_keeps_the_slots_o
 ) -> None:
     directory = tmp_path / "jobs" / "a"
     directory.mkdir(parents=True)
-    launch = Launch(job_id="a", request=JobRequest(name="a", script="train.py"), job_dir=directory)
-    SupervisedJob("a", directory, launch=launch, wanted=(2, 3)).write_order((2, 3), 4, {})
+    launch = _launch(directory)
+    SupervisedJob(launch, JobState(wanted=(2, 3))).write_order((2, 3), 4, {})
     engine = LocalEngine(tmp_path, slots=4)
     engine.may_act = lambda: False  # its thread is to do nothing
     SupervisedEngine.start(engine, lambda: None, {"a": (2, 3)})
     try:
         (job,) = engine._jobs.values()
-        assert not job.alive and job.slots == {2, 3}
-        other = SupervisedJob("b", tmp_path, wanted=(1, 3), wanted_s=0.0)
+        now_s = time.monotonic() + 10.0
+        assert not job.state.up and job.state.slots(now_s) == {2, 3}
+        other = SupervisedJob(_launch(tmp_path, "b"), JobState(wanted=(1, 3), wanted_s=0.0))
         engine._jobs["b"] = other
-        assert engine._grant(other, 100.0) == (1,)
+        assert engine._granted(other, now_s) == (1,)
         engine.apply(launch, ())
-        assert job.slots == set() and engine._grant(other, 100.0) == (1, 3)
+        assert job.state.slots(now_s) == set() and engine._granted(other, now_s) == (1, 3)
     finally:
         engine.close()
 
@@ -139,26 +125,23 @@ def test_a_full_disk_keeps_a_job_from_growing_but_not_from_shrinking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = LocalEngine(tmp_path, slots=4)
-    launch = Launch(job_id="a", request=JobRequest(name="a", script="train.py"), job_dir=tmp_path)
-    job = SupervisedJob("a", tmp_path, launch=launch, wanted=(0, 1), told=(0, 1), alive=True)
+    job = _running(tmp_path, wanted=(0, 1), told=(0, 1))
     job.write_order((0, 1), 4, {})
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr("swell.engines.order.write_json", full)
-    job.wanted = (0,)
+    job.state.wanted = (0,)
     assert _told_by(engine, job) == [[0]]
-    job.wanted = (0, 2)
+    job.state.wanted = (0, 2)
     with pytest.raises(OSError, match="no space"):
         _told_by(engine, job)
-    assert job.told == (0,)
+    assert job.state.told == (0,)
 
 
 def test_a_job_of_replicas_uses_only_as_many_slots_as_whole_replicas_need(tmp_path: Path) -> None:
-    request = JobRequest(name="big", script="train.py", workers_per_replica=2)
-    job = SupervisedJob("a", tmp_path, wanted=(0, 1, 2, 3), told=(2, 3))
-    job.launch = Launch(job_id="a", request=request, job_dir=tmp_path)
+    job = SupervisedJob(_launch(tmp_path, workers_per_replica=2), JobState(told=(2, 3)))
     assert job.whole_replicas((0, 2, 3)) == (2, 3)
     assert job.whole_replicas((0,)) == ()
     assert job.whole_replicas((0, 1, 2, 3)) == (0, 1, 2, 3)
@@ -166,50 +149,38 @@ def test_a_job_of_replicas_uses_only_as_many_slots_as_whole_replicas_need(tmp_pa
 
 def test_a_job_that_shrinks_keeps_its_slots_until_it_goes_on_without_them(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path, slots=4)
-    job = SupervisedJob("a", tmp_path, wanted=(0, 1), told=(0, 1), alive=True, live={"w0": 0, "w1": 1})
-    engine._add_report(job, "resized", {"pause_s": 0.0, "gpus": (0, 1)})
-    job.told = (0,)
-    job.live, job.members = {"w0": 0}, {"w0", "w1"}  # the other one has left
-    engine._report_slots(job)
-    assert job.slots == {0, 1}, "the log still shows it on both, until it says who goes on"
-    job.members = {"w0"}
-    engine._report_slots(job)
-    assert job.slots == {0} and _gpus(engine) == [(0, 1), (0,)]
+    workers = Workers(live={"w0": 0, "w1": 1})
+    job = _running(tmp_path, workers=workers, wanted=(0, 1), told=(0, 1))
+    engine._report(job, [("resized", {"pause_s": 0.0, "gpus": (0, 1)})])
+    job.state.told = (0,)
+    workers.live, workers.members = {"w0": 0}, {"w0", "w1"}  # the other one has left
+    engine._report(job, job.state.unlogged())
+    assert job.state.slots(0.0) == {0, 1}, "the log still shows it on both, until it says who goes on"
+    workers.members = {"w0"}
+    engine._report(job, job.state.unlogged())
+    assert job.state.slots(0.0) == {0} and _gpus(engine) == [(0, 1), (0,)]
     (tmp_path / "exit.json").write_text(json.dumps({"code": 0, "reason": ""}))
-    job.gone()
-    assert job.slots == {0}, "until its end is noted"
+    engine._supervisor_ended(job)
+    assert job.state.over and job.state.slots(0.0) == {0}, "until its end is noted"
 
 
 def test_a_report_that_was_not_listened_to_is_made_later(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path, slots=4)
-    job = SupervisedJob("a", tmp_path, wanted=(0,), told=(0,), logged=(0, 1), alive=True, live={"w0": 0})
-    job.members = {"w0"}
+    workers = Workers(live={"w0": 0}, members={"w0"})
+    job = _running(tmp_path, workers=workers, wanted=(0,), told=(0,), logged=(0, 1))
     job.allowance = Allowance(rate=0.0, _left=0.0)
-    engine._report_slots(job)
-    assert job.slots == {0, 1} and _gpus(engine) == []
+    engine._report(job, job.state.unlogged())
+    assert job.state.slots(0.0) == {0, 1} and _gpus(engine) == []
     job.allowance = Allowance()
-    engine._report_slots(job)
-    assert job.slots == {0} and _gpus(engine) == [(0,)]
-
-
-def test_a_job_wanted_again_before_it_was_told_to_stop_is_reported_where_it_is(
-    tmp_path: Path,
-) -> None:
-    engine = LocalEngine(tmp_path, slots=4)
-    job = SupervisedJob("a", tmp_path, wanted=(), told=(0, 1), alive=True)
-    engine._jobs["a"] = job
-    launch = Launch(job_id="a", request=JobRequest(name="a", script="train.py"), job_dir=tmp_path)
-    engine.apply(launch, (1, 2))
-    assert [(r.kind, r.data["gpus"]) for r in engine.reports()] == [("started", (0, 1))]
-    engine.apply(launch, (2,))
-    assert list(engine.reports()) == []
+    engine._report(job, job.state.unlogged())
+    assert job.state.slots(0.0) == {0} and _gpus(engine) == [(0,)]
 
 
 def test_a_job_that_can_use_one_worker_only_is_reported_as_it_says_so_and_when_it_is_taken_over(
     tmp_path: Path,
 ) -> None:
     engine = LocalEngine(tmp_path, slots=4)
-    job = SupervisedJob("a", tmp_path, wanted=(0,), told=(0,), alive=True)
+    job = _running(tmp_path, wanted=(0,), told=(0,))
     reason = "three workers could not follow it (KeyError:\n  'x')"
     engine._take_event(job, {"event": "confined", "workers": 1, "reason": reason})
     expected = {"workers": 1, "reason": "three workers could not follow it (KeyError: 'x')"}
@@ -253,7 +224,7 @@ class _Line:
 
 
 def test_a_slow_worker_is_reported_with_its_own_slot_unless_it_leads(tmp_path: Path) -> None:
-    engine, job = LocalEngine(tmp_path, slots=4), _running(tmp_path)
+    engine, job = LocalEngine(tmp_path, slots=4), _running(tmp_path, workers=Workers(live={"w1": 2}))
     slow = {"event": "straggler", "worker": "w1", "times": 2.0, "slot": 3}
     for event in (slow | {"leader": True}, slow | {"worker": "w9"}, slow):
         engine._take_event(job, event)
@@ -264,44 +235,12 @@ def test_a_slow_worker_is_reported_with_its_own_slot_unless_it_leads(tmp_path: P
     )
 
 
-@pytest.mark.parametrize(
-    ("members", "wanted", "granted", "waited_s", "stops"),
-    [
-        ({"w0": 2, "w1": 3}, (0,), (2, 3), 0.0, True),  # another job is still on slot 0
-        ({"w0": 2, "w1": 3}, (0,), (0,), 0.1, False),  # a worker is being started on slot 0
-        ({"w0": 2, "w1": 3}, (0,), (0,), 9.0, True),  # and that takes too long
-        ({"w0": 0, "w1": 3}, (0,), (0,), 9.0, False),  # it just shrinks
-        ({"w0": 2, "w1": 3}, (2, 3), (2, 3), 9.0, False),  # the decision about it is not known yet
-        ({"w0": 0, "w1": 1}, (1,), (1,), 9.0, False),  # no service wants these slots
-    ],
-)
-def test_a_job_stops_if_it_cannot_move_in_time_off_slots_that_services_want(
-    members: dict[str, int],
-    wanted: tuple[int, ...],
-    granted: tuple[int, ...],
-    waited_s: float,
-    stops: bool,
-    tmp_path: Path,
-) -> None:
-    job = SupervisedJob("a", tmp_path, wanted=wanted, alive=True, live=dict(members), members=set(members))
-    assert job.stranded(frozenset({2, 3}), granted, job.wanted_s + waited_s) is stops
-
-
-def test_a_job_that_stops_for_a_service_is_started_again_on_its_other_slots(tmp_path: Path) -> None:
-    job = _running(tmp_path)
-    job.stop_by_s, job.wanted = 1.0, (4,)
-    (tmp_path / "exit.json").write_text(json.dumps({"code": 0, "reason": STOPPED}))
-    job.gone()
-    assert job.wanted == (4,) and job.outcome is None and not job.slots
-
-
 def test_a_job_that_waits_for_other_slots_leaves_those_that_services_want_at_once(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path, slots=8)
-    neighbour = SupervisedJob("b", tmp_path / "b", wanted=(6, 7), told=(6, 7), alive=True)
-    engine._jobs["b"] = neighbour
-    job = SupervisedJob("a", tmp_path, wanted=(6, 7), told=(0, 1, 2, 3), alive=True)
-    job.live = {"w0": 0, "w1": 1, "w2": 2, "w3": 3}
-    job.members = job.former = set(job.live)
+    engine._jobs["b"] = _running(tmp_path / "b", "b", wanted=(6, 7), told=(6, 7))
+    workers = Workers(live={"w0": 0, "w1": 1, "w2": 2, "w3": 3})
+    workers.members = workers.former = set(workers.live)
+    job = _running(tmp_path, workers=workers, wanted=(6, 7), told=(0, 1, 2, 3))
     assert _told_by(engine, job) == [], "it keeps its slots until the others are free"
     engine.reserve(frozenset({1, 2, 3}))
     assert _told_by(engine, job) == [[0]]

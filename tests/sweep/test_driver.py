@@ -60,16 +60,16 @@ class Pretended(VirtualPlatform):
 
     def submit(self, script: str, *, idempotency_key: str, **options: Any) -> Any:
         request = JobRequest(script=script, workdir=str(self.home), **options)
-        return self.plane.submit(request, "ann", idempotency_key)
+        return self.plane.jobs.submit(request, "ann", idempotency_key)
 
     def pause(self, job_id: str) -> None:
-        self.plane.pause(job_id)
+        self.plane.jobs.pause(job_id)
 
     def resume(self, job_id: str) -> None:
-        self.plane.resume(job_id)
+        self.plane.jobs.resume(job_id)
 
     def cancel(self, job_id: str) -> None:
-        self.plane.cancel(job_id)
+        self.plane.jobs.cancel(job_id)
 
     def events(self, *, since: int, follow: bool) -> list[EventView]:
         before, self.now_s = self.now_s, self.now_s + STEP_S

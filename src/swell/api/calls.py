@@ -16,13 +16,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
-from pydantic import BaseModel, ValidationError
-
-from swell.api import refusals
-from swell.api.home import ServerFile, home_dir, token_file
-from swell.api.refusals import ServerFailed, Unreachable
 from swell.api.reservations import ReservationList, ReservationView
 from swell.api.schemas import (
     AutoscalerView,
@@ -42,17 +37,13 @@ from swell.api.schemas import (
     TokenList,
     TokenView,
 )
+from swell.api.sending import Sender
 from swell.api.teams import TeamList, TeamView
-from swell.api.transport import Call, ConnectionLost, EventParser, Reply, Silent, Target, Transport
-from swell.control.errors import NotLeading, StoreLost
+from swell.api.transport import Call, EventParser, Target, Transport
 from swell.control.model import Phase
-from swell.domain import InputError, JobOptions, SwellError
+from swell.domain import InputError, JobOptions
 from swell.domain.request import name_from
 
-Model = TypeVar("Model", bound=BaseModel)
-
-_FIRST_RETRY_S = 1.0
-"""How long a first call waits for a server that may just be starting."""
 _LONG_POLL_S = 20.0
 _BEAT_S = 45.0
 """Silence after which a stream is opened again; the server sends something every 15 s."""
@@ -62,13 +53,7 @@ class Calls:
     """The API of a server, as coroutines over a transport."""
 
     def __init__(self, transport: Transport, locate: Callable[[], Target], *, retry_s: float = 20.0) -> None:
-        self._transport = transport
-        self._locate = locate
-        self._retry_s = retry_s
-        self._answered = False
-        """Whether it is worth waiting for a server that cannot be reached."""
-        self._turns = 0
-        """How often a server could not be reached; if there are several, the next one is tried."""
+        self._server = Sender(transport, locate, retry_s)
 
     # -- jobs --------------------------------------------------------------------------------------------
 
@@ -82,15 +67,16 @@ class Calls:
         """Hand a job in. It is on the server's disk when this returns; look at `phase` and `promise`."""
         headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
         body = submission(script, options)
-        return await self._get(JobView, Call("POST", "/v1/jobs", body=body, headers=headers))
+        return await self._server.get(JobView, Call("POST", "/v1/jobs", body=body, headers=headers))
 
     async def quote(self, script: str | os.PathLike[str], **options: Unpack[JobOptions]) -> PromiseView:
         """The promise that submitting this job would give, without submitting it."""
-        return await self._get(PromiseView, Call("POST", "/v1/quote", body=submission(script, options)))
+        call = Call("POST", "/v1/quote", body=submission(script, options))
+        return await self._server.get(PromiseView, call)
 
     async def job(self, job: str | JobView) -> JobView:
         """A job as it is now."""
-        return await self._get(JobView, Call("GET", _job(job)))
+        return await self._server.get(JobView, Call("GET", _job(job)))
 
     async def jobs(self, *, phase: Phase | str | None = None, limit: int | None = None) -> list[JobView]:
         """Jobs, newest first: all of them, or at most `limit`."""
@@ -98,7 +84,7 @@ class Calls:
         query: dict[str, str | int] = {} if phase is None else {"phase": str(phase)}
         while limit is None or len(found) < limit:
             query["limit"] = 1000 if limit is None else min(limit - len(found), 1000)
-            page = await self._get(JobPage, Call("GET", "/v1/jobs", query))
+            page = await self._server.get(JobPage, Call("GET", "/v1/jobs", query))
             found += page.jobs
             if page.next is None:
                 break
@@ -112,7 +98,7 @@ class Calls:
             left_s = _LONG_POLL_S if until_s is None else max(until_s - time.monotonic(), 0.0)
             wait_s = min(left_s, _LONG_POLL_S)
             call = Call("GET", _job(job), {"wait_s": round(wait_s, 3)}, timeout_s=wait_s + 30.0)
-            seen = await self._get(JobView, call)
+            seen = await self._server.get(JobView, call)
             if seen.over:
                 return seen
             if until_s is not None and time.monotonic() >= until_s:
@@ -120,30 +106,31 @@ class Calls:
 
     async def cancel(self, job: str | JobView) -> JobView:
         """End a job for good."""
-        return await self._get(JobView, Call("POST", _job(job, "cancel")))
+        return await self._server.get(JobView, Call("POST", _job(job, "cancel")))
 
     async def pause(self, job: str | JobView) -> JobView:
         """Have a job save its state and give its slots back until it is resumed."""
-        return await self._get(JobView, Call("POST", _job(job, "pause")))
+        return await self._server.get(JobView, Call("POST", _job(job, "pause")))
 
     async def resume(self, job: str | JobView) -> JobView:
         """Let a paused job go on."""
-        return await self._get(JobView, Call("POST", _job(job, "resume")))
+        return await self._server.get(JobView, Call("POST", _job(job, "resume")))
 
     async def scale(
         self, job: str | JobView, min_workers: int = 1, max_workers: int | None = None
     ) -> JobView:
         """Bound a job's workers by hand."""
         body = {"min_workers": min_workers, "max_workers": max_workers}
-        return await self._get(JobView, Call("POST", _job(job, "scale"), body=body))
+        return await self._server.get(JobView, Call("POST", _job(job, "scale"), body=body))
 
     async def explain(self, job: str | JobView) -> dict[str, Any]:
         """Why a job runs or waits, when it will be done, and the slots it has had."""
-        return dict(await self._json(Call("GET", _job(job, "explain"))))
+        reply = await self._server.send(Call("GET", _job(job, "explain")))
+        return dict(json.loads(reply.content))
 
     async def series(self, job: str | JobView) -> SeriesView:
         """A job's curves over time (progress, loss, metrics, slots), and its starts, resizes and losses."""
-        return await self._get(SeriesView, Call("GET", _job(job, "series")))
+        return await self._server.get(SeriesView, Call("GET", _job(job, "series")))
 
     async def logs(
         self, job: str | JobView, *, offset: int = 0, follow: bool = False
@@ -160,7 +147,8 @@ class Calls:
 
     async def _read_logs(self, job: str | JobView, offset: int) -> AsyncGenerator[bytes, None]:
         while True:
-            reply = await self._send(Call("GET", _job(job, "logs"), {"offset": offset, "limit": 1 << 20}))
+            call = Call("GET", _job(job, "logs"), {"offset": offset, "limit": 1 << 20})
+            reply = await self._server.send(call)
             if not reply.content:
                 return
             yield reply.content
@@ -172,14 +160,14 @@ class Calls:
 
         over = False
         while not over:
-            async with aclosing(self._stream(call)) as pieces:
+            async with aclosing(self._server.stream(call)) as pieces:
                 async for piece in pieces:
                     offset += len(piece)
                     yield piece
             # A server that ends also ends its streams; so go on with the next one unless the job is over.
             over = (await self.job(job)).over
             if not over:
-                await self._transport.sleep(0.2)
+                await self._server.sleep(0.2)
         async with aclosing(self._read_logs(job, offset)) as rest:
             async for piece in rest:
                 yield piece
@@ -204,14 +192,14 @@ class Calls:
             headers = {} if parser.last_id is None else {"Last-Event-ID": parser.last_id}
             return Call("GET", "/v1/events/stream", query, headers=headers, timeout_s=_BEAT_S)
 
-        async with aclosing(self._stream(call, endless=True, again=parser.reset)) as pieces:
+        async with aclosing(self._server.stream(call, endless=True, again=parser.reset)) as pieces:
             async for piece in pieces:
                 for data in parser.feed(piece):
                     yield EventView.model_validate_json(data)
 
     async def _past(self, query: dict[str, str | int]) -> AsyncGenerator[EventView, None]:
         while True:
-            page = await self._get(EventPage, Call("GET", "/v1/events", query))
+            page = await self._server.get(EventPage, Call("GET", "/v1/events", query))
             if not page.events:
                 return
             for event in page.events:
@@ -220,27 +208,27 @@ class Calls:
 
     async def nodes(self) -> list[NodeView]:
         """The nodes, their slots, and how many are in use."""
-        return (await self._get(NodeList, Call("GET", "/v1/nodes"))).nodes
+        return (await self._server.get(NodeList, Call("GET", "/v1/nodes"))).nodes
 
     async def autoscaler(self) -> AutoscalerView | None:
         """How many nodes are rented, how many should be, and why; None if no nodes are rented."""
-        return (await self._get(NodeList, Call("GET", "/v1/nodes"))).autoscaler
+        return (await self._server.get(NodeList, Call("GET", "/v1/nodes"))).autoscaler
 
     async def lanes(self, *, since_s: float = 0.0) -> LanesView:
         """How many slots each job had and when, and how many there were, from a moment on."""
-        return await self._get(LanesView, Call("GET", "/v1/lanes", {"since_s": since_s}))
+        return await self._server.get(LanesView, Call("GET", "/v1/lanes", {"since_s": since_s}))
 
     async def drain(self, node: str) -> list[NodeView]:
         """Move all jobs off a node and give it none until it is undrained (administrators only)."""
-        return (await self._get(NodeList, Call("POST", f"/v1/nodes/{_safe(node)}/drain"))).nodes
+        return (await self._server.get(NodeList, Call("POST", f"/v1/nodes/{_safe(node)}/drain"))).nodes
 
     async def undrain(self, node: str) -> list[NodeView]:
         """Use a drained node again (administrators only)."""
-        return (await self._get(NodeList, Call("POST", f"/v1/nodes/{_safe(node)}/undrain"))).nodes
+        return (await self._server.get(NodeList, Call("POST", f"/v1/nodes/{_safe(node)}/undrain"))).nodes
 
     async def reservations(self) -> list[ReservationView]:
         """What is reserved for services, and the slots that they have now."""
-        return (await self._get(ReservationList, Call("GET", "/v1/reservations"))).reservations
+        return (await self._server.get(ReservationList, Call("GET", "/v1/reservations"))).reservations
 
     async def reserve(
         self,
@@ -261,153 +249,77 @@ class Calls:
         """
         body = {"gpus": gpus, "nodes": list(nodes), "start_s": start_s, "end_s": end_s, "every_s": every_s}
         body |= {"most": most, "owner": owner, "force": force}
-        return await self._get(ReservationView, Call("PUT", _reservation(name), body=body))
+        return await self._server.get(ReservationView, Call("PUT", _reservation(name), body=body))
 
     async def unreserve(self, name: str) -> ReservationView:
         """Remove a reservation (administrators only)."""
-        return await self._get(ReservationView, Call("DELETE", _reservation(name)), retry=False)
+        return await self._server.get(ReservationView, Call("DELETE", _reservation(name)), retry=False)
 
     async def demand(self, name: str, gpus: int) -> ReservationView:
         """Say how many slots the service behind a reservation wants now (its owner, administrators)."""
         call = Call("PUT", f"{_reservation(name)}/demand", body={"gpus": gpus})
-        return await self._get(ReservationView, call)
+        return await self._server.get(ReservationView, call)
 
     async def teams(self) -> list[TeamView]:
         """The teams, and the slots that they have and borrow now."""
-        return (await self._get(TeamList, Call("GET", "/v1/teams"))).teams
+        return (await self._server.get(TeamList, Call("GET", "/v1/teams"))).teams
 
     async def set_team(
         self, name: str, *, slots: int, users: Sequence[str] = (), force: bool = False
     ) -> TeamView:
         """Make a team, or change it (administrators only). Raises Conflict if that would break a promise."""
         body = {"slots": slots, "users": list(users), "force": force}
-        return await self._get(TeamView, Call("PUT", f"/v1/teams/{_safe(name)}", body=body))
+        return await self._server.get(TeamView, Call("PUT", f"/v1/teams/{_safe(name)}", body=body))
 
     async def remove_team(self, name: str, *, force: bool = False) -> TeamView:
         """Remove a team (administrators only); its users are in no team then."""
-        query = "?force=true" if force else ""
-        return await self._get(TeamView, Call("DELETE", f"/v1/teams/{_safe(name)}{query}"), retry=False)
+        call = Call("DELETE", f"/v1/teams/{_safe(name)}" + ("?force=true" if force else ""))
+        return await self._server.get(TeamView, call, retry=False)
 
     async def policy(self) -> str:
         """The policy that decides how many slots each job gets."""
-        return (await self._get(PolicyView, Call("GET", "/v1/policy"))).policy
+        return (await self._server.get(PolicyView, Call("GET", "/v1/policy"))).policy
 
     async def set_policy(self, policy: str) -> str:
         """Decide by another policy from now on (administrators only)."""
-        return (await self._get(PolicyView, Call("PUT", "/v1/policy", body={"policy": policy}))).policy
+        return (await self._server.get(PolicyView, Call("PUT", "/v1/policy", body={"policy": policy}))).policy
 
     async def replay(self, policies: Sequence[str] = (), *, cluster: str | None = None) -> dict[str, Any]:
         """What would have happened under other policies or on another cluster (administrators only)."""
         body = {"policies": list(policies), "cluster": cluster}
-        return dict(await self._json(Call("POST", "/v1/replay", body=body, timeout_s=600.0)))
+        reply = await self._server.send(Call("POST", "/v1/replay", body=body, timeout_s=600.0))
+        return dict(json.loads(reply.content))
 
     async def collect(
         self, *, keep_s: float | None = None, keep_bytes: int | None = None, dry: bool = True
     ) -> Collected:
         """Delete what need not be kept of jobs that are over; `dry` only says what (administrators only)."""
         body = {"keep_s": keep_s, "keep_bytes": keep_bytes, "dry": dry}
-        return await self._get(Collected, Call("POST", "/v1/gc", body=body, timeout_s=600.0))
+        return await self._server.get(Collected, Call("POST", "/v1/gc", body=body, timeout_s=600.0))
 
     # -- tokens and the server itself --------------------------------------------------------------------
 
     async def tokens(self) -> list[TokenView]:
         """All tokens, without their secrets (administrators only)."""
-        return (await self._get(TokenList, Call("GET", "/v1/tokens"))).tokens
+        return (await self._server.get(TokenList, Call("GET", "/v1/tokens"))).tokens
 
     async def create_token(self, user: str, *, role: str = "user", ttl_s: float | None = None) -> NewToken:
         """Make a token (administrators only). Its secret is shown only now."""
         body = {"user": user, "role": role, "ttl_s": ttl_s}
         # Never sent again, because each call that arrives makes another token.
-        return await self._get(NewToken, Call("POST", "/v1/tokens", body=body), retry=False)
+        return await self._server.get(NewToken, Call("POST", "/v1/tokens", body=body), retry=False)
 
     async def revoke_token(self, token_id: str) -> TokenView:
         """Have a token refused from now on (administrators only)."""
-        return await self._get(TokenView, Call("DELETE", f"/v1/tokens/{_safe(token_id)}"), retry=False)
+        return await self._server.get(TokenView, Call("DELETE", f"/v1/tokens/{_safe(token_id)}"), retry=False)
 
     async def health(self) -> Health:
         """Whether the server is up and its store answers."""
-        return await self._get(Health, Call("GET", "/healthz"))
+        return await self._server.get(Health, Call("GET", "/healthz"))
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._transport.close()
-
-    # -- sending -----------------------------------------------------------------------------------------
-
-    async def _get(self, model: type[Model], call: Call, *, retry: bool = True) -> Model:
-        reply = await self._send(call, retry=retry)
-        try:
-            return model.model_validate_json(reply.content)
-        except ValidationError as error:
-            raise ServerFailed(
-                f"this version of swell cannot read the answer to {call.path}; install the server's: {error}"
-            ) from error
-
-    async def _json(self, call: Call) -> Any:
-        return json.loads((await self._send(call)).content)
-
-    async def _send(self, call: Call, *, retry: bool = True) -> Reply:
-        attempt, began_s = 0, time.monotonic()
-        while True:
-            try:
-                reply = await self._transport.request(self._target(), call)
-                self._answered = True
-                if reply.status >= 400:
-                    raise _error(reply)
-                return reply
-            except NotLeading as error:
-                await self._pause(error, attempt, began_s)  # nothing was changed, so any call may be repeated
-            except (ConnectionLost, StoreLost) as error:
-                if not retry:
-                    raise
-                await self._pause(error, attempt, began_s)
-            attempt += 1
-
-    def _target(self) -> Target:
-        target = self._locate()
-        # Of several control planes one takes over from another within seconds: worth waiting for.
-        self._answered = self._answered or bool(target.others)
-        return target.turned(self._turns)
-
-    async def _stream(
-        self, call: Callable[[], Call], *, endless: bool = False, again: Callable[[], None] | None = None
-    ) -> AsyncGenerator[bytes, None]:
-        """Parts of a streamed answer. The stream is opened again when it breaks, and if endless when it ends.
-
-        `again` is called before each new connection.
-        """
-        attempt, began_s = 0, time.monotonic()
-        while True:
-            try:
-                async with aclosing(self._transport.stream(self._target(), call())) as parts:
-                    async for part in parts:
-                        if not isinstance(part, Reply):
-                            attempt, began_s = 0, time.monotonic()
-                            yield part
-                        else:
-                            self._answered = True
-                            if part.status >= 400:
-                                raise _error(part)
-                if not endless:
-                    return
-                await self._transport.sleep(0.2)
-            except Silent:
-                began_s = time.monotonic()
-            except (ConnectionLost, NotLeading, StoreLost) as error:
-                await self._pause(error, attempt, began_s)
-                attempt += 1
-            if again is not None:
-                again()
-
-    async def _pause(self, error: SwellError, attempt: int, began_s: float) -> None:
-        """Wait before the next attempt, which goes to the next server if there are several; or give up."""
-        self._turns += 1
-        patience_s = self._retry_s if self._answered else min(_FIRST_RETRY_S, self._retry_s)
-        if time.monotonic() - began_s >= patience_s:
-            raise error
-        # A random part, so that many clients do not all come back at the same moment.
-        delay_s = min(0.1 * 2**attempt, 2.0) * (0.75 + secrets.randbelow(500) / 1000)
-        await self._transport.sleep(delay_s)
+        await self._server.close()
 
 
 def submission(script: str | os.PathLike[str], options: JobOptions) -> dict[str, Any]:
@@ -426,41 +338,6 @@ def submission(script: str | os.PathLike[str], options: JobOptions) -> dict[str,
     if not body.get("name"):
         body["name"] = name_from(script)
     return body
-
-
-def find_server(
-    url: str | None, token: str | None, home: str | os.PathLike[str] | None, role: str, ca: str | None
-) -> Target:
-    """The server and token to use: as given, else from the environment, else from the state directory."""
-    directory = home_dir(home)
-    # If a home is given, its server is meant, whatever the environment says.
-    from_env = home is None
-    url = url or (os.environ.get("SWELL_URL") if from_env else None)
-    ca = ca or (os.environ.get("SWELL_CA") if from_env else None)
-    if url is None:
-        found = ServerFile.read(directory)
-        if found is None:
-            raise Unreachable(
-                f"no server runs in {directory}: start one with 'swell up', or set SWELL_URL and SWELL_TOKEN"
-            )
-        url, ca = ",".join(_addresses(directory, found.url)), ca or found.ca
-    token = token or (os.environ.get("SWELL_TOKEN") if from_env else None)
-    if token is None:
-        path = token_file(directory, role)
-        try:
-            token = path.read_text().strip()
-        except OSError as error:
-            raise refusals.NotAuthenticated(
-                f"no token: {path} cannot be read ({error.strerror}); give token or set SWELL_TOKEN"
-            ) from error
-    first, *others = [one.strip() for one in url.split(",") if one.strip()] or [url]
-    return Target(first, token, ca, tuple(others))
-
-
-def _addresses(home: Path, leader: str) -> list[str]:
-    """The addresses of a home's control planes, that of the leader first."""
-    standbys = [ServerFile.read(folder) for folder in sorted((home / "planes").glob("*"))]
-    return list(dict.fromkeys([leader, *(one.url for one in standbys if one is not None)]))
 
 
 def _id(job: str | JobView) -> str:
@@ -482,19 +359,3 @@ def _safe(name: str) -> str:
             f"'{name}' is not an id: it must have up to 128 letters, digits, '.', '_' or '-'", field="id"
         )
     return name
-
-
-def _error(reply: Reply) -> SwellError:
-    """The error to raise for an answer with an error status."""
-    body = _decoded(reply.content)
-    error = refusals.from_answer(reply.status, body)
-    if reply.status == 502 and isinstance(body, dict) and body["error"].get("code") == refusals.LEADER_LOST:
-        return ConnectionLost(str(error))
-    return error
-
-
-def _decoded(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except ValueError:
-        return None

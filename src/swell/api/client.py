@@ -17,7 +17,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from swell.api.calls import Calls, find_server
+from swell.api.calls import Calls
+from swell.api.sending import find_server
 from swell.api.transport import AsyncTransport, BlockingTransport
 
 P = ParamSpec("P")

@@ -7,18 +7,20 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
 from swell.api.auth import Principal, Role, TokenBook, require_admin
-from swell.api.contract import Plane
 from swell.api.hub import EventHub
 from swell.api.refusals import Forbidden, NotAuthenticated
 from swell.api.schemas import ReplayRequest
 from swell.control.errors import NotFound
 from swell.control.model import JobRecord
+
+if TYPE_CHECKING:
+    from swell.control.plane import ControlPlane
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +33,7 @@ Replay = Callable[[ReplayRequest], dict[str, Any]]
 class Context:
     """What the routes share."""
 
-    plane: Plane
+    plane: ControlPlane
     book: TokenBook
     hub: EventHub
     pool: ThreadPoolExecutor
@@ -77,7 +79,7 @@ class Context:
 
     def visible_job(self, principal: Principal, job_id: str) -> JobRecord:
         """A job, if the principal may see it; else NotFound. Blocks."""
-        record = self.plane.job(job_id)
+        record = self.plane.jobs.get(job_id)
         if not principal.sees(record.owner):
             raise NotFound(f"there is no job '{job_id}'; 'swell queue --all' lists the jobs")
         return record

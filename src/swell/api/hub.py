@@ -13,12 +13,14 @@ import contextlib
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from swell.api.contract import Plane
 from swell.api.schemas import EventView
 from swell.control.errors import NotFound, StoreUnavailable
 from swell.domain import Event, EventKind
+
+if TYPE_CHECKING:
+    from swell.control.plane import ControlPlane
 
 _PAGE = 1000
 _OWNERS = 20_000
@@ -48,7 +50,13 @@ class EventHub:
     """Follows the control plane's events and hands them to listeners."""
 
     def __init__(
-        self, plane: Plane, call: Call, *, window: int = 4096, gather_s: float = 0.05, beat_s: float = 15.0
+        self,
+        plane: ControlPlane,
+        call: Call,
+        *,
+        window: int = 4096,
+        gather_s: float = 0.05,
+        beat_s: float = 15.0,
     ) -> None:
         self._plane = plane
         self._call = call
@@ -147,7 +155,7 @@ class EventHub:
         if event.kind is EventKind.SUBMITTED and "owner" in event.data:
             return str(event.data["owner"])
         try:
-            return self._plane.job(str(event.job_id)).owner
+            return self._plane.jobs.get(str(event.job_id)).owner
         except NotFound:
             return ""  # a job without an owner: only administrators see it
 

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swell import __version__
 from swell.extras import missing_extra
@@ -27,7 +27,6 @@ from swell.api import errors
 from swell.api.audit import FILE, AuditLog
 from swell.api.auth import TokenBook, ensure_tokens
 from swell.api.context import Context, Replay
-from swell.api.contract import Plane
 from swell.api.hub import EventHub
 from swell.api.listener import DEFAULT_PORT, Listener, check_binding
 from swell.api.metrics import RequestMetrics
@@ -35,12 +34,15 @@ from swell.api.middleware import MAX_BODY_BYTES, BodyLimit, Guard
 from swell.api.routes import cluster, dashboard, events, jobs, reservations, service, teams, tokens
 from swell.control.store import Store
 
+if TYPE_CHECKING:
+    from swell.control.plane import ControlPlane
+
 _THREADS = 64
 """Most calls of the control plane at once. They wait for its lock and its disk, not for a processor."""
 
 
 def create_app(
-    plane: Plane,
+    plane: ControlPlane,
     store: Store,
     *,
     book: TokenBook | None = None,
@@ -118,7 +120,7 @@ class Server(Listener):
     """A control plane's API on a socket."""
 
     def __init__(
-        self, plane: Plane, store: Store, *, home: Path, replay: Replay | None = None, **options: Any
+        self, plane: ControlPlane, store: Store, *, home: Path, replay: Replay | None = None, **options: Any
     ) -> None:
         """`options` are those of `Listener`."""
         self.book = TokenBook(store)
@@ -130,7 +132,7 @@ class Server(Listener):
         """Token files that were written now; only the first start writes any."""
 
 
-def serve(plane: Plane, store: Store, **options: Any) -> None:
+def serve(plane: ControlPlane, store: Store, **options: Any) -> None:
     """Serve a control plane until SIGTERM or SIGINT. Options are those of `Server`."""
     Server(plane, store, **options).run()
 

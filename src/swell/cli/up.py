@@ -334,7 +334,7 @@ def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
     from swell.cli._events import line, subject
     from swell.domain import Event, EventKind
 
-    rented, slots = plane.autoscaler(), f"{sum(node.gpus for node in plane.nodes())} slots"
+    rented, slots = plane.nodes.autoscaler(), f"{sum(node.gpus for node in plane.nodes.states())} slots"
     if rented is not None:
         slots = f"{rented.least} to {rented.most} rented nodes"
     click.echo(f"swell is up at {url}: {slots}, policy {plane.policy()}. Ctrl-C stops it; jobs go on.")

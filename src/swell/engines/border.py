@@ -55,6 +55,11 @@ class Confined:
     workers: int
     reason: str
 
+    @property
+    def said(self) -> tuple[str, dict[str, Any]]:
+        """The kind and the data of the report about it."""
+        return "confined", {"workers": self.workers, "reason": self.reason}
+
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:

@@ -6,7 +6,7 @@ jobs' directories: a job whose lock is held is alive, a job with an exit.json is
 has lost all its processes.
 
 No two workers use a slot at once: a job is told to grow only when the workers of other jobs have left the
-slots. The kinds of engine differ in where workers live.
+slots. The kinds of engine differ in where workers live. `job_state` decides what is to be done for a job.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from typing import Any
 from swell.domain import Cluster, Placement
 from swell.engines import clock
 from swell.engines.accounts import of_job
-from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, RunState, drain
-from swell.engines.border import BadMessage, Confined, read_beat, read_event
+from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, drain
+from swell.engines.border import BadMessage, read_beat, read_event
+from swell.engines.coordinator_line import END, STOP
 from swell.engines.environment import for_jobs
 from swell.engines.fencing import Fence
+from swell.engines.job_state import NOTE_END_S, Said, Stage, Step
 from swell.engines.parts import Part
-from swell.engines.processes import MARK, how_ended, mark, sweep
-from swell.engines.supervised_job import END, NOTE_END_S, STOP, Outcome, SupervisedJob
-from swell.engines.supervisor import is_locked, signal_supervisor
+from swell.engines.processes import MARK, mark, sweep
+from swell.engines.supervised_job import SupervisedJob
+from swell.engines.supervisor import signal_supervisor
 from swell.train.agent import outputs
 from swell.train.agent.children import Child, Forked
-from swell.train.agent.errors import TrainError
 from swell.train.agent.polling import readable
 from swell.train.agent.regular import open_for_append
 from swell.train.agent.wire import Connection, Message
@@ -45,16 +46,6 @@ from swell.train.agent.wire import Connection, Message
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
-STOP_GRACE_S = 60.0
-"""A job that was asked to save its state and stop is killed after this long."""
-END_GRACE_S = 8.0
-"""A supervisor that was asked to end (SIGTERM) is killed after this long."""
-HANDOVER_S = 3.0
-"""How long a job waits for all of its wanted slots before it starts on those that are free."""
-RESTART_S = 0.5
-"""Least time between two attempts to start a job's processes."""
-_PAUSES = ("switch", "recovery")
-"""Events of a job that contain a pause in its training."""
 
 
 class SupervisedEngine:
@@ -101,7 +92,8 @@ class SupervisedEngine:
                 log.error("%s cannot be read (%s): the job is not taken over", path, error)
                 continue
             # A job that was killed meanwhile keeps the slots that the log shows too, until the caller knows.
-            job.logged, job.told_s, job.kept_until_s = held.get(job.job_id, ()), now_s, now_s + NOTE_END_S
+            job.state.logged = held.get(job.job_id, ())
+            job.state.told_s, job.state.kept_until_s = now_s, now_s + NOTE_END_S
             self._jobs[job.job_id] = job
         self._part.start()
 
@@ -111,7 +103,7 @@ class SupervisedEngine:
         self._poke()
         self._part.stop(10.0)
         for job in self._jobs.values():
-            job.disconnect()
+            job.line.close()
 
     # -- what subclasses provide -------------------------------------------------------------------------
 
@@ -171,19 +163,9 @@ class SupervisedEngine:
             if job is None:
                 if not placement:
                     return
-                job = self._jobs[launch.job_id] = SupervisedJob(launch.job_id, launch.job_dir)
+                job = self._jobs[launch.job_id] = SupervisedJob(launch)
             job.launch = launch
-            if not placement and not job.alive and not job.over:
-                job.told = job.logged = ()  # the caller knows that it has no slots any more
-            if job.wanted == placement or job.over:
-                return  # nothing new, or the job is over and the caller has not seen that yet
-            stopping = not job.wanted
-            job.wanted, job.wanted_s = placement, time.monotonic()
-            if job.alive and stopping and job.stop_by_s is None and job.told:
-                # It was to stop, and has not been told yet: it goes on as it is, and the log says so.
-                self._add_report(job, "started", {"gpus": job.shown, "pause_s": 0.0})
-            if placement and not job.alive:
-                job.outcome = None  # the job was stopped before, and is to go on
+            self._report(job, job.state.wish(placement, time.monotonic()))
         self._poke()
 
     def reserve(self, slots: frozenset[int]) -> None:
@@ -198,13 +180,14 @@ class SupervisedEngine:
             job = self._jobs.get(job_id)
             if job is None:
                 return
-            job.ending, job.wanted = True, ()
+            job.state.to_end, job.state.wanted = True, ()
         self._poke()
 
     def observe(self) -> dict[str, Observed]:
         """Jobs that run, jobs that wait for slots, and jobs that have ended."""
         with self._lock:
-            return {n: job.observed() for n, job in self._jobs.items() if job.present and not job.ending}
+            seen = {job_id: job.state.observed(job_id) for job_id, job in self._jobs.items()}
+        return {job_id: one for job_id, one in seen.items() if one is not None}
 
     def parts(self) -> list[Part]:
         """The engine's thread."""
@@ -235,7 +218,7 @@ class SupervisedEngine:
                 continue
             with self._lock:
                 jobs = list(self._jobs.values())
-            listening = {j.connection: j for j in jobs if j.connection is not None}
+            listening = {j.line.connection: j for j in jobs if j.line.connection is not None}
             supervisors = [
                 j.child for j in jobs if isinstance(j.child, Forked) and j.child.returncode is None
             ]
@@ -247,12 +230,12 @@ class SupervisedEngine:
             for connection in ready:
                 if isinstance(connection, Connection):
                     with self._sparing_others(listening[connection]):
-                        self._read_messages(listening[connection], connection)
+                        self._read_messages(listening[connection])
             self._tick(time.monotonic())
             with self._lock:
                 jobs = list(self._jobs.values())
             # Jobs that give slots back go first, so that other jobs can have the slots in the same turn.
-            for job in sorted(jobs, key=lambda j: len(j.wanted) - len(j.told)):
+            for job in sorted(jobs, key=lambda j: len(j.state.wanted) - len(j.state.told)):
                 self._part.beat()
                 with self._sparing_others(job):
                     if self.may_act():
@@ -270,40 +253,47 @@ class SupervisedEngine:
                 log.exception("job %s", job.job_id)
 
     def _tend(self, job: SupervisedJob) -> None:
-        """Take the next step towards what is wanted of one job."""
-        now_s = time.monotonic()
-        alive = is_locked(job.directory) or job.starting
-        if job.alive and not alive:
+        """Take the next steps towards what is wanted of one job."""
+        now_s, runs = time.monotonic(), job.has_processes()
+        if job.state.up and not runs:
             self._supervisor_ended(job)
-        elif alive and not job.alive:
+        elif runs and not job.state.up:
             with self._lock:
-                job.alive, job.outcome = True, None
+                job.state.found_running()
             self._wake()
-        if job.ending:
-            self._end(job, now_s)
-        elif not alive:
-            if not job.present:
-                job.outcome = Outcome.read(job.directory)  # the job may have run between two turns
-            self._spawn(job, now_s)
-        elif not job.wanted and job.unborn(now_s):
-            self._stop_at_once(job, now_s)
-        else:
-            fencing = None if self.fence is None else self.fence.number
-            if job.connect(now_s, len(self.cluster().node_of_gpu), fencing):
-                self._report_confined(job, job.confined)
-            if job.connection is not None:
-                self._send_target(job, now_s)
-                self._report_slots(job)
-            if job.stop_by_s is not None and now_s > job.stop_by_s:
-                log.warning("job %s did not save its state in time and is killed", job.job_id)
-                self._signal(job, signal.SIGKILL)
+        with self._lock:
+            steps = job.state.next_steps(now_s, silent=job.runs_any_command)
+        for step in steps:
+            match step:
+                case Step.START:
+                    self._start_job(job, now_s)
+                case Step.READ_OUTCOME:
+                    job.state.outcome = job.read_outcome()
+                case Step.CONNECT:
+                    self._connect(job, now_s)
+                case Step.SEND_TARGET if job.line.connection is not None:
+                    self._send_target(job, now_s)
+                    self._report(job, job.state.unlogged())
+                case Step.TERMINATE:
+                    self._signal(job, signal.SIGTERM)
+                case Step.KILL:
+                    log.warning("job %s did not stop in time and is killed", job.job_id)
+                    self._signal(job, signal.SIGKILL)
+                case Step.FORGET:
+                    self._forget(job)
 
-    # -- starting, resizing, stopping --------------------------------------------------------------------
+    # -- the steps ---------------------------------------------------------------------------------------
 
-    def _spawn(self, job: SupervisedJob, now_s: float) -> None:
-        if job.launch is None or not job.wanted or now_s - job.started_s < RESTART_S:
-            return
-        granted = job.whole_replicas(self._grant(job, now_s))
+    def _granted(self, job: SupervisedJob, now_s: float) -> Placement:
+        """The slots that a job may use now."""
+        with self._lock:
+            others = (other.state.slots(now_s) for other in self._jobs.values() if other is not job)
+            taken = set[int]().union(*others)
+        usable = self._usable(job.state.wanted)
+        return job.whole_replicas(job.state.granted(usable, taken, self._reserved, now_s))
+
+    def _start_job(self, job: SupervisedJob, now_s: float) -> None:
+        granted = self._granted(job, now_s)
         if not granted or not self._may_start(job):
             return
         job.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -311,177 +301,61 @@ class SupervisedEngine:
         if job.account is not None:
             job.account.own(job.directory)
         (job.directory / "exit.json").unlink(missing_ok=True)
-        job.write_order(granted, self.cluster().capacity, self._order_extras(job) | self._fenced())
+        # If this control plane has stopped leading meanwhile, the fence keeps the supervisor from running.
+        fenced = {} if self.fence is None else self.fence.for_order(self._home)
+        job.write_order(granted, self.cluster().capacity, self._order_extras(job) | fenced)
         env = {**self._environment(), MARK: mark(job.directory)}
         if job.account is not None:
             env |= job.account.environment
-        child = self._start_supervisor(job, env)
+        job.child = self._start_supervisor(job, env)
         with self._lock:
-            job.started(child, granted, now_s)
-        self._add_report(job, "started", {"gpus": granted})
+            self._report(job, job.state.started(granted, now_s))
 
-    def _fenced(self) -> dict[str, Any]:
-        """What keeps a supervisor from running if this control plane has stopped leading meanwhile."""
-        return {} if self.fence is None else self.fence.for_order(self._home)
+    def _connect(self, job: SupervisedJob, now_s: float) -> None:
+        fencing = None if self.fence is None else self.fence.number
+        try:
+            status = job.line.connect(job.directory, now_s, len(self.cluster().node_of_gpu), fencing)
+        except BadMessage as error:
+            job.complain(str(error))
+            return
+        if status is None:
+            return
+        with self._lock:
+            job.state.connected(status)
+        if job.state.stage is Stage.STOPPING:  # the coordinator may be a new one that was not told to stop
+            job.line.send(STOP)
+        if status.confined is not None:
+            self._report(job, [status.confined.said])
 
     def _send_target(self, job: SupervisedJob, now_s: float) -> None:
-        """Send the job its present target; a newer target simply replaces an older one."""
-        if job.stop_by_s is not None:
-            return  # the job is stopping; if it is wanted again, it is started once it has stopped
-        granted = job.whole_replicas(self._grant(job, now_s)) if job.wanted else ()
-        if not job.wanted or job.stranded(self._reserved, granted, now_s):
-            with self._lock:
-                job.stop_by_s, job.state = now_s + STOP_GRACE_S, RunState.STOPPING
-            job.send(STOP)
+        state = job.state
+        granted = self._granted(job, now_s) if state.wanted else ()
+        with self._lock:
+            target = state.next_target(granted, self._reserved, now_s)
+        if target is None:
+            job.note(state.told)
             return
-        if not granted or (granted == job.told and not job.fresh):
-            job.note(job.told)
+        if not target:
+            job.line.send(STOP)
             return
-        more = set(granted) - set(job.told)
-        if more & job.left:
-            return  # workers of its own that are leaving still use these slots
         try:
-            job.note(granted)  # first, so that an engine that takes the job over knows of them in any case
+            job.note(target)  # first, so that an engine that takes the job over knows of them in any case
         except OSError:
-            if more:
+            if not set(target) <= set(state.told):
                 raise
-        if job.send({"type": "resize", "workers": len(granted), "slots": list(granted)}):
+        if job.line.send({"type": "resize", "workers": len(target), "slots": list(target)}):
             with self._lock:
-                job.told, job.told_s, job.fresh = granted, now_s, False
+                state.told, state.told_s, state.fresh = target, now_s, False
 
-    def _grant(self, job: SupervisedJob, now_s: float) -> Placement:
-        """The slots that a job may use now: those of its wanted slots that are free of other workers."""
+    def _forget(self, job: SupervisedJob) -> None:
+        """End what is left of a job, and forget it; if some of it is still ending, in a later turn."""
+        if not self._sweep(job):
+            return
+        job.line.close()
         with self._lock:
-            taken = set[int]().union(*(other.slots for other in self._jobs.values() if other is not job))
-        free = tuple(slot for slot in self._usable(job.wanted) if slot not in taken)
-        has = job.told if job.alive else ()
-        has = tuple(slot for slot in has if slot not in self._reserved) or has
-        if free == job.wanted or now_s - job.wanted_s > HANDOVER_S:
-            return free or has
-        # Other jobs still use some wanted slots. The job gives up its unwanted slots now, and gets the rest
-        # of the wanted ones when they are free.
-        return tuple(slot for slot in free if slot in has) or has
-
-    def _stop_at_once(self, job: SupervisedJob, now_s: float) -> None:
-        """Stop a job that has not trained yet: it has no state to save, and others wait for its slots."""
-        if job.stop_by_s is None:
-            with self._lock:
-                job.stop_by_s, job.state = now_s + END_GRACE_S, RunState.STOPPING
-            self._signal(job, signal.SIGTERM)
-
-    # -- listening ---------------------------------------------------------------------------------------
-
-    def _read_messages(self, job: SupervisedJob, connection: Connection) -> None:
-        try:
-            messages = connection.pending()
-        except (OSError, TrainError):
-            job.disconnect()
-            return
-        for message in messages:
-            try:
-                if message.get("type") == "report":
-                    self._take_report(job, message.get("report"))
-                elif message.get("type") == "event":
-                    self._take_event(job, message)
-            except BadMessage as error:
-                job.complain(f"sent something that is not a message of a job: {error}")
-
-    def _take_event(self, job: SupervisedJob, message: Message) -> None:
-        """Take in an event of the job's own log: keep track of its workers, and report what people need."""
-        event = read_event(message, len(self.cluster().node_of_gpu))
-        what, worker = event.kind, event.worker
-        trained, first = worker in job.members, not job.former
-        with self._lock:
-            job.follow(event)
-            nobody = what == "exited" and not job.members & job.live.keys()
-            if nobody and job.state is RunState.RUNNING:
-                job.state = RunState.STARTING  # until one of its workers reports again
-        if what == "exited":
-            self._wake()  # a service may wait for the slot
-        if what == "generation" and first:  # the job may have begun with fewer workers than are wanted
-            self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.occupied(job.members)})
-        elif what in _PAUSES and event.pause_s is not None:
-            gpus = job.occupied(job.members)
-            self._add_report(job, "resized", {"pause_s": event.pause_s, "gpus": gpus})
-        elif what == "exited" and trained and event.code < 0 and job.stop_by_s is None:
-            self._add_report(job, "worker_lost", {"worker": worker, "reason": how_ended(event.code)})
-        elif what == "left_out" and trained:
-            job.left_out = worker
-            self._add_report(job, "worker_lost", {"worker": worker, "reason": event.text})
-        elif what == "fenced" and trained and worker != job.left_out:
-            reason = "the worker did not answer and was given up"
-            self._add_report(job, "worker_lost", {"worker": worker, "reason": reason})
-        elif event.confined is not None:
-            self._report_confined(job, event.confined)
-        elif event.text:
-            self._add_report(job, "noticed", {"text": event.text})
-            slot = job.live.get(worker)
-            if what == "straggler" and slot is not None and not event.leads:
-                self._add_report(job, "slow", {"slot": slot, "times": event.times})
-        elif what == "checkpoint":
-            self._add_report(job, "checkpoint", {"step": event.step})
-
-    def _report_slots(self, job: SupervisedJob) -> None:
-        """Report where a job is, if the event log shows it elsewhere: before it trains, after a report that
-        was not listened to, or because it was resized while nobody listened."""
-        settled = job.members <= job.live.keys() and job.stop_by_s is None
-        if settled and job.logged and job.shown != job.logged:
-            self._add_report(job, "resized", {"pause_s": 0.0, "gpus": job.shown})
-
-    def _report_confined(self, job: SupervisedJob, confined: Confined | None) -> None:
-        if confined is not None:
-            self._add_report(job, "confined", {"workers": confined.workers, "reason": confined.reason})
-
-    def _take_report(self, job: SupervisedJob, raw: object) -> None:
-        beat = read_beat(raw)
-        if beat.rank != 0 or job.stop_by_s is not None:
-            return
-        if job.state is RunState.STARTING:
-            job.state = RunState.RUNNING
-        self._add_report(job, "progress", beat.progress)
-        if beat.timing is not None:
-            cluster = self.cluster()
-            there = tuple(slot for slot in job.wanted if slot < len(cluster.node_of_gpu))
-            nodes = max(len(cluster.nodes_of(there)), 1)
-            self._add_report(job, "timing", beat.timing | {"nodes": nodes})
-        if beat.noise is not None:
-            self._add_report(job, "noise", beat.noise)
-
-    def _add_report(self, job: SupervisedJob, kind: str, data: dict[str, Any]) -> None:
-        if not job.allowance.take():
-            job.complain("reports more than the platform listens to; the rest is dropped")
-            return
-        if kind in ("started", "resized"):
-            job.logged = data["gpus"]
-        self._reports.append(Report(job_id=job.job_id, time_s=clock.now_s(), kind=kind, data=data))
+            (job.directory / "start.json").unlink(missing_ok=True)
+            self._jobs.pop(job.job_id, None)
         self._wake()
-
-    # -- ends --------------------------------------------------------------------------------------------
-
-    def _supervisor_ended(self, job: SupervisedJob) -> None:
-        """Clean up after a supervisor that has ended, whether it ended by itself or was killed."""
-        while job.connection is not None and readable([job.connection], 0.0):
-            self._read_messages(job, job.connection)  # read the last messages, until the connection is closed
-        if self.may_act():
-            self._sweep(job)
-        with self._lock:
-            job.gone()
-        self._wake()
-
-    def _end(self, job: SupervisedJob, now_s: float) -> None:
-        if not job.alive:
-            if not self._sweep(job):
-                return  # tried again in the next turn
-            job.disconnect()
-            with self._lock:
-                (job.directory / "start.json").unlink(missing_ok=True)
-                self._jobs.pop(job.job_id, None)
-            self._wake()
-        elif job.end_by_s is None:
-            job.end_by_s = now_s + END_GRACE_S
-            self._signal(job, signal.SIGTERM)
-        elif now_s > job.end_by_s:
-            self._signal(job, signal.SIGKILL)
 
     def _signal(self, job: SupervisedJob, number: signal.Signals) -> None:
         """Signal a job's supervisor. Its workers hold a pipe to it, and end when it ends."""
@@ -491,5 +365,63 @@ class SupervisedEngine:
             return
         if job.child is not None:
             job.child.send_signal(number)
-        elif job.connection is not None:
-            job.send(END)  # a control plane on another machine started it
+        else:
+            job.line.send(END)  # a control plane on another machine started it
+
+    # -- listening ---------------------------------------------------------------------------------------
+
+    def _read_messages(self, job: SupervisedJob) -> None:
+        for message in job.line.pending():
+            try:
+                if message.get("type") == "report":
+                    self._take_report(job, message.get("report"))
+                elif message.get("type") == "event":
+                    self._take_event(job, message)
+            except BadMessage as error:
+                job.complain(f"sent something that is not a message of a job: {error}")
+
+    def _take_event(self, job: SupervisedJob, message: Message) -> None:
+        event = read_event(message, len(self.cluster().node_of_gpu))
+        with self._lock:
+            said = job.state.happened(event)
+        if event.kind == "exited":
+            self._wake()  # a service may wait for the slot
+        self._report(job, said)
+
+    def _take_report(self, job: SupervisedJob, raw: object) -> None:
+        beat = read_beat(raw)
+        if beat.rank != 0 or not job.state.trains:
+            return
+        job.state.progressed()
+        self._report(job, [("progress", beat.progress)])
+        if beat.timing is not None:
+            cluster = self.cluster()
+            there = tuple(slot for slot in job.state.wanted if slot < len(cluster.node_of_gpu))
+            nodes = max(len(cluster.nodes_of(there)), 1)
+            self._report(job, [("timing", beat.timing | {"nodes": nodes})])
+        if beat.noise is not None:
+            self._report(job, [("noise", beat.noise)])
+
+    def _report(self, job: SupervisedJob, said: list[Said]) -> None:
+        """Hand on to the control plane what a job said, or what is to be said of it."""
+        for kind, data in said:
+            if not job.allowance.take():
+                job.complain("reports more than the platform listens to; the rest is dropped")
+                continue
+            if kind in ("started", "resized"):
+                job.state.logged = data["gpus"]
+            self._reports.append(Report(job_id=job.job_id, time_s=clock.now_s(), kind=kind, data=data))
+            self._wake()
+
+    def _supervisor_ended(self, job: SupervisedJob) -> None:
+        """Clean up after a supervisor that has ended, whether it ended by itself or was killed."""
+        while job.line.connection is not None and readable([job.line.connection], 0.0):
+            self._read_messages(job)  # read the last messages, until the connection is closed
+        if self.may_act():
+            self._sweep(job)
+        job.line.close()
+        outcome = job.read_outcome()
+        with self._lock:
+            job.child = None
+            job.state.gone(outcome, time.monotonic())
+        self._wake()

@@ -35,19 +35,19 @@ async def nodes(ctx: Ctx, _: Caller) -> NodeList:
 @router.post("/nodes/{node}/drain", responses=FORBIDDEN)
 async def drain(node: NodeName, ctx: Ctx, _: Admin) -> NodeList:
     """Move all jobs off a node, and give it none until it is undrained. Administrators only."""
-    await ctx.call(ctx.plane.drain, node)
+    await ctx.call(ctx.plane.nodes.drain, node)
     return await _nodes(ctx)
 
 
 @router.post("/nodes/{node}/undrain", responses=FORBIDDEN)
 async def undrain(node: NodeName, ctx: Ctx, _: Admin) -> NodeList:
     """Use a drained node again. Administrators only."""
-    await ctx.call(ctx.plane.undrain, node)
+    await ctx.call(ctx.plane.nodes.undrain, node)
     return await _nodes(ctx)
 
 
 async def _nodes(ctx: Context) -> NodeList:
-    found, rented = await ctx.call(ctx.plane.nodes), await ctx.call(ctx.plane.autoscaler)
+    found, rented = await ctx.call(ctx.plane.nodes.states), await ctx.call(ctx.plane.nodes.autoscaler)
     return NodeList(
         nodes=[NodeView.model_validate(node) for node in found],
         autoscaler=None if rented is None else AutoscalerView.model_validate(rented),

@@ -44,7 +44,7 @@ async def submit(body: JobSubmission, ctx: Ctx, who: Caller, request: Request, k
 
 
 def _submit(ctx: Context, who: Principal, request: JobRequest, key: str | None) -> JobRecord:
-    record = ctx.plane.submit(request, who.user, key)
+    record = ctx.plane.jobs.submit(request, who.user, key)
     if key is not None and _essence(record.request) != _essence(request):
         raise Conflict(f"the idempotency key was used for another job, '{record.job_id}'; send a new key")
     return record
@@ -58,7 +58,7 @@ def _essence(request: JobRequest) -> JobRequest:
 @router.post("/quote")
 async def quote(body: JobSubmission, ctx: Ctx, who: Caller) -> PromiseView:
     """The promise that submitting this job would give, without submitting it."""
-    return PromiseView.of(await ctx.call(ctx.plane.quote, body.to_request(), who.user))
+    return PromiseView.of(await ctx.call(ctx.plane.jobs.quote, body.to_request(), who.user))
 
 
 @router.get("/jobs")
@@ -79,7 +79,7 @@ def _page(
     ctx: Context, who: Principal, phase: Phase | None, limit: int, after: str | None
 ) -> list[JobRecord]:
     before = None if after is None else ctx.visible_job(who, after)
-    return list(ctx.plane.jobs(who.scope, phase, limit, before))
+    return list(ctx.plane.jobs.find(who.scope, phase, limit, before))
 
 
 @router.get("/jobs/{job_id}")
@@ -108,7 +108,7 @@ async def explain(job_id: JobId, ctx: Ctx, who: Caller) -> dict[str, Any]:
 
     def ask() -> dict[str, Any]:
         ctx.visible_job(who, job_id)
-        return dict(ctx.plane.explain(job_id))
+        return dict(ctx.plane.jobs.explain(job_id))
 
     return await ctx.call(ask)
 
@@ -119,7 +119,7 @@ async def series(job_id: JobId, ctx: Ctx, who: Caller) -> SeriesView:
 
     def ask() -> SeriesView:
         ctx.visible_job(who, job_id)
-        return SeriesView.model_validate(ctx.plane.series(job_id))
+        return SeriesView.model_validate(ctx.plane.jobs.series(job_id))
 
     return await ctx.call(ask)
 
@@ -127,26 +127,26 @@ async def series(job_id: JobId, ctx: Ctx, who: Caller) -> SeriesView:
 @router.post("/jobs/{job_id}/cancel", responses=CONFLICT)
 async def cancel(job_id: JobId, ctx: Ctx, who: Caller) -> JobView:
     """End a job for good."""
-    return await _change(ctx, who, job_id, lambda: ctx.plane.cancel(job_id, who.user))
+    return await _change(ctx, who, job_id, lambda: ctx.plane.jobs.cancel(job_id, who.user))
 
 
 @router.post("/jobs/{job_id}/pause", responses=CONFLICT)
 async def pause(job_id: JobId, ctx: Ctx, who: Caller) -> JobView:
     """Have a job save its state and give its slots back until it is resumed."""
-    return await _change(ctx, who, job_id, lambda: ctx.plane.pause(job_id))
+    return await _change(ctx, who, job_id, lambda: ctx.plane.jobs.pause(job_id))
 
 
 @router.post("/jobs/{job_id}/resume", responses=CONFLICT)
 async def resume(job_id: JobId, ctx: Ctx, who: Caller) -> JobView:
     """Let a paused job go on."""
-    return await _change(ctx, who, job_id, lambda: ctx.plane.resume(job_id))
+    return await _change(ctx, who, job_id, lambda: ctx.plane.jobs.resume(job_id))
 
 
 @router.post("/jobs/{job_id}/scale", responses=CONFLICT)
 async def scale(job_id: JobId, body: Bounds, ctx: Ctx, who: Caller) -> JobView:
     """Bound a job's workers by hand."""
     least, most = body.min_workers, body.max_workers
-    return await _change(ctx, who, job_id, lambda: ctx.plane.scale(job_id, least, most))
+    return await _change(ctx, who, job_id, lambda: ctx.plane.jobs.scale(job_id, least, most))
 
 
 async def _change(ctx: Context, who: Principal, job_id: str, change: Callable[[], JobRecord]) -> JobView:
@@ -176,7 +176,7 @@ async def logs(
     if follow:
         source = _follow(ctx, job_id, offset, ctx.still_allowed(request))
         return stream(ctx, source, "text/plain; charset=utf-8")
-    data, after = await ctx.call(ctx.plane.logs, job_id, offset, limit)
+    data, after = await ctx.call(ctx.plane.jobs.logs, job_id, offset, limit)
     headers = {"X-Next-Offset": str(after)}
     return Response(data, media_type="text/plain; charset=utf-8", headers=headers)
 
@@ -187,8 +187,8 @@ async def _follow(
     seen = ctx.hub.last
     while not ctx.hub.closed and allowed():
         # Check for the end before reading, so that the last read sees everything the job wrote.
-        over = (await ctx.call(ctx.plane.job, job_id)).phase.over
-        data, offset = await ctx.call(ctx.plane.logs, job_id, offset, _CHUNK)
+        over = (await ctx.call(ctx.plane.jobs.get, job_id)).phase.over
+        data, offset = await ctx.call(ctx.plane.jobs.logs, job_id, offset, _CHUNK)
         if data:
             yield data
         elif over:

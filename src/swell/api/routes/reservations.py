@@ -21,7 +21,7 @@ Name = Annotated[str, Path(pattern=ID_PATTERN, description="Name of a reservatio
 @router.get("")
 async def reservations(ctx: Ctx, _: Caller) -> ReservationList:
     """What is reserved for services, and the slots that they have now."""
-    found = await ctx.call(ctx.plane.reservations)
+    found = await ctx.call(ctx.plane.reservations.states)
     return ReservationList(reservations=[ReservationView.of_state(one) for one in found])
 
 
@@ -29,20 +29,22 @@ async def reservations(ctx: Ctx, _: Caller) -> ReservationList:
 async def reserve(name: Name, body: ReservationRequest, ctx: Ctx, admin: Admin) -> ReservationView:
     """Make a reservation, or change it. Refused (409) if it breaks a promise and is not forced."""
     asked = body.to_reservation(name, time.time())
-    return ReservationView.of_state(await ctx.call(ctx.plane.reserve, asked, admin.user, force=body.force))
+    return ReservationView.of_state(
+        await ctx.call(ctx.plane.reservations.make, asked, admin.user, force=body.force)
+    )
 
 
 @router.delete("/{name}", responses=FORBIDDEN)
 async def unreserve(name: Name, ctx: Ctx, admin: Admin) -> ReservationView:
     """Remove a reservation. Administrators only."""
-    return ReservationView.of_state(await ctx.call(ctx.plane.unreserve, name, admin.user))
+    return ReservationView.of_state(await ctx.call(ctx.plane.reservations.remove, name, admin.user))
 
 
 @router.put("/{name}/demand", responses=FORBIDDEN)
 async def demand(name: Name, body: DemandRequest, ctx: Ctx, caller: Caller) -> ReservationView:
     """Say how many slots the service wants now. For its owner and administrators."""
     if caller.role is not Role.ADMIN:
-        found = await ctx.call(ctx.plane.reservations)
+        found = await ctx.call(ctx.plane.reservations.states)
         if not any(one.reservation.name == name and one.reservation.owner == caller.user for one in found):
             require_admin(caller, f"say what '{name}' wants; its owner may, too")
-    return ReservationView.of_state(await ctx.call(ctx.plane.demand, name, body.gpus))
+    return ReservationView.of_state(await ctx.call(ctx.plane.reservations.demand, name, body.gpus))

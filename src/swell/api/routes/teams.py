@@ -20,7 +20,7 @@ Name = Annotated[str, Path(pattern=ID_PATTERN, description="Name of a team.")]
 @router.get("")
 async def teams(ctx: Ctx, caller: Caller) -> TeamList:
     """The teams and the slots that they have now. Only administrators see who is in the other teams."""
-    found = [TeamView.of_state(one) for one in await ctx.call(ctx.plane.teams)]
+    found = [TeamView.of_state(one) for one in await ctx.call(ctx.plane.teams.states)]
     if caller.role is not Role.ADMIN:
         found = [one if caller.user in one.users else one.model_copy(update={"users": []}) for one in found]
     return TeamList(teams=found)
@@ -29,7 +29,7 @@ async def teams(ctx: Ctx, caller: Caller) -> TeamList:
 @router.put("/{name}", responses=FORBIDDEN)
 async def set_team(name: Name, body: TeamRequest, ctx: Ctx, _: Admin) -> TeamView:
     """Make a team, or change it. Refused (409) if it breaks a promise and is not forced."""
-    return TeamView.of_state(await ctx.call(ctx.plane.set_team, body.to_team(name), force=body.force))
+    return TeamView.of_state(await ctx.call(ctx.plane.teams.change, body.to_team(name), force=body.force))
 
 
 @router.delete("/{name}", responses=FORBIDDEN)
@@ -40,4 +40,4 @@ async def remove_team(
     force: Annotated[bool, Query(description="Even if a promise to a job is broken by it.")] = False,
 ) -> TeamView:
     """Remove a team; its users are in no team then. Administrators only."""
-    return TeamView.of_state(await ctx.call(ctx.plane.remove_team, name, force=force))
+    return TeamView.of_state(await ctx.call(ctx.plane.teams.remove, name, force=force))

@@ -238,7 +238,7 @@ class RayEngine(SupervisedEngine):
     def _end_orphans(self) -> None:
         """End jobs of an earlier run of the cluster, whose supervisors would wait for it for a minute."""
         for job in list(self._jobs.values()):
-            if job.alive and _session_of(job) not in ("", self._session):
+            if job.state.up and _session_of(job) not in ("", self._session):
                 log.warning("job %s: the Ray cluster that it ran on was restarted", job.job_id)
                 self._signal(job, signal.SIGKILL)
 
@@ -264,11 +264,11 @@ class RayEngine(SupervisedEngine):
         where, counts, slots = places.slot_map(after), dict[str, int](), set[int]()
         for job in self._jobs.values():
             # Workers of any program never say that they are ready; those that were started count.
-            sure = job.live if job.runs_any_command else job.ready
-            mine = {slot for name, slot in job.live.items() if slot is not None and name in sure}
+            workers = job.state.workers
+            mine = set(workers.slots(workers.live if job.runs_any_command else workers.ready))
             slots |= mine
-            if job.alive and now_s - job.told_s < PENDING_S:
-                mine |= job.slots
+            if job.state.up and now_s - job.state.told_s < PENDING_S:
+                mine |= job.state.slots(now_s)
             for slot in mine:
                 if slot in where:
                     counts[where[slot].node_id] = counts.get(where[slot].node_id, 0) + 1

@@ -1,0 +1,94 @@
+"""The engine's connection to the coordinator of one job."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from swell.engines.border import BadMessage, JobStatus, read_status
+from swell.train.agent.errors import TrainError
+from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.wire import Connection, Message
+
+CONNECT_EVERY_S = 0.2
+SLOWEST_CONNECT_S = 30.0
+ANSWER_S = 1.0
+"""Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
+STOP: Message = {"type": "stop", "save": True}
+"""Tells a coordinator to have its job save its state and stop."""
+END: Message = {"type": "stop", "code": 143}
+"""Tells a coordinator to end its job at once."""
+
+
+@dataclass(slots=True)
+class CoordinatorLine:
+    """Connects when the coordinator is up, and again after a connection was lost."""
+
+    connection: Connection | None = None
+    tried_s: float = float("-inf")
+    slow: int = 0
+    """How many attempts in a row to connect ended by the coordinator's silence."""
+
+    def connect(
+        self, directory: Path, now_s: float, slots: int, fencing: int | None = None
+    ) -> JobStatus | None:
+        """Connect unless there is a connection or it is too early to try again; None if none was made now.
+
+        `slots`: how many slots the cluster has. `fencing`: the fencing number of this control plane. Raises
+        BadMessage if the coordinator's answer makes no sense.
+        """
+        # Other jobs wait meanwhile, so a coordinator that does not answer is tried less and less often.
+        patience_s = min(CONNECT_EVERY_S * 2**self.slow, SLOWEST_CONNECT_S)
+        if self.connection is not None or now_s - self.tried_s < patience_s:
+            return None
+        self.tried_s, began_s = now_s, time.monotonic()
+        runs = sorted((directory / "runs").glob("*"))
+        if not runs:
+            return None
+        run = JobDirectory(runs[-1])
+        connection = None
+        try:
+            connection = Connection.to_job(run.address(), run.config(), timeout_s=ANSWER_S)
+            connection.limit_sending(ANSWER_S)
+            hello = {"type": "hello", "role": "tool", "fencing": fencing}
+            status = read_status(connection.request(hello, ANSWER_S), slots)
+            connection.request({"type": "watch"}, ANSWER_S)
+        except (OSError, TrainError, ValueError, KeyError, TypeError, AttributeError) as error:
+            if connection is not None:
+                connection.close()
+            self.slow += time.monotonic() - began_s > ANSWER_S / 2
+            if isinstance(error, BadMessage):
+                raise
+            return None
+        self.slow, self.connection = 0, connection
+        return status
+
+    def send(self, message: Message) -> bool:
+        """Send the coordinator a message; False if there is no connection, or it is lost."""
+        if self.connection is None:
+            return False
+        try:
+            self.connection.send(message)
+        except OSError:
+            self.close()
+            return False
+        return True
+
+    def pending(self) -> list[Message]:
+        """The messages that have arrived; none, and no connection any more, if the connection is lost."""
+        if self.connection is None:
+            return []
+        try:
+            return list(self.connection.pending())
+        except (OSError, TrainError):
+            self.close()
+            return []
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self.connection is not None:
+            with contextlib.suppress(OSError):
+                self.connection.close()
+            self.connection = None

@@ -1,0 +1,373 @@
+"""What an engine has to do next for one job under a supervisor: a state machine without clock or I/O.
+
+Events go in (a wish of the control plane, an event of the job's own log, the end of its processes), and come
+back as reports for the control plane. `next_steps` says what the engine is to do now:
+
+    DOWN      -- the engine starts its supervisor, or finds one --> STARTING
+    STARTING  -- the job reports progress --------------------------> RUNNING
+    RUNNING   -- no member has a process any more ------------------> STARTING
+    STARTING, RUNNING -- no slots are wanted, or it has to move ----> STOPPING
+    STARTING, RUNNING, STOPPING -- it is to be ended for good ------> ENDING
+    all others -- its supervisor has ended -------------------------> DOWN
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from swell.domain import Placement
+from swell.engines.base import Observed, RunState
+from swell.engines.border import BadMessage, JobEvent, JobStatus
+from swell.engines.processes import how_ended
+from swell.engines.supervisor import STOPPED
+
+STOP_GRACE_S = 60.0
+"""A job that was asked to save its state and stop is killed after this long."""
+END_GRACE_S = 8.0
+"""A supervisor that was asked to end (SIGTERM) is killed after this long."""
+HANDOVER_S = 3.0
+"""How long a job waits for all of its wanted slots before it starts on those that are free."""
+RESTART_S = 0.5
+"""Least time between two attempts to start a job's processes."""
+NOTE_END_S = 60.0
+"""How long the control plane is given to note that a job has ended, or to start it again if it was killed,
+before its slots go to another one all the same. A control plane that is frozen may need as long."""
+MOVE_S = 0.6
+"""How long a job may take to move off slots that services want, all its workers at once."""
+UNBORN_S = 60.0
+"""For this long after its start a job that says nothing counts as one that has not trained yet."""
+MOST_WORKERS = 200_000
+"""Most workers, present and former, that one run of a job may claim to have had."""
+NEVER_S = float("-inf")
+
+Said = tuple[str, dict[str, Any]]
+"""The kind and the data of a `Report`."""
+
+
+class Stage(Enum):
+    """Where a job's processes are in their life."""
+
+    DOWN = "down"
+    """The job has no processes: it waits for slots, was stopped or killed, or is over."""
+    STARTING = "starting"
+    """Its supervisor runs, and no worker has reported progress yet."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """It was asked to stop, and to save its state first if it has one; it is killed at `kill_s`."""
+    ENDING = "ending"
+    """Its supervisor was asked to end; it is killed at `kill_s`."""
+
+
+_SEEN_AS = {Stage.RUNNING: RunState.RUNNING, Stage.STOPPING: RunState.STOPPING}
+
+
+class Step(Enum):
+    """Something that the engine is to do for a job now."""
+
+    START = "start"
+    """Start its supervisor on the slots that it is granted."""
+    READ_OUTCOME = "read outcome"
+    """See whether it has run and ended since the engine last looked."""
+    CONNECT = "connect"
+    """Connect to its coordinator, unless there is a connection."""
+    SEND_TARGET = "send target"
+    """Send its coordinator the slots that it is to have workers on."""
+    TERMINATE = "terminate"
+    KILL = "kill"
+    FORGET = "forget"
+    """End what is left of its processes, and forget the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    state: RunState
+    code: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Workers:
+    """The workers of one run of a job, as it reports them."""
+
+    live: dict[str, int | None] = field(default_factory=dict)
+    """The workers that have a process, with their slots."""
+    ready: set[str] = field(default_factory=set)
+    """Those of the live workers that have reported to the coordinator."""
+    members: set[str] = field(default_factory=set)
+    """Those of the live workers that belong to the current generation."""
+    former: set[str] = field(default_factory=set)
+    """Workers that are or once were members."""
+    left_out: str = ""
+    """The last worker that others went on without because of a cut link."""
+
+    def slots(self, names: Collection[str]) -> Placement:
+        """The known slots of these workers."""
+        slots = (self.live.get(name) for name in names)
+        return tuple(sorted(slot for slot in slots if slot is not None))
+
+    @property
+    def leaving(self) -> set[int]:
+        """The slots on which workers that are no longer members still have a process."""
+        return set(self.slots(self.former - self.members))
+
+    def follow(self, event: JobEvent) -> None:
+        """Keep track of the workers, from an event of the job's log."""
+        if len(self.live) + len(self.former) + len(event.members) > MOST_WORKERS:
+            raise BadMessage(f"the job says it has had more than {MOST_WORKERS} workers")
+        if event.kind == "spawn":
+            self.live[event.worker] = event.slot
+        elif event.kind == "exited":
+            self.live.pop(event.worker, None)
+            self.ready.discard(event.worker)
+        elif event.kind == "ready":
+            self.ready.add(event.worker)
+        elif event.kind == "generation":
+            self.members = set(event.members)
+            self.former |= self.members
+
+
+@dataclass(slots=True)
+class JobState:
+    """What is wanted of a job, where it is in its life, and which slots are its own. Times are monotonic."""
+
+    wanted: Placement = ()
+    """The slots that the control plane last asked for. Without processes, a job that wants slots has no
+    outcome: it is to run."""
+    wanted_s: float = 0.0
+    """When the control plane asked for them."""
+    to_end: bool = False
+    """Whether the job is to be ended for good."""
+    stage: Stage = Stage.DOWN
+    kill_s: float = NEVER_S
+    """When a job that stops or ends is killed."""
+    started_s: float = NEVER_S
+    """When this engine started the job's supervisor; never if another engine started the present one."""
+    outcome: Outcome | None = None
+    """How the last run ended; None while the job runs, and if it was killed."""
+    told: Placement = ()
+    """The slots that the coordinator was last told to have workers on."""
+    told_s: float = NEVER_S
+    fresh: bool = False
+    """Set until the coordinator of this new connection has been sent the current target."""
+    logged: Placement = ()
+    """The slots that the event log was last told of."""
+    kept_until_s: float = NEVER_S
+    """Until when the slots of a job that has ended are still its own."""
+    workers: Workers = field(default_factory=Workers)
+
+    # -- what others see ---------------------------------------------------------------------------------
+
+    @property
+    def up(self) -> bool:
+        """Whether the job has processes."""
+        return self.stage is not Stage.DOWN
+
+    @property
+    def trains(self) -> bool:
+        """Whether the job has processes and nobody asked it to stop or end."""
+        return self.stage in (Stage.STARTING, Stage.RUNNING)
+
+    @property
+    def over(self) -> bool:
+        """Whether the job's script has ended, so that it must not be started again."""
+        return self.outcome is not None and self.outcome.state is not RunState.STOPPED
+
+    @property
+    def shown(self) -> Placement:
+        """The slots that the event log is to show: those of the members or, before there are any, those that
+        the job was told to use."""
+        return self.workers.slots(self.workers.members) if self.workers.members else self.told
+
+    def slots(self, now_s: float) -> set[int]:
+        """The slots on which the job has or was told to have workers.
+
+        A job that has ended keeps them until the control plane had time to note the end, and one that was
+        killed until it had time to start it again. One that shrinks keeps those that it leaves until its
+        workers are gone and the log says so. So the event log never shows a slot in two hands.
+        """
+        if not self.up and now_s > self.kept_until_s:
+            return set()
+        return {*self.told, *self.logged, *self.workers.slots(self.workers.live)}
+
+    def observed(self, job_id: str) -> Observed | None:
+        """The job as the control plane sees it; None if it was killed, or is to be ended for good."""
+        end = self.outcome
+        if self.to_end or not (self.up or self.wanted or end):
+            return None
+        if end is not None:
+            return Observed(job_id=job_id, state=end.state, exit_code=end.code, reason=end.reason)
+        placement = self.workers.slots(self.workers.live)
+        state = _SEEN_AS.get(self.stage, RunState.STARTING)
+        return Observed(job_id=job_id, state=state, placement=placement, target=self.wanted)
+
+    # -- events ------------------------------------------------------------------------------------------
+
+    def wish(self, slots: Placement, now_s: float) -> list[Said]:
+        """Take in which slots the control plane wants the job to have."""
+        if not slots and not self.up and not self.over:
+            self.told = self.logged = ()  # the control plane knows that it has no slots any more
+        if self.wanted == slots or self.over:
+            return []  # nothing new, or the job is over and the control plane has not seen that yet
+        was_to_stop = not self.wanted
+        self.wanted, self.wanted_s = slots, now_s
+        if not self.up:
+            self.outcome = None  # the job was stopped before, and is to go on
+        if self.trains and was_to_stop and self.told:
+            # It was to stop, and has not been told yet: it goes on as it is, and the log says so.
+            return [("started", {"gpus": self.shown, "pause_s": 0.0})]
+        return []
+
+    def started(self, granted: Placement, now_s: float) -> list[Said]:
+        """Note that the engine started a supervisor on the granted slots."""
+        self.found_running()
+        self.started_s, self.workers = now_s, Workers()
+        self.told, self.told_s, self.logged = granted, now_s, ()
+        return [("started", {"gpus": granted})]
+
+    def found_running(self) -> None:
+        """Note that a supervisor runs which this engine did not start."""
+        self.stage, self.outcome, self.started_s = Stage.STARTING, None, NEVER_S
+
+    def connected(self, status: JobStatus) -> None:
+        """Take in what the coordinator answered to a new connection."""
+        workers = self.workers
+        workers.live = dict(status.slots)
+        workers.ready = {name for name, state in status.workers.items() if state != "starting"}
+        workers.members = set(status.members)
+        workers.former |= workers.members | {n for n, s in status.workers.items() if s == "leaving"}
+        self.fresh = True
+
+    def progressed(self) -> None:
+        """Note that the job reported progress."""
+        if self.stage is Stage.STARTING:
+            self.stage = Stage.RUNNING
+
+    def happened(self, event: JobEvent) -> list[Said]:
+        """Take in an event of the job's own log; returned is what the control plane has to know of it."""
+        what, worker, workers = event.kind, event.worker, self.workers
+        trained, first = worker in workers.members, not workers.former
+        workers.follow(event)
+        if what == "exited" and self.stage is Stage.RUNNING and not workers.members & workers.live.keys():
+            self.stage = Stage.STARTING
+        gpus = workers.slots(workers.members)
+        if what == "generation" and first:  # the job may have begun with fewer workers than are wanted
+            return [("resized", {"pause_s": 0.0, "gpus": gpus})]
+        if what in ("switch", "recovery") and event.pause_s is not None:
+            return [("resized", {"pause_s": event.pause_s, "gpus": gpus})]
+        if what == "exited" and trained and event.code < 0 and self.trains:
+            return [("worker_lost", {"worker": worker, "reason": how_ended(event.code)})]
+        if what == "left_out" and trained:
+            workers.left_out = worker
+            return [("worker_lost", {"worker": worker, "reason": event.text})]
+        if what == "fenced" and trained and worker != workers.left_out:
+            return [
+                ("worker_lost", {"worker": worker, "reason": "the worker did not answer and was given up"})
+            ]
+        if event.confined is not None:
+            return [event.confined.said]
+        if what == "checkpoint":
+            return [("checkpoint", {"step": event.step})]
+        said: list[Said] = [("noticed", {"text": event.text})] if event.text else []
+        slot = workers.live.get(worker)
+        if what == "straggler" and slot is not None and not event.leads:
+            said.append(("slow", {"slot": slot, "times": event.times}))
+        return said
+
+    def gone(self, outcome: Outcome | None, now_s: float) -> None:
+        """Note that the supervisor has ended; `outcome`: what it wrote, None if it was killed."""
+        if outcome is None and self.stage is Stage.STOPPING:  # before it had trained, or it was killed then
+            outcome = Outcome(RunState.STOPPED, 0, STOPPED)
+        if outcome is not None and outcome.state is RunState.STOPPED:
+            self.told = self.logged = ()
+            if self.wanted:
+                outcome = None  # the job was wanted again while it stopped
+        else:
+            self.told = tuple(sorted({*self.told, *self.workers.slots(self.workers.live)}))
+            self.kept_until_s = now_s + NOTE_END_S
+            self.wanted = ()  # if the job is to run again, the control plane will say so
+        self.stage, self.outcome, self.workers = Stage.DOWN, outcome, Workers()
+
+    # -- what to do --------------------------------------------------------------------------------------
+
+    def next_steps(self, now_s: float, *, silent: bool) -> tuple[Step, ...]:
+        """What the engine is to do now. `silent`: the job's program need not report anything."""
+        overdue = now_s > self.kill_s
+        if not self.up:
+            if self.to_end:
+                return (Step.FORGET,)
+            if self.wanted:
+                return (Step.START,) if now_s - self.started_s >= RESTART_S else ()
+            return () if self.outcome else (Step.READ_OUTCOME,)
+        if self.stage is Stage.ENDING:
+            return (Step.KILL,) if overdue else ()
+        if self.to_end:
+            self.stage, self.kill_s = Stage.ENDING, now_s + END_GRACE_S
+            return (Step.TERMINATE,)
+        unborn = not silent and self._unborn(now_s)
+        if self.stage is Stage.STOPPING:
+            if unborn and not self.wanted:
+                return (Step.KILL,) if overdue else ()
+            return (Step.CONNECT, Step.KILL) if overdue else (Step.CONNECT,)
+        if unborn and not self.wanted:  # it has no state to save, and others wait for its slots
+            self.stage, self.kill_s = Stage.STOPPING, now_s + END_GRACE_S
+            return (Step.TERMINATE,)
+        return Step.CONNECT, Step.SEND_TARGET
+
+    def _unborn(self, now_s: float) -> bool:
+        """Whether this engine started the job a moment ago and no worker of it has trained yet.
+
+        Of a job that another engine started this is not known, because its reports went there.
+        """
+        young = now_s - self.started_s < UNBORN_S
+        return young and not self.workers.former and self.stage is not Stage.RUNNING
+
+    def granted(
+        self, usable: Placement, taken: Collection[int], reserved: Collection[int], now_s: float
+    ) -> Placement:
+        """The slots that the job may use now. `usable`: those of its wanted slots that workers can be on;
+        `taken`: slots of other jobs; `reserved`: slots that services want."""
+        free = tuple(slot for slot in usable if slot not in taken)
+        has = self.told if self.up else ()
+        has = tuple(slot for slot in has if slot not in reserved) or has
+        if free == self.wanted or now_s - self.wanted_s > HANDOVER_S:
+            return free or has
+        # Other jobs still use some wanted slots. The job gives up its unwanted slots now, and gets the rest
+        # of the wanted ones when they are free.
+        return tuple(slot for slot in free if slot in has) or has
+
+    def next_target(self, granted: Placement, reserved: frozenset[int], now_s: float) -> Placement | None:
+        """The slots to send to the coordinator now: () to have the job stop, None if there is nothing to say.
+
+        A newer target simply replaces an older one.
+        """
+        if not self.wanted or self.stranded(granted, reserved, now_s):
+            self.stage, self.kill_s = Stage.STOPPING, now_s + STOP_GRACE_S
+            return ()
+        if not granted or (granted == self.told and not self.fresh):
+            return None
+        # Workers of the job's own that are leaving may still use the slots.
+        return None if self.workers.leaving.intersection(granted).difference(self.told) else granted
+
+    def stranded(self, granted: Placement, reserved: frozenset[int], now_s: float) -> bool:
+        """Whether the job has to stop because services want all slots that its workers are on.
+
+        A job that keeps a worker elsewhere just shrinks, in one step. This one has to start a worker on
+        another slot first. It may try for MOVE_S, if it was granted such a slot already.
+        """
+        on = set(self.shown)
+        if not on or not on <= reserved or reserved.intersection(self.wanted):
+            return False
+        return reserved.issuperset(granted) or now_s - self.wanted_s > MOVE_S
+
+    def unlogged(self) -> list[Said]:
+        """Where the job is, if the event log shows it elsewhere: before it trains, after a report that was
+        not listened to, or because it was resized while nobody listened."""
+        settled = self.workers.members <= self.workers.live.keys() and self.trains
+        if settled and self.logged and self.shown != self.logged:
+            return [("resized", {"pause_s": 0.0, "gpus": self.shown})]
+        return []
