@@ -51,7 +51,7 @@ def _torchrun_once(folder: Path, timeout_s: float) -> float | None:
     script, log = folder / "train.py", folder / "steps"
     script.write_text(textwrap.dedent(SCRIPT))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
-    process = _quiet([*command, "--max-restarts=2", str(script)], {**os.environ, "STEPS": str(log)})
+    process = _start([*command, "--max-restarts=2", str(script)], {**os.environ, "STEPS": str(log)})
     try:
         return _killed_and_back(log, timeout_s)
     finally:
@@ -128,13 +128,13 @@ def _torchft_once(timeout_s: float) -> float | None:
         script, log, found = (Path(folder) / name for name in ("train.py", "steps", "address"))
         script.write_text(textwrap.dedent(TORCHFT))
         processes = [
-            _quiet([sys.executable, "-c", textwrap.dedent(LIGHTHOUSE), str(found)], dict(os.environ))
+            _start([sys.executable, "-c", textwrap.dedent(LIGHTHOUSE), str(found)], dict(os.environ))
         ]
         try:
             address = _wait(found, lambda lines: lines[0][0] if lines else None, timeout_s, 1)
             env = {**os.environ, "STEPS": str(log), "LIGHTHOUSE": str(address)}
             command = [sys.executable, str(script)]
-            processes += [_quiet(command, {**env, "REPLICA": f"r{index}"}) for index in range(3)]
+            processes += [_start(command, {**env, "REPLICA": f"r{index}"}) for index in range(3)]
 
             def all_three(lines: list[tuple[str, ...]]) -> Any:
                 return lines[-1][0] if len(lines) > 20 and lines[-1][2] == "3" else None
@@ -198,16 +198,16 @@ def _ray_once(timeout_s: float) -> float | None:
         script, log = Path(folder) / "train.py", Path(folder) / "steps"
         script.write_text(textwrap.dedent(RAY))
         env = {**os.environ, "STEPS": str(log), "STORAGE": folder}
-        process = _quiet([sys.executable, str(script)], env)
+        process = _start([sys.executable, str(script)], env)
         try:
             return _killed_and_back(log, timeout_s)
         finally:
             end(process)
 
 
-def _quiet(command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
-    nowhere = subprocess.DEVNULL
-    return subprocess.Popen(command, env=env, stdout=nowhere, stderr=nowhere, start_new_session=True)
+def _start(command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a process whose messages go to this part's log: they say why one never came to its first step."""
+    return subprocess.Popen(command, env=env, stdout=sys.stderr, start_new_session=True)
 
 
 def _killed_and_back(log: Path, timeout_s: float) -> float | None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from benchmarks.ray.cluster import RayCluster
 from benchmarks.runtime.arena import check_counts
+from tests.sharded import SCRIPT, check_every_sample_once, newest
 from tests.waiting import wait_until
 
 from swell.domain import JobRequest, SwellError
@@ -128,6 +129,20 @@ def _trains_on(ray: Ray, job_id: str, slots: tuple[int, ...]) -> None:
             lambda s: s["step"] > 0 and sorted(s["slots"][m] for m in s["members"]) == list(slots), 90
         )
         client.wait_for(lambda s: s["step"] > there["step"] + 2, 90)
+
+
+def test_a_replica_spans_two_nodes_and_another_one_joins_it(ray: Ray, tmp_path: Path) -> None:
+    out, script = tmp_path / "out", tmp_path / "code" / "sharded.py"
+    for folder in (out, script.parent):
+        folder.mkdir()
+    script.write_text(SCRIPT)
+    engine, launch = ray.engine(), ray.launch("a", script, out, 12, workers_per_replica=2)
+    for move in [(0, 2), (0, 2, 4, 6)]:
+        engine.apply(launch, move)
+        _trains_on(ray, "a", move)
+    (out / "hurry").touch()
+    until(lambda: state(engine, "a") is RunState.FINISHED)
+    check_every_sample_once(newest(out), 12)
 
 
 def test_a_killed_and_a_frozen_node_cost_seconds_and_no_sample(ray: Ray, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_what_it_does_not_understand_is_refused_and_changes_nothing(path: Path) 
     before = office.coordinator.status()
     for message, said in (
         ({"type": "resize", "workers": 2}, "unknown message 'resize' from a stranger"),
-        ({"type": "hello", "role": "king"}, "must be worker, agent or tool"),
+        ({"type": "hello", "role": "king"}, "must be worker, agent, tool or notes"),
         ({"type": "hello", "role": "worker", "worker": "w9"}, "pid"),
     ):
         (answer,) = office.say(Someone(), **message)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from benchmarks.runtime.hosts import HostsJob
 from benchmarks.runtime.netns import Hosts, why_not
+from tests.sharded import SCRIPT as SHARDED
+from tests.sharded import check_every_sample_once, newest
 from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "runtime" / "identity_script.py"
@@ -65,3 +67,11 @@ def test_three_hosts_give_the_bits_of_one(hosts: Hosts, stage: Any, tmp_path: Pa
         assert job.wait() == 0, job.output()
         digests.append(json.loads((tmp_path / name / "result.json").read_text())["hash"])
     assert digests[0] == digests[1]
+
+
+def test_the_workers_of_a_replica_are_on_two_hosts(hosts: Hosts, stage: Any, tmp_path: Path) -> None:
+    (tmp_path / "hurry").touch()
+    place = {"workers": 2, "minimum": 2, "maximum": 2, "slots": [1, 2], "hosts": hosts.describe()}
+    job = stage.run(SHARDED, str(tmp_path), "2", **place, settings={"workers_per_replica": 2})
+    assert job.wait() == 0, job.output()
+    check_every_sample_once(newest(tmp_path), 2)

@@ -24,7 +24,7 @@ from xgboost.core import XGBoostError
 from xgboost.tracker import RabitTracker
 
 from swell.train.agent.errors import LEFT, PeerLost, UsageError
-from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.jobdir import JobDirectory, own_host
 from swell.train.agent.lines import Pace
 from swell.train.sync.link import STOP, Link
 from swell.train.sync.mesh import ENTER, READY, STATE, Mesh, solo
@@ -260,7 +260,7 @@ class _Training:
         given: dict[str, Any] = {}
         try:
             if mesh.rank == 0:
-                host = os.environ.get("SWELL_HOST") or str(self._link.config.get("host", "127.0.0.1"))
+                host = own_host(self._link.config)
                 tracker = RabitTracker(mesh.size, host, sortby="task", timeout=BOOTSTRAP_S)
                 tracker.start()
                 given = dict(tracker.worker_args())

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swell.domain import Cluster, InputError, Placement, SwellError
+from swell.domain import Cluster, Placement, SwellError
 from swell.engines.base import NOTHING_HELD, Held, Launch
 from swell.engines.files import write_json
 from swell.engines.ray import connection, head, packaging, places, warm
@@ -139,14 +139,7 @@ class RayEngine(SupervisedEngine):
             return places.to_cluster(self._places, self._held)
 
     def check(self, launch: Launch) -> None:
-        """Refuse jobs of replicas, and those whose working directory is too large to be sent to the nodes."""
-        size = launch.request.workers_per_replica
-        if size > 1:
-            raise InputError(
-                f"workers_per_replica must be 1 on Ray, got {size}: the workers of a replica find each "
-                "other on one machine; use 'swell up' without --engine ray",
-                field="workers_per_replica",
-            )
+        """Refuse jobs whose working directory is too large to be sent to the nodes."""
         packaging.check(launch.workdir.resolve(), self.options.workdir_bytes)
 
     # -- rented nodes ------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from swell.train.agent.hearing import HANDLERS
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.lines import Pace
 from swell.train.agent.membership import Membership
+from swell.train.agent.notes import Notes
 from swell.train.agent.replicas.membership import Replicas
 from swell.train.agent.restarts import Restarts
 from swell.train.agent.stragglers import Stragglers
@@ -52,6 +53,7 @@ class Coordinator:
         )
         self.pace = Pace()
         self.stragglers = Stragglers()
+        self.notes = Notes()
         self.port = int(saved["port"]) if saved is not None else 0
         self.workers: dict[str, Client] = {}
         self.exits: dict[str, Message] = {}
@@ -126,6 +128,8 @@ class Coordinator:
         self.watchers.discard(client)
         if client is self.agent:
             self.agent = None
+        if client.role == "notes":
+            self.notes.leave(client.name, client)
         if client.role == "worker" and self.workers.get(client.name) is client:
             del self.workers[client.name]
             now, ended = time.monotonic(), self.exits.pop(client.name, None)

@@ -1,7 +1,8 @@
 """What workers, the launcher and tools say to the coordinator, and what follows from it.
 
 Each function hears one kind of message from one role; `HANDLERS` finds it. A role is what a connection said
-in its hello: "worker", "agent" (the launcher) or "tool" (commands, control planes); before that it is "new".
+in its hello: "worker", "agent" (the launcher), "tool" (commands, control planes) or "notes" (a worker that
+builds one of torch's process groups); before that it is "new".
 """
 
 from __future__ import annotations
@@ -33,8 +34,13 @@ def _hears(role: str, kind: str) -> Callable[[Handler], Handler]:
 @_hears("new", "hello")
 def _new_hello(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
     role = str(message["role"])
-    if role not in ("worker", "agent", "tool"):
-        raise ValueError(f"role: got {role!r}, must be worker, agent or tool")
+    if role not in ("worker", "agent", "tool", "notes"):
+        raise ValueError(f"role: got {role!r}, must be worker, agent, tool or notes")
+    if role == "notes":
+        client.role, client.name = role, str(message["group"])
+        c.notes.join(client.name, client)
+        client.send({"type": "welcome"})
+        return []
     client.role = role
     if role == "agent":
         c.agent = client
@@ -161,6 +167,19 @@ def _worker_event(c: Coordinator, client: Client, message: Message, now: float) 
     c.event(str(message["name"]), worker=client.name, **fields)
     if message["name"] == "confined":
         return c.elastic.confine(int(fields["workers"]), str(fields["reason"]), now)
+    return []
+
+
+@_hears("notes", "note")
+def _notes_note(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
+    c.notes.write(client.name, message["values"])
+    client.send({"type": "noted"})
+    return []
+
+
+@_hears("notes", "read")
+def _notes_read(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
+    client.send({"type": "notes", "values": c.notes.read(client.name, message["keys"])})
     return []
 
 

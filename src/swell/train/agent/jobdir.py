@@ -32,6 +32,11 @@ def home() -> Path:
     return Path(os.environ.get("SWELL_HOME", Path.home() / ".swell"))
 
 
+def own_host(config: dict[str, Any]) -> str:
+    """The address of this process's own host, which may be another than the coordinator's."""
+    return os.environ.get("SWELL_HOST") or str(config.get("host", "127.0.0.1"))
+
+
 class JobDirectory:
     """Paths and small files of one job."""
 

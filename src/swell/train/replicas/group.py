@@ -1,12 +1,14 @@
 """The workers of one replica: torch's process group among them, and the device mesh that scripts shard on.
 
 The group is made when the script asks for the mesh, before the worker is part of the job, and lives as long
-as the replica. Inside a replica torch's own collectives gather parameters and sum gradients; swell uses the
-group only for what all workers of a replica must decide alike.
+as the replica. Its workers, which may be on several hosts, find each other by notes that the coordinator
+keeps (`sync/notes`). Inside a replica torch's own collectives gather parameters and sum gradients; swell uses
+the group only for what all workers of a replica must decide alike.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from swell.train.agent.errors import UsageError
-from swell.train.agent.jobdir import JobDirectory
-from swell.train.agent.replicas.names import number_of
+from swell.train.agent.jobdir import JobDirectory, own_host
+from swell.train.agent.replicas.names import number_of, replica_of
+from swell.train.sync.groups import gloo_group
+from swell.train.sync.notes import NoteStore
 
 distributed: Any = dist
 """Torch exports its stores without saying so."""
+GLOO = "swell_gloo"
+"""Torch's name of gloo where gloo listens on the address of the worker's host only."""
 
 
 class Replica:
@@ -60,6 +66,7 @@ class _Made:
     """What was made in this process."""
 
     mesh: DeviceMesh | None = None
+    store: Any = None
     talk: dist.ProcessGroup | None = None
 
 
@@ -79,13 +86,15 @@ def replica_mesh(device: str | None = None) -> DeviceMesh:
             "swell.replica_mesh: this script called torch.distributed.init_process_group; leave that to swell"
         )
     directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
-    place, store = Replica(1, 0), distributed.HashStore()
+    place, host, store = Replica(1, 0), "127.0.0.1", distributed.HashStore()
     if directory and worker:
         config = JobDirectory(Path(directory)).config()
-        place = Replica.of(config, worker)
+        place, host = Replica.of(config, worker), own_host(config)
         if place.size > 1:
-            store = _store(Path(directory), str(config.get("launch")), worker, place)
-    backend = "gloo"
+            store = NoteStore(Path(directory), replica_of(worker, place.size))
+    _Made.store = store
+    backend = GLOO
+    dist.Backend.register_backend(GLOO, functools.partial(gloo_group, host=host), devices=["cpu", "cuda"])
     if device == "cuda" and _own_devices(store, place):
         backend = "nccl"
     dist.init_process_group(backend, store=store, rank=place.position, world_size=place.size)
@@ -98,13 +107,6 @@ def has_mesh() -> bool:
     return _Made.mesh is not None
 
 
-def _store(directory: Path, launch: str, worker: str, place: Replica) -> Any:
-    """Where the workers of a replica find each other: a file that only the job's owner can read."""
-    folder = directory / "groups"
-    folder.mkdir(exist_ok=True, mode=0o700)
-    return distributed.FileStore(str(folder / f"{launch}-r{number_of(worker) // place.size}"), place.size)
-
-
 def _own_devices(store: Any, place: Replica) -> bool:
     """Whether each worker of the replica has a GPU of its own, which NCCL needs."""
     store.set(f"gpu{place.position}", str(torch.cuda.get_device_properties(0).uuid))
@@ -114,8 +116,8 @@ def _own_devices(store: Any, place: Replica) -> bool:
 
 def _talk() -> dist.ProcessGroup | None:
     """A group for numbers on the host: torch's default one, or one of its own beside NCCL's."""
-    if dist.get_backend() == "gloo":
+    if dist.get_backend() == GLOO:
         return None
     if _Made.talk is None:
-        _Made.talk = dist.new_group(backend="gloo")
+        _Made.talk = dist.new_group(backend=GLOO)
     return _Made.talk

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from swell.train.agent import children
 from swell.train.agent.errors import FENCED
-from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.jobdir import JobDirectory, own_host
 from swell.train.agent.regular import read_regular
 from swell.train.agent.restarts import SAVED
 from swell.train.start.bootstrap import watch_lifeline
@@ -103,7 +103,7 @@ def main() -> int:
         return FENCED  # the job has gone on without this worker
     rank, state = members.index(worker), Path(config.get("checkpoints") or job.path / "checkpoints")
     state.mkdir(parents=True, exist_ok=True)
-    host = os.environ.get("SWELL_HOST") or str(config.get("host", "127.0.0.1"))
+    host = own_host(config)
     try:
         meet = meeting_place(job, number, rank, host)
     except TimeoutError:

@@ -5,7 +5,7 @@ each member has its own GPU, a process group of torch is built in the background
 over the sums once the step headers of all members say that it is ready; no switch and no recovery waits for
 it. The mesh still decides who is a member, whether a step counts and who died: a group only adds.
 
-The members of a group find each other by a file in the job's directory, which only the job's owner can read.
+The members of a group find each other by notes that the coordinator keeps (`notes`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 from swell.train.agent.errors import PeerLost, UsageError
+from swell.train.agent.jobdir import own_host
 from swell.train.sync.mesh import Header, Mesh
+from swell.train.sync.notes import NoteStore
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +60,7 @@ class Grouping:
         if backend != "gloo" and not (device.type == "cuda" and torch.distributed.is_nccl_available()):
             return None
         backend = "gloo" if backend == "gloo" else "nccl"
-        # The address of this worker's own host, which may not be the coordinator's.
-        host = os.environ.get("SWELL_HOST") or str(config.get("host", "127.0.0.1"))
-        return cls(backend, directory, host, device)
+        return cls(backend, directory, own_host(config), device)
 
     def about(self) -> str:
         """What must differ between members: the GPU for NCCL, the process for gloo."""
@@ -81,6 +81,7 @@ class Group:
     def __init__(self, grouping: Grouping, mesh: Mesh) -> None:
         self._grouping = grouping
         self._mesh = mesh
+        self._store = NoteStore(grouping.directory, f"g{mesh.number}")
         self._group: Any = None
         self._closed = False
         threading.Thread(target=self._build, name="swell-group", daemon=True).start()
@@ -108,6 +109,7 @@ class Group:
     def close(self) -> None:
         """Abandon the group, without waiting for members that still wait in it."""
         self._closed = True
+        self._store.close()
         group, self._group = self._group, None
         if group is not None:
             threading.Thread(target=group.abort, name="swell-group-end", daemon=True).start()
@@ -124,7 +126,7 @@ class Group:
 
     def _build(self) -> None:
         try:
-            group = _make(self._grouping, self._mesh)
+            group = _make(self._grouping, self._mesh, self._store)
             # The connections are made by the first sum.
             group.allreduce([torch.zeros(1, device=self._grouping.device)]).wait()
         except (RuntimeError, OSError) as error:
@@ -132,22 +134,28 @@ class Group:
                 self._grouping.failures += 1
                 log.warning("generation %d sums through the mesh: %s", self._mesh.number, error)
             return
+        finally:
+            self._store.close()
         self._group = group
         if self._closed:
             self.close()
 
 
-def _make(grouping: Grouping, mesh: Mesh) -> Any:
+def gloo_group(store: Any, rank: int, size: int, timeout: timedelta, host: str) -> Any:
+    """A process group of gloo's that listens on the address of this worker's host, and on no other."""
     dist: Any = torch.distributed
-    folder = grouping.directory / "groups"
-    folder.mkdir(exist_ok=True, mode=0o700)
-    store = dist.FileStore(str(folder / str(mesh.number)), mesh.size)
-    store.set_timeout(timedelta(seconds=_BUILD_S))
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timeout
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def _make(grouping: Grouping, mesh: Mesh, store: NoteStore) -> Any:
+    dist: Any = torch.distributed
+    timeout = timedelta(seconds=_BUILD_S)
+    store.set_timeout(timeout)
     if grouping.backend == "gloo":
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=grouping.host)]
-        options._timeout = timedelta(seconds=_BUILD_S)
-        return dist.ProcessGroupGloo(store, mesh.rank, mesh.size, options)
+        return gloo_group(store, mesh.rank, mesh.size, timeout, grouping.host)
     # A lost member is noticed by the mesh; torch's own watchdog would end this process with it.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")

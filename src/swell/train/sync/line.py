@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.jobdir import JobDirectory, own_host
 from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable
 from swell.train.agent.wire import Connection, Message, WireError
@@ -40,10 +40,8 @@ class Line:
         self._directory, self._config = directory, config
         self._progress = progress
         """The worker's step and its latest report."""
-        # This worker may be on another host than the coordinator.
-        here = config.get("host", "127.0.0.1")
-        self._host: str = os.environ.get("SWELL_HOST") or here
-        self._far = self._host != here
+        self._host = own_host(config)
+        self._far = self._host != config.get("host", "127.0.0.1")
         self._beat_s = min(0.5, float(config.get("silent_after_s", 5.0)) / 6)
         self.standing = Standing(
             name, lease_s=_LEASE * float(config.get("away_s", 60.0)) if self._far else None
