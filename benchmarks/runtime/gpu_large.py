@@ -180,14 +180,15 @@ def join(size: str, device: str) -> dict[str, Any]:
             events = job.directory.events()
     spans = [b - a for (a, _), (b, _) in pairwise(steps)]
     joins = [i for i in range(1, len(steps)) if steps[i][1] == 2 and steps[i - 1][1] == 1]
-    # The step that ends with the switch is noted with two workers; the next one is made by both.
+    # The first step that is noted with two workers was made by both, and the switch came just before it.
+    pauses_s = [e["pause_s"] for e in events if e["event"] == "switch"][::2]
     return {
-        "join_pause_ms": [round(e["pause_s"] * 1e3, 1) for e in events if e["event"] == "switch"][::2],
+        "join_pause_ms": [round(pause_s * 1e3, 1) for pause_s in pauses_s],
         "of_that_waited_ms": [round(e["waited_s"] * 1e3, 1) for e in events if e["event"] == "switch"][::2],
-        "first_step_of_two_s": [round(spans[i], 4) for i in joins],
-        "step_of_two_s": round(statistics.median(s for i in joins for s in spans[i + 1 : i + 9]), 4),
+        "first_step_of_two_s": [round(spans[i - 1] - pause_s, 4) for i, pause_s in zip(joins, pauses_s)],
+        "step_of_two_s": round(statistics.median(s for i in joins for s in spans[i : i + 8]), 4),
         "step_of_one_s": round(statistics.median(spans[: joins[0] - 1]), 4),
-        "request_to_first_step_s": [round(steps[i + 1][0] - asked, 2) for i, asked in zip(joins, requests)],
+        "request_to_first_step_s": [round(steps[i][0] - asked, 2) for i, asked in zip(joins, requests)],
         "recovery_ms": [round(e["pause_s"] * 1e3, 1) for e in events if e["event"] == "recovery"],
     }
 

@@ -108,10 +108,13 @@ def gaps(steps: list[Step]) -> list[float]:
 def pause_at_switch(steps: list[Step], generation: int, around: int = 8) -> float | None:
     """What the switch to `generation` cost: the two steps around it minus a normal one of each size.
 
-    The switch happens inside the call that commits the last step of the old size, so that step's row is the
-    first with the new generation. The step after it is the first of the new size: what is new to it counts.
+    The last step of the old size comes before the switch, the first of the new size after it; what is new to
+    that one counts too. Workers leave inside the call that commits a step, so that step's row has the new
+    generation already. Newcomers join when the next batch is drawn, after the row was written.
     """
     at = next((i for i, s in enumerate(steps) if s.generation == generation), None)
+    if at and steps[at].world > steps[at - 1].world:
+        at -= 1
     if at is None or at < around + 1 or at + around + 2 > len(steps):
         return None
     before = statistics.median(gaps(steps[at - 1 - around : at]))

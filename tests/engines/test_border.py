@@ -264,6 +264,10 @@ def test_a_coordinator_that_never_answers_is_tried_ever_less_often(
         ({"event": "standstill", "step": 7, "workers": ["w2"]}, "step 8 stands still and waits for w2"),
         ({"event": "back", "worker": "w3", "instead_of": "w2"}, "w3 is back in the place of w2"),
         (
+            {"event": "out_of_step", "worker": "w0", "step": 7},
+            "w0 found the workers out of step; step 8 is made again, see the job's log",
+        ),
+        (
             {"event": "straggler", "worker": "w1", "times": 2.04},
             "w1 was 2.0 times slower than the others and is replaced",
         ),
@@ -281,6 +285,7 @@ def test_cut_links_and_slow_workers_are_told_in_words(event: dict[str, Any], tex
         {"event": "left_out", "worker": "w1", "by": "w0"},
         {"event": "standstill", "step": -1, "workers": []},
         {"event": "back", "worker": "w3"},
+        {"event": "out_of_step", "worker": "w3", "step": "last"},
         {"event": "straggler", "worker": "w3", "times": "many"},
     ],
 )

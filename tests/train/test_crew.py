@@ -10,8 +10,9 @@ import torch
 from tests.train.test_mesh import meshes, together
 from torch import nn
 
-from swell.train.agent.errors import UsageError
+from swell.train.agent.errors import Misfit, OutOfStep, PeerLost, UsageError
 from swell.train.job import Job
+from swell.train.sync.crew import misfits
 from swell.train.sync.mesh import Mesh
 
 DATA = [(torch.tensor([float(i), 1.0]), torch.tensor([float(i % 3)])) for i in range(12)]
@@ -63,6 +64,56 @@ def test_an_operation_that_one_completed_counts_for_all_who_hold_it() -> None:
     entered = together(*map(enter, (ahead, behind), meshes(2)))
     assert [e.complete for e in entered] == [False, True]
     assert behind._crew.held_headers() == [{"n": 1}, {"n": 2}]
+
+
+def test_who_has_no_state_does_not_join_members_that_are_past_their_batches() -> None:
+    """A newcomer that lost a peer while it got its state comes again in a recovery, which may be anywhere in
+    the script; there it would make a step while the others call job.reduce."""
+    old, new = job(), job()
+    (alone,) = meshes(1)
+    old._crew.enter(alone, {})
+    broken = meshes(2)[0]
+    old._crew.mesh = broken
+    broken.abandon()
+    with pytest.raises(PeerLost):
+        old._crew.share({"what": "reduce"})
+    member, newcomer = together(*map(enter, (old, new), meshes(2)))
+    assert isinstance(member, PeerLost) and isinstance(newcomer, Misfit) and not new._crew.live
+    assert "job.reduce" in str(newcomer) and old._crew.mesh.lost == "w1"
+
+
+def at(operation: int, doing: str = "", *, held: int = -1, live: bool = True) -> dict[str, Any]:
+    return {"live": live, "operation": operation, "doing": doing, "held": held}
+
+
+NEW = at(0, live=False)
+
+
+@pytest.mark.parametrize(
+    ("headers", "out"),
+    [
+        ([NEW, NEW], set()),
+        ([at(5), NEW], set()),
+        ([at(5, "step"), at(5), NEW], set()),
+        ([at(5), at(5, "reduce"), NEW], {2}),
+        ([at(6, "agree"), at(5, "step", held=5), NEW], {2}),
+        ([at(6, "step"), at(5, "reduce", held=5), NEW], set()),
+        ([at(5, "step"), at(5, "reduce"), at(5, "step")], {1}),
+        ([at(5, "reduce"), at(5, "step"), at(5, "")], {1}),
+        ([at(4, "step", held=4), at(6, "step")], {0}),
+        ([at(5, "step", held=4), at(6, "step")], {0}),
+    ],
+)
+def test_whoever_stands_elsewhere_in_the_script_is_found_by_all(headers: Any, out: set[int]) -> None:
+    assert set(misfits(headers)) == out
+
+
+def test_a_member_that_is_out_of_step_says_what_it_did() -> None:
+    first, second = meshes(2)
+    together(lambda: first.exchange(3, 0, {"what": "step"}), lambda: second.exchange(3, 0, {"what": "step"}))
+    told = together(lambda: first.exchange(4, 0, {"what": "agree"}), lambda: second.exchange(5, 0, {}))
+    assert any(isinstance(error, OutOfStep) for error in told)
+    assert first.history().endswith("2 exchanges, the last ones (operation.phase): 3.0 step, 4.0 agree")
 
 
 @pytest.mark.parametrize("mode", ["fixed", "consistent"])

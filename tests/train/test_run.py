@@ -198,6 +198,29 @@ def test_workers_at_different_points_of_the_script_are_told_so(stage: Any) -> No
     assert "must make the same calls" in job.output()
 
 
+def test_members_out_of_step_once_do_not_end_a_job_that_trains(stage: Any) -> None:
+    stray = "if job.rank == 1 and job.steps == 3: job.agree(True)"
+    script = LINEAR.replace("time.sleep(pace)", f"time.sleep(pace)\n            {stray}")
+    job = stage.run(script, "10", "0.005", workers=2)
+    assert job.wait() == 0
+    assert TRAINED[:7] in job.output() and "steps 100" in job.output()
+    told = job.events("out_of_step")
+    assert told and {event["step"] for event in told} == {3} and {event["operation"] for event in told} == {3}
+    assert "is out of step" in job.output() and "w1 is started again: it is at agree" in job.output()
+
+
+def test_newcomers_join_scripts_that_reduce_after_each_step(stage: Any) -> None:
+    body = "total = job.step(nn.functional.mse_loss(model(a), b)) and job.reduce(n=len(a))\n"
+    body += "            assert job.rehearsing or total['n'] == 20"
+    script = LINEAR.replace("job.step(nn.functional.mse_loss(model(a), b))", body)
+    job = stage.run(script, "20", "0.005", workers=1)
+    job.members(1)
+    job.resize(2)
+    job.members(2)
+    assert job.wait() == 0 and "steps 200" in job.output()
+    assert job.events("out_of_step") == []
+
+
 def test_a_resize_beyond_the_bounds_is_refused(stage: Any) -> None:
     job = stage.run(LINEAR, "30", "0.01", workers=1, maximum=2)
     job.members(1)

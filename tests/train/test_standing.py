@@ -53,6 +53,7 @@ def test_a_candidate_is_taken_once_it_is_connected(member: Standing) -> None:
     assert member.connected(second)
     assert member.pick(1) == 0, "the newcomer is in another epoch"
     assert member.pick(0) == 2 and member.take(2) is second
+    assert member.brings_newcomers(2) and not member.brings_newcomers(1)
     (said,) = member.enter(second, 5, 0)
     assert isinstance(said, Send) and said.message["generation"] == 2 and member.hello()["generation"] == 2
 

@@ -95,6 +95,11 @@ class JobEvent:
                 return f"newcomer {self.worker} cannot be reached by {others}; it is tried again"
             case "standstill":
                 return f"step {self.step + 1} stands still and waits for {others}"
+            case "out_of_step":
+                return (
+                    f"{self.worker} found the workers out of step; step {self.step + 1} is made again, "
+                    "see the job's log"
+                )
             case "straggler":
                 return f"{self.worker} was {self.times:.1f} times slower than the others and is replaced"
             case "back":
@@ -178,6 +183,9 @@ def read_event(raw: object, slots: int) -> JobEvent:
     if kind == "standstill":
         step = _whole(event.get("step"), "step", 0, int(MOST_STEPS))
         return JobEvent(kind, step=step, others=_names(event.get("workers"), "workers"))
+    if kind == "out_of_step":
+        step = _whole(event.get("step"), "step", 0, int(MOST_STEPS))
+        return JobEvent(kind, _name(event.get("worker"), "worker"), step=step)
     if kind == "straggler":
         times = _number(event.get("times"), "times", 1.0, MOST_TIMES)
         leads = event.get("leader") is True

@@ -36,6 +36,7 @@ class BySteps(Stepper):
             while self.steps < steps and not self.enough():
                 yield self.steps
                 if not self._rehearsing:
+                    self._switch_if_agreed()
                     continue
                 if not self._samples:
                     raise UsageError("job.loop: the loop body never called job.sample")

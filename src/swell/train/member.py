@@ -6,6 +6,7 @@ docs/runtime.md explains it ("Generations", "Death"); the coordinator's side is 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from swell.train.agent.errors import LEFT, RESPAWN, PeerLost
+from swell.train.agent.errors import LEFT, RESPAWN, Misfit, OutOfStep, PeerLost
 from swell.train.data.loader import ElasticLoader
 from swell.train.data.samples import key, seed_all
 from swell.train.modes.ranks import LogicalRanks
@@ -25,6 +26,11 @@ from swell.train.sync.link import STOP
 
 if TYPE_CHECKING:
     from swell.train.modes.adaptation import Adaptation
+
+log = logging.getLogger(__name__)
+
+MOST_STRAYS, STRAYS_WITHIN_STEPS = 3, 1000
+"""How often, within so many steps, members may be out of step before that ends a job that has trained."""
 
 
 class Member(Saving):
@@ -44,6 +50,10 @@ class Member(Saving):
     _ended: bool
     _preparing: tuple[int, threading.Thread] | None = None
     """The candidate for whose newcomers this worker allocates memory, and the thread that does it."""
+    _agreed: tuple[int, int] | None = None
+    """A candidate that all members agreed on and have not switched to yet, and the epoch they were in."""
+    _strays: tuple[int, ...] = ()
+    """The latest steps in which this worker found the members out of step."""
 
     def _offer(self) -> int:
         if self._link is None:
@@ -116,6 +126,8 @@ class Member(Saving):
                 found.close()
                 self._link.release()
                 continue
+            except Misfit as error:
+                self._begin_anew(error)
             if self._rehearsed and self.epoch != standing:
                 os._exit(RESPAWN)  # the script's loop variable says otherwise
             self._rehearsing, self._entered = False, True
@@ -124,8 +136,22 @@ class Member(Saving):
             self._begin_random()
             return True
 
+    def _switch_if_agreed(self) -> None:
+        """Where the script draws a batch: switch to the candidate that all members agreed on, if any.
+
+        Newcomers wait at this point of their script. So members enter a generation with newcomers here, and
+        not in `job.step`, after which the script may still call `job.reduce` or `job.agree`.
+        """
+        if self._agreed is None or self._link is None:
+            return
+        (number, epoch), self._agreed = self._agreed, None
+        if epoch == self.epoch:
+            self._switch(number)
+        else:
+            self._link.release()  # the script left its loop; the newcomers wait in the epoch before
+
     def _switch(self, number: int) -> None:
-        """Enter candidate `number`, on which all members agreed in the step that was just committed."""
+        """Enter candidate `number`, on which all members agreed in the last step."""
         assert self._link is not None
         if number == STOP:
             self._leave_all()
@@ -170,6 +196,10 @@ class Member(Saving):
             self._end_here()
         self._leave(STOP)
 
+    def _brings_newcomers(self, number: int) -> bool:
+        """Whether candidate `number` has members that the present generation has not."""
+        return self._link is not None and self._link.brings_newcomers(number)
+
     def _leave_if_out(self, number: int) -> None:
         """Leave if this worker is not in candidate `number`, on which all members agreed."""
         assert self._link is not None
@@ -177,11 +207,18 @@ class Member(Saving):
             if number != STOP and self._link.take(number) is None:
                 self._leave(number)
 
-    def _recover(self) -> bool:
-        """Form the next generation after a death; True if the present operation is complete after all."""
+    def _recover(self, error: Exception | None = None) -> bool:
+        """Form the next generation after a death; True if the present operation is complete after all.
+
+        `error`: what the operation ended with. Members that are out of step (`OutOfStep`) try it again too,
+        and those that do not fit are replaced (`misfits`), but not for ever.
+        """
         if self._link is None:
             raise PeerLost("a job of one has no peers to lose")
+        if isinstance(error, OutOfStep):
+            self._note_stray(error)
         begin, noticed = time.perf_counter(), time.time()
+        self._agreed = None
         covered = self._shares.coverage()
         while True:
             self._crew.close()
@@ -192,6 +229,8 @@ class Member(Saving):
                 break
             except PeerLost:
                 continue
+            except Misfit as misfit:
+                self._begin_anew(misfit)
         self._link.entered(mesh, self.steps, self.epoch)
         if entered.complete:
             self._shares.others = dict(entered.covered)
@@ -207,6 +246,27 @@ class Member(Saving):
                 noticed_s=round(noticed, 6),
             )
         return entered.complete
+
+    def _note_stray(self, error: OutOfStep) -> None:
+        """Write down all that may tell why members are out of step; raise `error` if that comes too often."""
+        assert self._link is not None
+        mesh = self._crew.mesh
+        log.error(
+            f"worker {self._link.name} is out of step: {error}. It is at step {self.steps} of epoch "
+            f"{self.epoch}, operation {self._crew.operation}; the latest candidate is "
+            f"{self._link.candidate()}; {mesh.history()}"
+        )
+        recent = [step for step in self._strays if step > self.steps - STRAYS_WITHIN_STEPS]
+        self._strays = (*recent, self.steps)
+        if len(self._strays) > MOST_STRAYS or not self._crew.proven:
+            raise error
+        fields = {"step": self.steps, "generation": mesh.number, "operation": self._crew.operation}
+        self._link.event("out_of_step", **fields, tries=len(self._strays), error=str(error))
+
+    def _begin_anew(self, error: Misfit) -> NoReturn:
+        """Ask for a new process in place of this one, which stands at another point of the script."""
+        log.error("worker %s is started again: %s", self._link.name if self._link else "", error)
+        os._exit(RESPAWN)
 
     def _begin_random(self) -> None:
         if self._ranks is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from swell.train import heartbeat, reporting
-from swell.train.agent.errors import PeerLost, UsageError
+from swell.train.agent.errors import OutOfStep, PeerLost, UsageError
 from swell.train.data import plan
 from swell.train.data.loader import ElasticLoader, Share
 from swell.train.data.plan import Tree
@@ -157,7 +157,11 @@ class Stepper(Member):
         if self._rehearsing and not self._join():
             return
         loader.begin()
-        while (share := self._shares.draw(loader, self.rank, self.world)) is not None:
+        while True:
+            self._switch_if_agreed()
+            share = self._shares.draw(loader, self.rank, self.world)
+            if share is None:
+                return
             if not share.pending:  # this worker has no samples (left) in this step, but takes part
                 self._sync()
                 continue
@@ -249,17 +253,20 @@ class Stepper(Member):
                 else:
                     header |= {} if alone else self._gather(share)
                     reduced = self._crew.all_reduce(header, self._tree(share.size), norms=norms)
-        except PeerLost:
-            if not self._recover():
+        except (PeerLost, OutOfStep) as error:
+            if not self._recover(error):
                 return False
             assert self._crew.reducer.result is not None
             reduced = self._crew.reducer.result
         offered = header["candidate"]
         agreed = mesh is self._crew.mesh and all(h["candidate"] == offered for h in reduced.headers)
-        if offered and agreed:
+        later = bool(offered and agreed) and self._brings_newcomers(offered)
+        if offered and agreed and not later:
             self._leave_if_out(offered)  # the update is for those who go on
         self._commit(reduced, alone)
-        if offered and agreed:
+        if later:
+            self._agreed = (offered, self.epoch)
+        elif offered and agreed:
             self._switch(offered)
         elif offered and self._link is not None:
             self._link.release()
@@ -324,8 +331,8 @@ class Stepper(Member):
         while True:
             try:
                 headers = self._crew.share(header)
-            except PeerLost:
-                if not self._recover():
+            except (PeerLost, OutOfStep) as error:
+                if not self._recover(error):
                     continue
                 headers = self._crew.held_headers()
             self._crew.completed()

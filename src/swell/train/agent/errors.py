@@ -4,6 +4,7 @@ TrainError
   UsageError        the script uses the runtime in a way that cannot work; the message says what to change
   PeerLost          a member of the generation is gone; the survivors re-form (never seen by users)
   OutOfStep         members called different operations at the same point
+  Misfit            this worker cannot go on with the others; a new process takes its place
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ class PeerLost(TrainError):
 
 class OutOfStep(TrainError):
     """Members of one generation called different operations at the same point of the script."""
+
+
+class Misfit(TrainError):
+    """This worker stands at another point of the script than the other members of its new generation."""
 
 
 LEFT = 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from swell.train import heartbeat, reporting
-from swell.train.agent.errors import PeerLost
+from swell.train.agent.errors import OutOfStep, PeerLost
 from swell.train.data.plan import Tree
 from swell.train.job import Job
 from swell.train.sync.level import Optimized
@@ -136,9 +136,9 @@ class ScriptJob(Job):
         while True:
             try:
                 reduced = self._crew.all_reduce(header, tree)
-            except PeerLost:
+            except (PeerLost, OutOfStep) as error:
                 header["candidate"] = 0  # the offer belonged to the generation that broke
-                if not self._recover():
+                if not self._recover(error):
                     continue  # the inputs are still there: sum again, without the lost members
                 assert self._crew.reducer.result is not None
                 reduced = self._crew.reducer.result

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from swell.train.agent.errors import UsageError
+from swell.train.agent.errors import Misfit, UsageError
 from swell.train.data.plan import Range, Tree
 from swell.train.sync import level
 from swell.train.sync.flat import FlatModel
@@ -23,6 +23,9 @@ from swell.train.sync.link import Link
 from swell.train.sync.mesh import ENTER, READY, VOTE, Header, Mesh, solo
 from swell.train.sync.reducer import Norms, Reduced, Reducer
 from swell.train.sync.reduction import Reduction
+
+STEP = "step"
+"""What a member is doing that sums gradients; other operations are named by what the script called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,14 @@ class Crew:
         self.operation = 0
         """The number of the next operation; all before it are complete."""
         self.live = False
+        self.proven = False
+        """True once the job's script has completed an operation, here or on the members that it came from."""
         self._carrier = carrier
         self._facts = facts
         self._held = -1
         self._held_headers: list[Header] = []
+        self._doing = ""
+        """What the present operation is (`STEP`, "reduce", ...); empty between two operations."""
         self.handover = HandOver(carrier, flat.device)
         self._source: Source | None = None
         """What brings the newcomers of the present candidate level."""
@@ -114,6 +121,7 @@ class Crew:
         norms: Norms | None = None,
     ) -> Reduced:
         """Sum the gradients over all members; PeerLost if a member is gone."""
+        self._doing = STEP
         return self.reducer.all_reduce(self.operation, header, tree, norms=norms)
 
     def begin(
@@ -124,15 +132,18 @@ class Crew:
         norms: Norms | None = None,
     ) -> Reduction:
         """Begin to sum the gradients over all members while backward computes them."""
+        self._doing = STEP
         return self.reducer.begin(self.operation, header, tree, norms=norms)
 
     def completed(self) -> None:
         """Record that the present operation took effect here, and that newcomers in it have their state."""
         self.operation += 1
+        self.proven, self._doing = True, ""
         self.handover.forget()
 
     def share(self, header: Header) -> list[Header]:
         """Try once to exchange the headers of all members, as an operation with a vote."""
+        self._doing = str(header.get("what", "share"))
         headers = self.mesh.exchange(self.operation, READY, header)
         self._held, self._held_headers = self.operation, headers
         self.mesh.exchange(self.operation, VOTE, {})
@@ -195,6 +206,7 @@ class Crew:
             "live": self.live,
             "operation": self.operation,
             "held": holding,
+            "doing": self._doing,
             "covered": covered,
             "facts": self._facts,
             "staging": self.handover.staging,
@@ -204,6 +216,10 @@ class Crew:
         begin = time.perf_counter()
         headers = mesh.exchange(0, ENTER, mine)
         waited_s = time.perf_counter() - begin
+        if unfit := misfits(headers):
+            if mesh.rank in unfit:
+                raise Misfit(unfit[mesh.rank])
+            raise mesh.gone(min(unfit))
         if self.link is not None:
             self.link.hold(mesh.number)
         for name, header in zip(mesh.members, headers):
@@ -233,12 +249,11 @@ class Crew:
         complete = False
         if not joined:
             if self.operation < top:
-                assert holding == self.operation, "all members voted for an operation that one completed"
-                complete = True
+                complete = True  # all members voted for it, so this one holds its sum
             else:
                 # A newcomer has no sum to complete the operation with: then all members do it again.
                 complete = all(h["live"] and h["operation"] == top and h["held"] == top for h in headers)
-        self.live = True
+        self.live, self.proven = True, self.proven or bool(live)
         merged: dict[str, list[Range]] = {}
         if not complete or self.operation < top:
             for header in headers:
@@ -272,3 +287,29 @@ class Crew:
         """Allocate the memory for handing this state over, before a member waits for it."""
         near = all(self.handover.same_device(mesh, rank) for rank in mesh.peers)
         self.handover.prepare(self.handover.staged(state) if near else list(state.values()))
+
+
+def misfits(headers: list[Header]) -> dict[int, str]:
+    """The ranks that cannot go on with the others in a new generation, and why; all members find the same.
+
+    Members go on from the last operation that any of them completed. A worker without state begins where the
+    script draws a batch, so it can join members in a step, but not members that are at a `job.reduce` after
+    it: their state no longer says where that is. If members are at different operations, the oldest of them
+    is right.
+    """
+    live = [header for header in headers if header["live"]]
+    if not live:
+        return {}
+    top = max(header["operation"] for header in live)
+    doing = next((h["doing"] for h in live if h["operation"] == top and h["doing"]), "")
+    out: dict[int, str] = {}
+    for rank, header in enumerate(headers):
+        if not header["live"]:
+            if doing not in ("", STEP):
+                out[rank] = f"it has no state yet, and the others are not at a step but at job.{doing}"
+        elif header["operation"] == top:
+            if header["doing"] not in ("", doing):
+                out[rank] = f"it is at {header['doing']}, and the others are at {doing}"
+        elif header["operation"] < top - 1 or header["held"] != header["operation"]:
+            out[rank] = f"it is at operation {header['operation']}, and the others are at {top}"
+    return out

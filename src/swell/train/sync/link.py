@@ -91,6 +91,16 @@ class Link:
         with self._changed:
             return self._standing.take(number)
 
+    def brings_newcomers(self, number: int) -> bool:
+        """Whether candidate `number` is still there and has members that this generation has not."""
+        with self._changed:
+            return self._standing.brings_newcomers(number)
+
+    def candidate(self) -> str:
+        """The latest candidate in words, for the job's log."""
+        offer = self._standing.offer
+        return "none" if offer is None else f"{offer.number} of {' '.join(offer.members)}"
+
     def wait_recovery(self, broken: Mesh, operation: int) -> Mesh:
         """Report that a generation is broken, and wait for the mesh of the one that replaces it."""
         with self._changed:

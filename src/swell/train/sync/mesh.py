@@ -14,6 +14,7 @@ import json
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ _CHILDREN = 8
 _GLANCE_S = 0.008
 """How long to wait for a member before checking whether it is still alive."""
 _PF_EXITING = 0x4
+_LATEST = 12
+"""Exchanges that a member remembers, to say what it did before it was out of step."""
 _MOST_HEADER_BYTES = 64 << 20
 """A member that announces a longer header is not understood: its connection is given up."""
 
@@ -91,6 +94,10 @@ class Mesh:
         """True if a leaving member's connection may end in the present exchange once its message is here."""
         self._present: tuple[int, int, float] | None = None
         """The present exchange: operation, phase and when it began."""
+        self._begun = 0
+        """How many exchanges this member has begun in this generation."""
+        self._latest: deque[tuple[int, int, Any]] = deque(maxlen=_LATEST)
+        """The last of them: operation, phase and what the script called."""
 
     def exchange(
         self,
@@ -109,6 +116,8 @@ class Mesh:
         if self.size == 1:
             return [header]
         text = json.dumps(header, separators=(",", ":")).encode()
+        self._begun += 1
+        self._latest.append((operation, phase, header.get("what")))
         self.heard, self._last_words = set(), False
         self._present = (operation, phase, time.monotonic())
         try:
@@ -137,6 +146,14 @@ class Mesh:
             self._present = None
         answers[self.rank] = header
         return [answers[rank] for rank in range(self.size)]
+
+    def history(self) -> str:
+        """What this member has exchanged in this generation, in words, for the job's log."""
+        names = [f"{one}.{phase}{f' {what}' if what else ''}" for one, phase, what in self._latest]
+        return (
+            f"generation {self.number} of {' '.join(self.members)}, {self._begun} exchanges, "
+            f"the last ones (operation.phase): {', '.join(names)}"
+        )
 
     def waits(self) -> Waits | None:
         """Which members the present exchange still waits for, if there is one; any thread may ask."""

@@ -254,7 +254,7 @@ class Standing:
         offer = self.offer
         if offer is None or offer.recovery or offer.number <= self.generation:
             return 0
-        if offer.epoch != epoch and not set(offer.members) <= set(self.members):
+        if offer.epoch != epoch and self.brings_newcomers(offer.number):
             return 0  # its newcomers are in another epoch; the coordinator will tell them
         if self.name in offer.members and offer.number not in self.meshes:
             return 0
@@ -270,6 +270,13 @@ class Standing:
         if offer is None or offer.number != number:
             raise PeerLost(f"candidate {number} was replaced by a newer one")
         return self.meshes[number] if self.name in offer.members else None
+
+    def brings_newcomers(self, number: int) -> bool:
+        """Whether candidate `number` is the latest one and has members that this generation has not."""
+        offer = self.offer
+        if offer is None or offer.number != number:
+            return False
+        return not set(offer.members) <= set(self.members)
 
     def joinable(self) -> Mesh | int | None:
         """A connected candidate, or the epoch that the job has gone on to; None if neither is there yet."""
