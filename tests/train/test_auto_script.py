@@ -6,15 +6,23 @@ import io
 import random
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from swell.train import heartbeat
 from swell.train.auto import layout
@@ -49,16 +57,28 @@ def test_parts_that_count_cover_a_batch_once(size: int, world: int) -> None:
 
 
 def test_the_samplers_own_order_is_the_same_everywhere_and_leaves_the_generators_alone() -> None:
-    torch.manual_seed(1)
-    random.seed(1)
-    expected = torch.rand(3), random.random()
-    torch.manual_seed(1)
-    random.seed(1)
+    class Shuffled(SequentialSampler):
+        """A sampler of the script's own, which draws from other generators than torch's."""
+
+        def __iter__(self) -> Iterator[int]:
+            indices = list(range(10))
+            random.shuffle(indices)
+            return iter(int(i) for i in np.random.permutation(indices))  # noqa: NPY002
+
+    def seed() -> None:
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+
+    seed()
+    expected = torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002
+    seed()
     weighted = WeightedRandomSampler([0.1] * 5 + [1.0] * 5, 10)
-    for loader in (_loader(shuffle=True), _loader(sampler=weighted)):
+    for loader in (_loader(shuffle=True), _loader(sampler=weighted), _loader(sampler=Shuffled(range(10)))):
         assert _batches(loader, 5) == _batches(loader, 5)
         assert _batches(loader, 5) != _batches(loader, 6)
-    assert torch.equal(torch.rand(3), expected[0]) and random.random() == expected[1]
+    assert torch.equal(torch.rand(3), expected[0])
+    assert (random.random(), np.random.rand()) == expected[1:]  # noqa: NPY002
     assert _batches(_loader(), 5) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
@@ -227,8 +247,8 @@ def test_what_was_agreed_on_in_the_middle_of_an_accumulated_step_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise no later candidate is looked at, and the job never grows again."""
-    link, job = Mock(), Mock(rank=0, world=1, steps=0)
-    monkeypatch.setattr(layout, "trains_others", lambda job: False)
+    link, job = Mock(), Mock(rank=0, world=2, steps=0)
+    monkeypatch.setattr(layout, "trains_others", lambda job, optimizer: False)
     offered = iter([7, 0])
 
     def average(header: dict[str, Any], *_: Any, **__: Any) -> Reduced:
@@ -241,6 +261,32 @@ def test_what_was_agreed_on_in_the_middle_of_an_accumulated_step_is_let_go(
     assert observer._agreed == 7 and not link.release.called
     observer._reduce(job)  # the step's last batch: the pass is over, and nobody may come now
     assert observer._agreed == 0 and link.release.called
+
+
+def test_a_single_worker_asks_for_newcomers_after_a_step_and_lets_go_of_what_it_agreed_to_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With two optimizers it asks twice for one batch, and only the last answer counts."""
+    link, job = Mock(), Mock(rank=0, world=1, steps=0, forwarding=False, confined="")
+    monkeypatch.setattr(layout, "trains_others", lambda job, optimizer: False)
+    job.offer = Mock(side_effect=[7, 0])
+    observer = Observer(link, iter, leads=True)
+    observer.job = job
+    observer.after_step(Mock(), (), {})
+    assert observer._agreed == 7 and not link.release.called
+    observer.after_step(Mock(), (), {})
+    assert observer._agreed == 0 and link.release.called
+
+
+def test_a_single_worker_with_a_part_of_a_batch_keeps_its_mean_and_computes_the_rest_later() -> None:
+    """It drew the batch when there were two; no other worker's part is added, so nothing is weighted."""
+    job = Mock(rank=0, world=1, steps=0, confined="")
+    job.average = lambda *given, **options: ScriptJob.average(job, *given, **options)
+    observer = Observer(Mock(), iter, leads=True)
+    here = Pass(_loader(), 0, 5, lambda p: None, training=True)
+    observer._active, observer._current = [here], [here.take(0, 2)]
+    observer._reduce(job)
+    assert not job.rescale.called and here.carry == [2, 3]
 
 
 def _reporting_job(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -276,13 +322,13 @@ def test_a_report_is_made_now_and_then_and_after_the_last_step(monkeypatch: pyte
 def test_a_parameter_that_was_frozen_or_added_later_is_noticed_by_its_gradient() -> None:
     old, new = (nn.Parameter(torch.zeros(1)) for _ in range(2))
     optimizer = torch.optim.SGD([old], lr=1.0)
-    job = Mock(optimizer=optimizer, unexchanged=(-1, []), parameters=lambda: [old])
+    job = Mock(unexchanged={}, parameters=lambda: [old])
     old.grad = torch.ones(1)
-    assert not layout.trains_others(job)
+    assert not layout.trains_others(job, optimizer)
     optimizer.add_param_group({"params": [new]})
-    assert not layout.trains_others(job), "it is not trained yet"
+    assert not layout.trains_others(job, optimizer), "it is not trained yet"
     new.grad = torch.ones(1)
-    assert layout.trains_others(job)
+    assert layout.trains_others(job, optimizer)
 
 
 def test_a_data_set_that_gives_many_samples_at_once_is_asked_so() -> None:

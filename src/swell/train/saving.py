@@ -33,12 +33,12 @@ class Saving:
     @property
     def rank(self) -> int:
         """This worker's place in the present generation (changes when membership does)."""
-        return self._crew.rank
+        return self._crew.mesh.rank
 
     @property
     def world(self) -> int:
         """Workers in the present generation."""
-        return self._crew.size
+        return self._crew.mesh.size
 
     @property
     def generation(self) -> int:
@@ -48,7 +48,7 @@ class Saving:
     @property
     def is_leader(self) -> bool:
         """True on exactly one worker: the one that prints and saves."""
-        return self._crew.rank == 0 and not self._rehearsing
+        return self._crew.mesh.rank == 0 and not self._rehearsing
 
     @property
     def rehearsing(self) -> bool:

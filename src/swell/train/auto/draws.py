@@ -81,19 +81,24 @@ class Draws(Position):
         elif not self._ahead and here.main is None:
             self._boundary()
         here.touched = True
-        if here.at_end():
+        samples = self._cut(here, job.rank, job.world)
+        if samples is None:
             here.over = True
             raise StopIteration
-        samples = self._cut(here, job.rank, job.world)
         if here.loader.num_workers:
             pool = self._pool(here.loader)
             ahead = here.upcoming(job.rank, job.world, 2 * here.loader.num_workers)
             pool.plan([samples, *ahead], None)
         return self._fetch(here, samples)
 
-    def _cut(self, here: Pass, rank: int, world: int) -> list[Any]:
-        """Draw a batch; returns this worker's samples of it."""
-        if world > 1 and self.reduction.kind in (None, NEITHER):
+    def _cut(self, here: Pass, rank: int, world: int) -> list[Any] | None:
+        """Draw a batch; returns this worker's samples of it, or None if nothing is left."""
+        if world == 1:
+            drawn = here.take_whole()
+            return None if drawn is None else drawn.window
+        if here.at_end():
+            return None
+        if self.reduction.kind in (None, NEITHER):
             whole = here.take_whole(counts=rank == 0)
             assert whole is not None
             whole.undivided = True

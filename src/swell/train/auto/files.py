@@ -174,8 +174,8 @@ class Files:
         """`os.stat` and `os.access`."""
 
         def call(target: Any, *args: Any, **options: Any) -> Any:
-            path = None if options.get("dir_fd") is not None else self.path(target)
-            if path is None or self.leads():
+            path = None if self.leads() or options.get("dir_fd") is not None else self.path(target)
+            if path is None:
                 return original(target, *args, **options)
             place = self.where(path)
             return original(target if place == path else place, *args, **options)

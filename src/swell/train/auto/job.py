@@ -25,7 +25,7 @@ from swell.train.sync.transfer import _cloned as cloned
 
 ALONE = Reduced([], 0.0, 0.0)
 """What a step exchanged in a job of one worker."""
-REPORT_S = 0.02
+REPORT_S = 0.1
 """Reports are made at most so often; heartbeats carry them, and those are rarer."""
 
 
@@ -56,8 +56,8 @@ class ScriptJob(Job):
         """Why this job has only one worker, or ''."""
         self.resumed = False
         """True if this worker has begun from a checkpoint, and not from another worker's state."""
-        self.unexchanged: tuple[int, list[Tensor]] = (-1, [])
-        """How many parameters the optimizer has, and those of them that the workers do not exchange."""
+        self.unexchanged: dict[int, tuple[int, list[Tensor]]] = {}
+        """By id of an optimizer: how many parameters it has, and those that the workers do not exchange."""
         self._unreported: tuple[Reduced, int, bool, float] | None = None
         self._reported_s = 0.0
 

@@ -92,9 +92,10 @@ class Journal:
 
     def _load(self) -> None:
         with contextlib.suppress(OSError):
-            size = system.stat(self._file).st_size
-            if size != self._bytes:
-                with system.open_file(self._file) as file:
-                    lines = file.read().splitlines()
-                self._noted |= dict(map(json.loads, lines))
-                self._bytes = size
+            if system.stat(self._file).st_size > self._bytes:
+                with system.open_file(self._file, "rb") as file:
+                    file.seek(self._bytes)
+                    lines = file.read().splitlines(keepends=True)
+                complete = [line for line in lines if line.endswith(b"\n")]  # another worker may be writing
+                self._noted |= dict(map(json.loads, complete))
+                self._bytes += sum(map(len, complete))

@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from swell.train.auto.job import ScriptJob
 
 
-def trains_others(job: ScriptJob) -> bool:
-    """Whether a parameter has a gradient that the job does not exchange: it was frozen when it began."""
-    groups = job.optimizer.param_groups
-    count = sum(len(group["params"]) for group in groups)
-    if count != job.unexchanged[0]:  # the first step, or parameters were added to the optimizer
-        known = {id(p) for p in job.parameters()}
-        others = [p for group in groups for p in group["params"] if id(p) not in known]
-        job.unexchanged = count, others
-    return any(p.grad is not None for p in job.unexchanged[1])
+def trains_others(job: ScriptJob, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a parameter of `optimizer` that the job does not exchange has a gradient: it was unfrozen."""
+    count = 0
+    for group in optimizer.param_groups:
+        count += len(group["params"])
+    known, others = job.unexchanged.get(id(optimizer), (-1, []))
+    if count != known:  # the optimizer's first step, or parameters were added to it
+        exchanged = {id(p) for p in job.parameters()}
+        others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in exchanged]
+        job.unexchanged[id(optimizer)] = count, others
+    return bool(others) and any(p.grad is not None for p in others)
 
 
 def is_stale(job: ScriptJob) -> bool:
@@ -48,7 +50,7 @@ def lay_out(job: ScriptJob, model: nn.Module, optimizer: torch.optim.Optimizer) 
     The layout is part of what all members must agree on, so the others join again with the new one.
     """
     job.model, job.optimizer = model, optimizer
-    job.unexchanged = (-1, [])
+    job.unexchanged = {}
     job._updater.optimizer = optimizer
     job._flat = FlatModel(model)
     crew = job._crew

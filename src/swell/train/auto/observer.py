@@ -65,17 +65,18 @@ class Observer(Draws):
         The sum over a worker's part is made as large as the sum over the whole batch would be, because the
         parts are averaged.
         """
-        if self.alone or self.job is None or os.getpid() != self.pid:
+        if self.job is None or gradients is not None or self.alone:
             return gradients
-        losses = [roots] if isinstance(roots, Tensor) else list(roots)
-        if gradients is not None or any(loss.numel() != 1 for loss in losses):
-            return gradients
-        self._loss = losses[0].detach()
+        losses = (roots,) if isinstance(roots, Tensor) else tuple(roots)
+        for loss in losses:
+            if loss.numel() != 1:
+                return gradients
+        self._loss = losses[0]
         if self.reduction.kind != SUM:
             return gradients
         head = next((p.flight[0] for p in self._active if p.training and p.flight), None)
         head = head or (self._current[0] if self._current else None)
-        if head is None or not head.samples or self.job.forwarding:
+        if head is None or not head.samples or head.is_whole or self.job.forwarding:
             return gradients
         factor = len(head.window) / (head.part[1] - head.part[0])
         scaled = [torch.full_like(loss, factor) for loss in losses]
@@ -83,8 +84,6 @@ class Observer(Draws):
 
     def after_backward(self) -> None:
         """The gradients have been computed."""
-        if os.getpid() != self.pid:
-            return
         if self.alone:
             if not any(ref() is not None for ref in self.made):  # by hand, so this is all there is of a step
                 self._lone.step(self.link)
@@ -93,31 +92,45 @@ class Observer(Draws):
         self._dirty = True
         self._backwards += 1
         self._in_step += 1
-        if self.job is None and self._backwards > 1 and not any(ref() is not None for ref in self.made):
+        job = self.job
+        if job is None and self._backwards > 1 and not any(ref() is not None for ref in self.made):
             confinement.run_alone(self, confinement.BY_HAND)
             return
-        known = self.job is not None
-        group = [p for p in self._active if p.flight and (p.training or p.touched or not known)]
-        if self.job is not None:
+        active = self._active
+        if job is not None and len(active) == 1 and active[0].training:  # most scripts, most of the time
+            group = active if active[0].flight else []
+        else:
+            group = self._drawn_from(job)
+        if group:
+            self._in_this_step += 1
+            self._current = [here.flight.popleft() for here in group]
+        for here in self._active:
+            here.touched = False
+            if len(here.flight) > self._most_in_flight and here in group:
+                self._most_in_flight = len(here.flight)
+        if job is not None and not job.forwarding:
+            self._reduce(job)
+        self._loss = None
+
+    def _drawn_from(self, job: ScriptJob | None) -> list[Pass]:
+        """The passes whose batches the present gradients are of; they are training passes from now on."""
+        group = [p for p in self._active if p.flight and (p.training or p.touched or job is None)]
+        if job is not None:
             for here in [p for p in group if not p.training]:  # this loader's first use in training
                 main = next((p for p in group if p.training and p.main is None), None)
                 self._begin_pass(here, follows=main)
                 for drawn in here.flight:
-                    drawn.ordinal, drawn.counts = here.ordinal, self.job.rank == 0
-        if group:
-            self._in_this_step += 1
-            self._current = [here.flight.popleft() for here in group]
-            self._most_in_flight = max(self._most_in_flight, *(len(here.flight) for here in group))
-        for here in self._active:
-            here.touched = False
-        if self.job is not None and not self.job.forwarding:
-            self._reduce(self.job)
+                    drawn.ordinal, drawn.counts = here.ordinal, job.rank == 0
+        return group
 
     def _reduce(self, job: ScriptJob) -> None:
         """Average the gradients of the present batch over all workers that have a part of it."""
-        drawn = self._current[0] if self._current else None
-        if job.world == 1 and drawn is not None and drawn.is_whole:
-            self._keep(job, drawn)
+        drawn, alone = self._current[0] if self._current else None, job.world == 1
+        if alone and drawn is not None and drawn.is_whole:  # nothing to exchange, and nobody to agree with
+            self._last = ALONE
+            loss = self._read_loss(drawn, job)
+            if loss is not None and math.isfinite(loss):
+                job.add_loss(loss)
             return
         header: Header
         if drawn is None:  # no data in it: all workers computed the same
@@ -129,15 +142,16 @@ class Observer(Draws):
             size = len(drawn.window)
             self._look_at_loss(drawn, header, job)
         header["steps"] = job.steps
-        unfrozen = layout.trains_others(job)
+        unfrozen = not alone and layout.trains_others(job, job.optimizer)
         if unfrozen and job.rank:
             os._exit(RESPAWN)  # joins again, with a layout that has what is trained now
-        if drawn is not None and not drawn.samples and job.world == 1:
+        if drawn is not None and not drawn.samples and alone:
             job.rescale(0.0)  # samples that this worker had drawn before it came to the job's position
         weight = header["n"] / size if size else 0.0
         if self._agreed:  # with an earlier batch of this step, which was not the step's last one after all
             self.link.release()
-        reduced = self._last = job.average(header, weight, _tree, may_change=self._may_change())
+        may_change = not alone and self._may_change()
+        reduced = self._last = job.average(header, weight, _tree, may_change=may_change)
         self._agreed = _common([h["candidate"] for h in reduced.headers])
         if header["candidate"] and not self._agreed:
             self.link.release()
@@ -154,7 +168,7 @@ class Observer(Draws):
         if not going or drawn is None:
             return
         full = max(int(h.get("size", size)) for h in going)
-        if total != full:
+        if total != full and not alone:  # a single worker's mean over its samples was not weighted
             job.rescale(full / total)
         gaps = plan.missing(full, [(h["part"][0], h["part"][1]) for h in going])
         if gaps and drawn.window:
@@ -163,22 +177,12 @@ class Observer(Draws):
                 here.carry += [drawn.window[i] for low, high in gaps for i in range(low, high)]
                 here.over = False
 
-    def _keep(self, job: ScriptJob, drawn: Drawn) -> None:
-        """What `_reduce` comes to if this worker is the only one and has the whole batch."""
-        if layout.trains_others(job):
-            layout.lay_out(job, auto_script.find_model(self.optimizers), self._whole_optimizer())
-        if self._agreed:  # with an earlier batch of this step, which was not the step's last one after all
-            self.link.release()
-        self._agreed = job.offer() if self._may_change() else 0
-        self._last = ALONE
-        loss = self._read_loss(drawn, job)
-        if loss is not None and math.isfinite(loss):
-            job.add_loss(loss)
-
     def _may_change(self) -> bool:
         """Whether workers may come and go after this step."""
+        if not self._ahead:
+            return True
         here = self._training()
-        if here is None or not self._ahead:
+        if here is None:
             return True
         return self._ahead == len(here.flight) and here.index - self._ahead > _LEAST_STEPS
 
@@ -195,10 +199,10 @@ class Observer(Draws):
 
     def _read_loss(self, drawn: Drawn, job: ScriptJob) -> float | None:
         """This worker's loss of the batch; on a device only now and then, because reading makes it wait."""
-        loss, self._loss = self._loss, None
-        if loss is None or (loss.device.type != "cpu" and job.steps % 10 and drawn.probe < 0):
+        loss = self._loss
+        if loss is None or (drawn.probe < 0 and job.steps % 10 and loss.device.type != "cpu"):
             return None
-        return float(loss)
+        return float(loss.item())
 
     def _hear_loss(self, job: ScriptJob, going: list[Header]) -> None:
         if going and all("loss" in h for h in going):
@@ -219,16 +223,18 @@ class Observer(Draws):
                 confinement.run_alone(self, reason)
                 return
             self._begin(optimizer, confinement.CLOSURE if _may_repeat(optimizer, closure) else "")
-        elif not any(optimizer is known for known in self.optimizers):
+        elif optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
             self.job.optimizer = self._whole_optimizer()
+            self.job.unexchanged = {}
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """The optimizer has stepped."""
         if os.getpid() != self.pid:
             return
         self._dirty = False
-        self._per_step = max(self._per_step, self._in_this_step)
+        if self._in_this_step > self._per_step:
+            self._per_step = self._in_this_step
         self._in_this_step = 0
         job = self.job
         if self.alone:
@@ -237,17 +243,31 @@ class Observer(Draws):
         elif job is not None:
             if self._in_step > 1 and not job.confined:
                 confinement.confine(self, confinement.CLOSURE)
-            here = self._training()
+            here, forwarding = self._training(), job.forwarding
+            if job.world == 1 and not forwarding:
+                self._agree_alone(job, optimizer)
             if here is not None and not here.over:
                 self._ahead = len(here.flight) or self._ahead
-            if job.forwarding:
+            if forwarding:
                 if self._ahead and here is not None and here.ordinal == job.epoch and not here.over:
                     self._arrive_after_step(here)
                 return
-            size = len(self._current[0].window) if self._current else 1
-            job.stepped(self._last, size, divided=not any(drawn.undivided for drawn in self._current))
+            size, divided = 1, True
+            for drawn in self._current:
+                divided = divided and not drawn.undivided
+            if self._current:
+                size = len(self._current[0].window)
+            job.stepped(self._last, size, divided=divided)
             if self._ahead:
                 self._boundary()
+
+    def _agree_alone(self, job: ScriptJob, optimizer: torch.optim.Optimizer) -> None:
+        """What several workers exchange with their gradients, a single one settles after its step."""
+        if layout.trains_others(job, optimizer):
+            layout.lay_out(job, auto_script.find_model(self.optimizers), self._whole_optimizer())
+        if self._agreed:  # after the step of another optimizer on the same batch
+            self.link.release()
+        self._agreed = job.offer() if self._may_change() else 0
 
     def _arrive_after_step(self, here: Pass) -> None:
         job = self.job

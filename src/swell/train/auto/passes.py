@@ -15,13 +15,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from swell.train.auto import script as auto_script
 from swell.train.data.plan import Range
 
 _CHUNK = 16
 """How many batches are drawn from the script's sampler at a time."""
+_OF_TORCH = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+"""Samplers that draw from torch's generator and from no other."""
 
 
 class Order:
@@ -35,7 +44,7 @@ class Order:
         self._loader = loader
         self._seed = seed
         self._batches: Iterator[Any] | None = None
-        self._random: Any = None
+        self._random: tuple[Any, ...] = ()
         self._known: deque[list[int]] = deque()
         self._first = 0
         self._over = False
@@ -62,16 +71,18 @@ class Order:
         self._first += 1
 
     def _draw(self) -> None:
-        kept = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+        loader = self._loader
+        of_torch = type(loader.sampler) in _OF_TORCH and type(loader.batch_sampler) is BatchSampler
+        kept = _get_random(of_torch)
         try:
             if self._batches is None:
-                seed_all_on_host(self._seed)
-                for owner in (self._loader, self._loader.sampler, self._loader.batch_sampler):
+                _seed_all_on_host(self._seed, of_torch)
+                for owner in (loader, loader.sampler, loader.batch_sampler):
                     generator = getattr(owner, "generator", None)
                     if isinstance(generator, torch.Generator):
                         generator.manual_seed(self._seed)
-                assert self._loader.batch_sampler is not None
-                self._batches = iter(self._loader.batch_sampler)
+                assert loader.batch_sampler is not None
+                self._batches = iter(loader.batch_sampler)
             else:
                 _set_random(self._random)
             for _ in range(_CHUNK):
@@ -80,22 +91,30 @@ class Order:
                     self._over = True
                     break
                 self._known.append(_as_list(batch))
-            self._random = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+            self._random = _get_random(of_torch)
         finally:
             _set_random(kept)
 
 
-def seed_all_on_host(seed: int) -> None:
-    """Seed the generators that samplers use, and none of a device."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+def _seed_all_on_host(seed: int, of_torch: bool) -> None:
+    """Seed the generators that samplers use, and none of a device; `of_torch`: torch's alone."""
     torch.default_generator.manual_seed(seed)
+    if not of_torch:
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
 
 
-def _set_random(states: Any) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])  # noqa: NPY002
-    torch.set_rng_state(states[2])
+def _get_random(of_torch: bool) -> tuple[Any, ...]:
+    if of_torch:  # numpy's state alone takes longer to read than the batches take to draw
+        return (torch.get_rng_state(),)
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+
+
+def _set_random(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        random.setstate(states[1])
+        np.random.set_state(states[2])  # noqa: NPY002
 
 
 def _as_list(batch: Any) -> list[Any]:

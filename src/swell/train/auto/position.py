@@ -68,7 +68,10 @@ class Position:
 
     def _training(self) -> Pass | None:
         """The training pass that the script is in: the first one, if it draws from several loaders."""
-        return next((p for p in reversed(self._active) if p.training and p.main is None), None)
+        for here in reversed(self._active):
+            if here.training and here.main is None:
+                return here
+        return None
 
     def _begin_pass(self, here: Pass, *, follows: Pass | None = None) -> None:
         """Begin a training pass; `follows`: the pass with which it shares its steps."""

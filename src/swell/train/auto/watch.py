@@ -169,7 +169,8 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
 
     def watch_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> None:
         nonlocal depth
-        if depth:  # checkpointed layers compute gradients inside a backward pass
+        # Checkpointed layers compute gradients inside a backward pass, and scripts may fork processes.
+        if depth or os.getpid() != observer.pid:
             backward(tensors, grad_tensors, *args, **options)
             return
         depth += 1

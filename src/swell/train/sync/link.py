@@ -66,9 +66,11 @@ class Link:
 
         The candidate is kept until `release`: once a worker has agreed, a newer one must not replace it.
         """
-        if self._standing.stop:
+        standing = self._standing
+        if standing.stop:
             return STOP
-        if self._standing.offer is None:  # most steps: no lock
+        offer = standing.offer
+        if offer is None or offer.number <= standing.generation:  # most steps: no lock
             return 0
         with self._changed:
             return self._standing.pick(epoch)
