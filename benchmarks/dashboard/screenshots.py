@@ -1,6 +1,8 @@
 """Pictures of every page of the dashboard, for the documentation.
 
-python -m benchmarks.dashboard.screenshots [DIRECTORY [PART...]]   (parts: desk, whatif, looks, terminal)
+python -m benchmarks.dashboard.screenshots [DIRECTORY [PART...]]
+
+Parts: desk, whatif, looks, terminal, teams. Without any, all of them are taken.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.dashboard.browser import admin_token, browser, open_page
-from benchmarks.dashboard.stage import Stage, play
+from benchmarks.dashboard.stage import Part, Stage, play
+from swell.domain import Team
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -26,7 +29,7 @@ def main() -> None:
     """Take them."""
     where = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures")
     where.mkdir(parents=True, exist_ok=True)
-    parts = sys.argv[2:] or ["desk", "whatif", "looks", "terminal"]
+    parts = sys.argv[2:] or ["desk", "whatif", "looks", "terminal", "teams"]
     with tempfile.TemporaryDirectory() as folder, play(Path(folder) / "home") as stage:
         if "terminal" in parts:
             asyncio.run(terminal(stage, where))
@@ -37,6 +40,8 @@ def main() -> None:
                 looks(stage, opened, where)
             if "whatif" in parts:
                 whatif(stage, opened, where)
+            if "teams" in parts:  # the last one, because it changes who has what
+                teams(stage, opened, where)
 
 
 def enter(stage: Stage, opened: Browser, path: str, options: dict[str, object]) -> Page:
@@ -92,6 +97,20 @@ def whatif(stage: Stage, opened: Browser, where: Path) -> None:
     page.get_by_role("button", name="Replay").click()
     page.get_by_role("heading", name="Side by side").wait_for(timeout=240_000)
     shoot(page, where / "whatif.png", whole=True)
+
+
+def teams(stage: Stage, opened: Browser, where: Path) -> None:
+    """The same jobs, shared out among teams."""
+    for name, slots, user in (("vision", 12, "ada"), ("language", 8, "alan"), ("ranking", 8, "grace")):
+        stage.plane.set_team(Team(name=name, slots=slots, users=(user,)), force=True)
+    stage.plane.set_team(Team(name="robotics", slots=3, users=("rosa",)), force=True)
+    stage.submit(Part(0, "gpt-urgent", "gpt.py", 9000, owner="alan", priority="high", most=3))
+    page = enter(stage, opened, "/#/cluster", DESK)
+    page.locator("table.teams td.number:nth-child(5)").filter(has_text=re.compile("[1-9]")).first.wait_for()
+    page.wait_for_timeout(2500)
+    card = page.locator("section.card").filter(has=page.locator("table.teams"))
+    card.screenshot(path=where / "teams.png")
+    print(where / "teams.png")
 
 
 async def terminal(stage: Stage, where: Path) -> None:

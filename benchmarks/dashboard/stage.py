@@ -80,6 +80,7 @@ class Part:
     owner: str = "ada"
     most: int | None = None
     least: int = 1
+    priority: str = "normal"
 
 
 @dataclass(slots=True)
@@ -245,6 +246,7 @@ class Stage:
             deadline_s=deadline_s,
             max_workers=part.most,
             min_workers=part.least,
+            priority=part.priority,
         )
         return self.plane.jobs.submit(request, part.owner).job_id
 

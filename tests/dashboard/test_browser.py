@@ -19,6 +19,7 @@ from swell.api.server import Server
 from swell.control.database import connect
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
+from swell.domain import Team
 from swell.engines.local import LocalEngine
 from swell.engines.nursery import Nursery
 from swell.engines.processes import processes_of
@@ -129,6 +130,7 @@ def test_a_life_seen_in_the_browser(platform: _Platform, chromium: Browser, tmp_
     page.get_by_role("button", name="Sign in").click()
     page.locator(".connection.up").wait_for()
     assert "swell_" not in page.url
+    assert not page.get_by_role("heading", name="Teams").is_visible()  # there are none
 
     # Submitted by the form, with a quote as one types. Its script is named like markup and prints some.
     page.get_by_role("link", name="Submit").click()
@@ -195,13 +197,15 @@ def test_a_life_seen_in_the_browser(platform: _Platform, chromium: Browser, tmp_
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Pretended jobs, a minute old."""
+    """Pretended jobs of one team, a minute old; the other team has no job, and lends its slots."""
     made = Stage(tmp_path_factory.mktemp("stage"), "2x4", began_s=time.time() - 60)
+    made.plane.set_team(Team(name="vision", slots=4, users=("ada",)))
+    made.plane.set_team(Team(name="speech", slots=4, users=("eve",)))
     made.rehearse(
         [
             Part(0, "steady", "gpt.py", 90_000),
             Part(20, "promised", "bert.py", 900, within_s=600),
-            Part(30, "short", "resnet50.py", 20),
+            Part(30, "short", "resnet50.py", 20, priority="high"),
         ],
         time.time(),
     )
@@ -283,6 +287,42 @@ def test_jobs_are_found_sorted_and_compared(stage: Stage, chromium: Browser) -> 
 
     page.get_by_role("link", name="Cluster").click()
     page.get_by_text(re.compile("(ebbs|swells) from")).first.wait_for()
+
+
+def test_teams_are_shown_where_slots_and_jobs_are(stage: Stage, chromium: Browser) -> None:
+    assert stage.server is not None
+    page = open_page(chromium, stage.server.url, admin_token(stage.home))
+    rows = page.locator("table.teams tbody tr")
+    rows.get_by_role("link", name="speech").wait_for()
+    # Quota, in use, borrowed, lent, running and waiting, in numbers beside the bars.
+    assert rows.nth(0).locator("td.number").all_text_contents()[:4] == ["4", "8", "4", "0"]
+    assert rows.nth(1).locator("td.number").all_text_contents() == ["4", "0", "0", "4", "0", "0"]
+
+    # A job of the other team comes: what was lent goes back, and the page follows by its events.
+    job_id = stage.submit(Part(0, "speaker", "bert.py", 9000, owner="eve"))
+    rows.nth(1).locator("td.number").nth(1).filter(has_text=re.compile("^4$")).wait_for()
+    rows.nth(0).locator("td.number").nth(2).filter(has_text=re.compile("^0$")).wait_for()
+    stage.plane.cancel(job_id)
+
+    rows.get_by_role("link", name="vision").click()
+    jobs = page.locator("table.jobs tbody tr")
+    jobs.filter(has_text="steady").get_by_text("ada · team vision").wait_for()
+    assert jobs.filter(has_text="speaker").count() == 0
+    assert jobs.filter(has_text="short").locator(".class-high").text_content() == "▲ high priority"
+    page.get_by_role("link", name="steady", exact=True).click()
+    page.locator(".tiles div").filter(
+        has_text=re.compile("^teamvision · has 8 slots, 4 borrowed$")
+    ).wait_for()
+
+    # The server lets no such name in; if there were one, it would be text here.
+    page.route(
+        "**/v1/teams", lambda route: route.fulfill(body=route.fetch().text().replace("speech", HOSTILE))
+    )
+    page.get_by_role("link", name="Cluster").click()
+    page.reload()
+    rows.get_by_role("link", name=HOSTILE).wait_for()
+    assert page.evaluate("window.harmed") is None
+    assert page.locator("table.teams img").count() == 0
 
 
 def test_keys_alone_reach_a_job_and_its_actions(stage: Stage, chromium: Browser) -> None:

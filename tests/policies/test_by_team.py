@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.domain import OTHERS, Cluster, Event, EventKind, InputError, Team, Teams
+from swell.domain import OTHERS, Cluster, Event, EventKind, InputError, Team, Teams, entitled
 from swell.policies import Policy, make_policy
-from swell.policies._team_shares import entitled, share_slots
+from swell.policies._team_shares import share_slots
 from swell.policies.base import gives_promises
 from swell.policies.by_team import FIRST, by_team
 from swell.policies.by_type import ByType, by_type
@@ -30,6 +30,8 @@ def test_entitlements_use_all_slots_and_no_team_has_more_than_its_quota(
     quotas: dict[str, int], capacity: int
 ) -> None:
     own = entitled(quotas, capacity)
+    cut = Teams(tuple(Team(name=name, slots=slots) for name, slots in quotas.items())).within(capacity)
+    assert cut.quotas == {name: own[name] for name in quotas}, "estimates would plan with other quotas"
     assert sum(own.values()) == capacity
     assert all(0 <= own[name] <= quota for name, quota in quotas.items())
     if sum(quotas.values()) <= capacity:

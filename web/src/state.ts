@@ -2,7 +2,7 @@
 // event changes more than its progress is read again, all such jobs of one second together.
 import * as api from "./api";
 import { assign } from "./colours";
-import type { Job, Lane, LanesAnswer, LogEvent, Node } from "./types";
+import type { Job, Lane, LanesAnswer, LogEvent, Node, Team } from "./types";
 import { over } from "./types";
 
 const HISTORY_S = 24 * 3600;
@@ -25,6 +25,7 @@ class State {
   jobs = new Map<string, Job>();
   nodes: Node[] = [];
   policy = "";
+  teams: Team[] = [];
   lanes = new Map<string, Lane>();
   capacity: [number, number][] = [];
   marks: [number, string, string][] = [];
@@ -84,15 +85,17 @@ class State {
     const signal = stopper.signal;
     const since = Math.floor(Date.now() / 1000 - HISTORY_S);
     const history = api.get<LanesAnswer>(`/v1/lanes?since_s=${since}`, signal);
-    const [who, nodes, policy] = await Promise.all([
+    const [who, nodes, policy, teams] = await Promise.all([
       api.get<Who>("/v1/me", signal),
       api.get<{ nodes: Node[] }>("/v1/nodes", signal),
       api.get<{ policy: string }>("/v1/policy", signal),
+      api.get<{ teams: Team[] }>("/v1/teams", signal),
       this.readActive(signal),
     ]);
     this.who = who;
     this.nodes = nodes.nodes;
     this.policy = policy.policy;
+    this.teams = teams.teams;
     this.loaded = true;
     this.changed([]); // the first view does not wait for the past
     const lanes = await history;
@@ -164,6 +167,8 @@ class State {
         if (this.nodesStale || slow || this.stale.size) {
           this.nodesStale = false;
           this.nodes = (await api.get<{ nodes: Node[] }>("/v1/nodes", signal)).nodes;
+          // What teams have changes with jobs and nodes. Whether there are any yet is looked at seldom.
+          if (this.teams.length || slow) this.teams = (await api.get<{ teams: Team[] }>("/v1/teams", signal)).teams;
           if (!slow && !this.stale.size) this.changed([]);
         }
         if (slow) {

@@ -27,6 +27,7 @@ export interface Job {
     deadline_s: number | null;
     min_workers: number;
     max_workers: number | null;
+    priority: string;
   };
   submitted_s: number;
   phase: "queued" | "running" | "paused" | "finished" | "failed" | "cancelled" | "refused";
@@ -56,6 +57,17 @@ export interface Node {
   held: number;
 }
 
+export interface Team {
+  name: string; // empty for all users who are in no team
+  slots: number;
+  users: string[]; // of other teams than one's own only for administrators
+  own: number;
+  used: number;
+  borrowed: number;
+  running: number;
+  waiting: number;
+}
+
 export interface LogEvent {
   seq: number;
   time_s: number;
@@ -76,6 +88,7 @@ export interface Explanation {
   why: string;
   nodes: string[];
   policy: string;
+  team: { name: string; own: number; used: number; borrowed: number } | null;
   estimate: Estimate | null;
   curve: number[] | null;
   steps?: { nodes: number; workers: number; local_batch: number; step_s: number; rate: number; reports: number }[];

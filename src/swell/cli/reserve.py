@@ -203,9 +203,11 @@ def follow(
 
 
 def _what(one: ReservationView) -> str:
+    from swell.domain import many
+
     if one.nodes:
         return "nodes " + ", ".join(one.nodes)
-    slots = f"{one.gpus} slot" if one.gpus == 1 else f"{one.gpus} slots"
+    slots = many(one.gpus, "slot")
     return slots if one.most is None else f"{slots} now, {one.most} at most"
 
 

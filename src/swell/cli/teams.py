@@ -43,13 +43,15 @@ def teams() -> None:
 @home_option
 def set_(name: str, slots: int, users: tuple[str, ...], force: bool, as_json: bool, home: str | None) -> None:
     """Make the team NAME, or change it."""
+    from swell.domain import many
+
     with connect(home, admin=True) as client:
         made = client.set_team(name, slots=slots, users=users, force=force)
     if as_json:
         print_json(made.model_dump(mode="json"))
         return
     people = ", ".join(made.users) or "nobody yet"
-    click.echo(clean(f"{name}: {_slots(made.slots)}; its users: {people}."))
+    click.echo(clean(f"{name}: {many(made.slots, 'slot')}; its users: {people}."))
     _warn(made)
 
 
@@ -95,7 +97,3 @@ def remove(name: str, force: bool, as_json: bool, home: str | None) -> None:
 def _warn(changed: TeamView) -> None:
     for job_id in changed.endangered:
         click.echo(f"In danger: the promised finish of {job_id}.")
-
-
-def _slots(count: int) -> str:
-    return f"{count} slot" if count == 1 else f"{count} slots"

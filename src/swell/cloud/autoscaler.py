@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 
 from swell.cloud.provider import Offer
-from swell.domain import Cluster, FloatArray, InputError, Node
+from swell.domain import Cluster, FloatArray, InputError, Node, many
 from swell.policies import Snapshot
 from swell.policies.elasticflow import ElasticFlow
 
@@ -105,7 +105,7 @@ class Autoscaler:
         """How many nodes there should be, if there are `nodes` now, those coming included."""
         wanted = self._look(snapshot, nodes)
         least = min(self.terms.least_nodes, self.terms.affordable(self.offer))
-        return Wanted(least, f"{_say(least)} always kept") if wanted.nodes < least else wanted
+        return Wanted(least, f"{many(least, 'node')} always kept") if wanted.nodes < least else wanted
 
     def _look(self, snapshot: Snapshot, nodes: int) -> Wanted:
         if len(snapshot):
@@ -131,18 +131,18 @@ def worth_having(snapshot: Snapshot, nodes: int, terms: Terms, offer: Offer) -> 
     more = choose(summed_speedups(lasting, most, width), min(nodes, most), len(lasting), terms, offer)
     wanted, reason = nodes, "as many as the jobs are worth"
     if fewer < nodes:
-        wanted, reason = max(fewer, 1), f"the jobs are worth {_say(max(fewer, 1))}"
+        wanted, reason = max(fewer, 1), f"the jobs are worth {many(max(fewer, 1), 'node')}"
     elif more > nodes or not nodes:
-        wanted, reason = max(more, 1), f"the jobs are worth {_say(max(more, 1))}"
+        wanted, reason = max(more, 1), f"the jobs are worth {many(max(more, 1), 'node')}"
     least = snapshot.min_gpus[snapshot.min_gpus <= most * width]
     needed = -(-int(least.max(initial=1)) // width)
     if needed > wanted:
-        wanted, reason = needed, f"a job needs {_say(needed)} to run at all"
+        wanted, reason = needed, f"a job needs {many(needed, 'node')} to run at all"
     needed = nodes_for_deadlines(snapshot, most, offer)
     if needed > wanted:
-        wanted, reason = needed, f"deadlines need {_say(needed)}"
+        wanted, reason = needed, f"deadlines need {many(needed, 'node')}"
     if wanted > most:
-        wanted, reason = most, f"the most allowed is {_say(most)}"
+        wanted, reason = most, f"the most allowed is {many(most, 'node')}"
     return Wanted(wanted, reason)
 
 
@@ -242,7 +242,3 @@ def _lasting(snapshot: Snapshot, speedups: list[FloatArray], offer: Offer) -> li
     left_s = np.divide(snapshot.remaining, rate, out=np.full(len(rate), np.inf), where=rate > 0)
     left_s[~snapshot.known] = np.inf
     return [own for own, ahead_s in zip(speedups, left_s.tolist()) if ahead_s > offer.start_s]
-
-
-def _say(nodes: int) -> str:
-    return "1 node" if nodes == 1 else f"{nodes} nodes"

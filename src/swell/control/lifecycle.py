@@ -16,7 +16,7 @@ from typing import Any
 
 from swell.control.errors import Conflict
 from swell.control.model import JobRecord, Phase, Promise
-from swell.domain import Event, EventKind, InputError, Placement
+from swell.domain import Event, EventKind, InputError, Placement, many
 from swell.engines import Observed, RunState
 
 # -- inputs ----------------------------------------------------------------------------------------------
@@ -364,13 +364,8 @@ def _confined(record: JobRecord, most: int, reason: str, now_s: float) -> Step:
     least = min(record.request.min_workers, most)
     request = replace(record.request, min_workers=least)
     changed = replace(record, request=request, most_workers=most, confined=reason)
-    text = f"gets at most {say_workers(most)} from now on, because {reason}"
+    text = f"gets at most {many(most, 'worker')} from now on, because {reason}"
     return changed, [_log(record, EventKind.NOTICED, now_s, text=text), Reschedule()]
-
-
-def say_workers(count: int) -> str:
-    """A number of workers, in words."""
-    return f"{count} worker{'' if count == 1 else 's'}"
 
 
 def _bounded(record: JobRecord, least: int, most: int | None) -> Step:
@@ -379,7 +374,7 @@ def _bounded(record: JobRecord, least: int, most: int | None) -> Step:
     usable = record.most_workers
     if usable is not None and (least > usable or (most is not None and most > usable)):
         raise Conflict(
-            f"job '{record.job_id}' cannot use more than {say_workers(usable)}, because {record.confined}"
+            f"job '{record.job_id}' cannot use more than {many(usable, 'worker')}, because {record.confined}"
         )
     needed = record.request.min_workers
     if record.promise.guaranteed_s is not None and most is not None and most < needed:

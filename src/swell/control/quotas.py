@@ -15,7 +15,7 @@ import numpy as np
 
 from swell.control.limits import Limits
 from swell.control.model import JobRecord
-from swell.domain import IntArray
+from swell.domain import IntArray, many
 from swell.policies import Decision
 
 
@@ -146,8 +146,3 @@ def _divide(jobs: Iterable[Contender], slots: int | None) -> dict[str, int]:
         if bound + 1 < jobs[i].most:
             heapq.heappush(open_, (bound + 1, i))
     return bounds
-
-
-def many(count: int, what: str) -> str:
-    """So many of something, in words: '1 slot', '2 slots'."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -23,9 +23,18 @@ from swell.control.profiling import Profiling
 from swell.control.quotas import contender, left_by, share_out, used_by, within
 from swell.control.renting import Renting
 from swell.control.typed import believed_curves, believed_on, gpu_type_of
-from swell.domain import Calendar, Cluster, FloatArray, InputError, IntArray, JobSpec, Reservation, Teams
+from swell.domain import (
+    Calendar,
+    Cluster,
+    FloatArray,
+    InputError,
+    IntArray,
+    JobSpec,
+    Reservation,
+    Teams,
+    entitled,
+)
 from swell.policies import Admission, Decision, JobTable, Snapshot, make_policy
-from swell.policies._team_shares import entitled
 from swell.policies.base import gives_promises
 from swell.policies.by_team import ByTeam, TeamUse, by_team
 from swell.policies.by_type import ByType, by_type

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from swell.control.errors import Conflict, NotFound
 from swell.control.model import JobRecord, Phase
-from swell.control.quotas import many
 from swell.control.scheduler import Scheduler
 from swell.control.store import Store
-from swell.domain import NO_TEAM, Team, Teams
+from swell.domain import NO_TEAM, Team, Teams, many
 from swell.policies.by_team import TeamUse
 
 SETTING = "teams"

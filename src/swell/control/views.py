@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from swell.control import lifecycle, teams
+from swell.control import teams
 from swell.control.book import Book
 from swell.control.knowledge import Knowledge
 from swell.control.model import JobRecord, Phase
@@ -18,7 +18,7 @@ from swell.control.renting import Renting
 from swell.control.scheduler import Scheduler
 from swell.control.slow_nodes import SlowNode
 from swell.control.typed import widest_nodes
-from swell.domain import NORMAL, Cluster, Event, EventKind, rank_of
+from swell.domain import NORMAL, Cluster, Event, EventKind, many, rank_of
 from swell.perf.belief import JobBelief
 
 _ALLOCATIONS = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
@@ -137,7 +137,7 @@ def _higher_class(record: JobRecord, scheduler: Scheduler) -> str:
 
 def _why_so_many(record: JobRecord, scheduler: Scheduler) -> str:
     """Why a running job has the workers that it has."""
-    workers = lifecycle.say_workers(len(record.wanted))
+    workers = many(len(record.wanted), "worker")
     if record.confined:
         return f"runs on {workers} and gets no more than {record.most_workers}, because {record.confined}"
     slots, low, high = scheduler.cluster.capacity, record.request.min_workers, record.request.max_workers

@@ -17,7 +17,8 @@ from swell.domain.errors import InputError, SwellError, nearest
 from swell.domain.events import Event, EventKind, read_events, write_events
 from swell.domain.job import JobSpec
 from swell.domain.request import JobOptions, JobRequest
-from swell.domain.teams import NO_TEAM, NO_TEAMS, NORMAL, OTHERS, PRIORITIES, Team, Teams, rank_of
+from swell.domain.teams import NO_TEAM, NO_TEAMS, NORMAL, OTHERS, PRIORITIES, Team, Teams, entitled, rank_of
+from swell.domain.words import many
 
 __all__ = [
     "ANY_GPU",
@@ -46,6 +47,8 @@ __all__ = [
     "Team",
     "Teams",
     "clean_type",
+    "entitled",
+    "many",
     "nearest",
     "overlapping",
     "packed_shape",

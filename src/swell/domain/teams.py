@@ -118,10 +118,8 @@ class Teams:
 
     def within(self, slots: int) -> Teams:
         """The same teams, with quotas cut in proportion if the cluster has fewer slots than all together."""
-        together = sum(team.slots for team in self.teams)
-        if together <= slots:
-            return self
-        return Teams(tuple(replace(team, slots=team.slots * slots // together) for team in self.teams))
+        own = entitled(self.quotas, slots)
+        return Teams(tuple(replace(team, slots=own[team.name]) for team in self.teams))
 
     @classmethod
     def parse(cls, text: str) -> Teams:
@@ -144,6 +142,20 @@ class Teams:
         return cls(
             tuple(Team(name=t["name"], slots=int(t["slots"]), users=tuple(t.get("users", ()))) for t in raw)
         )
+
+
+def entitled(quotas: Mapping[str, int], capacity: int) -> dict[str, int]:
+    """What each team may count on of `capacity` slots; `OTHERS` have what no quota takes."""
+    together = sum(quotas.values())
+    if together <= capacity:
+        return dict(quotas) | {OTHERS: capacity - together}
+    parts = {name: quota * capacity / together for name, quota in quotas.items()}
+    shares = {name: int(part) for name, part in parts.items()}
+    # What rounding down left goes to the largest remainders.
+    behind = sorted(parts, key=lambda name: (shares[name] - parts[name], name))
+    for name in behind[: capacity - sum(shares.values())]:
+        shares[name] += 1
+    return shares | {OTHERS: 0}
 
 
 def _in_two(user: str, team: str) -> InputError:

@@ -1,32 +1,17 @@
 """How many slots each team may use now: its own, and what others leave. Pure arithmetic on counts.
 
-Two rules give every answer. *Entitlement*: a team is entitled to its quota; if the cluster has fewer slots
-than all quotas together, to its part of them. *Borrowing*: slots that the entitled teams do not use go to the
-teams that can use more, the highest class of priority first, and inside a class in equal parts.
+Two rules give every answer. *Entitlement* (`swell.domain.entitled`): a team is entitled to its quota; if the
+cluster has fewer slots than all quotas together, to its part of them. *Borrowing*: slots that the entitled
+teams do not use go to the teams that can use more, the highest class of priority first, and inside a class in
+equal parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from swell.domain import OTHERS, IntArray
+from swell.domain import IntArray
 from swell.policies.fairness import water_fill
-
-
-def entitled(quotas: Mapping[str, int], capacity: int) -> dict[str, int]:
-    """What each team may count on of `capacity` slots; `OTHERS` have what no quota takes."""
-    together = sum(quotas.values())
-    if together <= capacity:
-        return dict(quotas) | {OTHERS: capacity - together}
-    parts = {name: quota * capacity / together for name, quota in quotas.items()}
-    shares = {name: int(part) for name, part in parts.items()}
-    # What rounding down left goes to the largest remainders.
-    behind = sorted(parts, key=lambda name: (shares[name] - parts[name], name))
-    for name in behind[: capacity - sum(shares.values())]:
-        shares[name] += 1
-    return shares | {OTHERS: 0}
 
 
 def share_slots(own: IntArray, demand: IntArray, capacity: int) -> IntArray:

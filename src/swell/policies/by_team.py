@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swell.domain import NO_TEAMS, OTHERS, PRIORITIES, Ahead, BoolArray, IntArray, Placement, Teams
-from swell.policies._team_shares import asking_order, entitled, share_slots
+from swell.domain import NO_TEAMS, OTHERS, PRIORITIES, Ahead, BoolArray, IntArray, Placement, Teams, entitled
+from swell.policies._team_shares import asking_order, share_slots
 from swell.policies.base import Admission, Decision, Policy, dressed_as, gives_promises
 from swell.policies.by_type import ByType
 from swell.policies.snapshot import Snapshot

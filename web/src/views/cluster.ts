@@ -5,6 +5,7 @@ import { sign, words } from "../events";
 import { duration, moment, number, percent, plural } from "../format";
 import { lanesFigure } from "../lanes";
 import { state } from "../state";
+import { teamsCard } from "../teams";
 import type { Job } from "../types";
 import { over } from "../types";
 import type { View } from "./view";
@@ -29,7 +30,8 @@ export function clusterView(): View {
   const feedCard = h("section", { class: "card", "aria-labelledby": "feed-title" },
     h("div", { class: "head" }, h("h2", { id: "feed-title" }, "What happened")),
     h("div", { class: "scroll short", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Events, newest first" }, happened));
-  const element = h("div", {}, tiles, lanes.element, h("div", { class: "wide-two" }, gridCard, feedCard));
+  const teams = teamsCard();
+  const element = h("div", {}, tiles, lanes.element, teams.element, h("div", { class: "wide-two" }, gridCard, feedCard));
 
   let layout = "";
   let cells: HTMLElement[] = [];
@@ -174,6 +176,7 @@ export function clusterView(): View {
       build();
       paint();
       tell();
+      teams.draw();
       tellEvents();
     }
     lanes.drawSoon();

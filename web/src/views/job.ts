@@ -5,6 +5,7 @@ import { line } from "../colours";
 import { confirmed, h, setText, toast } from "../dom";
 import { duration, moment, number, percent, plural } from "../format";
 import { state } from "../state";
+import { classPill, NO_TEAM } from "../teams";
 import type { Explanation, Job, LogEvent, Series } from "../types";
 import { over } from "../types";
 import { confinement, outlook, phasePill } from "./queue";
@@ -48,6 +49,7 @@ export function jobView(jobId: string): View {
   let explained: Explanation | null = null;
   let explainAt = 0;
   let drawnActions = "";
+  let drawnPhase = "";
   const plots = new Map<string, Curve>();
 
   const job = (): Job | undefined => state.jobs.get(jobId);
@@ -201,16 +203,21 @@ export function jobView(jobId: string): View {
     if (!now) return;
     const clock = Date.now() / 1000;
     setText(title, now.request.name);
-    if (pill.textContent?.slice(2) !== now.phase) pill.replaceChildren(phasePill(now.phase));
+    if (drawnPhase !== now.phase) {
+      drawnPhase = now.phase;
+      pill.replaceChildren(phasePill(now.phase), " ", classPill(now) ?? "");
+    }
     setText(about, `${now.owner} · ${now.job_id} · ${[now.request.script, ...now.request.args].join(" ")}`);
     const reason = over(now) ? now.reason : explained?.why ?? now.reason;
     setText(why, reason === now.phase || !reason ? confinement(now) : reason);
     const rate = state.rate(now);
     const [promise, look] = outlook(now, clock);
     const share = now.of ? `${percent(Math.min(now.done / now.of, 1))} · ${number(now.done)} of ${number(now.of)}` : now.done ? number(now.done) : "–";
+    const team = explained?.team;
     facts.replaceChildren(
       fact("GPUs", over(now) ? "–" : `${now.wanted.length} (${now.request.min_workers} to ${now.request.max_workers ?? "any"})`),
       ...(confinement(now) ? [fact("confined to", plural(now.most_workers ?? 1, "worker"))] : []),
+      ...(team ? [fact("team", (team.name || NO_TEAM) + (over(now) ? "" : ` · has ${plural(team.used, "slot")}${team.borrowed ? `, ${team.borrowed} borrowed` : ""}`))] : []),
       fact("progress", share),
       fact("goodput", rate === null ? "–" : `${number(rate)} it/s`),
       fact("promise and prediction", promise, look),

@@ -2,6 +2,7 @@ import { colour } from "../colours";
 import { h, setText } from "../dom";
 import { duration, moment, number, percent, plural } from "../format";
 import { state } from "../state";
+import { classPill, teamOf } from "../teams";
 import type { Job } from "../types";
 import { over } from "../types";
 import type { View } from "./view";
@@ -74,7 +75,7 @@ export function queueView(): View {
     page = 0;
     draw();
   };
-  const search = h("input", { type: "search", placeholder: "Name, owner or id", "aria-label": "Filter jobs", value: filter, input: () => ((filter = search.value.toLowerCase()), keep()) });
+  const search = h("input", { type: "search", size: 24, placeholder: "Name, owner, team or id", "aria-label": "Filter jobs", value: filter, input: () => ((filter = search.value.toLowerCase()), keep()) });
   const phases = h("select", { "aria-label": "Phase", change: () => ((which = phases.value), keep()) },
     ...PHASES.map((one) => h("option", { value: one, selected: one === which }, one)));
   const compare = h("button", { type: "button", hidden: true, click: () => (location.hash = `#/compare/${[...chosen].map(encodeURIComponent).join(",")}`) });
@@ -121,13 +122,14 @@ export function queueView(): View {
     const share = h("span", { class: "share" });
     const rate = h("td", { class: "number" });
     const promise = h("td", {});
+    const owner = h("small", {});
     const why = h("div", { class: "why" });
     const line = h("tr", {},
       h("th", { scope: "row" },
         h("input", { type: "checkbox", checked: chosen.has(job.job_id), "aria-label": `Compare ${job.request.name}`, change: (event: Event) => choose(job.job_id, (event.target as HTMLInputElement).checked) }),
-        swatch, link, h("small", {}, ` ${job.owner}`)),
+        swatch, link, owner, classPill(job)),
       pill, gpus, h("td", {}, h("div", { class: "bar", "aria-hidden": "true" }, fill), share), rate, promise, h("td", {}, why));
-    return { line, swatch, look: "", pill, gpus, fill, share, rate, promise, why, phase: "" };
+    return { line, swatch, look: "", pill, gpus, fill, share, rate, promise, owner, why, phase: "" };
   }
 
   function fillRow(row: ReturnType<typeof makeRow>, job: Job, now: number): void {
@@ -137,6 +139,8 @@ export function queueView(): View {
       row.phase = job.phase;
       row.pill.replaceChildren(phasePill(job.phase));
     }
+    const team = teamOf(job);
+    setText(row.owner, ` ${job.owner}${team ? ` · team ${team}` : ""} `);
     setText(row.gpus, over(job) ? "" : String(job.wanted.length));
     const share = job.phase === "finished" ? 1 : job.of ? Math.min(job.done / job.of, 1) : null;
     row.fill.style.width = `${(share ?? 0) * 100}%`;
@@ -160,7 +164,7 @@ export function queueView(): View {
     let found = [...state.jobs.values()];
     if (which === "active") found = found.filter((job) => !over(job));
     else if (which !== "all") found = found.filter((job) => job.phase === which);
-    if (filter) found = found.filter((job) => `${job.request.name} ${job.owner} ${job.job_id}`.toLowerCase().includes(filter));
+    if (filter) found = found.filter((job) => `${job.request.name} ${job.owner} ${teamOf(job)} ${job.job_id}`.toLowerCase().includes(filter));
     const by = sorted && COLUMNS[sorted[0]][1];
     if (by) {
       const keys = new Map(found.map((job) => [job, by(job, now)]));
