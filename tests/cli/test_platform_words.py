@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from swell.cli._jobfile import read_job, template
+from swell.cli._platform import Settings
 from swell.cli._when import (
     parse_bytes,
     parse_deadline,
@@ -17,6 +19,7 @@ from swell.cli._when import (
     say_moment,
     say_until,
 )
+from swell.cli.up import _words, up
 from swell.domain import InputError
 from swell.domain.request import FIELDS
 
@@ -164,3 +167,18 @@ def test_flags_override_the_job_file(tmp_path: Path) -> None:
     ]
     with pytest.raises(InputError, match="env must be NAME=VALUE"):
         script_and_options(str(path), (), **nothing | {"env": ("A",)})
+
+
+def test_every_option_of_up_is_a_setting_and_reaches_a_control_plane_in_the_background(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("SWELL_STORE", raising=False)
+    texts = ["--nodes", "2x2", "--pass-env", "A", "--pass-env", "B", "--round", "30s", "--keep", "90d"]
+    flags = ["--no-wall", "--no-spares", "--encrypt", "--end-unknown", "--ha", "--port", "0"]
+    files = ["--keep-size", "5GiB", "--tls-cert", "/c.pem", "--store", "postgresql://me:secret@host/db"]
+    given = up.make_context("up", [*texts, *flags, *files]).params
+    settings = {name: given[name] for name in given if name not in ("detach", "as_json", "home")}
+    assert settings.keys() <= {field.name for field in fields(Settings)}
+    words = _words(settings)
+    assert not any("secret" in word for word in words), "every user of the machine can see them"
+    assert up.make_context("up", words).params == given | {"store": None}

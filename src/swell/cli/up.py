@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,6 @@ from swell.cli._common import home_option, json_option, print_json
 from swell.cli._when import BYTES, DURATION
 
 if TYPE_CHECKING:
-    from swell.cli._platform import Settings
     from swell.control.plane import ControlPlane
 
 UP_EPILOG = """\b
@@ -31,6 +30,17 @@ DOWN_EPILOG = """\b
 Example:
   swell down
 """
+_FOR_LOCAL = ("nodes", "slots", "per_gpu", "run_as")
+_FOR_RAY = (
+    "address",
+    "ray_resource",
+    "spares",
+    "encrypt",
+    "spare_memory",
+    "workdir_limit",
+    "autoscale",
+    "provider",
+)
 
 
 @click.command(epilog=UP_EPILOG)
@@ -112,9 +122,16 @@ Example:
 @click.option(
     "--submissions-per-minute", type=click.IntRange(1), help="Most submissions of a user in a minute."
 )
-@click.option("--time-limit", type=DURATION, help="Longest that any job may run, such as 7d.")
-@click.option("--keep", type=DURATION, default="30d", show_default=True, help="How long ended jobs are kept.")
-@click.option("--keep-size", type=BYTES, help="How much ended jobs' directories may use [default: no limit].")
+@click.option("--time-limit", "time_limit_s", type=DURATION, help="Longest that any job may run, such as 7d.")
+@click.option(
+    "--keep", "keep_s", type=DURATION, default="30d", show_default=True, help="How long ended jobs are kept."
+)
+@click.option(
+    "--keep-size",
+    "keep_bytes",
+    type=BYTES,
+    help="How much ended jobs' directories may use [default: no limit].",
+)
 @click.option("--end-unknown", is_flag=True, help="End jobs that run here and are not in the store.")
 @click.option(
     "--ha",
@@ -125,105 +142,33 @@ Example:
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port to listen on [default: 7373, or a free one]."
 )
-@click.option("--tls-cert", type=click.Path(path_type=Path), help="TLS certificate (PEM).")
-@click.option("--tls-key", type=click.Path(path_type=Path), help="Private key of the certificate (PEM).")
+@click.option("--tls-cert", "cert", type=click.Path(path_type=Path), help="TLS certificate (PEM).")
+@click.option(
+    "--tls-key", "key", type=click.Path(path_type=Path), help="Private key of the certificate (PEM)."
+)
 @click.option("--insecure", is_flag=True, help="Allow other machines to connect without TLS.")
 @click.option("-d", "--detach", is_flag=True, help="Run in the background.")
 @click.option("--json", "as_json", is_flag=True, help="With -d: print URL, process and home as JSON.")
 @home_option
-def up(
-    slots: int | None,
-    per_gpu: int | None,
-    nodes: str | None,
-    engine: str,
-    address: str | None,
-    ray_resource: str | None,
-    spares: bool | None,
-    encrypt: bool | None,
-    spare_memory: int | None,
-    workdir_limit: int | None,
-    autoscale: str | None,
-    provider: str | None,
-    policy: str | None,
-    round_s: float | None,
-    store: str | None,
-    pass_env: tuple[str, ...],
-    run_as: str | None,
-    wall: bool,
-    jobs_per_user: int | None,
-    running_per_user: int | None,
-    slots_per_user: int | None,
-    submissions_per_minute: int | None,
-    time_limit: float | None,
-    keep: float,
-    keep_size: int | None,
-    end_unknown: bool,
-    ha: bool,
-    host: str,
-    port: int | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    insecure: bool,
-    detach: bool,
-    as_json: bool,
-    home: str | None,
-) -> None:
+def up(*, detach: bool, as_json: bool, home: str | None, **given: Any) -> None:
     """Start the control plane, with this machine's GPUs (or CPU slots) or a Ray cluster to run jobs on.
 
     It can be stopped, killed and started again at any time: accepted jobs are on disk, running jobs go on.
     """
     from swell.api.home import home_dir
     from swell.api.server import check_binding
-    from swell.cli._platform import Settings, need_ray, running_pid, serve, start_in_background
-    from swell.cli._rented import check_rented
-    from swell.domain import InputError, SwellError
+    from swell.cli._platform import Settings, running_pid, serve, start_in_background
+    from swell.domain import SwellError
 
-    where = home_dir(home)
-    if nodes is not None and slots is not None:
-        raise InputError("give either --nodes or --slots, not both", field="nodes")
-    for_ray = {
-        "address": address,
-        "ray_resource": ray_resource,
-        "spares": spares,
-        "encrypt": encrypt,
-        "spare_memory": spare_memory,
-        "workdir_limit": workdir_limit,
-        "autoscale": autoscale,
-        "provider": provider,
+    given = {
+        name: value.absolute() if isinstance(value, Path) else value
+        for name, value in given.items()
+        if value is not None
     }
-    _check_engine(engine, {"nodes": nodes, "slots": slots, "per_gpu": per_gpu, "run_as": run_as}, for_ray)
-    check_rented(autoscale, provider, address, spares)
-    if engine == "ray":
-        need_ray()
-    settings = Settings(
-        home=where,
-        nodes=nodes,
-        slots=slots,
-        per_gpu=per_gpu,
-        policy=policy,
-        round_s=round_s,
-        store=store,
-        host=host,
-        port=port,
-        cert=None if tls_cert is None else tls_cert.absolute(),
-        key=None if tls_key is None else tls_key.absolute(),
-        insecure=insecure,
-        engine=engine,
-        pass_env=pass_env,
-        run_as=run_as,
-        wall=wall,
-        jobs_per_user=jobs_per_user,
-        running_per_user=running_per_user,
-        slots_per_user=slots_per_user,
-        submissions_per_minute=submissions_per_minute,
-        time_limit_s=time_limit,
-        keep_s=keep,
-        keep_bytes=keep_size,
-        end_unknown=end_unknown,
-        ha=ha,
-        **{name: value for name, value in for_ray.items() if value is not None},  # type: ignore[arg-type]
-    )
-    if ha:
+    _check(given)
+    where = home_dir(home)
+    settings = Settings(home=where, **given)
+    if settings.ha:
         from swell.cli import _ha
 
         _ha.check(settings)
@@ -233,13 +178,13 @@ def up(
             "The control plane has stopped. Jobs go on: 'swell up' finds them, 'swell down' stops them."
         )
         return
-    check_binding(settings.host, settings.cert, settings.key, insecure)
-    pid = None if ha else running_pid(where)
+    check_binding(settings.host, settings.cert, settings.key, settings.insecure)
+    pid = None if settings.ha else running_pid(where)
     if pid is not None:
         raise SwellError(
             f"a control plane is running for {where} already (process {pid}): 'swell down' stops it"
         )
-    url, pid = start_in_background(_words(settings), where, _absolute(settings.store))
+    url, pid = start_in_background(_words(given), where, _absolute(settings.store))
     if as_json:
         print_json({"url": url, "pid": pid, "home": str(where)})
         return
@@ -247,68 +192,46 @@ def up(
     _next_steps(url)
 
 
-def _check_engine(engine: str, for_local: Mapping[str, object], for_ray: Mapping[str, object]) -> None:
-    """Refuse options of one engine with the other."""
+def _check(given: Mapping[str, Any]) -> None:
+    """Refuse options that do not go together, and options of one engine with the other."""
+    from swell.cli._platform import need_ray
+    from swell.cli._rented import check_rented
     from swell.domain import InputError
 
-    given = for_local if engine == "ray" else for_ray
-    for name, value in given.items():
-        if value is None:
+    if "nodes" in given and "slots" in given:
+        raise InputError("give either --nodes or --slots, not both", field="nodes")
+    on_ray, address = given["engine"] == "ray", given.get("address")
+    for name in _FOR_LOCAL if on_ray else _FOR_RAY:
+        if name not in given:
             continue
         flag = f"--{name.replace('_', '-')}"
-        if engine == "ray":
+        if on_ray:
             raise InputError(f"{flag} is for the local engine: leave it out with Ray", field=name)
         raise InputError(f"{flag} needs --engine ray", field=name)
-    address = for_ray["address"]
-    if engine == "ray" and isinstance(address, str) and address != "auto":
+    if address is not None and address != "auto":
         host, colon, port = address.removeprefix("ray://").rpartition(":")
         if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
             raise InputError(
                 f"address must be auto, HOST:PORT or ray://HOST:PORT, got '{address}'", field="address"
             )
+    check_rented(given.get("autoscale"), given.get("provider"), address, given.get("spares"))
+    if on_ray:
+        need_ray()
 
 
-def _words(settings: Settings) -> list[str]:
-    """The settings as words of a command line."""
-    given = {
-        "--slots": settings.slots,
-        "--per-gpu": settings.per_gpu,
-        "--nodes": settings.nodes,
-        "--policy": settings.policy,
-        "--round": settings.round_s,
-        "--run-as": settings.run_as,
-        "--jobs-per-user": settings.jobs_per_user,
-        "--running-per-user": settings.running_per_user,
-        "--slots-per-user": settings.slots_per_user,
-        "--submissions-per-minute": settings.submissions_per_minute,
-        "--time-limit": settings.time_limit_s,
-        "--keep": settings.keep_s,
-        "--keep-size": settings.keep_bytes,
-        "--host": settings.host,
-        "--port": settings.port,
-        "--tls-cert": settings.cert,
-        "--tls-key": settings.key,
-        "--engine": settings.engine,
-    }
-    if settings.engine == "ray":
-        given |= {
-            "--address": settings.address,
-            "--ray-resource": settings.ray_resource,
-            "--spare-memory": settings.spare_memory,
-            "--workdir-limit": settings.workdir_limit,
-            "--autoscale": settings.autoscale,
-            "--provider": settings.provider,
-        }
-    words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    if settings.engine == "ray" and not settings.spares:
-        words.append("--no-spares")
-    if settings.engine == "ray" and not settings.encrypt:
-        words.append("--no-encrypt")
-    words += [word for name in settings.pass_env for word in ("--pass-env", name)]
-    words += ["--end-unknown"] if settings.end_unknown else []
-    words += ["--ha"] if settings.ha else []
-    words += [] if settings.wall else ["--no-wall"]
-    return [*words, "--insecure"] if settings.insecure else words
+def _words(given: Mapping[str, Any]) -> list[str]:
+    """What was given, as words of a command line, except for the store."""
+    words: list[str] = []
+    for option in up.params:
+        value = given.get(option.name or "")
+        if value is None or option.name == "store":
+            continue
+        if isinstance(value, bool):
+            words += option.opts[:1] if value else option.secondary_opts[:1]
+        else:
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [option.opts[0], str(one)]
+    return words
 
 
 def _absolute(store: str | None) -> str | None:

@@ -224,9 +224,8 @@ class JobState:
 
     def started(self, granted: Placement, now_s: float) -> list[Said]:
         """Note that the engine started a supervisor on the granted slots."""
-        self.found_running()
-        self.started_s, self.workers = now_s, Workers()
-        self.told, self.told_s, self.logged = granted, now_s, ()
+        self.stage, self.outcome, self.started_s = Stage.STARTING, None, now_s
+        self.told, self.told_s, self.logged, self.workers = granted, now_s, (), Workers()
         return [("started", {"gpus": granted})]
 
     def found_running(self) -> None:
