@@ -213,6 +213,7 @@ def test_newcomers_join_scripts_that_reduce_after_each_step(stage: Any) -> None:
     body = "total = job.step(nn.functional.mse_loss(model(a), b)) and job.reduce(n=len(a))\n"
     body += "            assert job.rehearsing or total['n'] == 20"
     script = LINEAR.replace("job.step(nn.functional.mse_loss(model(a), b))", body)
+    script += "    import gc\n    assert gc.get_freeze_count() > 100_000, 'the imports'\n"
     job = stage.run(script, "20", "0.005", workers=1)
     job.members(1)
     job.resize(2)

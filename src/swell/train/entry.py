@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,4 +44,6 @@ def elastic(
             "models and optimizers to one call: swell.elastic([maker, critic], [optimizer_m, optimizer_c])"
         )
     taken.add(directory)
+    gc.collect()
+    gc.freeze()  # later collections, in the middle of a step, leave alone what is here for good
     return Job(model, optimizer, **options, link=Link(JobDirectory(Path(directory)), worker))

@@ -89,7 +89,13 @@ class Stepper(Member):
             )
         share = self._shares.drawn[0].share
         if self._rehearsing or share is None or share.current is None:
-            self._updater.descend(self._updater.weighted(loss, 1.0))
+            weighted = self._updater.weighted(loss, 1.0)
+            unseen = self._fires_once is None and self._flat.device.type == "cpu"
+            if early and self._rehearsing and unseen and len(weighted) == 1:
+                self._flat.watch(self._on_gradient)  # so that the first real sum can begin early
+                self._fired = []
+            self._updater.descend(weighted)
+            self._see_fired()
             if self._room is not None:
                 self._room.settled()
             return
@@ -107,8 +113,7 @@ class Stepper(Member):
                 raise
             self._cut(self._shares.drawn[0], high - low)
             return
-        if self._fired is not None:
-            self._fires_once, self._fired = len(self._fired) == len(set(self._fired)), None
+        self._see_fired()
         if self._room is not None:
             self._room.settled()
         if self._ranks is not None:
@@ -197,12 +202,17 @@ class Stepper(Member):
             reduction = self._crew.begin(header, self._tree(share.size), norms=norms)
             self._early = Early(reduction, self._crew.mesh, began_s)
 
+    def _see_fired(self) -> None:
+        """After a backward that was watched: note whether it computed each gradient in one go."""
+        if self._fired is not None:
+            self._fires_once, self._fired = len(self._fired) == len(set(self._fired)), None
+
     def _on_gradient(self, index: int) -> None:
         """In backward: the gradient of a parameter is complete."""
-        if self._rehearsing:
-            return
         if self._fired is not None:
             self._fired.append(index)
+        if self._rehearsing:
+            return
         early = self._early.reduction if self._early is not None else None
         if self._ranks is None:
             if self._flat.keep(index) and early is not None:

@@ -11,6 +11,7 @@ and it ends the workers of a client that closes its connection.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -48,6 +49,10 @@ def prepare() -> None:
                     parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
     np.random.default_rng(0).permutation(2)
+    # The collector of a worker need not go through what was imported here: each look at an object writes to
+    # it, and a fork then copies its memory, which takes a fifth of a second in the middle of some step.
+    gc.collect()
+    gc.freeze()
     children.now_prepared()
 
 

@@ -6,8 +6,10 @@ newcomers, and after a death agrees with the other survivors on the last complet
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -42,6 +44,18 @@ class Entered:
     """Seconds until all members had entered."""
     level: int = 0
     """Newcomers that had become level before the switch."""
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python's garbage collector from running: all members would wait for it."""
+    runs = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if runs:
+            gc.enable()
 
 
 class Crew:
@@ -90,9 +104,9 @@ class Crew:
             about["state"] = self.handover.offer()
         return about
 
-    def _meet(self, about: Header) -> None:
-        """Map a peer's memory, and if this worker is a newcomer the state that it will copy."""
-        self.reducer.meet(about)
+    def _meet(self, about: Header, candidate: int) -> None:
+        """Map the memory of a member of `candidate`, and as a newcomer the state that it will copy."""
+        self.reducer.meet(about, candidate)
         if not self.live:
             self.handover.map(about.get("state"))
 
@@ -190,6 +204,7 @@ class Crew:
             self._source.close()
             self._source = None
 
+    @_uncollected()
     def enter(self, mesh: Mesh, covered: dict[str, list[Range]]) -> Entered:
         """Begin a generation: agree on the position of all members, and give state to those without."""
         self.mesh = mesh

@@ -102,6 +102,7 @@ class HandOver:
             return
         self._gave, self._known = False, {}
         if self._staging is not None and self._staging.data_bytes > _KEEP_STAGING_BYTES:
+            transfer.let_go([self._staging])
             self._staging = None
 
     # ------------------------------------------------------------------ in the pause
@@ -174,7 +175,7 @@ class HandOver:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         views.clear()
-        transfer.let_go(list(self._mapped.values()))
+        transfer.let_go([*self._mapped.values(), expected, segment])
         self._mapped = {}
         return int(message["operation"])
 

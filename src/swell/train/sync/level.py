@@ -27,7 +27,7 @@ from torch import Tensor
 from swell.train.agent.errors import PeerLost
 from swell.train.state import statetree
 from swell.train.sync.mesh import LEVEL, Header, Mesh
-from swell.train.sync.transfer import HostBytes, describe
+from swell.train.sync.transfer import HostBytes, describe, let_go
 
 LEAST_BYTES = 2 << 20
 """Gradients of at least this size are worth it; below, a hand-over in the pause takes milliseconds."""
@@ -265,6 +265,7 @@ class Source:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+        let_go([*self._copies, *self._records])
         self._copies, self._records, self._free = [], [], []
 
     # ------------------------------------------------------------------ threads
@@ -329,14 +330,13 @@ def follow(mesh: Mesh, optimized: Optimized, reads: list[int], tries: int) -> bo
     live, newcomers = _roles(mesh.exchange(0, LEVEL, {"live": False, "reads": reads, "tries": tries}))
     if mesh.rank not in newcomers:
         return False
-    results: dict[int, bool | Exception] = {}
-    lock = threading.Lock()
+    level, errors, lock = list[bool](), list[Exception](), threading.Lock()
 
     def run(rank: int) -> None:
         try:
-            results[rank] = _follow(mesh.pair(rank), optimized, lock)
+            level.append(_follow(mesh.pair(rank), optimized, lock))
         except Exception as error:  # raised again in the main thread
-            results[rank] = error
+            errors.append(error)
             mesh.abandon()  # the other sources' threads end too
 
     threads = [threading.Thread(target=run, args=(r,), name="swell-level", daemon=True) for r in live]
@@ -344,10 +344,12 @@ def follow(mesh: Mesh, optimized: Optimized, reads: list[int], tries: int) -> bo
         thread.start()
     for thread in threads:
         thread.join()
-    for result in results.values():
-        if isinstance(result, Exception):
-            raise result
-    return all(results.values())
+    try:
+        if errors:
+            raise errors[0]
+    finally:
+        errors.clear()  # their tracebacks lead to this frame: only the collector would free both
+    return all(level)
 
 
 @torch.no_grad()

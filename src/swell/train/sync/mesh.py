@@ -109,7 +109,8 @@ class Mesh:
     ) -> list[Header]:
         """Send `header` (and each peer its payload) to all members; returns all headers in rank order.
 
-        Payloads arrive in `sinks`; both sides have agreed on their sizes before.
+        Payloads arrive in `sinks`; both sides have agreed on their sizes before. If any member has a payload
+        in this exchange, all members give both, empty ones too: such an exchange never goes along a tree.
         """
         if self.broken:
             raise PeerLost(f"generation {self.number} was given up")
@@ -121,7 +122,7 @@ class Mesh:
         self.heard, self._last_words = set(), False
         self._present = (operation, phase, time.monotonic())
         try:
-            if payloads or sinks:
+            if payloads is not None or sinks is not None:
                 bulk = Bulk(self, (operation, phase), sinks or {})
                 bulk.run(lambda size: _FRAME.pack(operation, phase, len(text), size), text, payloads or {})
                 answers = bulk.answers

@@ -55,8 +55,9 @@ class Peers:
         self.listener = socket.create_server((host, 0), backlog=64)
         self.introduce: Callable[[bool], Message] = lambda newcomer: {}
         """What a peer (a newcomer or a member) is told about this worker; called by connecting threads."""
-        self.meet: Callable[[Message], None] = lambda about: None
-        """Takes what a peer told about itself, and prepares for it, before the two count as connected."""
+        self.meet: Callable[[Message, int], None] = lambda about, candidate: None
+        """Takes what a member of a candidate told about itself, and prepares for it, before the two count as
+        connected."""
         self.generation = 0
         self.members: tuple[str, ...] = ()
         self._config = config
@@ -128,7 +129,7 @@ class Peers:
                 about = self.introduce(other not in self.members)
                 connection.send({"mesh": offer.number, "worker": self.name, "about": about})
                 answer = connection.receive(_ANSWER_S)
-                self.meet(answer["about"])
+                self.meet(answer["about"], offer.number)
                 connection.send({"met": True})
                 connection.receive(_PREPARE_S)
                 return Peer(other, connection.sock, answer["about"])
@@ -192,7 +193,7 @@ class Peers:
             if number <= self.generation:
                 raise PeerLost("stale")
             connection.send({"about": self.introduce(other not in self.members)})
-            self.meet(message["about"])
+            self.meet(message["about"], number)
             connection.receive(_PREPARE_S)
             connection.send({"met": True})
         except (OSError, WireError, PeerLost, KeyError, ValueError, TypeError):

@@ -11,8 +11,10 @@ No member uses a sum before all members hold it (`voted`): so the survivors of a
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -57,6 +59,8 @@ class Reducer:
         """The sums of the members whose memory can be read."""
         self.far: set[int] = set()
         """The members whose memory cannot be read from here."""
+        self.apart = False
+        """Whether any two members cannot read each other's memory; the same on all members."""
         self.pieces: list[Piece] = []
         self.early = False
         """Whether sums can begin while backward runs: those of several members, of a large model, on CPUs."""
@@ -65,20 +69,59 @@ class Reducer:
         self._direct = True
         self._release: Release | None = None
         self._maps: dict[str, Segment | DeviceSegment] = {}
-        self._prepared: dict[str, Segment | DeviceSegment | None] = {}
+        """By token: the memory of the present members."""
+        self._prepared: dict[str, tuple[int, Segment | DeviceSegment]] = {}
+        """By token: the latest candidate that a worker was met for, and its memory."""
+        self._places: list[list[Tensor]] = []
+        """Memory where the vectors of further members on other hosts can arrive."""
+        self._unreadable = (0, 0)
+        """A candidate, and how many of its members were met so far whose memory cannot be read."""
+        self._meeting = threading.Lock()
+        self._adding: ThreadPoolExecutor | None = None
 
-    def meet(self, about: Header) -> None:
-        """Map the memory of a new peer, in the background while the present members train."""
-        description = about.get("segment") if about.get("position", 0) == self.flat.position else None
-        if description and description["token"] not in (*self._maps, *self._prepared):
-            self._prepared[description["token"]] = self.flat.open(description)
+    @property
+    def adding(self) -> ThreadPoolExecutor:
+        """A thread that adds a piece while the next one is on its way; it lives as long as this worker."""
+        if self._adding is None:
+            self._adding = ThreadPoolExecutor(1, "swell-add")
+        return self._adding
+
+    def meet(self, about: Header, candidate: int = 0) -> None:
+        """Prepare for a member of `candidate`, in the background while the present members train.
+
+        Its memory is mapped; if that cannot be done, there will be memory here for what it sends.
+        """
+        if about.get("position", 0) != self.flat.position:
+            return  # it has another part of the model
+        description = about.get("segment")
+        token = description["token"] if description else ""
+        segment = self._known(token) or self.flat.open(description)
+        if segment is not None:
+            self._prepared[token] = (candidate, segment)
+            return
+        with self._meeting:
+            number, count = self._unreadable
+            count = count + 1 if number == candidate else 1
+            self._unreadable = (candidate, count)
+            if count > len(self.far) + len(self._places):
+                place = self._new_place()
+                for vector in place:
+                    vector.zero_()  # no exchange has to wait for its pages
+                self._places.append(place)
+
+    def _known(self, token: str) -> Segment | DeviceSegment | None:
+        """The memory with this token, if it is mapped."""
+        return self._maps.get(token) or self._prepared.get(token, (0, None))[1]
+
+    def _new_place(self) -> list[Tensor]:
+        return [torch.empty_like(vector) for vector in self.flat.inputs]
 
     def readable(self, mesh: Mesh) -> list[int]:
         """The ranks whose memory was mapped when they were met."""
         found = []
         for rank, peer in mesh.peers.items():
             token = (peer.about.get("segment") or {}).get("token", "")
-            if self._maps.get(token) or self._prepared.get(token):
+            if self._known(token):
                 found.append(rank)
         return found
 
@@ -95,6 +138,7 @@ class Reducer:
         self._map(mesh, near)
         if apart is None:
             apart = bool(self.far)
+        self.apart = apart
         layout, on_cpu = self.flat.layout, self.flat.device.type == "cpu"
         limit = _DIRECT_BYTES if mesh.size == 2 or not apart else _DIRECT_FAR_BYTES
         self._direct = mesh.size == 1 or self.flat.sharded or layout.region_bytes * mesh.size <= limit
@@ -108,25 +152,30 @@ class Reducer:
     def _map(self, mesh: Mesh, near: set[int]) -> None:
         """Find the memory of each member: its own, if that was mapped when it was met, or a place here."""
         layout = self.flat.layout
+        places = [self.inputs_of[rank] for rank in self.far] + self._places
         self.inputs_of = {mesh.rank: self.flat.inputs} if mesh.size > 1 else {}
-        self.outputs_of, self.far = {}, set()
+        self.outputs_of, self.far, self._places = {}, set(), []
         maps: dict[str, Segment | DeviceSegment] = {}
         for rank, peer in mesh.peers.items():
             if (rank - mesh.rank) % self.flat.stride:
                 continue  # it has another part of the model
             description = peer.about.get("segment")
             token = description["token"] if description else ""
-            segment = self._maps.get(token) or self._prepared.get(token)
+            segment = self._known(token)
             if rank not in near or segment is None or description is None:
                 self.far.add(rank)
-                self.inputs_of[rank] = [torch.empty_like(t) for t in self.flat.inputs]
+                self.inputs_of[rank] = places.pop() if places else self._new_place()
             else:
                 maps[token] = segment
                 mesh.processes[rank] = int(description["pid"])
                 self.inputs_of[rank] = layout.flats(segment, 0)
                 self.outputs_of[rank] = layout.flats(segment, 1)
-        let_go([segment for token, segment in self._maps.items() if token not in maps])
-        self._maps, self._prepared = maps, {}
+        prepared = dict(self._prepared)
+        later = {token: one for token, one in prepared.items() if one[0] > mesh.number}
+        before = {token: segment for token, (_, segment) in prepared.items()} | self._maps
+        # What is freed here would be unmapped while all members wait.
+        let_go([*(segment for token, segment in before.items() if token not in maps | later), *places])
+        self._maps, self._prepared = maps, later
 
     @property
     def way(self) -> str:
@@ -184,7 +233,8 @@ class Reducer:
         whole = tuple(Stretch(i, 0, b.numel) for i, b in enumerate(self.flat.layout.buckets))
         sent = {rank: [Raw(self.flat.inputs, whole, True)] for rank in self.far}
         received = {rank: [Raw(self.inputs_of[rank], whole)] for rank in self.far}
-        headers = mesh.exchange(operation, READY, header, views(sent), views(received))
+        ways = (views(sent), views(received)) if self.apart else (None, None)
+        headers = mesh.exchange(operation, READY, header, *ways)
         ready = time.perf_counter()
         for (raw,) in received.values():
             raw.store()

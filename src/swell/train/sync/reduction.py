@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent import futures
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -94,7 +94,10 @@ class Reduction:
         else:
             self._thread.join()
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                self._error = None  # its traceback leads here: only the collector would free the two
         assert self._reduced is not None
         return self._reduced
 
@@ -156,17 +159,19 @@ class Reduction:
             result.spans.append(("add", begin, time.perf_counter()))
 
         pieces = self._reducer.pieces
-        with ThreadPoolExecutor(1, "swell-add") as adding:  # waits for the additions, whatever happens
-            added = []
+        added: list[futures.Future[None]] = []
+        try:
             for index, piece in enumerate(pieces):
                 self._release.wait(index)
                 self._reducer.flat.settle()
                 begin = time.perf_counter()
                 closings = self._send_whole(piece, self._said() if index == len(pieces) - 1 else {})
                 result.spans.append(("send", begin, time.perf_counter()))
-                added.append(adding.submit(add, piece))
-            for one in added:
-                one.result()
+                added.append(self._reducer.adding.submit(add, piece))
+        finally:
+            futures.wait(added)  # whatever happens, nothing is added any more after this
+        for one in added:
+            one.result()
         result.spans.sort(key=lambda span: span[1])
         self._note_squares(result, squares)
         return closings
@@ -193,7 +198,7 @@ class Reduction:
     def _send(self, piece: Piece, mine: Piece, before: Piece, said: Header) -> list[Header]:
         """Exchange `piece`, and the parts of the sum of the piece `before`, with members on other hosts."""
         mesh, reducer, flat = self._mesh, self._reducer, self._reducer.flat
-        if not reducer.far:
+        if not reducer.apart:
             return mesh.exchange(self._operation, PIECE, said)
         sent: dict[int, list[Raw]] = {}
         received: dict[int, list[Raw]] = {}
