@@ -75,6 +75,7 @@ def undisturbed(_stage: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     folder = tmp_path_factory.mktemp("undisturbed")
     job = _auto(_stage, PLAIN, "40", "0", str(folder), workers=1)
     assert job.wait() == 0, job.output()
+    assert "one worker's part" not in job.output(), "there was only one"
     return _results(folder)["w0"]
 
 
@@ -102,6 +103,7 @@ def test_the_weights_do_not_depend_on_the_workers(
     seen = [sum(result[name] for result in results.values()) for name in ("counted", "total")]
     assert seen == pytest.approx([undisturbed["counted"], undisturbed["total"]], abs=1e-2)
     assert job.output().count("epochs 40 steps 400 seen 10 lr") == 1, "only the leader speaks"
+    assert job.output().count("cover one worker's part of it") == 1, "though the job was grown twice"
     job.leaves_nothing()
 
 

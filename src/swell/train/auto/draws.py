@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from swell.train.auto import confinement
+from swell.train.auto.output import tell_of_parts
 from swell.train.auto.passes import Pass
 from swell.train.auto.position import Position
 from swell.train.auto.reduction import NEITHER
@@ -37,6 +38,8 @@ class Draws(Position):
         self._odd = confinement.NO_LOADER
         self._agreed = 0
         self._most_in_flight = 0
+        self._told = False
+        """True once this worker, as the leader of several, has said what the script's numbers cover."""
 
     def open(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """The script begins to iterate `loader`."""
@@ -94,8 +97,8 @@ class Draws(Position):
     def _cut(self, here: Pass, rank: int, world: int) -> list[Any] | None:
         """Draw a batch; returns this worker's samples of it, or None if nothing is left."""
         if world == 1:
-            drawn = here.take_whole()
-            return None if drawn is None else drawn.window
+            all_of_it = here.take_whole()
+            return None if all_of_it is None else all_of_it.window
         if here.at_end():
             return None
         if self.reduction.kind in (None, NEITHER):
@@ -106,6 +109,9 @@ class Draws(Position):
                 whole.probe, samples = self.reduction.samples(whole.window, whole.index, self._per_step)
                 return samples
             return whole.window
+        if rank == 0 and not self._told:
+            self._told = True
+            tell_of_parts(self.link.directory.path)
         drawn = here.take(rank, world)
         return drawn.window[drawn.part[0] : drawn.part[1]]
 
