@@ -102,8 +102,8 @@ def whatif(stage: Stage, opened: Browser, where: Path) -> None:
 def teams(stage: Stage, opened: Browser, where: Path) -> None:
     """The same jobs, shared out among teams."""
     for name, slots, user in (("vision", 12, "ada"), ("language", 8, "alan"), ("ranking", 8, "grace")):
-        stage.plane.set_team(Team(name=name, slots=slots, users=(user,)), force=True)
-    stage.plane.set_team(Team(name="robotics", slots=3, users=("rosa",)), force=True)
+        stage.plane.teams.change(Team(name=name, slots=slots, users=(user,)), force=True)
+    stage.plane.teams.change(Team(name="robotics", slots=3, users=("rosa",)), force=True)
     stage.submit(Part(0, "gpt-urgent", "gpt.py", 9000, owner="alan", priority="high", most=3))
     page = enter(stage, opened, "/#/cluster", DESK)
     page.locator("table.teams td.number:nth-child(5)").filter(has_text=re.compile("[1-9]")).first.wait_for()

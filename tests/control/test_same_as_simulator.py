@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.control.virtual import Trace, VirtualPlatform, make_trace
+from tests.control.virtual import Trace, VirtualPlatform, make_trace, most_held
 
 from swell.control import lookahead
 from swell.domain import Calendar, Event, EventKind, Reservation, Teams
 from swell.policies import make_policy
+from swell.policies.by_user import UserLimits
 from swell.policies.registry import policy_names
 from swell.sim import DemandChange, NodeFailure, simulate
 
@@ -63,6 +64,13 @@ def _of_teams(trace: Trace) -> Trace:
     return replace(trace, jobs=jobs, teams=Teams.parse("red=6,blue=8"))
 
 
+def _of_users(trace: Trace) -> Trace:
+    """Two users, one of whom submits two jobs of three; the limits keep some of them waiting."""
+    jobs = [replace(job, user="ben" if i % 3 == 0 else "ann") for i, job in enumerate(trace.jobs)]
+    return replace(trace, jobs=jobs, user_limits=UserLimits(slots=6, running=3))
+
+
+LIMITED = _of_users(make_trace(7, 18, "3x4", 0.2, [NodeFailure(1, 400.0, 300.0)]))
 SHARED = _of_teams(make_trace(6, 18, "4x4", 0.3, [NodeFailure(1, 500.0, 300.0)]))
 
 
@@ -97,7 +105,7 @@ LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("elasticflow", "
 
 @pytest.mark.parametrize("policy", ["tide-fixed", "edf-admission", "fifo", *LONG])
 def test_same_events_beside_services(policy: str, tmp_path: Path) -> None:
-    test_same_events(RESERVED, policy, None, tmp_path)
+    _same(RESERVED, policy, None, tmp_path)
 
 
 TYPED = ["fifo", "max-min", "tide-fixed", "elasticflow", "edf-admission", "pollux"]
@@ -105,25 +113,38 @@ TYPED = ["fifo", "max-min", "tide-fixed", "elasticflow", "edf-admission", "pollu
 
 @pytest.mark.parametrize("policy", TYPED)
 def test_same_events_on_two_gpu_types(policy: str, tmp_path: Path) -> None:
-    test_same_events(MIXED, policy, None, tmp_path)
+    _same(MIXED, policy, None, tmp_path)
 
 
 @pytest.mark.parametrize("policy", ["tide-fixed", "edf-admission", "fifo", "max-min", *LONG])
 @pytest.mark.parametrize("round_s", [None, 60.0], ids=["own rhythm", "rounds"])
 def test_same_events_of_teams(policy: str, round_s: float | None, tmp_path: Path) -> None:
-    test_same_events(SHARED, policy, round_s, tmp_path)
+    _same(SHARED, policy, round_s, tmp_path)
+
+
+@pytest.mark.parametrize("policy", ["tide-fixed", "edf-admission", "fifo", "max-min", *LONG])
+@pytest.mark.parametrize("round_s", [None, 60.0], ids=["own rhythm", "rounds"])
+def test_same_events_of_users_with_limits(policy: str, round_s: float | None, tmp_path: Path) -> None:
+    most = most_held(_same(LIMITED, policy, round_s, tmp_path))
+    assert all(jobs <= 3 and slots <= 6 for jobs, slots in most.values()), most
+    assert any(jobs == 3 or slots == 6 for jobs, slots in most.values()), "the limits kept no job waiting"
 
 
 @pytest.mark.parametrize("round_s", [None, 60.0], ids=["own rhythm", "rounds"])
 @pytest.mark.parametrize("policy", policy_names())
 @pytest.mark.parametrize("trace", TRACES.values(), ids=list(TRACES))
 def test_same_events(trace: Trace, policy: str, round_s: float | None, tmp_path: Path) -> None:
+    _same(trace, policy, round_s, tmp_path)
+
+
+def _same(trace: Trace, policy: str, round_s: float | None, tmp_path: Path) -> list[Event]:
+    """Compare what happens live and simulated; returns the live events."""
     simulated: list[Event] = []
     simulate(
         trace.jobs, trace.profiles, trace.cluster, policy,
         interval_s=round_s, resize_cost=5.0, belief="profiles",
         failures=trace.failures, calendar=trace.calendar, demand=trace.demand, teams=trace.teams,
-        on_event=simulated.append,
+        user_limits=trace.user_limits, on_event=simulated.append,
     )  # fmt: skip
     live = VirtualPlatform(trace, policy, tmp_path, cost_s=5.0, round_s=round_s).run()
     expected, found = told(simulated), told(live)
@@ -132,3 +153,4 @@ def test_same_events(trace: Trace, policy: str, round_s: float | None, tmp_path:
     for a, b in zip(expected, found):
         assert a == b
     assert len(expected) == len(found)
+    return live

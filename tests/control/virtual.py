@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
 from swell.control.database import connect
 from swell.control.knowledge import Knowledge
-from swell.control.limits import NO_LIMITS, Limits
+from swell.control.limits import Limits
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
@@ -25,6 +26,7 @@ from swell.domain import (
     Calendar,
     Cluster,
     Event,
+    EventKind,
     FloatArray,
     JobSpec,
     Placement,
@@ -32,6 +34,7 @@ from swell.domain import (
 )
 from swell.engines.null import NullEngine
 from swell.perf.profiles import MeasuredCounts, ProfileSet
+from swell.policies.by_user import NO_USER_LIMITS, UserLimits
 from swell.sim import DemandChange, NodeFailure
 
 
@@ -69,6 +72,7 @@ class Trace:
     faster: dict[str, dict[str, float]] = field(default_factory=dict)
     """By job and GPU type: how many times as fast as `rates` it is there."""
     teams: Teams = NO_TEAMS
+    user_limits: UserLimits = NO_USER_LIMITS
 
     @property
     def profiles(self) -> ProfileSet:
@@ -134,7 +138,7 @@ class VirtualPlatform:
         *,
         cost_s: float,
         round_s: float | None,
-        limits: Limits = NO_LIMITS,
+        limits: Limits | None = None,
     ) -> None:
         self.trace = trace
         self.now_s = 0.0
@@ -147,8 +151,13 @@ class VirtualPlatform:
         (home / "train.py").write_text("")
         self.plane = ControlPlane(
             self.store, self.engine, home=home, policy=policy, round_s=round_s,
-            clock=self.clock, recall=self.recall, limits=limits,
+            clock=self.clock, recall=self.recall, limits=limits or self.limits,
         )  # fmt: skip
+
+    @property
+    def limits(self) -> Limits:
+        """The trace's limits of a user, as the platform takes them."""
+        return Limits(slots=self.trace.user_limits.slots, running=self.trace.user_limits.running)
 
     def clock(self) -> float:
         return self.now_s
@@ -183,8 +192,8 @@ class VirtualPlatform:
         )  # fmt: skip
 
     def owner(self, spec: JobSpec) -> str:
-        """The user who submits a job: one for each team."""
-        return f"{spec.team}-user" if spec.team else "ann"
+        """The user who submits a job: its own, or one for each team."""
+        return spec.user or (f"{spec.team}-user" if spec.team else "ann")
 
     def run(self) -> list[Event]:
         """All jobs to their end; the events."""
@@ -230,3 +239,24 @@ class VirtualPlatform:
 def name_of(job_id: str) -> str:
     """The name that the platform made an id from."""
     return job_id.rsplit("-", 1)[0]
+
+
+def most_held(events: list[Event]) -> dict[str, tuple[int, int]]:
+    """By user: the most jobs that ran and the most slots they had, at one moment."""
+    owners: dict[str, str] = {}
+    held: dict[str, int] = {}
+    most: dict[str, tuple[int, int]] = {}
+    for _, together in groupby(events, key=lambda event: event.time_s):
+        for event in together:
+            job_id = str(event.job_id)
+            if event.kind is EventKind.SUBMITTED:
+                owners[job_id] = str(event.data["owner"])
+            elif event.kind in (EventKind.ALLOCATED, EventKind.RESIZED):
+                held[job_id] = len(event.data["gpus"])
+            elif event.kind in (EventKind.PREEMPTED, EventKind.FINISHED):
+                held.pop(job_id, None)
+        for user in set(owners.values()):
+            mine = [gpus for job_id, gpus in held.items() if owners[job_id] == user]
+            jobs, slots = most.get(user, (0, 0))
+            most[user] = (max(jobs, len(mine)), max(slots, sum(mine)))
+    return most

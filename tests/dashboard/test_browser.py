@@ -199,8 +199,8 @@ def test_a_life_seen_in_the_browser(platform: _Platform, chromium: Browser, tmp_
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Pretended jobs of one team, a minute old; the other team has no job, and lends its slots."""
     made = Stage(tmp_path_factory.mktemp("stage"), "2x4", began_s=time.time() - 60)
-    made.plane.set_team(Team(name="vision", slots=4, users=("ada",)))
-    made.plane.set_team(Team(name="speech", slots=4, users=("eve",)))
+    made.plane.teams.change(Team(name="vision", slots=4, users=("ada",)))
+    made.plane.teams.change(Team(name="speech", slots=4, users=("eve",)))
     made.rehearse(
         [
             Part(0, "steady", "gpt.py", 90_000),
@@ -302,7 +302,7 @@ def test_teams_are_shown_where_slots_and_jobs_are(stage: Stage, chromium: Browse
     job_id = stage.submit(Part(0, "speaker", "bert.py", 9000, owner="eve"))
     rows.nth(1).locator("td.number").nth(1).filter(has_text=re.compile("^4$")).wait_for()
     rows.nth(0).locator("td.number").nth(2).filter(has_text=re.compile("^0$")).wait_for()
-    stage.plane.cancel(job_id)
+    stage.plane.jobs.cancel(job_id)
 
     rows.get_by_role("link", name="vision").click()
     jobs = page.locator("table.jobs tbody tr")

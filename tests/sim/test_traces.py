@@ -6,6 +6,7 @@ import io
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -142,13 +143,14 @@ times = st.floats(0, 1e7, allow_nan=False)
 @given(
     st.lists(
         st.builds(
-            lambda at, gpus, work, slack, least, more: {
+            lambda at, gpus, work, slack, least, more, user: {
                 "submit_s": at,
                 "gpus": gpus,
                 "work": work,
                 "deadline_s": None if slack is None else at + slack,
                 "min_gpus": least,
                 "max_gpus": None if more is None else least + more,
+                "user": user,
             },
             times,
             st.integers(1, 64),
@@ -156,17 +158,17 @@ times = st.floats(0, 1e7, allow_nan=False)
             st.none() | st.floats(0.01, 1e6),
             st.integers(1, 4),
             st.none() | st.integers(0, 60),
+            st.sampled_from(["", "ann", "ben, too"]),
         ),
         min_size=1,
         max_size=8,
     )
 )
 def test_what_is_written_in_our_format_is_read_back_equal(
-    tmp_path_factory: pytest.TempPathFactory, columns: list[dict[str, float]]
+    tmp_path_factory: pytest.TempPathFactory, columns: list[dict[str, Any]]
 ) -> None:
     jobs = [
-        JobSpec(job_id=f"job, {i}", model="bert", batch_size=32, **values)  # type: ignore[arg-type]
-        for i, values in enumerate(columns)
+        JobSpec(job_id=f"job, {i}", model="bert", batch_size=32, **values) for i, values in enumerate(columns)
     ]
     file = io.StringIO()
     write_jobs(jobs, file)

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 from swell.domain import NO_TEAMS, Cluster, Event, InputError, SwellError, Teams
 from swell.perf.profiles import ProfileSet
+from swell.policies.by_user import NO_USER_LIMITS, UserLimits
 from swell.sim import ResizeCost, parse_cloud, simulate
 from swell.sim.traces import Trace
 
@@ -60,6 +61,7 @@ class Run:
     """Options of the autoscaler, if there is one."""
     blind_to_types: bool = False
     teams: Teams = NO_TEAMS
+    user_limits: UserLimits = NO_USER_LIMITS
     events: Path | None = None
 
     @property
@@ -85,6 +87,7 @@ class Run:
                 cloud=cloud,
                 blind_to_types=self.blind_to_types,
                 teams=self.teams,
+                user_limits=self.user_limits,
                 on_event=on_event,
                 on_progress=on_progress,
             )
@@ -97,6 +100,8 @@ class Run:
             "gpu_type": self.source.gpu_type,
             "autoscale": self.autoscale,
             "teams": self.teams.quotas or None,
+            "slots_per_user": self.user_limits.slots,
+            "running_per_user": self.user_limits.running,
             "skipped_rows": self.source.trace.skipped,
         }
         return {**named, **{k: v for k, v in figures.items() if k not in named}, **settings}

@@ -47,6 +47,7 @@ Example:
     help="Models to draw from.  [default: those that come with swell]",
 )
 @click.option("--teams", metavar="A,B", help="Names of teams; each job is of one of them, at random.")
+@click.option("--users", metavar="A,B", help="Names of users; each job is of one of them, at random.")
 @click.option("--gpu-type", metavar="NAME", help="Type of the GPUs that run times refer to.")
 @click.option(
     "-o", "--output", default="-", metavar="FILE", help="Where to write.  [default: standard output]"
@@ -61,6 +62,7 @@ def generate(
     start_hour: float,
     profiles_path: Path | None,
     teams: str | None,
+    users: str | None,
     gpu_type: str | None,
     output: str,
 ) -> None:
@@ -84,6 +86,7 @@ def generate(
         start_hour=start_hour,
         gpu_type=gpu_type or ANY_GPU,
         teams=[Team(name=name.strip(), slots=0).name for name in (teams or "").split(",") if name.strip()],
+        users=[name.strip() for name in (users or "").split(",") if name.strip()],
     )
     if output == "-":
         write_jobs(specs, sys.stdout)

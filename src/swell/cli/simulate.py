@@ -78,6 +78,18 @@ Example:
     metavar="NAME=SLOTS",
     help="Quotas of the teams that the trace names, such as vision=8,speech=4.",
 )
+@click.option(
+    "--slots-per-user",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Most slots of a user's running jobs together, for the users that the trace names.",
+)
+@click.option(
+    "--running-per-user",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Most jobs of a user that run at a time, for the users that the trace names.",
+)
 @click.option("--cluster-id", metavar="ID", help="Only the jobs of this virtual cluster (Philly traces).")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Only the first N jobs of each trace.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave out rows that cannot be read, and count them.")
@@ -122,6 +134,8 @@ def simulate(
     autoscale: str | None,
     blind_to_types: bool,
     teams: str | None,
+    slots_per_user: int | None,
+    running_per_user: int | None,
     cluster_id: str | None,
     limit: int | None,
     skip_bad_rows: bool,
@@ -142,6 +156,7 @@ def simulate(
     from swell.cli._runner import Run, processors, run_all
     from swell.domain import Cluster, InputError, Teams
     from swell.policies import make_policy
+    from swell.policies.by_user import UserLimits
     from swell.sim import parse_cloud, parse_cost
 
     if interval is not None and not 0 <= interval < float("inf"):
@@ -168,6 +183,9 @@ def simulate(
             replace(source, trace=replace(source.trace, name=str(path)))
             for source, path in zip(sources, dict.fromkeys(traces))
         ]
+    limits = UserLimits(slots=slots_per_user, running=running_per_user)
+    for job in (job for source in sources for job in source.trace.jobs):
+        limits.check_fits(job)
     pairs = [(source, policy) for source in sources for policy in policies]
     logs = _logs(pairs, events_path, html_path)
     runs = [
@@ -182,6 +200,7 @@ def simulate(
             autoscale=autoscale,
             blind_to_types=blind_to_types,
             teams=quotas,
+            user_limits=limits,
             events=log,
         )
         for (source, policy), log in zip(pairs, logs)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swell.control.errors import TooMany
+from swell.control.model import JobRecord
+from swell.policies.by_user import NOTHING, Use, UserLimits
 
 MINUTE_S = 60.0
 
@@ -20,12 +23,34 @@ class Limits:
     run_s: float | None = None
     """The longest that a job may run, whatever its request says."""
     running: int | None = None
-    """Jobs that run at a time; the others wait (`quotas`)."""
+    """Jobs that run at a time; the others wait (`swell.policies.by_user`)."""
     slots: int | None = None
-    """Slots of all running jobs together (`quotas`)."""
+    """Slots of all running jobs together (`swell.policies.by_user`)."""
+
+    @property
+    def of_policy(self) -> UserLimits:
+        """The limits that the policy obeys, in the simulator and live."""
+        return UserLimits(slots=self.slots, running=self.running)
 
 
 NO_LIMITS = Limits()
+
+
+def used_by(runs: Iterable[tuple[str, int]]) -> dict[str, Use]:
+    """By user: what profiling runs use, given as owner and slots."""
+    used: dict[str, Use] = {}
+    for owner, slots in runs:
+        before = used.get(owner, NOTHING)
+        used[owner] = Use(before.jobs + 1, before.slots + slots)
+    return used
+
+
+def left_by(promised: Sequence[JobRecord], limits: Limits, capacity: int) -> int:
+    """The slots that a user's promised jobs leave of the user's limits."""
+    if limits.running is not None and len(promised) >= limits.running:
+        return 0
+    slots = capacity if limits.slots is None else limits.slots
+    return max(slots - sum(len(record.wanted) for record in promised), 0)
 
 
 class Gate:

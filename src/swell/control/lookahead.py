@@ -16,6 +16,7 @@ from swell.control.typed import gpu_type_of, main_type, widest_nodes
 from swell.domain import NO_RESERVATIONS, NO_TEAMS, Calendar, Cluster, JobSpec, Teams
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.policies import make_policy
+from swell.policies.by_user import NO_USER_LIMITS, UserLimits
 from swell.sim import simulate
 
 MOST_JOBS = 60
@@ -44,6 +45,7 @@ def finishes(
     interval_s: float | None = None,
     calendar: Calendar = NO_RESERVATIONS,
     teams: Teams = NO_TEAMS,
+    user_limits: UserLimits = NO_USER_LIMITS,
 ) -> dict[str, float]:
     """The finish of each job whose length and speed are known, if no other job is submitted.
 
@@ -76,6 +78,7 @@ def finishes(
         resize_cost=cost,
         calendar=calendar.shifted(-began_s),
         teams=teams.within(sum(node.gpus for node in nodes)),
+        user_limits=user_limits,
     )
     return {
         job_id: began_s + float(finish_s)
@@ -114,6 +117,7 @@ def _as_simulated(
         max_gpus=record.max_workers,
         gpus_per_replica=request.workers_per_replica,
         weight=request.weight,
+        user=record.owner,
         team=teams.of(record.owner),
         priority=request.priority,
     )
@@ -132,6 +136,7 @@ def estimate(
     interval_s: float | None = None,
     calendar: Calendar = NO_RESERVATIONS,
     teams: Teams = NO_TEAMS,
+    user_limits: UserLimits = NO_USER_LIMITS,
     *,
     quick: bool = False,
 ) -> Estimate:
@@ -143,7 +148,7 @@ def estimate(
     if not knowledge.known or cluster.capacity == 0:
         return Estimate(finish_s=None, source=knowledge.source)
     if len(records) <= MOST_JOBS and not quick:
-        ends = finishes(records, known, cluster, policy, now_s, interval_s, calendar, teams)
+        ends = finishes(records, known, cluster, policy, now_s, interval_s, calendar, teams, user_limits)
         finish_s = ends.get(record.job_id)
     else:
         capacity = max(int(calendar.ahead(cluster, now_s).gpus[0]), 1)

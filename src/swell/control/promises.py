@@ -50,7 +50,7 @@ def estimated(
     known = ChainMap({record.job_id: basis}, book.known)
     policy, board, round_s = scheduler.policy_text, scheduler.board, scheduler.rhythm.interval_s
     jobs = [*others, record]
-    beside = (board.calendar, scheduler.teams)
+    beside = (board.calendar, scheduler.teams, scheduler.limits.of_policy)
     return estimate(record, jobs, known, board.base, policy, now_s, round_s, *beside, quick=quick)
 
 

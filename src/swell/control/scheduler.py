@@ -8,19 +8,17 @@ a quote changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from swell.board import Board, Move, Rhythm
 from swell.control.book import Book
 from swell.control.knowledge import Knowledge
-from swell.control.limits import NO_LIMITS, Limits
+from swell.control.limits import NO_LIMITS, Limits, left_by, used_by
 from swell.control.model import JobRecord, Phase
 from swell.control.profiling import Profiling
-from swell.control.quotas import contender, left_by, share_out, used_by, within
 from swell.control.renting import Renting
 from swell.control.typed import believed_curves, believed_on, gpu_type_of
 from swell.domain import (
@@ -34,10 +32,11 @@ from swell.domain import (
     Teams,
     entitled,
 )
-from swell.policies import Admission, Decision, JobTable, Snapshot, make_policy
+from swell.policies import Admission, Decision, JobTable, Policy, Snapshot, make_policy
 from swell.policies.base import gives_promises
 from swell.policies.by_team import ByTeam, TeamUse, by_team
 from swell.policies.by_type import ByType, by_type
+from swell.policies.by_user import ByUser, Use, by_user, within
 
 _DECIDED = (Phase.QUEUED, Phase.RUNNING)
 """Phases in which the policy decides on a job."""
@@ -66,12 +65,15 @@ class Scheduler:
         """`interval_s` is the length of rounds, in place of the policy's own."""
         self.book = book
         self.limits = limits
-        self.over_quota: dict[str, str] = {}
-        """By job: the quota that kept it from running in the last decision."""
+        self.over_limit: dict[str, str] = {}
+        """By job: the limit of its owner that kept it from running in the last decision."""
         self.renting: Renting | None = None
         """The rented nodes, if nodes are rented."""
         self.policy_text = policy
         self.policy: ByTeam = by_team(by_type(make_policy(policy), cluster))
+        """The policy as it obeys teams. It is asked through `limited`."""
+        self.limited: ByUser = by_user(self.policy, limits.of_policy)
+        """The same policy within the limits of each user."""
         self.board = Board(cluster, self.policy.placer, self._pause_s)
         self.profiling = Profiling()
         self.rows: dict[str, int] = {}
@@ -123,17 +125,16 @@ class Scheduler:
 
     def set_policy(self, text: str, now_s: float) -> None:
         """Switch to another policy; jobs keep their slots until that policy decides otherwise."""
-        self.policy, self.policy_text = by_team(by_type(make_policy(text), self.cluster), self.teams), text
+        self.policy_text = text
+        self._begin_with(by_type(make_policy(text), self.cluster))
         self.board.set_placer(self.policy.placer)
-        self.rhythm = self._rhythm()
         self.rhythm.ask(now_s)
 
     def set_cluster(self, cluster: Cluster, now_s: float, reason: str = "") -> None:
         """Use this cluster from now on; `reason` says why jobs lose slots, if they do."""
         self.board.set_cluster(cluster, now_s, reason)
         if len(cluster.gpu_types) > 1 and not self.tells_types_apart:  # the first node of another type
-            self.policy = by_team(by_type(make_policy(self.policy_text), cluster), self.teams)
-            self.rhythm = self._rhythm()
+            self._begin_with(by_type(make_policy(self.policy_text), cluster))
         self.rhythm.ask(now_s, urgent=True)
 
     def reserve(self, calendar: Calendar, now_s: float) -> None:
@@ -168,10 +169,10 @@ class Scheduler:
 
     def check_fits(self, min_workers: int) -> None:
         """Refuse a job that needs more workers than the cluster has slots, or than one user may have."""
-        total, quota = self.most_slots, self.limits.slots
+        total, limit = self.most_slots, self.limits.slots
         most, which = total, "the slots of this cluster"
-        if quota is not None and quota < total:
-            most, which = quota, "the slots that one user may have"
+        if limit is not None and limit < total:
+            most, which = limit, "the slots that one user may have"
         if min_workers > most:
             raise InputError(
                 f"min_workers must be at most {most}, {which}, got {min_workers}", field="min_workers"
@@ -187,13 +188,6 @@ class Scheduler:
     def admission(self, record: JobRecord, knowledge: Knowledge, now_s: float) -> Asked:
         """The policy's answer to this job, new or active already, with its deadline. Changes nothing."""
         rows, jobs = self._decided(asked=record.job_id)
-        most, over_quota = self._quotas([*jobs, (record, knowledge)], asked=record.job_id)
-        if record.job_id in over_quota and record.request.deadline_s is not None:
-            reason = f"{over_quota[record.job_id]}, and jobs with a promised finish need them"
-            empty = self._believe(self.board.table, rows[:0], [], now_s)
-            return Asked(empty, 0, Admission(False, reason=reason))
-        kept = [i for i, (r, _) in enumerate(jobs) if r.job_id not in over_quota or r.job_id == record.job_id]
-        rows, jobs = rows[kept], [jobs[i] for i in kept]
         table = self.board.table.copy(rows)
         if record.job_id in self.rows:
             index = [r.job_id for r, _ in jobs].index(record.job_id)
@@ -206,14 +200,12 @@ class Scheduler:
         # The policy must see the deadline to decide on it, as if it had been promised already.
         deadline_s = {record.job_id: record.request.deadline_s}
         own = np.arange(len(jobs))
-        snapshot = self._believe(
-            table, own, jobs, now_s, most, cautious=True, deadlines=deadline_s, promising=True
-        )
-        return Asked(snapshot, index, self.policy.admit(snapshot, index))
+        snapshot = self._believe(table, own, jobs, now_s, cautious=True, deadlines=deadline_s, promising=True)
+        return Asked(snapshot, index, self.limited.admit(snapshot, index))
 
     def accepted(self, asked: Asked) -> None:
         """Tell the policy that the job it answered was taken in."""
-        self.policy.accepted(asked.snapshot, asked.index, asked.admission)
+        self.limited.accepted(asked.snapshot, asked.index, asked.admission)
 
     def endangered(self, calendar: Calendar, now_s: float, teams: Teams | None = None) -> list[str]:
         """Jobs whose promised finish could not be kept beside this calendar, with these teams (None: with
@@ -221,16 +213,11 @@ class Scheduler:
         rows, jobs = self._decided()
         if not any(_promised(record) is not None for record, _ in jobs):
             return []
-        most, over_quota = self._quotas(jobs)
-        kept = [i for i, (record, _) in enumerate(jobs) if record.job_id not in over_quota]
-        rows, jobs = rows[kept], [jobs[i] for i in kept]
-        own = np.arange(len(jobs))
-        snapshot = self._believe(
-            self.board.table.copy(rows), own, jobs, now_s, most, cautious=True, calendar=calendar
-        )
-        policy = self.policy
+        own, table = np.arange(len(jobs)), self.board.table.copy(rows)
+        snapshot = self._believe(table, own, jobs, now_s, cautious=True, calendar=calendar)
+        policy = self.limited
         if teams is not None:
-            policy = policy.asked_with(teams)
+            policy = replace(policy, policy=self.policy.asked_with(teams))
             snapshot.team = [teams.of(record.owner) for record, _ in jobs]
         return [jobs[i][0].job_id for i in policy.endangered(snapshot).tolist()]
 
@@ -247,41 +234,39 @@ class Scheduler:
         Changes nothing.
         """
         rows, jobs = self._decided(profiled=True)
-        most, over_quota = self._quotas(jobs)
-        kept = [i for i, (record, _) in enumerate(jobs) if record.job_id not in over_quota]
-        rows, jobs = rows[kept], [jobs[i] for i in kept]
-        return self._believe(
-            self.board.table.copy(rows), np.arange(len(jobs)), jobs, now_s, most, promising=True
-        )
+        own, table = np.arange(len(jobs)), self.board.table.copy(rows)
+        return self.limited.shown(self._believe(table, own, jobs, now_s, promising=True)).part
 
     # -- decisions ---------------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> list[tuple[str, Move]]:
         """Let the policy decide; returns the moves of all jobs whose slots change."""
         board, table = self.board, self.board.table
-        self.profiling.begin(self.book.records, board, now_s, self._profiling_quota)
+        self.profiling.begin(self.book.records, board, now_s, self._profiling_limit)
         rows, jobs = self._decided()
-        most, self.over_quota = self._quotas(jobs)
-        may = np.array([record.job_id not in self.over_quota for record, _ in jobs], dtype=bool)
-        # Jobs beyond a quota are not shown to the policy, and give back what they have.
-        more = self._profiled() | {row: 0 for row in rows[~may].tolist() if table.gpus[row]}
-        rows, jobs = rows[may], [job for job in jobs if job[0].job_id not in self.over_quota]
-        snapshot = self._believe(table, rows, jobs, now_s, most)
+        snapshot = self._believe(table, rows, jobs, now_s)
+        self.over_limit = {}
         self.rhythm.due_s = math.inf
         decision = Decision(np.zeros(len(snapshot), dtype=np.int64))
         if len(snapshot) and (snapshot.capacity or self.renting is None):
-            decision = self.policy.allocate(snapshot)
-        if most:
-            widest = self.cluster.capacity
-            decision = within(decision, np.array([most.get(record.job_id, widest) for record, _ in jobs]))
-        moves = board.carry_out(snapshot, decision, more)
+            decision = self.limited.allocate(snapshot)
+            if any(record.most_workers is not None for record, _ in jobs):
+                widest = self.cluster.capacity
+                decision = within(decision, np.array([r.most_workers or widest for r, _ in jobs]))
+            why_not = self.limited.why_not
+            self.over_limit = {
+                record.job_id: why_not[number]
+                for number, (record, _) in zip(snapshot.numbers.tolist(), jobs)
+                if number in why_not
+            }
+        moves = board.carry_out(snapshot, decision, self._profiled())
         shown = set(rows.tolist())
         for move in moves:
             if move.row in shown:
                 curves = snapshot.curves.on(gpu_type_of(self.cluster, move.after))
                 table.rate[move.row] = curves.rates[table.curve[move.row], len(move.after)]
         if len(snapshot):
-            self.rhythm.decided(now_s, self.policy.next_wakeup_s(snapshot, decision))
+            self.rhythm.decided(now_s, self.limited.next_wakeup_s(snapshot, decision))
         return [(table.specs[move.row].job_id, move) for move in moves]
 
     def _profiled(self) -> dict[int, int]:
@@ -310,27 +295,14 @@ class Scheduler:
                 jobs.append((record, self.book.known[job_id]))
         return np.array(rows, dtype=np.int64), jobs
 
-    def _quotas(
-        self, jobs: Sequence[tuple[JobRecord, Knowledge]], asked: str | None = None
-    ) -> tuple[dict[str, int], dict[str, str]]:
-        """What quotas and the jobs themselves allow each of these jobs, and why some may not run now.
-
-        The job `asked` is the one whose deadline is being decided on, as the last of `jobs` has it. A job is
-        in the first answer only if something but its request bounds it.
-        """
-        records = [record for record, _ in jobs]
-        confined = {r.job_id: r.most_workers for r in records if r.most_workers is not None}
-        if self.limits.slots is None and self.limits.running is None:
-            return confined, {}
-        contenders = [contender(record, max(self.promised.capacity, 1), asked) for record in records]
-        there = {record.job_id for record in records}
-        runs = {
-            job_id: (self.book.records[job_id].owner, run.size)
+    def _profiled_by_user(self, jobs: Sequence[tuple[JobRecord, Knowledge]]) -> dict[str, Use]:
+        """By user: what profiling runs of other jobs than these use."""
+        shown, records = {record.job_id for record, _ in jobs}, self.book.records
+        return used_by(
+            (records[job_id].owner, run.size)
             for job_id, run in self.profiling.runs.items()
-            if run.size and job_id in self.book.records and job_id not in there
-        }
-        allowed = share_out(contenders, self.limits, used_by(runs.values()))
-        return dict(allowed.most), dict(allowed.why_not)
+            if run.size and job_id in records and job_id not in shown
+        )
 
     def _profiled_by_team(self) -> dict[str, int]:
         """By team: the slots of its profiling runs."""
@@ -341,9 +313,9 @@ class Scheduler:
                 taken[team] = taken.get(team, 0) + run.size
         return taken
 
-    def _profiling_quota(self, job_id: str) -> int:
-        """The most slots that a job may be profiled on: what promised jobs leave of the quotas of its owner
-        and its owner's team."""
+    def _profiling_limit(self, job_id: str) -> int:
+        """The most slots that a job may be profiled on: what promised jobs leave of the limits of its owner
+        and of the quota of its owner's team."""
         owner = self.book.records[job_id].owner
         sure = [r for r in self.book.records.values() if r.wanted and r.promise.guaranteed_s is not None]
         slots = left_by([r for r in sure if r.owner == owner], self.limits, self.cluster.capacity)
@@ -359,7 +331,6 @@ class Scheduler:
         rows: IntArray,
         jobs: Sequence[tuple[JobRecord, Knowledge]],
         now_s: float,
-        most: Mapping[str, int] = MappingProxyType({}),
         *,
         cautious: bool = False,
         deadlines: dict[str, float | None] | None = None,
@@ -368,12 +339,12 @@ class Scheduler:
     ) -> Snapshot:
         """Enter what is known of these jobs into a table, and make the snapshot that the policy sees.
 
-        `most`: bounds on the slots of jobs that cannot use more or whose owner has a quota. `calendar`:
-        reservations in place of the present ones, to ask what would be. `promising`: count all nodes that may
-        be rented, and the time that they take to start.
+        `calendar`: reservations in place of the present ones, to ask what would be. `promising`: count all
+        nodes that may be rented, and the time that they take to start.
         """
         profiled = self.profiling.reserved(self.board, self.rows)
         self.policy.taken = self._profiled_by_team()
+        self.limited.used = self._profiled_by_user(jobs)
         cluster = self.promised if promising else self.cluster
         if calendar is not None and calendar != self.board.calendar:
             cluster = self._beside(calendar, now_s)
@@ -401,11 +372,10 @@ class Scheduler:
         # A job's last step must be done a little before the deadline, because processes take time to end.
         table.deadline_s[rows] = np.array(last_s) - [knowledge.closing_s for _, knowledge in jobs]
         least = [record.request.min_workers for record, _ in jobs]
-        bounds = [min(record.max_workers or widest, most.get(record.job_id, widest)) for record, _ in jobs]
-        if most:
-            for i, (record, _) in enumerate(jobs):
-                if record.job_id in most:  # what it asks for may be beyond its bound; it would wait for ever
-                    table.requested[rows[i]] = max(min(table.specs[rows[i]].gpus, bounds[i]), least[i])
+        bounds = [min(record.max_workers or widest, widest) for record, _ in jobs]
+        for i, (record, _) in enumerate(jobs):
+            if record.most_workers is not None:  # it may ask for more, and would wait for ever
+                table.requested[rows[i]] = max(min(table.specs[rows[i]].gpus, bounds[i]), least[i])
         table.min_gpus[rows] = least
         table.known[rows] = [knowledge.known for _, knowledge in jobs]
         table.max_gpus[rows] = [
@@ -462,6 +432,12 @@ class Scheduler:
 
     # -- what the board and the table need ---------------------------------------------------------------
 
+    def _begin_with(self, policy: Policy) -> None:
+        """Ask this policy from now on, within the present teams and limits."""
+        self.policy = by_team(policy, self.teams)
+        self.limited = by_user(self.policy, self.limits.of_policy)
+        self.rhythm = self._rhythm()
+
     def _rhythm(self) -> Rhythm:
         own_s = self.policy.interval_s
         return Rhythm(self.policy, own_s if self._interval_s is None else self._interval_s)
@@ -485,6 +461,7 @@ class Scheduler:
             max_gpus=record.max_workers,
             gpus_per_replica=request.workers_per_replica,
             weight=request.weight,
+            user=record.owner,
             team=self.teams.of(record.owner),
             priority=request.priority,
         )

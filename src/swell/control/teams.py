@@ -119,5 +119,5 @@ def with_reasons(records: Iterable[JobRecord], scheduler: Scheduler) -> list[Job
 def _with_reason(record: JobRecord, scheduler: Scheduler, uses: Mapping[str, TeamUse]) -> JobRecord:
     if record.phase is not Phase.QUEUED or record.wanted or record.reason:
         return record
-    quota = scheduler.over_quota.get(record.job_id)
-    return replace(record, reason=f"waits: {quota or why_waits(record, scheduler, uses)}")
+    limit = scheduler.over_limit.get(record.job_id)
+    return replace(record, reason=f"waits: {limit or why_waits(record, scheduler, uses)}")

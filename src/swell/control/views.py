@@ -95,8 +95,8 @@ def why(record: JobRecord, scheduler: Scheduler, now_s: float, behind_s: float, 
         return record.reason or record.phase.value
     if trouble:
         return f"the control plane is in trouble: {trouble}"
-    if record.job_id in scheduler.over_quota:
-        return f"waits: {scheduler.over_quota[record.job_id]}"
+    if record.job_id in scheduler.over_limit:
+        return f"waits: {scheduler.over_limit[record.job_id]}"
     shared = teams.why_waits(record, scheduler, scheduler.uses()) if scheduler.teams else ""
     holders = [r for r in scheduler.book.records.values() if r.wanted]
     used, slots = sum(len(r.wanted) for r in holders), scheduler.cluster.capacity

@@ -35,6 +35,8 @@ class JobSpec:
     """The job gets GPUs in multiples of this, because so many share one copy of its model."""
     weight: float = 1.0
     """The job counts as this many jobs, for policies that obey weights."""
+    user: str = ""
+    """The user whose limits count for the job."""
     team: str = OTHERS
     """The team whose slots the job uses."""
     priority: str = NORMAL

@@ -70,6 +70,7 @@ class JobTable:
         self.per_replica: IntArray = np.array([s.gpus_per_replica for s in specs], dtype=np.int64)
         """Shares are multiples of this."""
         self.weight: FloatArray = np.array([s.weight for s in specs], dtype=np.float64)
+        self.user: list[str] = [s.user for s in specs]
         self.team: list[str] = [s.team for s in specs]
         self.priority: IntArray = np.array([rank_of(s.priority) for s in specs], dtype=np.int64)
         """The rank of each job's class: the higher, the sooner served."""
@@ -119,7 +120,7 @@ class JobTable:
 
     def copy(self, rows: IntArray) -> JobTable:
         """A new table with copies of these rows only, in this order."""
-        part = JobTable([self.specs[row] for row in rows.tolist()])
+        part = JobTable.__new__(JobTable)
         for name, column in vars(self).items():
             chosen = [column[row] for row in rows.tolist()] if isinstance(column, list) else column[rows]
             setattr(part, name, chosen)
@@ -251,6 +252,11 @@ class Snapshot:
         return self.table.weight[self.rows]
 
     @column
+    def user(self) -> list[str]:
+        """The user of each job."""
+        return [self.table.user[row] for row in self.rows]
+
+    @column
     def team(self) -> list[str]:
         """The team of each job."""
         return [self.table.team[row] for row in self.rows]
@@ -342,6 +348,11 @@ class Snapshot:
         costs = (self.resize_cost_s, self.start_cost_s)
         rows, numbers = self.rows[members], self.numbers[members]
         return Snapshot(self.now_s, cluster, self.table, rows, self._curves, *costs, numbers, ahead)
+
+    def of_table(self, table: JobTable, numbers: IntArray) -> Snapshot:
+        """The same moment with the jobs of another table, all of them, in its order."""
+        costs, rows = (self.resize_cost_s, self.start_cost_s), np.arange(len(table))
+        return Snapshot(self.now_s, self.cluster, table, rows, self._curves, *costs, numbers, self._ahead)
 
     def with_rows(self, rows: IntArray) -> Snapshot:
         """The same moment with another set of active jobs."""

@@ -41,6 +41,7 @@ from swell.policies import Decision, Policy, Snapshot, make_policy
 from swell.policies.base import gives_promises
 from swell.policies.by_team import ByTeam, by_team
 from swell.policies.by_type import ByType, by_type
+from swell.policies.by_user import NO_USER_LIMITS, ByUser, UserLimits, by_user
 from swell.sim.capacity import Capacity, DemandChange, EventSink, NodeFailure
 from swell.sim.cloud import Cloud
 from swell.sim.costs import ConstantCost, ResizeCost
@@ -77,6 +78,7 @@ def simulate(
     cloud: Cloud | None = None,
     throughput_only: bool = False,
     teams: Teams = NO_TEAMS,
+    user_limits: UserLimits = NO_USER_LIMITS,
     on_event: EventSink | None = None,
     on_progress: ProgressSink | None = None,
 ) -> Result:
@@ -94,6 +96,7 @@ def simulate(
         cloud: if given, the nodes of the cluster are rented from it as its autoscaler decides.
         throughput_only: jobs that adapt their batch size choose the one with the most samples per second.
         teams: quotas that the jobs' teams have; without any, the team of a job means nothing.
+        user_limits: what the jobs of one user may have at a time; jobs without a user count as one user's.
     """
     if not jobs:
         raise InputError(
@@ -106,6 +109,8 @@ def simulate(
         chosen = by_type(chosen, cluster)
     typed = isinstance(chosen, ByType)
     chosen, jobs = _shared(chosen, jobs, cluster, teams)
+    if user_limits:
+        chosen = by_user(chosen, user_limits)
     cost = ConstantCost(float(resize_cost)) if isinstance(resize_cost, int | float) else resize_cost
     ordered = sorted(jobs, key=lambda job: job.submit_s)
 
@@ -246,7 +251,7 @@ class _Engine:
             self._pass_time(at_s)
             self._submissions()
             self._segment_ends()
-            if self.capacity.apply(self.now_s, lambda: self._snapshot(promising=True)):
+            if self.capacity.apply(self.now_s, self._worth_nodes):
                 self.rhythm.ask(self.now_s, urgent=True)
             if self.rhythm.due_s <= self.now_s:
                 self._decide()
@@ -285,7 +290,9 @@ class _Engine:
             self.board.activate(row)
             self._jobs_changed()
             self.active_integral_at_submit[row] = self.active_integral
-            shared = {"team": spec.team} if spec.team else {}
+            shared = {"owner": spec.user} if spec.user else {}
+            if spec.team:
+                shared["team"] = spec.team
             if spec.priority != NORMAL:
                 shared["priority"] = spec.priority
             self._emit(
@@ -349,6 +356,11 @@ class _Engine:
                 snapshot.numbers,
             )
         return snapshot
+
+    def _worth_nodes(self) -> Snapshot:
+        """The jobs that the autoscaler looks at: those that may run."""
+        snapshot = self._snapshot(promising=True)
+        return self.policy.shown(snapshot).part if isinstance(self.policy, ByUser) else snapshot
 
     def _decide(self) -> None:
         self.rhythm.due_s = math.inf

@@ -5,7 +5,7 @@
     elasticflow  job_id, submit_time, iteration, model_name, ddl, batch_size, num_gpu
     philly       timestamp, duration, num_gpus, cluster
     swell        job_id, submit_s, model, batch_size [, gpus, work, deadline_s, min_gpus, max_gpus,
-                 gpus_per_replica, weight, team, priority]
+                 gpus_per_replica, weight, user, team, priority]
 
 A reader checks every row before it makes the first job. docs/simulator.md says the same at more length.
 """
@@ -34,6 +34,7 @@ OWN_COLUMNS = (
     "max_gpus",
     "gpus_per_replica",
     "weight",
+    "user",
     "team",
     "priority",
 )
@@ -175,7 +176,7 @@ def _own(table: Table, models: Models, skip_bad: bool) -> list[JobSpec]:
     replica = np.nan_to_num(table.counts("gpus_per_replica", optional=True), nan=1.0)
     weight = table.numbers("weight", "a positive number, or empty", above=0, optional=True)
     none = [""] * len(table)
-    team = table.columns.get("team", none)
+    user, team = table.columns.get("user", none), table.columns.get("team", none)
     priority = [given or NORMAL for given in table.columns.get("priority", none)]
     wrong = np.array([given not in PRIORITIES for given in priority], dtype=np.bool_)
     table.refuse_where(wrong, "priority", f"{', '.join(PRIORITIES)}, or empty")
@@ -194,6 +195,7 @@ def _own(table: Table, models: Models, skip_bad: bool) -> list[JobSpec]:
             max_gpus=None if np.isnan(most[i]) else int(most[i]),
             gpus_per_replica=int(replica[i]),
             weight=1.0 if np.isnan(weight[i]) else float(weight[i]),
+            user=user[i],
             team=team[i],
             priority=priority[i],
         )

@@ -87,10 +87,11 @@ def generate_jobs(
     gpu_type: str = ANY_GPU,
     gpus_per_node: int = 4,
     teams: Sequence[str] = (),
+    users: Sequence[str] = (),
 ) -> list[JobSpec]:
     """Draw `jobs` jobs submitted within `hours`; a share `deadlines` of them gets a deadline.
 
-    Each job is of one of the `teams`, at random, if there are any.
+    Each job is of one of the `teams` and of one of the `users`, at random, if there are any.
     """
     _check("jobs", jobs, "at least 1", jobs >= 1)
     _check("hours", hours, "more than 0", 0 < hours < np.inf)
@@ -110,6 +111,7 @@ def generate_jobs(
     has_deadline = stream(3).permutation(jobs) < round(deadlines * jobs)
     lambdas = stream(4).uniform(*TIGHTNESS, jobs)
     of_team = stream(5).integers(0, max(len(teams), 1), jobs).tolist()
+    of_user = stream(6).integers(0, max(len(users), 1), jobs).tolist()
 
     if gpu_type == ANY_GPU:  # one type for all jobs, that of most profiles, so that one cluster can run them
         kinds = [kind for profile in profiles for kind in profile.gpu_types]
@@ -140,6 +142,7 @@ def generate_jobs(
                 work=float(max(round(duration_s * rate), 1)),
                 # At least a tenth of a second, so that rounding cannot make it equal to the submission.
                 deadline_s=round(at_s + max(lambdas[i] * duration_s, 0.1), 1) if has_deadline[i] else None,
+                user=users[of_user[i]] if users else "",
                 team=teams[of_team[i]] if teams else OTHERS,
             )
         )
