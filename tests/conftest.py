@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from benchmarks.platform.postgres import NoPostgres, PostgresServer
 from benchmarks.ray.cluster import RayCluster
@@ -18,6 +19,12 @@ from tests.commands import Commands
 from swell.engines.nursery import SHARED, Nursery
 
 pytest_plugins = ["tests.completeness"]
+
+# How long one example takes depends on what else the machine does, so that no test fails for its time alone.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 ROOT = Path(__file__).parents[1]
 

@@ -41,7 +41,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(field=st.sampled_from(list(FIELDS)), value=VALUES)
 def test_border_and_control_plane_agree_on_every_value(field: str, value: Any) -> None:
     body = BASE | {field: value}

@@ -165,7 +165,7 @@ def test_another_placer_finds_everybody_where_they_are() -> None:
     assert board.placer.occupancy.held(row) == (0, 1, 2)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 @pytest.mark.parametrize("placer", sorted(PLACERS))
 def test_the_books_agree_whatever_comes_and_goes(placer: str, data: st.DataObject) -> None:

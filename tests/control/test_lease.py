@@ -90,7 +90,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(ACTIONS, max_size=60))
 def test_never_two_lead_and_numbers_only_grow(actions: list[tuple[str, str | float]]) -> None:
     table = Table()

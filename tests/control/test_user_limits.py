@@ -70,7 +70,7 @@ contenders = st.lists(
 )  # fmt: skip
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(contenders, st.none() | st.integers(1, 5), st.none() | st.integers(1, 12), st.integers(0, 3))
 def test_shares_keep_to_the_limit_and_waste_none_of_it(
     raw: list[dict[str, object]], running: int | None, slots: int | None, profiled: int

@@ -94,7 +94,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     ANYTHING,
     st.dictionaries(st.sampled_from([*GOOD, "workers", "limits", "sqr", "var", "metrics"]), ANYTHING),

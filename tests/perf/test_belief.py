@@ -68,7 +68,7 @@ def test_a_known_configuration_that_drifts_is_fitted_again() -> None:
     assert float(step_times(belief.params, 1, 1, 64)[1]) == pytest.approx(0.4, rel=0.1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(32, 1024)), min_size=1, max_size=8),
     st.floats(1e-3, 1e3),

@@ -16,7 +16,7 @@ def _losses(steps: np.ndarray, b0: float, b1: float, b2: float) -> np.ndarray:
     return 1.0 / (b0 * steps + b1) + b2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.floats(1.0, 50.0),
     st.floats(0.2, 2.0),
@@ -35,7 +35,7 @@ def test_exact_losses_give_the_curve_back(rise: float, b1: float, b2: float, uni
     assert fit.steps_to_loss(target) == pytest.approx(ahead, rel=0.10)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1))
 def test_noise_and_spikes_do_not_mislead(seed: int) -> None:
     rng = np.random.default_rng(seed)

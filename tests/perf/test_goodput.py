@@ -94,7 +94,7 @@ def _brute_force(
     return best
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(limits(), positive, positive, st.lists(st.integers(1, 64), min_size=1, max_size=5))
 def test_best_goodput_is_that_of_brute_force(
     lim: BatchLimits, sqr: float, var: float, gpus: list[int]
@@ -135,7 +135,7 @@ def test_no_gpus_no_progress() -> None:
 
 
 @given(limits(), st.integers(1, 40))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_candidates_are_legal_and_distinct(lim: BatchLimits, max_gpus: int) -> None:
     table = candidates(lim, max_gpus)
     assert table.max_gpus == max_gpus

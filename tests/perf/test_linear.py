@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from swell.perf._linear import Linear3D
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1))
 def test_scattered_points_are_interpolated_as_scipy_does(seed: int) -> None:
     from scipy.interpolate import LinearNDInterpolator

@@ -62,7 +62,7 @@ def test_time_grows_with_batch_gpus_and_spread(p: ThroughputParams, gpus: int, l
         assert max(grad_s, sync_s) * (1 - 1e-12) <= one <= (grad_s + sync_s) * (1 + 1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(params(), st.integers(0, 2**32 - 1))
 def test_fit_recovers_the_model_from_noisy_observations(p: ThroughputParams, seed: int) -> None:
     nodes, gpus, local = np.array(RICH).T
@@ -84,7 +84,7 @@ def test_fit_recovers_parameters_that_are_identifiable() -> None:
     assert found.as_array() == pytest.approx(p.as_array(), rel=0.02, abs=2e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(params(), st.integers(1, len(RICH)), st.integers(0, 2**32 - 1))
 def test_fit_is_no_worse_than_a_general_optimiser(p: ThroughputParams, count: int, seed: int) -> None:
     from scipy.optimize import minimize
@@ -111,7 +111,7 @@ def test_fit_is_no_worse_than_a_general_optimiser(p: ThroughputParams, count: in
 
 
 @given(params(), st.lists(st.sampled_from(RICH), min_size=1, max_size=6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_gradient_of_the_loss_is_its_slope(p: ThroughputParams, rows: list[tuple[int, int, int]]) -> None:
     from swell.perf._fit import loss_and_gradient
 
@@ -178,7 +178,7 @@ def test_a_fit_takes_less_than_five_milliseconds() -> None:
 
 
 @given(params())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_fit_depends_on_the_observations_alone(p: ThroughputParams) -> None:
     nodes, gpus, local = np.array(RICH[:9]).T
     times = step_times(p, nodes, gpus, local)

@@ -89,7 +89,7 @@ def layouts(draw, top=4, most_blocks=9):
     return unusable, blocks, wanted
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(layouts())
 def test_plan_has_the_fewest_moves_and_of_those_the_fewest_gpus(case):
     unusable, blocks, wanted = case
@@ -108,7 +108,7 @@ def test_plan_has_the_fewest_moves_and_of_those_the_fewest_gpus(case):
         assert all(len(own) == 1 for own in made.placed.values())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(layouts(), st.data())
 def test_jobs_that_are_to_stay_move_only_if_there_is_no_other_way(case, data):
     unusable, blocks, wanted = case
@@ -130,7 +130,7 @@ def test_jobs_that_are_to_stay_move_only_if_there_is_no_other_way(case, data):
         assert (len(made.moves), sum(1 << move.source.level for move in made.moves)) == least
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(layouts(top=5, most_blocks=20), st.data())
 def test_plan_reaches_aligned_blocks_by_moves_that_find_their_target_free(case, data):
     unusable, blocks, wanted = case
@@ -167,7 +167,7 @@ def test_plan_reaches_aligned_blocks_by_moves_that_find_their_target_free(case, 
     assert left == set(range(32)) - taken
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(layouts(top=5, most_blocks=24))
 def test_without_lost_gpus_a_power_of_two_share_is_always_one_block(case):
     _, blocks, wanted = case

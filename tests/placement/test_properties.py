@@ -73,7 +73,7 @@ def check_answer(placer, before, answer, changes):
 
 
 @pytest.mark.parametrize("name", sorted(PLACERS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(cluster=CLUSTERS, steps=STEPS)
 def test_placers_keep_the_ledger_right_through_any_history(name, cluster, steps):
     placer = make_placer(name, cluster)
@@ -127,7 +127,7 @@ def test_placers_keep_the_ledger_right_through_any_history(name, cluster, steps)
         check_ledger(placer)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     cluster=POWER_OF_TWO.map(Cluster.parse),
     steps=st.lists(st.dictionaries(JOBS, st.sampled_from([0, 1, 2, 4, 8, 16]), min_size=1), max_size=12),
@@ -146,7 +146,7 @@ def test_buddy_shares_are_aligned_blocks_whenever_that_many_gpus_are_free(cluste
             assert gpus == tuple(range(gpus[0], gpus[0] + len(gpus)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(st.sampled_from([2, 3, 4, 6, 8]), min_size=2, max_size=6),
     shares=st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=12),
@@ -165,7 +165,7 @@ def test_buddy_blocks_are_aligned_inside_nodes_of_any_size(sizes, shares):
             assert start % gpus == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     cluster=st.one_of(POWER_OF_TWO, ODD).map(Cluster.parse),
     shares=st.lists(st.integers(1, 9), min_size=1, max_size=12),
@@ -189,7 +189,7 @@ def test_packed_uses_one_node_if_any_has_room_and_else_the_fewest(cluster, share
             assert free[node] == min(most for most in free if most >= gpus)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     cluster=st.one_of(POWER_OF_TWO, ODD).map(Cluster.parse),
     steps=st.lists(st.dictionaries(JOBS, st.integers(0, 9), min_size=1), max_size=8),

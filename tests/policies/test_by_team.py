@@ -84,7 +84,7 @@ def _checked(policy: Policy, snapshot: Any, teams: Teams) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", FAST)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_no_team_is_below_its_quota_or_above_what_is_idle(name: str, data: Any, snapshots: Any) -> None:
     snapshot = data.draw(snapshots)

@@ -121,7 +121,7 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 @pytest.mark.parametrize("name", ["elasticflow", "edf-admission", "oasis"])
 @pytest.mark.parametrize("pause_s", [0.0, 5.0])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(load=workloads())
 def test_no_admitted_deadline_is_missed(name: str, pause_s: float, load: Workload) -> None:
     end_s, refused = play(load, make_policy(name), pause_s)
@@ -131,7 +131,7 @@ def test_no_admitted_deadline_is_missed(name: str, pause_s: float, load: Workloa
 
 
 @pytest.mark.parametrize("name", ["elasticflow", "oasis"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(load=workloads())
 def test_best_effort_jobs_end_as_well(name: str, load: Workload) -> None:
     end_s, refused = play(load, make_policy(name), 0.0)
@@ -142,7 +142,7 @@ def test_best_effort_jobs_end_as_well(name: str, load: Workload) -> None:
             assert np.isfinite(end_s[i]) == can_run[load.curve[i]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(load=workloads())
 def test_the_same_workload_gives_the_same_ends(load: Workload) -> None:
     once, _ = play(load, make_policy("elasticflow"), 5.0)
@@ -155,7 +155,7 @@ def profiles() -> ProfileSet:
     return ProfileSet.load(None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     jobs=st.integers(5, 60),

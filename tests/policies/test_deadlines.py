@@ -70,7 +70,7 @@ def assert_powers_of_two_where_bounds_have_one(snapshot: Any, gpus: Any) -> None
             assert 1 << int(least).bit_length() > min(most, snapshot.capacity)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_shares_are_legal_and_within_capacity(snapshots: Any, data: st.DataObject) -> None:
     snapshot = data.draw(snapshots)

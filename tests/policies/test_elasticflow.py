@@ -185,7 +185,7 @@ def test_lost_nodes_cost_as_few_promises_as_can_be(make_snapshot: Any) -> None:
     assert policy.allocate(half).gpus.tolist() == [2, 0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_shares_are_legal_and_within_capacity(snapshots: Any, data: st.DataObject) -> None:
     snapshot = data.draw(snapshots)
@@ -198,7 +198,7 @@ def test_shares_are_legal_and_within_capacity(snapshots: Any, data: st.DataObjec
     assert np.all(snapshot.rate_at(np.minimum(gpus, snapshot.curves.max_gpus))[running] > 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_the_deadline_named_in_a_refusal_is_admitted(snapshots: Any, data: st.DataObject) -> None:
     snapshot = data.draw(snapshots)

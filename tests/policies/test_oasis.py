@@ -62,7 +62,7 @@ def test_pauses_are_part_of_the_schedule() -> None:
     assert bid(bidder(work=109.0, held=1), [1] * 10, [0.1] * 10, pause_s=2.0)[0] > -np.inf
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_the_programme_finds_the_best_of_all_schedules(seed: int) -> None:
     rng = np.random.default_rng(seed)

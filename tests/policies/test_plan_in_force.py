@@ -209,7 +209,7 @@ def test_nobody_grows_while_a_job_runs_that_a_stop_would_make_late(make_snapshot
         assert (steps(plan, 1)[0] == (0, 2)) is may_grow
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_what_is_said_to_move_nobody_moves_nobody(make_snapshot: Any, data: st.DataObject) -> None:
     cluster = Cluster.parse(data.draw(st.sampled_from(["1x4", "4x4", "2x8", "3x4", "2x3", "5x2"])))

@@ -132,14 +132,14 @@ def moments(draw: st.DrawFn) -> Snapshot:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(moments(), st.booleans(), st.sampled_from([-4.0, -1.0, 0.0, 0.5, 1.0]))
 def test_every_decision_is_legal(snapshot: Snapshot, avoid: bool, p: float) -> None:
     policy = Pollux(generations=8, population=20, avoid_interference=avoid, p=p)
     check_legal(snapshot, policy.allocate(snapshot), avoid=avoid)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(moments(), st.sampled_from([-1.0, 0.0, 1.0]))
 def test_no_worse_than_keeping_what_is_there(snapshot: Snapshot, p: float) -> None:
     policy = Pollux(generations=3, population=10, p=p)
@@ -159,7 +159,7 @@ def test_no_worse_than_keeping_what_is_there(snapshot: Snapshot, p: float) -> No
     assert total_loss(problem, second.per_node[order].astype(np.int16)) <= keeping
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(moments(), st.integers(0, 5))
 def test_same_seed_same_decision(snapshot: Snapshot, seed: int) -> None:
     one, other = (Pollux(generations=10, population=20, seed=seed) for _ in range(2))
@@ -167,7 +167,7 @@ def test_same_seed_same_decision(snapshot: Snapshot, seed: int) -> None:
         np.testing.assert_array_equal(one.allocate(snapshot).per_node, other.allocate(snapshot).per_node)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(moments(), st.integers(0, 2**32 - 1))
 def test_repair_leaves_legal_individuals_as_they_are(snapshot: Snapshot, seed: int) -> None:
     policy = Pollux(generations=2, population=5)

@@ -61,7 +61,7 @@ def pass_time(snapshot: Snapshot, decision: Decision, dt_s: float, leaves: int |
 
 
 @pytest.mark.parametrize("name", RIGID + ELASTIC)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_shares_are_within_bounds_at_any_moment_of_a_run(name: str, data: Any, snapshots: Any) -> None:
     snapshot = data.draw(snapshots)
@@ -73,7 +73,7 @@ def test_shares_are_within_bounds_at_any_moment_of_a_run(name: str, data: Any, s
 
 
 @pytest.mark.parametrize("name", RIGID + ELASTIC)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_the_same_moments_give_the_same_shares(name: str, data: Any, snapshots: Any) -> None:
     first = data.draw(snapshots)
@@ -85,7 +85,7 @@ def test_the_same_moments_give_the_same_shares(name: str, data: Any, snapshots: 
 
 
 @pytest.mark.parametrize("name", WORK_CONSERVING)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_elastic_policies_leave_no_gpu_idle_that_a_waiting_job_could_use(
     name: str, data: Any, snapshots: Any

@@ -190,7 +190,7 @@ def by_moment(events: list[Event]) -> list[list[Event]]:
 
 
 @pytest.mark.parametrize("policy", policy_names())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 10_000),
     shape=st.sampled_from(["1x4", "2x4", "3x2", "4x8"]),
@@ -238,7 +238,7 @@ def test_adaptive_jobs_train_on_mixed_types() -> None:
     assert record["finished"] == 6 and record["belief"] == "fitted"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000), shape=st.sampled_from(["2x4", "4x2", "1x8"]))
 def test_elasticflow_with_exact_curves_and_free_resizes_breaks_no_promise(seed: int, shape: str) -> None:
     jobs = generate_jobs(PROFILES, jobs=25, hours=1.0, seed=seed, deadlines=1.0)

@@ -90,7 +90,7 @@ def test_all_jobs_of_a_workload_are_for_one_gpu_type() -> None:
         assert "T4" in mixed.get(job.model).gpu_types
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     jobs=st.integers(1, 40),
     hours=st.floats(0.01, 100),

@@ -192,7 +192,7 @@ def test_state_round_trip_gives_the_same_choice() -> None:
         assert one.choose(1, replicas, Noise()) == two.choose(1, replicas, Noise())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     replicas=st.lists(st.integers(1, 16), min_size=1, max_size=12),
     var=st.floats(0.0, 1e4),

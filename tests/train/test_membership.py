@@ -352,7 +352,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(EVENTS, max_size=40))
 def test_whatever_happens_the_invariants_hold(events: list[tuple[str, int]]) -> None:
     play = Play(target=2, silent_after_s=1e9)

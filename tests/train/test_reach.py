@@ -33,7 +33,7 @@ def brute_force(names: list[str], cuts: set[Pair], keep: set[str]) -> list[str]:
     return best
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.integers(1, 6), st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6))), st.sets(st.integers(0, 6))
 )
@@ -272,7 +272,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(EVENTS)
 def test_with_links_cut_at_random_members_always_reach_each_other_in_the_end(
     events: list[tuple[str, int, int]],

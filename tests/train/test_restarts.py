@@ -130,7 +130,7 @@ def test_a_restarted_coordinator_goes_on_where_it_was() -> None:
     assert lost.tick(6.0 + MISSING_S)[0] == Begin(2, ("w1",))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_happens_generations_never_overlap_and_the_job_ends(data: Any) -> None:
     """The launcher's part is played here: processes exist between their spawn and their exit."""

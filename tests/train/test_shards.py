@@ -215,4 +215,4 @@ class Stream(RuleBasedStateMachine):
 
 
 TestStream = Stream.TestCase
-TestStream.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestStream.settings = settings(max_examples=80, stateful_step_count=40)

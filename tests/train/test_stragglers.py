@@ -97,7 +97,7 @@ def test_each_replacement_is_followed_by_a_longer_rest() -> None:
     assert len(rests) >= 3 and rests[0] >= REST_S and all(b >= 1.9 * a for a, b in pairwise(rests))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.dictionaries(st.text(), st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.booleans())))
 def test_whatever_a_heartbeat_says_it_does_no_harm(report: dict[str, Any]) -> None:
     found, play = Stragglers(), Play.training(2)

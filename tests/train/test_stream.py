@@ -191,7 +191,7 @@ class Crowd:
         self.used.update(taken)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     lengths=st.lists(st.integers(0, 12), min_size=1, max_size=7),
     batch=st.integers(1, 12),
