@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +107,15 @@ NEW = at(0, live=False)
 )
 def test_whoever_stands_elsewhere_in_the_script_is_found_by_all(headers: Any, out: set[int]) -> None:
     assert set(misfits(headers)) == out
+
+
+def test_what_was_agreed_on_in_an_epoch_that_the_script_left_is_let_go() -> None:
+    one, released = job(), []
+    one._link = SimpleNamespace(release=lambda: released.append(True))  # type: ignore[assignment]
+    one._agreed = (7, one.epoch)
+    one.epoch += 1
+    one._switch_if_agreed()
+    assert released == [True] and one._agreed is None, "its newcomers wait in the epoch before"
 
 
 def test_a_member_that_is_out_of_step_says_what_it_did() -> None:
