@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from swell.cli._terminal import clean
 from swell.cli._when import say_duration, say_moment, say_until
+from swell.domain.words import many
 
 if TYPE_CHECKING:
     from swell.api.schemas import EstimateView, JobView, PromiseView
@@ -78,5 +79,5 @@ def outcome(job: JobView) -> str:
     if job.phase.value != "finished" and job.reason:
         text += f": {clean(job.reason)}"
     if job.resizes:
-        text += f"; {job.resizes} resizes paused it for {say_duration(job.pause_s)} in all"
+        text += f"; {many(job.resizes, 'resize')} paused it for {say_duration(job.pause_s)} in all"
     return text

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from swell.domain.words import many
+
 
 class Story:
     """Turns the events of a job's history into lines for people."""
@@ -44,14 +46,14 @@ class Story:
         self._count(now_s)
         took_s = max(now_s - self._begin_s, 1e-9)
         least, most = min(self._sizes), max(self._sizes)
-        sizes = count(most, "worker")
+        sizes = many(most, "worker")
         if least < most:
             sizes = f"{least} to {sizes} ({self._worker_s / took_s:.1f} on average)"
         parts = [f"{'done' if code == 0 else 'ended'} after {took_s:.1f} s of training", sizes]
         if len(self._sizes) > 1:
-            parts.append(f"{count(len(self._sizes) - 1, 'change')} of membership")
+            parts.append(f"{many(len(self._sizes) - 1, 'change')} of membership")
         if self._deaths:
-            parts.append(f"{count(self._deaths, 'death')} survived")
+            parts.append(f"{many(self._deaths, 'death')} survived")
         if self._pauses:
             parts.append(f"{1000 * sum(self._pauses):.0f} ms paused in all")
         return ", ".join(parts)
@@ -64,7 +66,7 @@ class Story:
         if self._begin_s is None:
             self._begin_s = self._since_s = event["time_s"]
             where = f" from step {self._step}" if self._step else ""
-            return f"training{where} with {count(len(self._members), 'worker')}: {', '.join(self._members)}"
+            return f"training{where} with {many(len(self._members), 'worker')}: {', '.join(self._members)}"
         if self._before and not set(self._before) & set(self._members):  # nobody was left to recover
             self._deaths += len(self._before)
             where = f"goes on from step {self._step}" if self._step else "begins again"
@@ -81,15 +83,10 @@ class Story:
         what += [f"{', '.join(came)} joined"] if came else []
         how = "recovered in" if died else "paused for"
         told = "; ".join(what) or "the workers met again"
-        size = count(len(self._members), "worker")
+        size = many(len(self._members), "worker")
         return f"{told}; {how} {1000 * pause_s:.0f} ms, {size} at step {int(event.get('step') or self._step)}"
 
     def _count(self, now_s: float) -> None:
         if self._begin_s is not None:
             self._worker_s += len(self._members) * (now_s - self._since_s)
             self._since_s = now_s
-
-
-def count(number: int, what: str) -> str:
-    """So many of something, in words."""
-    return f"{number} {what}{'' if number == 1 else 's'}"

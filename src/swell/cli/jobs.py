@@ -21,9 +21,9 @@ from swell.cli._common import (
     print_json,
     print_rich,
 )
-from swell.cli._story import count
 from swell.cli._terminal import add_row, output
 from swell.cli._when import say_duration, say_moment
+from swell.domain.words import many
 
 if TYPE_CHECKING:
     from swell.api.schemas import JobView
@@ -80,7 +80,7 @@ def why(job: JobView) -> str:
     """Why a job is in its phase, or why it can have no more workers."""
     if job.reason or not job.confined or job.over:
         return job.reason
-    return f"at most {count(job.most_workers or 1, 'worker')}: {job.confined}"
+    return f"at most {many(job.most_workers or 1, 'worker')}: {job.confined}"
 
 
 def finish(job: JobView) -> str:

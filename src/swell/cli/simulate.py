@@ -283,12 +283,13 @@ def _with_known_types(cluster: Cluster, profiles: ProfileSet) -> Cluster:
 
 def _announce(sources: list[Source], err: Any) -> None:
     """Print which traces were read, and which profiles are used for them."""
+    from swell.domain.words import many
+
     for source in sources:
         trace = source.trace
         skipped = ""
         if trace.skipped:
-            rows = "row" if trace.skipped == 1 else "rows"
-            skipped = f"; skipped {trace.skipped:,} bad {rows}, the first: {trace.first_skipped}"
+            skipped = f"; skipped {many(trace.skipped, 'bad row')}, the first: {trace.first_skipped}"
         err.print(
             f"{trace.name}: {len(trace.jobs):,} jobs ({trace.format}), profiles: {source.profiles_from}"
             f" ({source.gpu_type}){skipped}",

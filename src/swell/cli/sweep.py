@@ -135,8 +135,10 @@ class _Teller:
     def __call__(self, what: str, trial: Trial) -> None:
         if self._quiet:
             return
+        from swell.domain.words import many
+
         value = "no value" if trial.value is None else f"{self._metric} {trial.value:.5g}"
-        epochs = f"{trial.epochs} epoch{'' if trial.epochs == 1 else 's'}"
+        epochs = many(trial.epochs, "epoch")
         line = {
             "started": f"started with {_spoken(trial)}",
             "pruned": f"given up after {epochs}: {value}",
