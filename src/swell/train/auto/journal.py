@@ -7,6 +7,7 @@ were when the job began.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -30,9 +31,15 @@ class Journal:
         """Path -> where the file that the job found there is now; None if there was none."""
         self._file = keep / "journal.jsonl"
         self._bytes = 0
+        """How much of the file is known to this worker, because it has read or written it."""
+        self._log: io.FileIO | None = None
+        """The file, open for this worker's own lines; None until it writes one."""
 
     def begin_anew(self) -> None:
         """Forget the journal of an earlier run: this job begins without a checkpoint."""
+        if self._log is not None:
+            self._log.close()
+        self._log, self._bytes = None, 0
         with contextlib.suppress(OSError):
             system.rmtree(self._keep)
 
@@ -83,12 +90,22 @@ class Journal:
 
     def _write_down(self, path: str, kept: str | None, keep: Callable[[str, str], Any] | None = None) -> None:
         with contextlib.suppress(OSError, shutil.Error):  # a full disk must not end the job
-            system.makedirs(os.path.dirname(kept) if kept else str(self._keep))  # noqa: PTH120
             if keep is not None and kept is not None:
+                system.makedirs(os.path.dirname(kept))  # noqa: PTH120
                 keep(path, kept)
-            with system.open_file(self._file, "a") as file:
-                file.write(json.dumps([path, kept]) + "\n")
+            self._append(json.dumps([path, kept]).encode() + b"\n")
         self._noted[path] = kept
+
+    def _append(self, line: bytes) -> None:
+        """Add a whole line to the file, or nothing."""
+        if self._log is None:
+            system.makedirs(str(self._keep))
+            self._log = system.open_log(self._file)
+        written, end = self._log.write(line), self._log.tell()
+        if written != len(line):  # the disk is full
+            self._log.truncate(end - written)
+        elif end == self._bytes + written:
+            self._bytes = end
 
     def _load(self) -> None:
         with contextlib.suppress(OSError):

@@ -13,6 +13,11 @@ link, scandir = os.link, os.scandir
 copyfile, rmtree = shutil.copyfile, shutil.rmtree
 
 
+def open_log(path: os.PathLike[str]) -> io.FileIO:
+    """A file that lines are added to, at once and not through a buffer."""
+    return io.FileIO(path, "a")
+
+
 def exists(path: str) -> bool:
     """Whether there is such a file or folder."""
     try:
