@@ -252,6 +252,17 @@ def test_the_job_is_done_when_everybody_is() -> None:
     assert play.m.exited("w1", 0, play.now) == [Finish(0, "training is over")]
 
 
+def test_a_leader_that_freezes_when_its_part_is_done_does_not_hold_the_job_for_ever() -> None:
+    play = Play.training(1, silent_after_s=3.0)
+    play.m.done("w0", 9, play.now)
+    since_s = play.m.workers["w0"].seen_s
+    early = [play.m.tick(since_s + 0.5 * tick) for tick in range(1, 36)]
+    assert not any(early), "it may take its time to end"
+    out = play.m.tick(since_s + 18.4)
+    assert Kill("w0") in out and any(isinstance(one, Spawn) for one in out), "the job begins again"
+    assert play.m.result is None
+
+
 def test_before_the_first_step_of_a_job_a_member_may_be_silent_for_longer() -> None:
     play = Play(target=2, silent_after_s=1.0)
     play.ready(*spawned(play.m.agent_connected([], 0.0)))

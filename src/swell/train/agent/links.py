@@ -53,12 +53,21 @@ def silent(m: Decisions, now_s: float) -> list[Worker]:
 
 
 def stuck(m: Decisions, now_s: float) -> list[Worker]:
-    """The workers that the end of the job does not wait for: their part is done, the leader has ended, and
-    they say nothing any more."""
-    if not m.finished or m.result is not None:
-        return []
-    done = [worker for worker in m.workers.values() if worker.status is Status.DONE]
-    return [worker for worker in done if now_s - worker.seen_s > m.silent_after_s]
+    """The workers that the end of the job does not wait for: their part is done, and they are silent.
+
+    The job needs the leader's end, so the leader has more time: its threads are over before its process is,
+    and the link to its host may be cut for a while. If it is given up, the job goes on from its checkpoint.
+    """
+    found = []
+    for worker in m.workers.values() if m.result is None else []:
+        patience_s = m.silent_after_s
+        if worker.name == m.leader:
+            patience_s = max(FIRST_STEP * patience_s, m.away_s if is_far(m, worker) else 0.0)
+        elif not m.finished:
+            continue
+        if worker.status is Status.DONE and now_s - worker.seen_s > patience_s:
+            found.append(worker)
+    return found
 
 
 def leaves(worker: Worker, now_s: float) -> None:
