@@ -403,3 +403,10 @@ def test_a_launcher_that_connects_after_the_job_was_stopped_is_told_so() -> None
     play = Play(target=1)
     assert play.m.stop(0.0)[-1] == Finish(0, "stopped"), "no worker has state that is not on disk"
     assert play.m.agent_connected(["w7"], 0.1) == [Kill("w7"), Finish(0, "stopped")]
+
+
+def test_a_coordinator_that_was_killed_as_the_job_ended_begins_again_without_members_that_are_gone() -> None:
+    saved = to_json(Play.training(1).m) | {"workers": {}}
+    again = from_json(json.loads(json.dumps(saved)), 1.0)
+    assert isinstance(again, Membership) and again.members == []
+    assert any(isinstance(one, Spawn) for one in again.agent_connected([], 1.1))

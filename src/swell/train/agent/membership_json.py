@@ -57,7 +57,11 @@ def from_json(data: dict[str, Any], now_s: float) -> Membership | Replicas:
     membership = Membership(
         **data, slots=None if slots is None else tuple(slots), workers=workers, fenced=fenced
     )
-    if recovering:
+    # Members without a process: the job was over, which is not written down, when the coordinator was killed.
+    kept = [name for name in membership.members if name in workers]
+    if kept != membership.members:
+        membership.members, membership.live = kept, bool(kept)
+    if recovering and membership.members:
         membership.announce(list(membership.members), recovery=True)
     return membership
 
