@@ -260,8 +260,14 @@ def test_a_control_plane_that_leads_no_longer_is_refused(running: Running) -> No
             one.close()
 
 
-def test_the_last_words_of_a_worker_count_though_its_exit_is_told_first(running: Running) -> None:
-    """The launcher tells of an exit over its own connection, which may be read before the worker's."""
+@pytest.mark.parametrize("connects", ["before", "after"])
+def test_the_last_words_of_a_worker_count_though_its_exit_is_told_first(
+    running: Running, connects: str
+) -> None:
+    """The launcher tells of an exit over its own connection, which may be read before the worker's.
+
+    A worker that lost its coordinator connects to the next one, which may hear of its exit even before that.
+    """
     agent = Connection.open(running.address, "s", timeout_s=30.0)
     agent.send({"type": "hello", "role": "agent"})
     spawn = until(agent, "spawn")
@@ -275,8 +281,14 @@ def test_the_last_words_of_a_worker_count_though_its_exit_is_told_first(running:
     switched = {"generation": offer["number"], "members": offer["members"], "step": 0, "epoch": 0}
     worker.send({"type": "switched", **switched})
     wait_until(lambda: running.status()["members"] == [spawn["worker"]], 20, "the worker to be a member")
+    if connects == "after":
+        worker.close()
+        wait_until(lambda: not running.coordinator.workers, 20, "the connection to be read to its end")
     agent.send({"type": "exited", "worker": spawn["worker"], "code": 0})
     wait_until(lambda: any(e["event"] == "exited" for e in running.job.events()), 20, "the exit to be read")
+    if connects == "after":
+        worker = Connection.open(running.address, "s", timeout_s=30.0)
+        worker.send({"type": "hello", "role": "worker", "status": "member", **switched, **about})
     worker.send({"type": "done", "operation": 1})
     worker.close()
     assert until(agent, "finish")["code"] == 0

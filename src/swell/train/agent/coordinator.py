@@ -132,12 +132,16 @@ class Coordinator:
             self.notes.leave(client.name, client)
         if client.role == "worker" and self.workers.get(client.name) is client:
             del self.workers[client.name]
-            now, ended = time.monotonic(), self.exits.pop(client.name, None)
-            if ended is not None:
-                note = str(ended.get("note", ""))
-                self._carry_out(self.membership.exited(client.name, int(ended["code"]), now, note))
+            if client.name in self.exits:
+                self.settle_exit(client.name)
             else:
-                self._carry_out(self.elastic.disconnected(client.name, now))
+                self._carry_out(self.elastic.disconnected(client.name, time.monotonic()))
+
+    def settle_exit(self, name: str) -> None:
+        """Tell the membership that a worker's process ended, unless its connection is still read."""
+        if name not in self.workers and (ended := self.exits.pop(name, None)) is not None:
+            now, note = time.monotonic(), str(ended.get("note", ""))
+            self._carry_out(self.membership.exited(name, int(ended["code"]), now, note))
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         orders.carry_out(self, instructions)

@@ -7,6 +7,7 @@ builds one of torch's process groups); before that it is "new".
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Handler = Callable[["Coordinator", "Client", Message, float], list[Instruction]]
 HANDLERS: dict[tuple[str, str], Handler] = {}
 """By role and kind of message."""
+LAST_WORDS_S = 1.0
+"""How long the exit of a member that is not connected waits for what the member sent before."""
 
 
 def _hears(role: str, kind: str) -> Callable[[Handler], Handler]:
@@ -191,8 +194,12 @@ def _agent_exited(c: Coordinator, client: Client, message: Message, now: float) 
     ended_by_us = code < 0 and (leaving or c.membership.result is not None)
     ended_by_us = ended_by_us or (leaving and isinstance(c.membership, Restarts))
     c.event("exited", worker=name, code=0 if ended_by_us else code)
-    if code == 0 and name in c.workers and worker is not None and worker.status is Status.MEMBER:
-        c.exits[name] = message  # its last words may still be on the way: `_closed` goes on
+    if code == 0 and worker is not None and worker.status is Status.MEMBER:
+        # Its last words may still be on the way. If this coordinator was just started in place of another, so
+        # may be the worker's connection.
+        c.exits[name] = message
+        if name not in c.workers:
+            asyncio.get_running_loop().call_later(LAST_WORDS_S, c.settle_exit, name)
         return []
     return c.membership.exited(name, code, now, str(message.get("note", "")))
 
