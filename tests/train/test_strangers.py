@@ -284,6 +284,7 @@ def test_the_last_words_of_a_worker_count_though_its_exit_is_told_first(
     if connects == "after":
         worker.close()
         wait_until(lambda: not running.coordinator.workers, 20, "the connection to be read to its end")
+        running.coordinator.membership.workers[spawn["worker"]].address = None  # as a new coordinator has it
     agent.send({"type": "exited", "worker": spawn["worker"], "code": 0})
     wait_until(lambda: any(e["event"] == "exited" for e in running.job.events()), 20, "the exit to be read")
     if connects == "after":

@@ -23,7 +23,7 @@ Handler = Callable[["Coordinator", "Client", Message, float], list[Instruction]]
 HANDLERS: dict[tuple[str, str], Handler] = {}
 """By role and kind of message."""
 LAST_WORDS_S = 1.0
-"""How long the exit of a member that is not connected waits for what the member sent before."""
+"""How long a member's exit waits for the member, if it has not connected to this coordinator yet."""
 
 
 def _hears(role: str, kind: str) -> Callable[[Handler], Handler]:
@@ -194,9 +194,9 @@ def _agent_exited(c: Coordinator, client: Client, message: Message, now: float) 
     ended_by_us = code < 0 and (leaving or c.membership.result is not None)
     ended_by_us = ended_by_us or (leaving and isinstance(c.membership, Restarts))
     c.event("exited", worker=name, code=0 if ended_by_us else code)
-    if code == 0 and worker is not None and worker.status is Status.MEMBER:
-        # Its last words may still be on the way. If this coordinator was just started in place of another, so
-        # may be the worker's connection.
+    member = worker if worker is not None and worker.status is Status.MEMBER else None
+    if code == 0 and member is not None and (name in c.workers or member.address is None):
+        # Its last words may still be on the way; so may be its connection, if another coordinator had it.
         c.exits[name] = message
         if name not in c.workers:
             asyncio.get_running_loop().call_later(LAST_WORDS_S, c.settle_exit, name)
