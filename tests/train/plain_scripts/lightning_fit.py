@@ -18,7 +18,8 @@ from tools.pace import WIDTH, Pace
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")
 epochs, pace, folder = int(sys.argv[1]), Pace(sys.argv[2]), sys.argv[3]
-options = dict(option.split("=") for option in sys.argv[4:])  # stop (after so many epochs), resume
+# stop (after so many epochs), resume, best (0: each epoch saves one checkpoint, the last)
+options = dict(option.split("=") for option in sys.argv[4:])
 
 
 class Regression(L.LightningModule):
@@ -47,7 +48,9 @@ x = torch.randn(168, 4)
 y = x @ torch.tensor([[1.0], [2.0], [3.0], [4.0]]) + 0.1 * torch.randn(168, 1)
 train = DataLoader(TensorDataset(x[:160], y[:160]), batch_size=20, shuffle=True)
 valid = DataLoader(TensorDataset(x[160:], y[160:]), batch_size=4)
-best = ModelCheckpoint(folder, monitor="val_loss", filename="best", save_last=True)
+best = ModelCheckpoint(
+    folder, monitor="val_loss", filename="best", save_last=True, save_top_k=int(options.get("best", 1))
+)
 trainer = L.Trainer(
     max_epochs=int(options.get("stop", epochs)),
     accelerator="cpu",

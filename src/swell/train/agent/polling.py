@@ -1,4 +1,4 @@
-"""Which of a few descriptors can be read: `select.select` without its limit of 1,024 descriptors.
+"""Which of a few descriptors can be read or written: `select.select` without its limit of 1,024 descriptors.
 
 `select.select` raises ValueError for descriptors from 1024 on, and a process gets there by having many files
 or connections open, its own or a stranger's. So nothing in swell uses it (ruff refuses it).
@@ -35,3 +35,10 @@ def readable(files: Iterable[File], timeout_s: float | None = None) -> list[File
             by_descriptor[descriptor] = file
     wait_ms = None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1e3)
     return [by_descriptor[descriptor] for descriptor, _ in poller.poll(wait_ms)]
+
+
+def writable(file: _HasDescriptor) -> bool:
+    """Whether some hundred bytes can be sent without waiting."""
+    poller = select.poll()
+    poller.register(file.fileno(), select.POLLOUT)
+    return bool(poller.poll(0))

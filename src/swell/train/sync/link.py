@@ -125,7 +125,7 @@ class Link:
     def at_epoch(self, epoch: int) -> None:
         """Report that this worker begins `epoch`."""
         self._standing.epoch = epoch
-        self.line.send({"type": "epoch", "epoch": epoch})
+        self.line.send_now({"type": "epoch", "epoch": epoch})
 
     def event(self, name: str, **fields: Any) -> None:
         """Add an event to the job's history."""
