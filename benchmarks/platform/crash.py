@@ -86,7 +86,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        while time.monotonic() - began_s < UP_S:
+        while time.monotonic() - began_s < UP_S and self._process.poll() is None:
             with contextlib.suppress(Exception), self.client(retry_s=0.0) as client:
                 client.health()
                 return time.monotonic() - began_s

@@ -6,6 +6,7 @@ the one control plane of its home, for Postgres (`control/postgres.py`) the one 
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -73,8 +74,10 @@ class SqliteDatabase:
             self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.execute("PRAGMA foreign_keys=ON")
         except (sqlite3.Error, OSError) as error:
+            full = path.parent.is_dir() and not shutil.disk_usage(path.parent).free
+            remedy = "its disk is full: make room" if full else "check its permissions"
             raise StoreUnavailable(
-                f"cannot open the store at {path}: {error}; check its permissions, or give another --store"
+                f"cannot open the store at {path}: {error}; {remedy}, or give another --store"
             ) from error
         self._depth = 0
 
