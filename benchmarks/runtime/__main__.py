@@ -5,10 +5,8 @@
 All of it takes about 25 minutes on two quiet cores. Each part runs in a process of its own with a time limit.
 A part that fails is reported, and the others go on. Without parts all of them run; with some, their figures
 replace those in the file. Messages of a part are in
-out/runtime/PART.log. torchft and Ray Train are measured where they can be imported; to have them without
-installing them beside swell, put them into a folder and name it in PYTHONPATH:
-
-    pip install --no-deps --target LIB torchft pandas pyarrow && PYTHONPATH=LIB python -m benchmarks.runtime
+out/runtime/PART.log. What torchft and Ray Train need is installed once into build/anchors; where that fails,
+their parts are skipped and say why.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.common import OUT, table
+from benchmarks.runtime.anchors import packages
 from benchmarks.runtime.children import Limited
 from benchmarks.runtime.parts import PARTS
 from benchmarks.runtime.verdicts import Verdict, verdicts, why_not
@@ -145,7 +144,10 @@ def main() -> None:
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() and options.parts else {}
     report["machine"] = {"cores": os.cpu_count(), "torch": torch.__version__, "transport": "loopback"}
     bench = Bench(path, report, quick=options.quick, minutes=options.minutes)
-    bench.run(list(options.parts or PARTS))
+    names = list(options.parts or PARTS)
+    if {"torchft", "ray_train"} & set(names):
+        packages.prepare(print)
+    bench.run(names)
     show(verdicts(report))
     print(f"\nwritten to {path}")
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.runtime import (
-    anchors,
     auto,
     coordinator,
     death,
@@ -27,6 +26,7 @@ from benchmarks.runtime import (
     straggler,
     switch,
 )
+from benchmarks.runtime.anchors import ray_train, torchft, torchrun
 
 MODELS = ("small", "large")
 
@@ -75,9 +75,9 @@ PARTS: dict[str, Part] = {
         expected_s=150,
     ),
     "join_across_hosts": Part(measure=lambda quick: links.joins(), expected_s=130),
-    "torchrun_death": Part(measure=lambda quick: anchors.torchrun_death(1 if quick else 2), expected_s=40),
-    "torchft_death": Part(measure=lambda quick: anchors.torchft_death(1 if quick else 2), expected_s=30),
-    "ray_train_death": Part(measure=lambda quick: anchors.ray_death(1), expected_s=40),
+    "torchrun": Part(measure=lambda quick: torchrun.measure(1 if quick else 2), expected_s=60),
+    "torchft": Part(measure=lambda quick: torchft.measure(1 if quick else 4), expected_s=60),
+    "ray_train": Part(measure=lambda quick: ray_train.measure(), expected_s=60),
     "straggler": Part(measure=lambda quick: straggler.measure(), expected_s=55),
     "mesh": Part(
         measure=lambda quick: mesh_size.measure((2, 8, 32) if quick else (2, 4, 8, 16, 32, 64)), expected_s=20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from benchmarks.runtime import __main__ as bench
 from benchmarks.runtime import gpu_large
+from benchmarks.runtime.anchors.rows import Change, Row, change
 from benchmarks.runtime.children import Limited, descendants
 from benchmarks.runtime.parts import PARTS
 from benchmarks.runtime.verdicts import ANCHORS, JUDGES, verdicts
@@ -82,11 +82,24 @@ def test_an_anchor_is_compared_with_our_own_figure() -> None:
     frozen = {"detection_s": 2.0, "training_again_after_s": 1.7}
     report = {
         "death": {"measured": {"small": death, "large": death, "frozen": frozen}},
-        "torchrun_death": {"measured": {"median_s": 2.5, "rounds": 2, "hung": 0}},
-        "torchft_death": {"measured": {"skipped": "torchft is not installed"}},
+        "torchrun": {"measured": {"death": {"median_s": 2.5, "rounds": 2, "failed": []}}},
+        "torchft": {"measured": {"death": {"median_s": 0.01, "rounds": 2, "failed": ["it ended"]}}},
+        "ray_train": {"measured": {"skipped": "no index"}},
     }
-    assert [v.holds for v in verdicts(report) if v.part in ANCHORS] == [True, None]
+    found = [v for v in verdicts(report) if v.part in ANCHORS]
+    assert [v.holds for v in found] == [True, None, False, None, None]
+    assert "1 of 2 rounds failed: it ended" in found[2].found
     assert all(v.holds for v in verdicts(report) if v.part == "death")
+
+
+def test_the_pause_of_another_system_is_its_longest_gap_and_steps_from_a_checkpoint_are_repeated() -> None:
+    before = [
+        Row(pid=7, world=3, step=n, at_s=n / 8) for n in range(1, 25)
+    ]  # a step in 0.125 s, the last at 3.0
+    assert change(before, 3.0, 3, restart=True) is None
+    after = [Row(pid=8, world=3, step=21, at_s=7.125), Row(pid=8, world=3, step=22, at_s=7.25)]
+    assert change([*before, *after], 3.0, 3, restart=True) == Change(pause_s=4.0, request_s=4.125, repeated=4)
+    assert change([*before, Row(pid=7, world=3, step=25, at_s=3.125)], 3.0, 3, restart=True) is None
 
 
 def finish(process: Limited) -> str | None:
@@ -149,15 +162,14 @@ def test_the_gpu_benchmark_judges_its_figures_and_shows_even_none() -> None:
 def test_parts_run_in_processes_of_their_own_and_one_without_time_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cheapest part there is: an anchor that is not installed."""
-    if importlib.util.find_spec("torchft") is not None:
-        pytest.skip("torchft is installed, so its part takes a while")
+    """The cheapest part there is: an anchor whose packages are not installed."""
+    monkeypatch.setenv("SWELL_ANCHORS", str(tmp_path / "anchors"))
     monkeypatch.setattr(bench, "OUT", tmp_path)
     path = tmp_path / "runtime.json"
-    bench.Bench(path, {}, quick=True, minutes=5.0).run(["torchft_death"])
+    bench.Bench(path, {}, quick=True, minutes=5.0).run(["torchft"])
     bench.Bench(path, json.loads(path.read_text()), quick=True, minutes=0.1).run(["quality"])
     report = json.loads(path.read_text())
-    assert report["torchft_death"]["measured"] == {"skipped": "torchft is not installed"}
+    assert report["torchft"]["measured"]["skipped"].startswith("run `python -m")
     assert "would not end" in report["quality"]["measured"]["skipped"]
-    assert {v["part"]: v["holds"] for v in report["verdicts"]} == {"torchft_death": None, "quality": None}
+    assert {v["part"]: v["holds"] for v in report["verdicts"]} == {"torchft": None, "quality": None}
     bench.show(verdicts(report))
