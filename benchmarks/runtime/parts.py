@@ -48,7 +48,7 @@ class Part:
 
 
 def _switch(quick: bool) -> Any:
-    return {m: switch.measure(m, *((4, 30.0) if quick else (10, 90.0))) for m in MODELS}
+    return {m: switch.measure(m, *((4, 30.0) if quick else (20, 150.0))) for m in MODELS}
 
 
 def _death(quick: bool) -> Any:

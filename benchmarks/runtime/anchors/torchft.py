@@ -2,8 +2,7 @@
 
 Replicas agree at the lighthouse. How long it waits for a replica that was in the last step and has not
 asked for the next one is its join timeout, and a dead replica counts as alive for 5 s. torchft's README
-starts it with 10 s. The figures are taken with 0.1 s, the shortest wait that torchft uses anywhere, and
-`readme_settings` has a death with 10 s.
+starts it with 10 s. The figures are taken with 0.1 s, and `readme_settings` has a death with 10 s.
 """
 
 from __future__ import annotations

@@ -256,8 +256,9 @@ def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
     """Print that the control plane is up, and from then on its events."""
     from swell.cli._events import line, subject
     from swell.domain import Event, EventKind
+    from swell.domain.words import many
 
-    rented, slots = plane.nodes.autoscaler(), f"{sum(node.gpus for node in plane.nodes.states())} slots"
+    rented, slots = plane.nodes.autoscaler(), many(sum(node.gpus for node in plane.nodes.states()), "slot")
     if rented is not None:
         slots = f"{rented.least} to {rented.most} rented nodes"
     click.echo(f"swell is up at {url}: {slots}, policy {plane.policy()}. Ctrl-C stops it; jobs go on.")
