@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,21 @@ def test_a_deadline_that_cannot_be_kept_is_refused_with_one_that_can(store: Stor
     assert promise.earliest_deadline_s is not None
     again, _ = promises.promise(record(deadline_s=promise.earliest_deadline_s), known, scheduler, NOW_S)
     assert again.admitted
+
+
+def test_where_slots_share_a_gpu_a_promise_counts_on_neighbours_that_fill_it(store: Store) -> None:
+    parsed = Cluster.parse("1x4")
+    shared = Cluster(tuple(replace(node, per_gpu=4) for node in parsed.nodes))
+    known, earliest_s = exact(1000.0), []
+    for cluster in (parsed, shared):
+        scheduler = Scheduler(Book(store), "elasticflow", cluster)
+        promise, _ = promises.promise(record(deadline_s=NOW_S + 1), known, scheduler, NOW_S)
+        assert promise.earliest_deadline_s is not None
+        earliest_s.append(promise.earliest_deadline_s - NOW_S)
+    assert earliest_s[1] == pytest.approx(4 * earliest_s[0], rel=0.01)
+    scheduler = Scheduler(Book(store), "elasticflow", shared)
+    guess = promises.estimated(record(), known, scheduler, NOW_S)
+    assert guess.finish_s == pytest.approx(NOW_S + 1000.0 / RATES[4]), "an estimate says what is likely"
 
 
 def test_a_deadline_of_a_script_that_nobody_has_seen_is_answered_later(store: Store) -> None:

@@ -36,6 +36,8 @@ class Node:
     gpus: int
     gpu_type: str = ANY_GPU
     up: bool = True
+    per_gpu: int = 1
+    """How many of its slots share one real GPU (`swell up --per-gpu`); a slot is a GPU everywhere else."""
 
     def __post_init__(self) -> None:
         if self.gpus < 1:

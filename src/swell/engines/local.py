@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ class LocalEngine(SupervisedEngine):
             allowed = "at least 1" if self._gpus else "1, because this machine has no GPU"
             raise InputError(f"per_gpu: got {per_gpu}, must be {allowed}", field="per_gpu")
         count = slots or self._gpus * per_gpu or os.cpu_count() or 1
-        self._cluster = Cluster.parse(nodes or f"1x{count}", detect_gpu_type())
+        parsed = Cluster.parse(nodes or f"1x{count}", detect_gpu_type())
+        self._cluster = Cluster(tuple(replace(node, per_gpu=per_gpu) for node in parsed.nodes))
         self.walled = False
         """Whether jobs are kept from the platform and from each other by a wall, where this machine can."""
         self._wall_trial: subprocess.Popen[str] | None = None
