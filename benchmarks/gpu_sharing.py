@@ -1,10 +1,11 @@
 """Small jobs on one GPU: one after the other, and side by side with `swell up --per-gpu 4`.
 
-    python -m benchmarks.gpu_sharing [--jobs 4] [--seconds 20]
+    python -m benchmarks.gpu_sharing [--jobs 4] [--seconds 20] [--heavy]
 
 Each job is examples/tiny_gpt.py, started by the local engine. First one job trains alone; then all of them at
 the same time. One after the other they would train at the speed of the one alone, so the gain is the sum of
-the speeds side by side over that.
+the speeds side by side over that. With `--heavy` the batch is so large that each job fills the GPU: then the
+jobs are to find out that turns are better, and the gain must not be below that of turns, which is 1.
 """
 
 from __future__ import annotations
@@ -21,22 +22,27 @@ from swell.domain import JobRequest
 from swell.engines import Launch, RunState
 from swell.engines.local import LocalEngine
 
+HEAVY = ("--batch-size", "512", "--width", "512", "--layers", "6", "--context", "128", "--bf16")
+TRIAL_S = 8.0
+"""How long jobs that have just met on a GPU may take to find out how they share it best."""
 SCRIPT = Path(__file__).parents[1] / "examples" / "tiny_gpt.py"
 
 
 class Bench:
     """A local engine on one GPU, and what its jobs report."""
 
-    def __init__(self, home: Path, per_gpu: int) -> None:
-        self.home = home
+    def __init__(self, home: Path, per_gpu: int, *, heavy: bool) -> None:
+        self.home, self.heavy = home, heavy
         self.engine = LocalEngine(home, per_gpu=per_gpu)
         self.engine.start(lambda: None)
         self.steps: dict[str, list[tuple[float, float]]] = {}
         """By job: times and steps done."""
+        self.said: set[str] = set()
+        """What jobs found out about sharing the GPU."""
 
     def begin(self, name: str, slot: int) -> None:
         """Start a job on a slot."""
-        arguments = ("--device", "cuda", "--epochs", "1000")
+        arguments = ("--device", "cuda", "--epochs", "1000", *(HEAVY if self.heavy else ()))
         request = JobRequest(name=name, script=str(SCRIPT), args=arguments, workdir=str(self.home))
         launch = Launch(job_id=name, request=request, job_dir=self.home / "jobs" / name, max_workers=1)
         self.engine.apply(launch, (slot,))
@@ -47,6 +53,8 @@ class Bench:
         while True:
             now_s = time.monotonic()
             for report in self.engine.reports():
+                if report.kind == "noticed":
+                    self.said.add(str(report.data["text"]))
                 if report.kind == "progress":
                     self.steps.setdefault(report.job_id, []).append((now_s, float(report.data["done"])))
             seen = self.engine.observe()
@@ -68,10 +76,10 @@ class Bench:
         return out
 
 
-def measure(jobs: int, seconds: float) -> dict[str, Any]:
+def measure(jobs: int, seconds: float, *, heavy: bool) -> dict[str, Any]:
     """Speeds alone and side by side."""
     home = Path(tempfile.mkdtemp(prefix="swell-gpu-"))
-    bench = Bench(home, jobs)
+    bench = Bench(home, jobs, heavy=heavy)
     try:
         bench.begin("job0", 0)
         bench.watch(until=1)
@@ -81,6 +89,7 @@ def measure(jobs: int, seconds: float) -> dict[str, Any]:
         for i in range(1, jobs):
             bench.begin(f"job{i}", i)
         bench.watch(until=jobs)
+        bench.watch(for_s=TRIAL_S)
         begin_s = time.monotonic()
         bench.watch(for_s=seconds)
         together = bench.speeds(begin_s)
@@ -89,6 +98,7 @@ def measure(jobs: int, seconds: float) -> dict[str, Any]:
             "alone_steps_s": round(alone, 1),
             "together_steps_s": {name: round(speed, 1) for name, speed in together.items()},
             "gain": round(sum(together.values()) / alone, 2),
+            "said": sorted(bench.said),
         }
     finally:
         for i in range(jobs):
@@ -103,8 +113,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--heavy", action="store_true", help="jobs that fill the GPU")
     options = parser.parse_args()
-    print(json.dumps(measure(options.jobs, options.seconds), indent=1))
+    print(json.dumps(measure(options.jobs, options.seconds, heavy=options.heavy), indent=1))
 
 
 if __name__ == "__main__":

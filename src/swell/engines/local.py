@@ -114,6 +114,8 @@ class LocalEngine(SupervisedEngine):
     def start(self, wake: Callable[[], None], held: Held = NOTHING_HELD) -> None:
         """Find the jobs that already run, and prepare for those to come."""
         groups.tidy()
+        if self._per_gpu > 1:
+            self._make_gpu_files()
         if self.walled:
             self._wall_trial = try_wall()
         self.prepare()
@@ -190,6 +192,7 @@ class LocalEngine(SupervisedEngine):
         mounted = groups.mount_point() if groups.where() is not None else None
         return {
             "home": str(self._home.resolve()),
+            "shared": [str(self._gpu_files.resolve())],
             "read_only": [] if mounted is None else [str(mounted)],
         }
 
@@ -201,4 +204,20 @@ class LocalEngine(SupervisedEngine):
         return groups.end_orphans(job.directory)
 
     def _order_extras(self, job: SupervisedJob) -> dict[str, Any]:
-        return {"gpus": self._gpus, "per_gpu": self._per_gpu}
+        extras: dict[str, Any] = {"gpus": self._gpus, "per_gpu": self._per_gpu}
+        if self._per_gpu > 1:
+            extras["gpu_files"] = str(self._gpu_files.resolve())
+        return extras
+
+    @property
+    def _gpu_files(self) -> Path:
+        """The files that jobs on the same GPU keep together, one for each GPU (`swell.train.turns`)."""
+        return self._home / "gpus"
+
+    def _make_gpu_files(self) -> None:
+        """Make them so that jobs can write them, whatever account they have, but not replace them."""
+        self._gpu_files.mkdir(mode=0o755, exist_ok=True)
+        for gpu in range(self._gpus):
+            path = self._gpu_files / str(gpu)
+            path.touch()
+            path.chmod(0o600 if self.run_as is None else 0o666)

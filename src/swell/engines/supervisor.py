@@ -24,7 +24,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -37,7 +37,7 @@ from swell.train.agent.launcher import Launcher
 from swell.train.agent.outputs import FILE, OutputFile
 from swell.train.agent.regular import open_regular, read_regular
 from swell.train.agent.run_config import RunConfig
-from swell.train.agent.slots import PER_GPU
+from swell.train.agent.slots import GPU_FILE, PER_GPU
 
 T = TypeVar("T")
 
@@ -143,6 +143,7 @@ def _enter_wall(directory: Path, order: Order) -> None:
     told = json.loads(text)
     home, workdir = Path(told["home"]), order.launch.workdir
     visible = wall.shown(home, directory, [workdir, workdir / order.launch.request.script])
+    visible += map(Path, told["shared"])
     wall.enter(home, visible, map(Path, told["read_only"]))
 
 
@@ -216,7 +217,7 @@ def _launcher(order: Order, config: RunConfig, say: Callable[[str], None]) -> La
         from swell.engines.ray.launcher import RayLauncher
 
         return RayLauncher(config, say, order)
-    return _SlotLauncher(config, say, order.extras.get("gpus", 0), order.extras.get("per_gpu", 1))
+    return _SlotLauncher(config, say, order.extras)
 
 
 class _SlotLauncher(Launcher):
@@ -225,14 +226,18 @@ class _SlotLauncher(Launcher):
     Neighbouring slots are on different GPUs, so that a job's workers share one only if they have to.
     """
 
-    def __init__(self, config: RunConfig, say: Any, gpus: int, per_gpu: int) -> None:
+    def __init__(self, config: RunConfig, say: Any, extras: Mapping[str, Any]) -> None:
         super().__init__(config, say)
-        self._gpus, self._per_gpu = gpus, per_gpu
+        self._gpus, self._per_gpu = extras.get("gpus", 0), extras.get("per_gpu", 1)
+        self._gpu_files = extras.get("gpu_files")
 
     def _order(self, worker: str, slot: int | None = None) -> dict[str, Any]:
         order = super()._order(worker, slot)
         if self._gpus and slot is not None:
-            order["env"] |= {"CUDA_VISIBLE_DEVICES": str(slot % self._gpus), PER_GPU: str(self._per_gpu)}
+            gpu = str(slot % self._gpus)
+            order["env"] |= {"CUDA_VISIBLE_DEVICES": gpu, PER_GPU: str(self._per_gpu)}
+            if self._gpu_files is not None:
+                order["env"][GPU_FILE] = f"{self._gpu_files}/{gpu}"
         return order
 
 

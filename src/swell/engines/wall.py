@@ -25,7 +25,7 @@ from pathlib import Path
 
 VARIABLE = "SWELL_WALL"
 """Environment variable that tells a supervisor, as JSON, what to hide; see `swell.engines.local`."""
-OWN = frozenset(("tokens", "jobs"))
+OWN = frozenset(("tokens", "jobs", "gpus"))
 """Directories of a home that belong to the platform: none of them is shown because a request names it."""
 
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000

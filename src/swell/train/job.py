@@ -34,6 +34,7 @@ from swell.train.replicas.group import Replica
 from swell.train.shares import Shares
 from swell.train.state.keeper import Keeper
 from swell.train.sync.crew import Crew
+from swell.train.sync.device import turns_of
 from swell.train.sync.link import Link
 from swell.train.sync.mesh import Header
 from swell.train.travelling import Traveller
@@ -135,6 +136,7 @@ class Job(Traveller):
         self._loss = reporting.SmoothedLoss()
         self._until_loss: float | None = None
         self._samples = {}
+        self._turns = turns_of(self._flat.device, None if link is None else link.event)
 
     # ------------------------------------------------------------------ what scripts use
 

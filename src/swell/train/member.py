@@ -23,6 +23,7 @@ from swell.train.shares import Shares
 from swell.train.state import statetree
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.link import STOP
+from swell.train.turns import Turns
 
 if TYPE_CHECKING:
     from swell.train.modes.adaptation import Adaptation
@@ -48,6 +49,8 @@ class Member(Saving):
     _turned: int | None
     """The epoch that the job has gone on to, for a newcomer that waited in an earlier one."""
     _ended: bool
+    _turns: Turns | None
+    """Whose turn it is, where several jobs share a GPU."""
     _preparing: tuple[int, threading.Thread] | None = None
     """The candidate for whose newcomers this worker allocates memory, and the thread that does it."""
     _agreed: tuple[int, int] | None = None
@@ -290,6 +293,8 @@ class Member(Saving):
         """End this worker's script; that its loop is left is not the end of training for the others."""
         self._crew.close()
         self._ended = True
+        if self._turns is not None:
+            self._turns.leave()
         for loader in self._loaders.values():
             loader.close()
         raise SystemExit(LEFT)
@@ -298,6 +303,8 @@ class Member(Saving):
         if self._ended:
             return
         self._ended = True
+        if self._turns is not None:
+            self._turns.leave()
         if self.is_leader:
             self._keeper.wait()
         for loader in self._loaders.values():

@@ -164,6 +164,8 @@ class Stepper(Member):
         loader.begin()
         while True:
             self._switch_if_agreed()
+            if self._turns is not None:
+                self._turns.before_step()
             share = self._shares.draw(loader, self.rank, self.world)
             if share is None:
                 return
@@ -228,6 +230,8 @@ class Stepper(Member):
             header["save"] = True
         if share.loss is not None and math.isfinite(loss := float(share.loss)):
             header["loss"] = loss
+        if self._turns is not None:
+            header["gpu"] = self._turns.gpu
         streams = {ld.name: ld.header() for ld in self._shares.drawn if ld.streaming}
         if streams:
             header["streams"] = streams
@@ -319,10 +323,14 @@ class Stepper(Member):
             self._updater.tick(self.steps if self._adaptive is None else self._adaptive.steps_worth)
         if self._ranks is not None:
             self._ranks.between(self.steps)
+        turn_s = 0.0
+        if self._turns is not None:
+            turn_s = self._turns.after_step(headers, sum(h["n"] for h in headers), leads=self.rank == 0)
+            reduced.wait_s += turn_s
         step_s = self._report(reduced, loader)
         if self._adaptive is not None and share is not None:
             self._adaptive.follow()
-            self._adaptive.observe(step_s, reduced.sync_s, share.samples, len(share.covered))
+            self._adaptive.observe(step_s - turn_s, reduced.sync_s, share.samples, len(share.covered))
         self._save_if_due(headers)
 
     def _rescale(self, headers: list[Header], alone: bool) -> bool:

@@ -123,6 +123,8 @@ class ScriptJob(Job):
         With `may_change` the members may go to another generation after this step.
         """
         header["candidate"] = self.offer() if may_change else 0
+        if self._turns is not None:
+            header["gpu"] = self._turns.gpu
         if self.world == 1:
             return Reduced([header], 0.0, 0.0)
         if weight:
@@ -187,6 +189,8 @@ class ScriptJob(Job):
         is not reported.
         """
         self.steps += 1
+        if self._turns is not None:
+            self._turns.after_step(reduced.headers, batch_size, leads=self.rank == 0)
         now_s = time.perf_counter()
         step_s, self._last_commit_s = now_s - self._last_commit_s, now_s
         if self._link is None:
@@ -219,6 +223,8 @@ class ScriptJob(Job):
         self._save_if_due([])
         if agreed:
             self._switch(agreed)
+        if self._turns is not None:
+            self._turns.before_step()
 
     def parameters(self) -> list[Tensor]:
         """The parameters that are trained."""
