@@ -20,7 +20,7 @@ SOURCES = ROOT / "src" / "swell"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 SERVER = ["fastapi", "starlette", "uvicorn", "httptools", "uvloop", "prometheus_client"]
-NOT_IN_CORE = [*SERVER, "numba", "scipy", "torch", "ray", "psycopg", "virtualenv"]
+NOT_IN_CORE = [*SERVER, "numba", "scipy", "torch", "ray", "psycopg", "virtualenv", "cryptography"]
 
 # Python imports a module of this name by itself at the start of every process, so workers are blocked too.
 BLOCKER = """

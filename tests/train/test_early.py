@@ -31,6 +31,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny models count as large, and their pieces are tiny too."""
     real = pieces.cut
     monkeypatch.setattr("swell.train.sync.reducer._DIRECT_BYTES", 0)
+    monkeypatch.setattr("swell.train.sync.reducer._DIRECT_PAIR_BYTES", 0)
     monkeypatch.setattr("swell.train.sync.reducer._DIRECT_FAR_BYTES", 0)
 
     def cut(layout: Layout, most: int, smallest_bytes: int = 64) -> list[pieces.Piece]:

@@ -18,9 +18,12 @@ from tests.waiting import wait_until
 from swell.train.agent import door, wire
 from swell.train.agent.certificate import certificate
 from swell.train.agent.errors import PeerLost
+from swell.train.agent.records import RecordSocket
 from swell.train.agent.sealed import MOST_HELLO_BYTES, Seal, SealedSocket, crosses_hosts
 from swell.train.agent.wire import Connection
+from swell.train.sync import peers
 from swell.train.sync.mesh import PIECE, READY, Mesh, Peer
+from swell.train.sync.standing import Offer
 
 SECRET = "3f" * 32
 
@@ -123,6 +126,40 @@ def test_a_changed_byte_ends_that_connection_and_no_other(between_hosts: None) -
     assert any(isinstance(result, PeerLost) for result in bad)
     good = together(*[lambda m=m: m.exchange(1, READY, {"n": 1}) for m in pairs[1]])
     assert good == [[{"n": 1}] * 2] * 2
+
+
+@pytest.mark.parametrize("lacks", ["nobody", "w0", "w1"])
+def test_workers_leave_tls_for_records_if_both_can(
+    between_hosts: None, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    real = peers.fresh_token
+    made = {
+        name: peers.Peers(name, "127.0.0.1", {"secret": SECRET}, threading.Condition(), lambda other: None)
+        for name in ("w0", "w1")
+    }
+    # The worker that connects has the younger name, and asks for its token in the thread of its `connect`.
+    monkeypatch.setattr(
+        peers,
+        "fresh_token",
+        lambda sock: (
+            "" if lacks == {"swell-peer": "w0"}.get(threading.current_thread().name, "w1") else real(sock)
+        ),
+    )
+    offer = Offer(1, ("w0", "w1"), {name: one.address for name, one in made.items()}, False, 0)
+    found = together(*[lambda one=one: one.connect(offer, lambda: True) for one in made.values()])
+    try:
+        first, second = Mesh(1, offer.members, "w0", found[0]), Mesh(1, offer.members, "w1", found[1])
+        kind = RecordSocket if lacks == "nobody" else SealedSocket
+        assert type(first.peers[1].sock) is type(second.peers[0].sock) is kind
+        heard = together(
+            lambda: first.exchange(1, READY, {"n": 1}), lambda: second.exchange(1, READY, {"n": 1})
+        )
+        assert heard == [[{"n": 1}] * 2] * 2
+        first.close()
+        second.close()
+    finally:
+        for one in made.values():
+            one.close()
 
 
 @pytest.fixture

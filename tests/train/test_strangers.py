@@ -168,19 +168,19 @@ def test_a_worker_that_ran_out_of_descriptors_accepts_peers_again(
 
     monkeypatch.setattr(socket.socket, "accept", scarce)
     assert is_closed_or_answered(link)
-    assert peer(link, 7) == {"about": {}}
+    assert peer(link, 7) == {"about": {}, "token": ""}
     assert not failures
 
 
 def is_closed_or_answered(link: Link) -> bool:
     """Connect once: the accept that waits already is the last one that works."""
-    return peer(link, 6) == {"about": {}}
+    return peer(link, 6) == {"about": {}, "token": ""}
 
 
 def test_a_proof_that_is_no_ascii_leaves_no_traceback(link: Link, capfd: pytest.CaptureFixture[str]) -> None:
     address = link.peers.listener.getsockname()[:2]
     assert is_closed(say(address, frame({"swell": VERSION, "nonce": "00", "proof": "é"})))
-    assert peer(link, 6) == {"about": {}}
+    assert peer(link, 6) == {"about": {}, "token": ""}
     assert capfd.readouterr().err == ""
 
 

@@ -7,6 +7,7 @@ one host nothing is sealed: who could read the loopback could also read the proc
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import ipaddress
@@ -22,8 +23,8 @@ from swell.train.agent.certificate import certificate
 MOST_HELLO_BYTES = 16 << 10
 """Most that is read from a side before it has proved anything; a handshake has about 1.5 KiB."""
 _RECORD = 16 << 10
-_PIECE = 256 << 10
-"""How much is sent or received at once."""
+PIECE_BYTES = 256 << 10
+"""How much is encrypted and sent at once."""
 
 
 class Seal:
@@ -79,72 +80,55 @@ class Seal:
         """Whether there may be something to read without the network."""
         return bool(self._tls.pending() or self._received.pending)
 
+    def rest(self) -> bytes:
+        """What the network brought after the last sealed bytes: TLS takes no more than its own records."""
+        if self._tls.pending():
+            raise ConnectionError("the other side said more before it left TLS")
+        return self._received.read()
 
-class SealedSocket:
-    """A connected socket whose traffic is sealed; has those methods of a socket that are used here."""
 
-    def __init__(self, sock: socket.socket, secret: str, *, server: bool, timeout_s: float) -> None:
+class EncryptedSocket(abc.ABC):
+    """A connected socket whose traffic is encrypted; has those methods of a socket that are used here."""
+
+    def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._seal = Seal(secret, server=server)
-        self._using = threading.Lock()
-        """Held while the seal is used, which never waits: one thread may send while another receives."""
-        self._place = memoryview(bytearray(_PIECE))
         self._unsent = memoryview(b"")
-        """The rest of a sealed piece that the system did not take at once."""
+        """The rest of an encrypted piece that the system did not take at once."""
         self._piece = 0
         """How much of what `send` was given is in that piece."""
-        by_s = time.monotonic() + timeout_s
-        answer = self._seal.feed(b"")
-        while True:
-            sock.settimeout(max(by_s - time.monotonic(), 0.001))
-            sock.sendall(answer)
-            if self._seal.established:
-                break
-            data = sock.recv(MOST_HELLO_BYTES)
-            if not data:
-                raise ConnectionError("the other side closed the connection")
-            answer = self._seal.feed(data)
 
     def recv(self, count: int, flags: int = 0) -> bytes:
         """As of a socket. With MSG_PEEK a byte stands for "there is something", whatever was said."""
         if flags & socket.MSG_PEEK:
             return b"?" if self.holds() else self._sock.recv(1, flags)
-        place = memoryview(bytearray(min(count, _PIECE)))
+        place = memoryview(bytearray(min(count, PIECE_BYTES)))
         return bytes(place[: self.recv_into(place, flags=flags)])
 
+    @abc.abstractmethod
     def recv_into(self, place: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """As of a socket: waits for some bytes, and takes as many as are there."""
-        while True:
-            with self._using:
-                count = self._seal.read_into(place)
-            if count:
-                return count
-            received = self._sock.recv_into(self._place, 0, flags)
-            if not received:
-                return 0
-            with self._using:
-                self._seal.feed(self._place[:received])
+        """As of a socket."""
 
+    @abc.abstractmethod
     def holds(self) -> bool:
         """Whether there may be something to read without the network."""
-        with self._using:
-            return self._seal.holds()
 
+    @abc.abstractmethod
     def arrived(self) -> bytes:
         """What can be read without the network: no poll shows that it is there."""
-        with self._using:
-            return self._seal.read()
 
     def send(self, data: Any) -> int:
         """As of a socket; if it cannot go on without waiting, it wants the same data again the next time."""
         if not self._unsent:
-            piece = memoryview(data)[:_PIECE]
+            piece = memoryview(data)[:PIECE_BYTES]
             self._piece = len(piece)
-            with self._using:
-                self._unsent = memoryview(self._seal.seal(piece))
+            self._unsent = self._encrypt(piece)
         while self._unsent:
             self._unsent = self._unsent[self._sock.send(self._unsent) :]
         return self._piece
+
+    @abc.abstractmethod
+    def _encrypt(self, piece: memoryview) -> memoryview:
+        """What is to be sent so that the other side reads `piece`; it is used until all of it is sent."""
 
     def sendall(self, data: Any) -> None:
         """As of a socket."""
@@ -177,18 +161,74 @@ class SealedSocket:
         self._sock.close()
 
 
-Stream = socket.socket | SealedSocket
+class SealedSocket(EncryptedSocket):
+    """A connected socket with a seal."""
+
+    def __init__(self, sock: socket.socket, secret: str, *, server: bool, timeout_s: float) -> None:
+        super().__init__(sock)
+        self._seal = Seal(secret, server=server)
+        self._using = threading.Lock()
+        """Held while the seal is used, which never waits: one thread may send while another receives."""
+        self._place = memoryview(bytearray(PIECE_BYTES))
+        by_s = time.monotonic() + timeout_s
+        answer = self._seal.feed(b"")
+        while True:
+            sock.settimeout(max(by_s - time.monotonic(), 0.001))
+            sock.sendall(answer)
+            if self._seal.established:
+                break
+            data = sock.recv(MOST_HELLO_BYTES)
+            if not data:
+                raise ConnectionError("the other side closed the connection")
+            answer = self._seal.feed(data)
+
+    def recv_into(self, place: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """As of a socket: waits for some bytes, and takes as many as are there."""
+        while True:
+            with self._using:
+                count = self._seal.read_into(place)
+            if count:
+                return count
+            received = self._sock.recv_into(self._place, 0, flags)
+            if not received:
+                return 0
+            with self._using:
+                self._seal.feed(self._place[:received])
+
+    def holds(self) -> bool:
+        """Whether there may be something to read without the network."""
+        with self._using:
+            return self._seal.holds()
+
+    def arrived(self) -> bytes:
+        """What can be read without the network: no poll shows that it is there."""
+        with self._using:
+            return self._seal.read()
+
+    def leave(self) -> tuple[socket.socket, bytes]:
+        """The socket without its seal, and what has arrived after the last that was sealed.
+
+        Both sides have read everything that the other one sealed; this socket is not used any more.
+        """
+        return self._sock, self._seal.rest()
+
+    def _encrypt(self, piece: memoryview) -> memoryview:
+        with self._using:
+            return memoryview(self._seal.seal(piece))
+
+
+Stream = socket.socket | EncryptedSocket
 """A connection to another process."""
 
 
 def arrived(sock: Stream) -> bytes:
     """What has arrived and is not in the system's hands any more, so that no poll shows it."""
-    return sock.arrived() if isinstance(sock, SealedSocket) else b""
+    return sock.arrived() if isinstance(sock, EncryptedSocket) else b""
 
 
 def holds(sock: Stream) -> bool:
     """Whether there may be something to read that no poll shows."""
-    return isinstance(sock, SealedSocket) and sock.holds()
+    return isinstance(sock, EncryptedSocket) and sock.holds()
 
 
 def crosses_hosts(own: Any, other: Any) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from swell.train.agent.errors import PeerLost
 from swell.train.agent.keepalive import keep_alive
+from swell.train.agent.records import fresh_token, use_records
 from swell.train.agent.sealed import Stream
 from swell.train.agent.slots import age
 from swell.train.agent.wire import MOST_STRANGERS, Connection, Message, WireError
@@ -126,13 +127,14 @@ class Peers:
             try:
                 connection = Connection.to_job(offer.addresses[other], self._config, connect_s=_CONNECT_S)
                 keep_alive(connection.sock, every_s=10, probes=5)
-                about = self.introduce(other not in self.members)
-                connection.send({"mesh": offer.number, "worker": self.name, "about": about})
+                about, token = self.introduce(other not in self.members), fresh_token(connection.sock)
+                connection.send({"mesh": offer.number, "worker": self.name, "about": about, "token": token})
                 answer = connection.receive(_ANSWER_S)
                 self.meet(answer["about"], offer.number)
                 connection.send({"met": True})
                 connection.receive(_PREPARE_S)
-                return Peer(other, connection.sock, answer["about"])
+                sock = use_records(connection.sock, token, str(answer.get("token", "")))
+                return Peer(other, sock, answer["about"])
             except (OSError, KeyError) as error:
                 if isinstance(error, OSError) and is_cut(error) and offer.addresses[other][0] != self.host:
                     self._suspect(other)
@@ -192,15 +194,17 @@ class Peers:
             number, other = int(message["mesh"]), str(message["worker"])
             if number <= self.generation:
                 raise PeerLost("stale")
-            connection.send({"about": self.introduce(other not in self.members)})
+            token = fresh_token(connection.sock)
+            connection.send({"about": self.introduce(other not in self.members), "token": token})
             self.meet(message["about"], number)
             connection.receive(_PREPARE_S)
             connection.send({"met": True})
+            mesh_sock = use_records(connection.sock, token, str(message.get("token", "")))
         except (OSError, WireError, PeerLost, KeyError, ValueError, TypeError):
             close(sock)
             return
         with self._changed:
-            self._inbound[number, other] = Peer(other, connection.sock, message["about"])
+            self._inbound[number, other] = Peer(other, mesh_sock, message["about"])
             self._changed.notify_all()
 
     # ------------------------------------------------------------------ links between hosts
