@@ -114,7 +114,7 @@ def test_what_was_agreed_on_in_an_epoch_that_the_script_left_is_let_go() -> None
     one._link = SimpleNamespace(release=lambda: released.append(True))  # type: ignore[assignment]
     one._agreed = (7, one.epoch)
     one.epoch += 1
-    one._switch_if_agreed()
+    one._between_steps()
     assert released == [True] and one._agreed is None, "its newcomers wait in the epoch before"
 
 

@@ -36,7 +36,7 @@ class BySteps(Stepper):
             while self.steps < steps and not self.enough():
                 yield self.steps
                 if not self._rehearsing:
-                    self._switch_if_agreed()
+                    self._between_steps()
                     continue
                 if not self._samples:
                     raise UsageError("job.loop: the loop body never called job.sample")

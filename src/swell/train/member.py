@@ -139,19 +139,21 @@ class Member(Saving):
             self._begin_random()
             return True
 
-    def _switch_if_agreed(self) -> None:
-        """Where the script draws a batch: switch to the candidate that all members agreed on, if any.
+    def _between_steps(self) -> None:
+        """Where the script draws a batch: switch to the candidate that all members agreed on, if any. Where
+        the job shares a GPU, wait for its turn.
 
         Newcomers wait at this point of their script. So members enter a generation with newcomers here, and
         not in `job.step`, after which the script may still call `job.reduce` or `job.agree`.
         """
-        if self._agreed is None or self._link is None:
-            return
-        (number, epoch), self._agreed = self._agreed, None
-        if epoch == self.epoch:
-            self._switch(number)
-        else:
-            self._link.release()  # the script left its loop; the newcomers wait in the epoch before
+        if self._agreed is not None and self._link is not None:
+            (number, epoch), self._agreed = self._agreed, None
+            if epoch == self.epoch:
+                self._switch(number)
+            else:
+                self._link.release()  # the script left its loop; the newcomers wait in the epoch before
+        if self._turns is not None:
+            self._turns.before_step()
 
     def _switch(self, number: int) -> None:
         """Enter candidate `number`, on which all members agreed in the last step."""

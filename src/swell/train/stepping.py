@@ -163,9 +163,7 @@ class Stepper(Member):
             return
         loader.begin()
         while True:
-            self._switch_if_agreed()
-            if self._turns is not None:
-                self._turns.before_step()
+            self._between_steps()
             share = self._shares.draw(loader, self.rank, self.world)
             if share is None:
                 return

@@ -78,6 +78,8 @@ class Turns:
         """The GPUs of the job, if this worker leads it."""
         self._since: dict[str, float] = {}
         """By GPU in whose file this job is: when the way in which the jobs there train last changed."""
+        self._between = True
+        """Whether a step has ended and the next has not begun."""
         self._in_turns = False
         self._span = Span(0.0)
         self._looks_s = self._told = 0.0
@@ -86,7 +88,7 @@ class Turns:
 
     def after_step(self, headers: Sequence[Mapping[str, Any]], samples: int, *, leads: bool) -> float:
         """Note a step of the whole job; returns how long it waited for its turn before."""
-        waited_s, self._waited_s = self._waited_s, 0.0
+        waited_s, self._waited_s, self._between = self._waited_s, 0.0, True
         if not leads:
             self.leave()
             return waited_s
@@ -96,8 +98,11 @@ class Turns:
         return waited_s
 
     def before_step(self) -> None:
-        """Return when the job may go on: at once, unless it is another's turn."""
+        """Return when the job may go on: at once, unless it is another's turn, or in the middle of a step."""
         now_s = time.monotonic()
+        if not self._between:
+            return
+        self._between = False
         if not self._gpus or (now_s < self._looks_s and self._since.keys() == set(self._gpus)):
             return
         if self._in_turns:
