@@ -292,7 +292,9 @@ def test_a_single_worker_with_a_part_of_a_batch_keeps_its_mean_and_computes_the_
 def _reporting_job(monkeypatch: pytest.MonkeyPatch) -> Any:
     """As much of a ScriptJob as its reports need."""
     monkeypatch.setattr(heartbeat, "report", lambda job, *_: {"step": job.steps, "step_s": 0.1})
-    job = Mock(spec=ScriptJob, world=2, steps=0, confined="", _last_commit_s=0.0, _reported_s=-1.0)
+    job = Mock(
+        spec=ScriptJob, world=2, steps=0, confined="", _last_commit_s=0.0, _reported_s=-1.0, _turns=None
+    )
     job._pace, job._crew, job._link, job._unreported = Pace(), Mock(nodes=1), Mock(report={}), None
     job._crew.mesh.number = 1
     job.report = lambda: ScriptJob.report(job)
