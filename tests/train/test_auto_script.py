@@ -7,6 +7,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -24,7 +25,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from swell.train import heartbeat
 from swell.train.auto import layout
 from swell.train.auto import script as auto_script
 from swell.train.auto.job import ALONE, REPORT_S, ScriptJob
@@ -33,7 +33,6 @@ from swell.train.auto.output import LeaderOnly
 from swell.train.auto.passes import Drawn, Order, Pass
 from swell.train.auto.reduction import Reduction, judge
 from swell.train.data.samples import fetch
-from swell.train.reporting import Pace
 from swell.train.sync.reducer import Reduced
 
 
@@ -289,32 +288,31 @@ def test_a_single_worker_with_a_part_of_a_batch_keeps_its_mean_and_computes_the_
     assert not job.rescale.called and here.carry == [2, 3]
 
 
-def _reporting_job(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As much of a ScriptJob as its reports need."""
-    monkeypatch.setattr(heartbeat, "report", lambda job, *_: {"step": job.steps, "step_s": 0.1})
-    job = Mock(
-        spec=ScriptJob, world=2, steps=0, confined="", _last_commit_s=0.0, _reported_s=-1.0, _turns=None
-    )
-    job._pace, job._crew, job._link, job._unreported = Pace(), Mock(nodes=1), Mock(report={}), None
-    job._crew.mesh.number = 1
-    job.report = lambda: ScriptJob.report(job)
-    return job
+def _reporting_job(tmp_path: Path) -> Any:
+    """A job of one worker, whose link only keeps what it is told."""
+    link = Mock(report={})
+    link.config, link.name, link.directory.path = {}, "w0", tmp_path
+    model = nn.Linear(2, 1)
+    return ScriptJob(Mock(), model, torch.optim.SGD(model.parameters(), lr=1.0), link, 0)
 
 
-def test_the_time_of_a_step_that_probes_the_loss_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_step_that_probes_the_loss_is_not_reported(tmp_path: Path) -> None:
     """In it the leader computes the whole batch, so it would look as if more workers were not faster."""
-    job = _reporting_job(monkeypatch)
+    job = _reporting_job(tmp_path)
+    job.stepped(ALONE, 20)  # the first of a configuration tells no speed
     for divided, reported in ((False, False), (True, True)):
         job._reported_s = -1.0
-        ScriptJob.stepped(job, ALONE, 20, divided=divided)
+        job.stepped(ALONE, 20, divided=divided)
         assert ("step_s" in job._link.report) == reported
 
 
-def test_a_report_is_made_now_and_then_and_after_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = _reporting_job(monkeypatch)
+def test_a_report_is_made_now_and_then_and_after_the_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = _reporting_job(tmp_path)
     monkeypatch.setattr(time, "perf_counter", lambda: job.steps * REPORT_S / 10)
     for _ in range(25):
-        ScriptJob.stepped(job, ALONE, 20)
+        job.stepped(ALONE, 20)
         assert job._link.step == job.steps, "the step itself is always up to date"
     assert 15 <= job._link.report["step"] < 25, "reports of all steps would never be sent"
     job.report()

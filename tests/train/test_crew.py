@@ -1,9 +1,8 @@
-"""Crew and stepping between threads: who gets whose state, which operation counts, and sums of a step."""
+"""Crew between threads: who gets whose state, and which operation counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +12,9 @@ from torch import nn
 
 from swell.train.agent.errors import Misfit, OutOfStep, PeerLost, UsageError
 from swell.train.job import Job
+from swell.train.options import Options
 from swell.train.sync.crew import misfits
 from swell.train.sync.mesh import Mesh
-
-DATA = [(torch.tensor([float(i), 1.0]), torch.tensor([float(i % 3)])) for i in range(12)]
 
 
 def job(scale: float = 1.0, width: int = 1, **options: Any) -> Job:
@@ -25,7 +23,7 @@ def job(scale: float = 1.0, width: int = 1, **options: Any) -> Job:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(scale)
-    return Job(model, torch.optim.SGD(model.parameters(), lr=0.01), **options)
+    return Job(model, torch.optim.SGD(model.parameters(), lr=0.01), Options.of(options))
 
 
 def weight(one: Job) -> list[float]:
@@ -109,39 +107,9 @@ def test_whoever_stands_elsewhere_in_the_script_is_found_by_all(headers: Any, ou
     assert set(misfits(headers)) == out
 
 
-def test_what_was_agreed_on_in_an_epoch_that_the_script_left_is_let_go() -> None:
-    one, released = job(), []
-    one._link = SimpleNamespace(release=lambda: released.append(True))  # type: ignore[assignment]
-    one._agreed = (7, one.epoch)
-    one.epoch += 1
-    one._between_steps()
-    assert released == [True] and one._agreed is None, "its newcomers wait in the epoch before"
-
-
 def test_a_member_that_is_out_of_step_says_what_it_did() -> None:
     first, second = meshes(2)
     together(lambda: first.exchange(3, 0, {"what": "step"}), lambda: second.exchange(3, 0, {"what": "step"}))
     told = together(lambda: first.exchange(4, 0, {"what": "agree"}), lambda: second.exchange(5, 0, {}))
     assert any(isinstance(error, OutOfStep) for error in told)
     assert first.history().endswith("2 exchanges, the last ones (operation.phase): 3.0 step, 4.0 agree")
-
-
-@pytest.mark.parametrize("mode", ["fixed", "consistent"])
-def test_a_step_of_two_is_a_step_of_one(mode: str) -> None:
-    def train(one: Job) -> list[float]:
-        loader = one.loader(DATA, batch_size=5, shuffle=False)
-        seen = 0
-        for x, y in loader:
-            seen += len(x)
-            one.step(nn.functional.mse_loss(one.model(x), y))
-        assert one.steps == 3
-        return [seen, *weight(one)]
-
-    alone = train(job(mode=mode, logical_ranks=4))
-    pair = [job(mode=mode, logical_ranks=4), job(7.0, mode=mode, logical_ranks=4)]
-    for one, mesh in zip(pair, meshes(2)):
-        one._crew.mesh = mesh
-    first, second = together(*[lambda one=one: train(one) for one in pair])
-    assert first[0] + second[0] == alone[0] == 12, "every sample once"
-    assert first[1:] == second[1:]
-    assert first[1:] == alone[1:] if mode == "consistent" else first[1:] == pytest.approx(alone[1:], rel=1e-5)

@@ -87,14 +87,14 @@ def test_a_newcomer_keeps_no_memory_of_the_state_it_got(monkeypatch: pytest.Monk
     monkeypatch.setattr("swell.train.sync.handover._KEEP_STAGING_BYTES", 0)
     old, new = job(2.0), job(5.0)
     old._crew.enter(meshes(1)[0], {})
-    abouts = [{"segment": one._flat.describe()} for one in (old, new)]
+    abouts = [{"segment": one._learner.flat.describe()} for one in (old, new)]
     pair = meshes(2, abouts)
     for one, mesh in zip((old, new), pair):
         for peer in mesh.peers.values():
             one._crew.reducer.meet(peer.about, 1)
     runs = []
-    capture = old.capture
-    monkeypatch.setattr(old, "capture", lambda: runs.append(gc.isenabled()) or capture())
+    capture = old._state.capture
+    monkeypatch.setattr(old._state, "capture", lambda: runs.append(gc.isenabled()) or capture())
     gc.enable()
     assert all(not isinstance(e, Exception) for e in together(*map(enter, (old, new), pair)))
     assert runs == [False] and gc.isenabled(), "the collector waits until the switch is over"
@@ -107,7 +107,7 @@ def test_a_newcomer_keeps_no_memory_of_the_state_it_got(monkeypatch: pytest.Monk
     del pair, mesh, peer
     new._crew.enter(meshes(1)[0], {})
     assert before() is None
-    wait_until(lambda: mapped(old._flat) == 1, 5, "the end of the mapping")
+    wait_until(lambda: mapped(old._learner.flat) == 1, 5, "the end of the mapping")
 
 
 def test_places_for_members_on_other_hosts_are_there_before_a_switch_and_used_again() -> None:
@@ -145,11 +145,3 @@ def test_state_goes_through_sockets_in_a_job_whose_messages_go_along_a_tree(
     results = together(*map(enter, ones, meshes(3)))
     assert [getattr(entered, "joined", entered) for entered in results] == [False, False, True]
     assert weight(ones[2]) == [2.0] * 3
-
-
-def test_the_rehearsal_shows_how_backward_computes_gradients() -> None:
-    one = job()
-    loader = one.loader([torch.ones(2)] * 4, batch_size=2)
-    one._rehearsing, one._shares.drawn = True, [loader]
-    one.step(one.model(torch.ones(2, 2)).sum())
-    assert one._fires_once is True and one._fired is None

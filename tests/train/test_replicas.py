@@ -21,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from swell.train.agent.errors import UsageError
 from swell.train.job import Job
+from swell.train.options import Options
 from swell.train.replicas import group
 from swell.train.replicas.form import form_of
 from swell.train.replicas.group import Replica
@@ -163,7 +164,7 @@ def test_what_cannot_work_with_a_sharded_model_is_refused(four: Any) -> None:
     with pytest.raises(UsageError, match="over the 2 workers of the replica"):
         form_of(model, sgd, Replica(2, 0), "fixed", None)
     with pytest.raises(UsageError, match="mode: got 'adaptive'"):
-        Job(model, sgd, mode="adaptive")
+        Job(model, sgd, Options(mode="adaptive"))
     with pytest.raises(UsageError, match="scaler"):
         form_of(model, sgd, Replica(4, 0), "fixed", torch.amp.GradScaler("cpu"))
 

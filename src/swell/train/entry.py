@@ -15,6 +15,7 @@ from swell.train.agent.errors import UsageError
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.job import Job
 from swell.train.optimizers import Several
+from swell.train.options import Options
 from swell.train.sync.link import Link
 
 taken: set[str] = set()
@@ -29,7 +30,7 @@ def elastic(
     """Make a training loop elastic: under `swell run` a member of a job, otherwise a job of one.
 
     Several models and optimizers are given as lists: `swell.elastic([maker, critic], [optimizer_m,
-    optimizer_c])`. See `Job` for the options (scheduler, mode, logical_ranks, clip_norm, scaler, seed, ...).
+    optimizer_c])`. The options (scheduler, mode, clip_norm, ...) are those of `swell.train.options`.
     """
     if not isinstance(model, nn.Module):
         model = nn.ModuleList(model)
@@ -37,7 +38,7 @@ def elastic(
         optimizer = Several(optimizer)
     directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
     if not directory or not worker:
-        return Job(model, optimizer, **options)
+        return Job(model, optimizer, Options.of(options))
     if directory in taken:
         raise UsageError(
             "swell.elastic: this script calls it twice, and one worker belongs to one elastic job; give all "
@@ -46,4 +47,4 @@ def elastic(
     taken.add(directory)
     gc.collect()
     gc.freeze()  # later collections, in the middle of a step, leave alone what is here for good
-    return Job(model, optimizer, **options, link=Link(JobDirectory(Path(directory)), worker))
+    return Job(model, optimizer, Options.of(options), Link(JobDirectory(Path(directory)), worker))

@@ -2,59 +2,89 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import time
+from typing import Any
 
 from swell.train import reporting
-
-if TYPE_CHECKING:
-    from swell.train.data.loader import ElasticLoader
-    from swell.train.stepping import Stepper
-    from swell.train.sync.reduction import Reduced
-
-
-def report(job: Stepper, reduced: Reduced, loader: ElasticLoader | None, step_s: float) -> dict[str, Any]:
-    """The report after a step that took `step_s`; with its loader also the speed and the job's progress."""
-    out: dict[str, Any] = {
-        "step": job.steps,
-        "epoch": job.epoch,
-        "generation": job._crew.mesh.number,
-        "rank": job.rank,
-        "world": job.world,
-        "step_s": round(step_s, 6),
-        "wait_s": round(reduced.wait_s, 6),
-        "sync_s": round(reduced.sync_s, 6),
-        "sums": job._crew.reducer.way,
-        "mode": job.mode,
-        "loss": job._loss.value,
-        "lr": float(job.optimizer.param_groups[0]["lr"]),
-        "metrics": job._metrics,
-        "memory_bytes": reporting.memory_bytes(job._flat.device),
-        "done": job.steps,
-    }
-    if loader is not None:
-        now_with = (job._crew.mesh.number, loader.batch_size, loader.piece or 0)
-        job._pace.add(now_with, step_s, reduced.sync_s, step_s - reduced.wait_s - reduced.sync_s)
-        piece = loader.piece if job._ranks is None else -(-loader.batch_size // job._logical)
-        out |= reporting.timing(job._pace, loader.batch_size, piece, job.world, job._crew.nodes)
-        if job._pace.known and 0 < job.world == len(reduced.headers):
-            out |= {"own_s": round(job._pace.own_s, 6), "samples": reduced.headers[job.rank]["n"]}
-        out |= _progress(job, loader)
-    if job._adaptive is not None:
-        out |= job._adaptive.beat()
-    return out
+from swell.train.data.loader import ElasticLoader
+from swell.train.learner import Learner
+from swell.train.progress import Progress
+from swell.train.sync.crew import Crew
+from swell.train.sync.link import Link
+from swell.train.sync.reduction import Reduced
 
 
-def _progress(job: Stepper, loader: ElasticLoader) -> dict[str, float | None]:
-    """The job's progress and its total, in steps at the tuned batch."""
-    out: dict[str, float | None]
-    if job._adaptive is None:
-        whole = job._total_steps
-        if whole is None and job._epochs is not None and not loader.streaming:
-            whole = job._epochs * len(loader)
-        out = {"done": job.steps, "of": whole}
-    else:
-        passes = job.epoch + loader.cursor / len(loader.dataset)
-        out = job._adaptive.progress(job._epochs, passes if job._by == "data" else None)
-    if job._until_loss is not None:  # the number of epochs is the most it may take, not its length
-        out |= {"target_loss": job._until_loss, "at_most": out["of"], "of": None}
-    return out
+class Reporter:
+    """Makes the reports of one worker, which its link sends with the heartbeats."""
+
+    def __init__(self, learner: Learner, progress: Progress, crew: Crew, link: Link | None) -> None:
+        self._learner = learner
+        self._progress = progress
+        self._crew = crew
+        self._link = link
+        self._last_s = time.perf_counter()
+        self.pace = reporting.Pace()
+        self.metrics: dict[str, float] = {}
+        """What the script gave to `job.log`."""
+
+    def lap(self) -> float:
+        """The seconds since the last step, when one is complete."""
+        now_s = time.perf_counter()
+        step_s, self._last_s = now_s - self._last_s, now_s
+        return step_s
+
+    def after_step(self, reduced: Reduced, loader: ElasticLoader) -> float:
+        """Have the next heartbeat tell of a step; returns how long it took."""
+        step_s = self.lap()
+        if self._link is not None:
+            self._link.step = self._progress.steps
+            self._link.report = self.report(reduced, loader, step_s)
+        return step_s
+
+    def report(self, reduced: Reduced, loader: ElasticLoader | None, step_s: float) -> dict[str, Any]:
+        """The report of a step that took `step_s`; with its loader also the speed and the job's progress."""
+        learner, crew, mesh = self._learner, self._crew, self._crew.mesh
+        out: dict[str, Any] = {
+            "step": self._progress.steps,
+            "epoch": self._progress.epoch,
+            "generation": mesh.number,
+            "rank": mesh.rank,
+            "world": mesh.size,
+            "step_s": round(step_s, 6),
+            "wait_s": round(reduced.wait_s, 6),
+            "sync_s": round(reduced.sync_s, 6),
+            "sums": crew.reducer.way,
+            "mode": learner.mode,
+            "loss": self._progress.loss.value,
+            "lr": float(learner.optimizer.param_groups[0]["lr"]),
+            "metrics": self.metrics,
+            "memory_bytes": reporting.memory_bytes(learner.flat.device),
+            "done": self._progress.steps,
+        }
+        if loader is not None:
+            now_with = (mesh.number, loader.batch_size, loader.piece or 0)
+            self.pace.add(now_with, step_s, reduced.sync_s, step_s - reduced.wait_s - reduced.sync_s)
+            piece = loader.piece if learner.ranks is None else -(-loader.batch_size // learner.logical)
+            out |= reporting.timing(self.pace, loader.batch_size, piece, mesh.size, crew.nodes)
+            if self.pace.known and 0 < mesh.size == len(reduced.headers):
+                out |= {"own_s": round(self.pace.own_s, 6), "samples": reduced.headers[mesh.rank]["n"]}
+            out |= self._position(loader)
+        if learner.adaptive is not None:
+            out |= learner.adaptive.beat()
+        return out
+
+    def _position(self, loader: ElasticLoader) -> dict[str, float | None]:
+        """The job's progress and its total, in steps at the tuned batch."""
+        progress, adaptive = self._progress, self._learner.adaptive
+        out: dict[str, float | None]
+        if adaptive is None:
+            whole = progress.total_steps
+            if whole is None and progress.epochs is not None and not loader.streaming:
+                whole = progress.epochs * len(loader)
+            out = {"done": progress.steps, "of": whole}
+        else:
+            passes = progress.epoch + loader.cursor / len(loader.dataset)
+            out = adaptive.progress(progress.epochs, passes if progress.by == "data" else None)
+        if progress.until_loss is not None:  # the number of epochs is the most it may take, not its length
+            out |= {"target_loss": progress.until_loss, "at_most": out["of"], "of": None}
+        return out

@@ -6,151 +6,86 @@
         for x, y in loader:
             job.step(loss_fn(model(x), y))
 
-This module has what scripts use. `travelling` has the state that travels, `stepping` what happens in a step,
-`member` how a worker joins and goes on in another generation. Without `swell run` a job has one worker.
+This module has what scripts use. A job's `Worker` has the parts behind it: `learner` what is trained,
+`travelling` the state that travels, `member` how a worker joins and goes on in another generation; `stepping`
+makes the steps. Without `swell run` a job has one worker.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import math
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from swell.train import checks, reporting
+from swell.train import checks
 from swell.train.agent.errors import UsageError
 from swell.train.data import room
 from swell.train.data.loader import ElasticLoader
 from swell.train.data.room import Room
 from swell.train.data.samples import MapDataset
-from swell.train.modes.ranks import LogicalRanks, PartialSums
-from swell.train.replicas.form import form_of
+from swell.train.data.sampling import SampleLoader
+from swell.train.learner import Learner
+from swell.train.options import AdaptiveOptions, Options
+from swell.train.progress import Progress
 from swell.train.replicas.group import Replica
-from swell.train.shares import Shares
-from swell.train.state.keeper import Keeper
-from swell.train.sync.crew import Crew
-from swell.train.sync.device import turns_of
+from swell.train.stepping import Stepper
 from swell.train.sync.link import Link
-from swell.train.sync.mesh import Header
-from swell.train.travelling import Traveller
-from swell.train.updating import Updater
+from swell.train.travelling import TrainingState
+from swell.train.updating import Loss
+from swell.train.worker import Worker, keeper_of
 
 if TYPE_CHECKING:
     from swell.train.data.stream import StreamLoader
     from swell.train.modes.adaptation import Adaptation
 
-log = logging.getLogger(__name__)
 
-MODES = ("fixed", "adaptive", "consistent")
-DEFAULT_CHECKPOINT_S = 60.0
+Loader = TypeVar("Loader", bound=ElasticLoader)
 
 
-class Job(Traveller):
+class Job(Worker):
     """One training run, seen from one of its workers."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        *,
-        scheduler: Any = None,
-        step_scheduler: str = "epoch",
-        mode: str = "fixed",
-        logical_ranks: int = 4,
-        clip_norm: float | None = None,
-        scaler: Any = None,
-        seed: int = 0,
-        device: torch.device | str | None = None,
-        checkpoint_dir: str | os.PathLike[str] | None = None,
-        checkpoint_every_s: float | None = DEFAULT_CHECKPOINT_S,
-        checkpoint_every_steps: int | None = None,
-        keep_checkpoints: int = 3,
-        learning_rate_rule: str = "adascale",
-        warmup_epochs: float = 0.0,
-        max_batch: int | None = None,
-        min_local: int = 1,
-        max_local: int | None = None,
+        options: Options | None = None,
         link: Link | None = None,
     ) -> None:
-        if mode not in MODES:
-            raise UsageError(f"mode: got {mode!r}, must be one of {', '.join(MODES)}")
-        if logical_ranks < 1:
-            raise UsageError(f"logical_ranks: got {logical_ranks}, must be at least 1")
-        checks.device(model, device)
+        options = options or Options()
+        checks.device(model, options.device)
         checks.optimizer(model, optimizer)
-        self.model = model
-        self.optimizer = optimizer
-        self.scheduler = scheduler
-        self.scaler = scaler
-        self._updater = Updater(optimizer, scheduler, scaler, clip_norm, step_scheduler)
-        self.mode = mode
-        self.seed = seed
-        self.epoch = 0
-        self.steps = 0
-        """Committed optimizer steps."""
-        self._by = "progress" if mode == "adaptive" else "data"
-        self._logical = logical_ranks
-        self._replica = Replica(1, 0) if link is None else Replica.of(link.config, link.name)
-        self._form = form_of(model, optimizer, self._replica, mode, scaler)
-        self._ranks = LogicalRanks(model, logical_ranks, seed) if mode == "consistent" else None
-        self._flat = self._form.flat(model, self._ranks.named() if self._ranks else None)
-        self._sums = PartialSums(
-            list(self._flat.parameters.values()), self._flat.grad_in if self._ranks else []
+        replica = Replica(1, 0) if link is None else Replica.of(link.config, link.name)
+        learner = Learner(model, optimizer, options, replica)
+        progress = Progress(by="progress" if options.mode == "adaptive" else "data")
+        keeper = keeper_of(options.checkpoints, link)
+        super().__init__(learner, progress, TrainingState(learner, progress, keeper), keeper, link)
+        self._adaptive_options: AdaptiveOptions = options.adaptive
+        self._samples: dict[tuple[int, int, bool], SampleLoader] = {}
+        """The loaders behind `sample`."""
+        self._stepper = Stepper(
+            learner,
+            progress,
+            self._crew,
+            self._shares,
+            self._member,
+            self._saver,
+            self._reporter,
+            self._turns,
+            Room(link.directory.path, link.name) if link is not None else None,
         )
-        self._shares = Shares(logical_ranks if self._ranks else None, self._sums, self._replica.size)
-        self._link = link
-        self._room = Room(link.directory.path, link.name) if link is not None else None
-        if link is not None:
-            checkpoint_dir = checkpoint_dir or link.config.get("checkpoints")
-            checkpoint_dir = checkpoint_dir or link.directory.path / "checkpoints"
-            if checkpoint_every_s == DEFAULT_CHECKPOINT_S:  # the script left it to the job's settings
-                checkpoint_every_s = link.config.get("checkpoint_s", checkpoint_every_s)
-        self._keeper = Keeper(checkpoint_dir, checkpoint_every_s, checkpoint_every_steps, keep_checkpoints)
-        facts: Header = {"model": self._flat.digest, "mode": mode, "logical_ranks": logical_ranks}
-        self._crew = Crew(link, self._flat, self, facts)
-        self._adaptive: Adaptation | None = None
-        self._adaptive_options: dict[str, Any] = {
-            "learning_rate_rule": learning_rate_rule,
-            "warmup_epochs": warmup_epochs,
-            "max_batch": max_batch,
-            "min_local": min_local,
-            "max_local": max_local,
-        }
-        self._loaders: dict[str, ElasticLoader] = {}
-        self._objects: dict[str, Any] = {}
-        self._pending_loaders: dict[str, Any] = {}
-        self._entered = False
-        self._rehearsing = False
-        self._rehearsed = False
-        self._turned: int | None = None
-        self._ended = False
-        self._metrics: dict[str, float] = {}
-        self._last_commit_s = time.perf_counter()
-        self._pace = reporting.Pace()
-        self._epochs: int | None = None
-        self._loss = reporting.SmoothedLoss()
-        self._until_loss: float | None = None
-        self._samples = {}
-        self._turns = turns_of(self._flat.device, None if link is None else link.event)
-
-    # ------------------------------------------------------------------ what scripts use
 
     @property
     def adaptive(self) -> Adaptation:
         """What adaptive mode has found out: noise scale, progress, reports."""
-        if self._adaptive is None:
+        if self._learner.adaptive is None:
             raise UsageError("job.adaptive: needs mode='adaptive' and a training loader made by job.loader")
-        return self._adaptive
-
-    @property
-    def loss(self) -> float | None:
-        """The loss of the whole job, averaged over some fifty steps: the same on every worker."""
-        return self._loss.value
+        return self._learner.adaptive
 
     def loader(
         self,
@@ -171,16 +106,14 @@ class Job(Traveller):
         With `train=False` the data is cut among the workers for evaluation and `batch_size` is each worker's.
         `micro_batch` bounds what is computed at once; the rest of a worker's part accumulates.
         """
-        name = name or f"loader{len(self._loaders)}"
-        if name in self._loaders:
-            raise UsageError(f"name: there are two loaders called {name!r}; give each its own")
-        if train and self.mode == "consistent" and batch_size < self._logical:
+        name, logical = self._state.free_name(name), self._learner.logical
+        if train and self.mode == "consistent" and batch_size < logical:
             raise UsageError(
-                f"batch_size: got {batch_size}, but consistent mode has {self._logical} logical ranks, each "
-                f"of which needs a sample; use at least {self._logical}, or fewer logical_ranks"
+                f"batch_size: got {batch_size}, but consistent mode has {logical} logical ranks, each of "
+                f"which needs a sample; use at least {logical}, or fewer logical_ranks"
             )
         made = ElasticLoader(
-            self,
+            self._stepper,
             name,
             dataset,
             batch_size=batch_size,
@@ -190,16 +123,11 @@ class Job(Traveller):
             num_workers=num_workers,
             collate_fn=collate_fn,
             train=train,
-            seed=self.seed if seed is None else seed,
+            seed=self._learner.seed if seed is None else seed,
         )
-        self._loaders[name] = made
         if train and self.mode == "adaptive":
             self._adapt(made)
-        if train:
-            self._mind_room(made)
-        if name in self._pending_loaders:
-            made.load(self._pending_loaders.pop(name))
-        return made
+        return self._added(made)
 
     def stream(
         self,
@@ -222,21 +150,19 @@ class Job(Traveller):
         """
         from swell.train.data.stream import StreamLoader
 
-        name = name or f"loader{len(self._loaders)}"
-        if name in self._loaders:
-            raise UsageError(f"name: there are two loaders called {name!r}; give each its own")
+        name = self._state.free_name(name)
         if self.mode != "fixed":
             raise UsageError(
                 f"mode: {self.mode!r} must know the samples of a step beforehand, and a stream does not; use "
                 "mode='fixed', or a data set with a length and job.loader"
             )
-        if self._replica.size > 1:
+        if self._learner.replica.size > 1:
             raise UsageError(
                 "job.stream: the workers of a replica must have the same number of batches, and in a stream "
                 "that is not known beforehand; use a data set with a length and job.loader"
             )
         made = StreamLoader(
-            self,
+            self._stepper,
             name,
             shards,
             read,
@@ -245,43 +171,54 @@ class Job(Traveller):
             micro_batch=micro_batch,
             shuffle=shuffle,
             collate_fn=collate_fn,
-            seed=self.seed if seed is None else seed,
+            seed=self._learner.seed if seed is None else seed,
             prefetch=prefetch,
         )
-        self._loaders[name] = made
-        self._mind_room(made)
-        if name in self._pending_loaders:
-            made.load(self._pending_loaders.pop(name))
-        return made
+        return self._added(made)
 
-    def _mind_room(self, loader: ElasticLoader) -> None:
-        """Do not try again what did not fit an earlier worker's memory."""
-        failed = room.failed(self._link.directory.path) if self._link is not None else None
-        failed = self._replica.first(failed or 0)[0] or None  # the same for all workers of a replica
-        if failed is not None and self.mode != "consistent":
-            loader.room = failed // 2
-            if self._adaptive is not None:
-                self._adaptive.out_of_memory(failed)
+    def sample(self, source: int | MapDataset, batch_size: int, *, replace: bool | None = None) -> Any:
+        """This worker's part of the next step's batch: a tensor of numbers below `source`, or samples of it.
+
+        `batch_size` is that of a whole step, over all workers. Numbers are drawn with replacement, as
+        `torch.randint` does; samples of a data set without it, so that each comes once in every pass.
+        """
+        replace = isinstance(source, int) if replace is None else replace
+        asked = source if isinstance(source, int) else id(source), batch_size, replace
+        if asked not in self._samples:
+            if self.mode != "fixed":
+                raise UsageError(f"mode: job.sample needs mode='fixed', and this job has {self.mode!r}")
+            name, seed = f"sample{len(self._samples)}", self._learner.seed
+            made = SampleLoader(self._stepper, name, source, batch_size, replace=replace, seed=seed)
+            self._samples[asked] = self._added(made)
+        return self._samples[asked].next()
+
+    def _added(self, loader: Loader) -> Loader:
+        """The loader, whose position is part of the job's state from now on."""
+        if loader.train:  # do not try again what did not fit an earlier worker's memory
+            failed = room.failed(self._link.directory.path) if self._link is not None else None
+            failed = self._learner.replica.first(failed or 0)[0] or None  # the same for all of a replica
+            if failed is not None and self.mode != "consistent":
+                loader.room = failed // 2
+                if self._learner.adaptive is not None:
+                    self._learner.adaptive.out_of_memory(failed)
+        self._state.add(loader)
+        return loader
 
     def _adapt(self, loader: ElasticLoader) -> None:
         """Make this training loader the one whose batch follows goodput."""
         from swell.train.modes.adaptation import Adaptation
 
-        if self._adaptive is not None:
+        if self._learner.adaptive is not None:
             raise UsageError(
                 "mode: adaptive mode tunes the batch of one training loader, and this is the second; use "
                 "mode='fixed', or train=False for loaders that only evaluate"
             )
-        self._adaptive = Adaptation(self.optimizer, self._flat, loader, **self._adaptive_options)
+        given = asdict(self._adaptive_options)
+        self._learner.adaptive = Adaptation(self.optimizer, self._learner.flat, loader, **given)
 
     def register(self, name: str, value: Any) -> Any:
         """Let `value` (anything with state_dict and load_state_dict) travel with the job; returns it."""
-        if name in self._objects:
-            raise UsageError(f"name: there are two objects called {name!r}; give each its own")
-        for method in ("state_dict", "load_state_dict"):
-            if not callable(getattr(value, method, None)):
-                raise UsageError(f"{name}: a {type(value).__name__} has no {method}(), so it cannot travel")
-        self._objects[name] = value
+        self._state.register(name, value)
         return value
 
     def epochs(self, count: int, *, by: str | None = None, until_loss: float | None = None) -> Iterator[int]:
@@ -301,30 +238,59 @@ class Job(Traveller):
             raise UsageError("by: 'progress' needs mode='adaptive', where batches differ in worth")
         if until_loss is not None and not math.isfinite(until_loss):
             raise UsageError(f"until_loss: got {until_loss}, must be a number")
-        self._by = by or self._by
-        self._epochs = count
-        self._until_loss = until_loss
-        self._enter()
-        try:
+        progress, member = self._progress, self._member
+        progress.by, progress.epochs, progress.until_loss = by or progress.by, count, until_loss
+        with self._training():
             while self._more(count):
-                yield self.epoch
-                if self._turned is not None:
-                    self.epoch, self._turned = self._turned, None
+                yield progress.epoch
+                if member.turn():
                     continue
-                if self._rehearsing:
+                if member.rehearsing:
                     raise UsageError("job.epochs: the loop body never iterated a loader made by job.loader")
                 self._end_of_epoch(count)
+
+    def loop(self, steps: int) -> Iterator[int]:
+        """The steps still to train, up to `steps`; a newcomer or a restarted job begins where the job is.
+
+        Draw the batches inside with `job.sample`. A scheduler is stepped with every step.
+        """
+        if steps < 0:
+            raise UsageError(f"steps: got {steps}, must be at least 0")
+        progress, member, updater = self._progress, self._member, self._learner.updater
+        if updater.step_scheduler == "epoch":
+            updater.step_scheduler = "step"
+        progress.total_steps = steps
+        with self._training():
+            while progress.steps < steps and not self._stepper.enough():
+                yield progress.steps
+                if not member.rehearsing:
+                    member.between_steps()
+                    continue
+                if not self._samples:
+                    raise UsageError("job.loop: the loop body never called job.sample")
+                self._learner.rehearsed = True
+                while not member.join():
+                    member.turn()
+                for loader in self._samples.values():
+                    loader.again()
+
+    @contextlib.contextmanager
+    def _training(self) -> Iterator[None]:
+        """Around the script's loop: become part of the job, and see to its end, however the loop is left."""
+        self._member.enter()
+        try:
+            yield
         except GeneratorExit:
-            if self._rehearsing:
-                self._quit_rehearsal()
+            if self._member.rehearsing:
+                self._member.begin_anew()
             raise
         finally:
-            if not self._rehearsing:
-                self._end()
-        if self._rehearsing:
-            self._quit_rehearsal()
+            if not self._member.rehearsing:
+                self._member.end()
+        if self._member.rehearsing:  # the script left its loop before this worker was part of the job
+            self._member.begin_anew()
 
-    def step(self, loss: Tensor | Sequence[Tensor] | Callable[[], Tensor]) -> bool:
+    def step(self, loss: Loss) -> bool:
         """Use one batch's loss (its mean over the batch). True if this completed an optimizer step.
 
         A job with several optimizers takes as many losses: each changes the parameters of its optimizer only.
@@ -333,14 +299,22 @@ class Job(Traveller):
         run out of memory: the batch is then handed out again in smaller pieces, and the job remembers what
         did not fit.
         """
-        self._backward(loss, early=True)
-        return self.commit()
+        self._stepper.backward(loss, last=True)
+        return self._stepper.commit()
+
+    def backward(self, loss: Loss) -> None:
+        """The first half of `step`: add this batch's gradients."""
+        self._stepper.backward(loss)
+
+    def commit(self) -> bool:
+        """The second half of `step`: if this worker's part is complete, sum with the others and update."""
+        return self._stepper.commit()
 
     def reduce(self, **values: float | Tensor) -> dict[str, float]:
         """The sum over all workers of each named value."""
         mine = {name: float(value) for name, value in values.items()}
         out = dict.fromkeys(mine, 0.0)
-        for header in self._share({"what": "reduce", "values": mine}):
+        for header in self._stepper.share({"what": "reduce", "values": mine}):
             for name in out:
                 out[name] += header["values"][name]
         return out
@@ -352,25 +326,25 @@ class Job(Traveller):
 
     def agree(self, flag: bool) -> bool:
         """True on every worker if `flag` is true on any of them, so that all leave a loop together."""
-        return any(h["flag"] for h in self._share({"what": "agree", "flag": bool(flag)}))
+        return any(h["flag"] for h in self._stepper.share({"what": "agree", "flag": bool(flag)}))
 
     def log(self, **metrics: float | Tensor) -> None:
         """Report metrics; those of the leader go into the job's reports."""
-        self._metrics |= {name: float(value) for name, value in metrics.items()}
+        self._reporter.metrics |= {name: float(value) for name, value in metrics.items()}
 
     def _more(self, count: int) -> bool:
         """Whether there is more to train: neither `count` epochs nor the target were reached."""
-        by_data = self._adaptive is None or self._by == "data"
-        if self._adaptive is not None:
-            self._adaptive.until_epochs = None if by_data else count
-        return not self.enough() and (self.epoch < count or not by_data)
+        adaptive = self._learner.adaptive
+        by_data = adaptive is None or self._progress.by == "data"
+        if adaptive is not None:
+            adaptive.until_epochs = None if by_data else count
+        return not self._stepper.enough() and (self._progress.epoch < count or not by_data)
 
     def _end_of_epoch(self, count: int) -> None:
-        self.epoch += 1
-        if self._updater.step_scheduler == "epoch":
-            by_worth = self._adaptive is not None and self._by == "progress"
-            self._updater.tick(
-                round(self._adaptive.epochs_worth) if self._adaptive and by_worth else self.epoch
-            )
+        progress, adaptive, updater = self._progress, self._learner.adaptive, self._learner.updater
+        progress.epoch += 1
+        if updater.step_scheduler == "epoch":
+            by_worth = adaptive is not None and progress.by == "progress"
+            updater.tick(round(adaptive.epochs_worth) if adaptive and by_worth else progress.epoch)
         if self._link is not None and self._more(count):
-            self._link.at_epoch(self.epoch)
+            self._link.at_epoch(progress.epoch)

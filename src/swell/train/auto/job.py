@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from swell.train import heartbeat, reporting
+from swell.train import checks, reporting
 from swell.train.agent.errors import OutOfStep, PeerLost
 from swell.train.data.plan import Tree
-from swell.train.job import Job
+from swell.train.learner import Learner
+from swell.train.member import Stage
+from swell.train.options import Options
+from swell.train.progress import Progress
+from swell.train.replicas.group import Replica
+from swell.train.state.keeper import Keeper
+from swell.train.sync.flat import FlatModel
 from swell.train.sync.level import Optimized
 from swell.train.sync.link import Link
 from swell.train.sync.mesh import READY, VOTE, Header
 from swell.train.sync.reducer import Reduced
 from swell.train.sync.transfer import _cloned as cloned
+from swell.train.travelling import TrainingState
+from swell.train.worker import Worker, keeper_of
 
 ALONE = Reduced([], 0.0, 0.0)
 """What a step exchanged in a job of one worker."""
@@ -42,35 +50,22 @@ class Script(Protocol):
         """Take over what `capture` gave."""
 
 
-class ScriptJob(Job):
-    """A job whose loop is the script's own; its state includes the script's position."""
+class ScriptState(TrainingState):
+    """The state of a job, with the script's position and variables in it."""
 
-    def __init__(
-        self, script: Script, model: nn.Module, optimizer: torch.optim.Optimizer, link: Link, seed: int
-    ) -> None:
-        super().__init__(model, optimizer, seed=seed, link=link)
+    def __init__(self, script: Script, learner: Learner, progress: Progress, keeper: Keeper) -> None:
+        super().__init__(learner, progress, keeper)
         self._script = script
         self.later: dict[str, Any] | None = None
         """A state that this worker has received and will load once its script has come to its position."""
-        self.confined = ""
-        """Why this job has only one worker, or ''."""
         self.resumed = False
         """True if this worker has begun from a checkpoint, and not from another worker's state."""
-        self.unexchanged: dict[int, tuple[int, list[Tensor]]] = {}
-        """By id of an optimizer: how many parameters it has, and those that the workers do not exchange."""
-        self._unreported: tuple[Reduced, int, bool, float] | None = None
-        self._reported_s = 0.0
 
-    @property
-    def forwarding(self) -> bool:
-        """Whether this worker's script has not yet come to the job's position."""
-        return self._rehearsing or self.later is not None
-
-    def _state(self) -> dict[str, Any]:
+    def all(self) -> dict[str, Any]:
         """The state of any job, plus the script's position and variables."""
         if self.later is not None:
             return self.later
-        return super()._state() | {"script": self._script.capture()}
+        return super().all() | {"script": self._script.capture()}
 
     def steady(self) -> dict[str, Tensor]:
         """As for any job, except for a state that is kept until the script arrives: that is freed then."""
@@ -80,10 +75,10 @@ class ScriptJob(Job):
         """None: every step of the optimizer counts as one of the script's."""
         return None
 
-    def found(self) -> None:
+    def found(self) -> int:
         """Begin without live state: from the newest checkpoint, or from what the script built."""
         self.resumed = True
-        super().found()
+        return super().found()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Load a state now, or keep it until the script has come to its position."""
@@ -91,7 +86,7 @@ class ScriptJob(Job):
             self.arrive(state)
         else:
             self.later = cloned(state)
-            self.epoch, self.steps = int(state["epoch"]), int(state["steps"])
+            self._progress.epoch, self._progress.steps = int(state["epoch"]), int(state["steps"])
 
     def arrive(self, state: dict[str, Any]) -> None:
         """Load the script's part of `state`, now that the script has come to its position."""
@@ -99,21 +94,66 @@ class ScriptJob(Job):
         super().restore(state)
         self._script.restore(state["script"])
 
+
+class ScriptJob(Worker):
+    """A job whose loop is the script's own; its state includes the script's position."""
+
+    def __init__(
+        self, script: Script, model: nn.Module, optimizer: torch.optim.Optimizer, link: Link, seed: int
+    ) -> None:
+        checks.optimizer(model, optimizer)
+        options, progress = Options(seed=seed), Progress()
+        learner = Learner(model, optimizer, options, Replica.of(link.config, link.name))
+        keeper = keeper_of(options.checkpoints, link)
+        self.script_state = ScriptState(script, learner, progress, keeper)
+        super().__init__(learner, progress, self.script_state, keeper, link)
+        self._line = link
+        self.confined = ""
+        """Why this job has only one worker, or ''."""
+        self.unexchanged: dict[int, tuple[int, list[Tensor]]] = {}
+        """By id of an optimizer: how many parameters it has, and those that the workers do not exchange."""
+        self._unreported: tuple[Reduced, int, bool, float] | None = None
+        self._reported_s = 0.0
+
+    @property
+    def forwarding(self) -> bool:
+        """Whether this worker's script has not yet come to the job's position."""
+        return self._member.rehearsing or self.script_state.later is not None
+
+    def at_epoch(self, epoch: int) -> None:
+        """The script has come to a training pass."""
+        self._progress.epoch = epoch
+        self._line.at_epoch(epoch)
+
+    def trains_with(self, optimizer: torch.optim.Optimizer) -> None:
+        """The script has one optimizer more; `optimizer` is all of them as one."""
+        self._learner.updater.optimizer = optimizer
+        self.unexchanged = {}
+
     def begin(self) -> bool:
         """Become part of the job; False if it is already training, so that the script must catch up first."""
-        assert self._link is not None
-        welcome = self._link.welcome()
-        self.epoch = int(welcome["epoch"])
-        self._rehearsing = bool(welcome["live"])
-        return not self._rehearsing and self.join()
+        welcome = self._line.welcome()
+        self._progress.epoch = int(welcome["epoch"])
+        if welcome["live"]:
+            self._member.stage = Stage.REHEARSING
+            return False
+        return self.join()
 
     def join(self) -> bool:
         """Wait to become a member; False if the job is in another pass by now."""
-        if self._join():
+        if self._member.join():
             return True
-        assert self._turned is not None
-        self.epoch, self._turned = self._turned, None
+        self._member.turn()
         return False
+
+    def begin_anew(self) -> NoReturn:
+        """Ask for a new process, because the script ended before this worker was part of the job."""
+        self._member.begin_anew()
+
+    def end(self) -> None:
+        """The script has come to its end."""
+        self.report()
+        self._member.end()
 
     def average(
         self, header: Header, weight: float, tree: Callable[[list[Header]], Tree | None], *, may_change: bool
@@ -129,31 +169,31 @@ class ScriptJob(Job):
             return Reduced([header], 0.0, 0.0)
         if weight:
             # Of layers that were just unfrozen too: others are gone then, and this part is made whole again.
-            trained = {id(p): p for p in self._flat.parameters.values()}
+            flat = self._learner.flat
+            trained = {id(p): p for p in flat.parameters.values()}
             trained |= {id(p): p for g in self.optimizer.param_groups for p in g["params"]}
             gradients = [p.grad for p in trained.values() if p.grad is not None]
             if gradients:
                 torch._foreach_mul_(gradients, weight)
-            header["unused"] = self._flat.gather(weight)
+            header["unused"] = flat.gather(weight)
         while True:
             try:
                 reduced = self._crew.all_reduce(header, tree)
             except (PeerLost, OutOfStep) as error:
                 header["candidate"] = 0  # the offer belonged to the generation that broke
-                if not self._recover(error):
+                if not self._member.recover(error):
                     continue  # the inputs are still there: sum again, without the lost members
                 assert self._crew.reducer.result is not None
                 reduced = self._crew.reducer.result
                 reduced.headers = [{**h, "candidate": 0} for h in reduced.headers]
             break
-        silent = [set(h["unused"]) for h in reduced.headers if h["n"]]
-        self._flat.adopt(set.intersection(*silent) if silent else set())
+        self._learner.adopt(reduced.headers)
         self._crew.completed()
         return reduced
 
     def offer(self) -> int:
         """The number of the candidate that this worker could switch to after this step, or 0."""
-        return self._offer()
+        return self._member.offer()
 
     def end_together(self, header: Header) -> bool:
         """Whether the leader has come to the end of the script too, or is gone."""
@@ -164,7 +204,7 @@ class ScriptJob(Job):
                     return False
                 self._crew.mesh.exchange(self._crew.operation, VOTE, {})
             except PeerLost:
-                self._recover()
+                self._member.recover()
                 continue
             self._crew.completed()
             break
@@ -173,14 +213,15 @@ class ScriptJob(Job):
     @torch.no_grad()
     def rescale(self, factor: float) -> None:
         """Multiply gradients and buffers by `factor`, for a batch of which some samples are missing."""
-        tensors = [p.grad for p in self._flat.parameters.values() if p.grad is not None]
-        tensors += list(self._flat.buffers.values())
+        flat = self._learner.flat
+        tensors = [p.grad for p in flat.parameters.values() if p.grad is not None]
+        tensors += list(flat.buffers.values())
         if tensors:
             torch._foreach_mul_(tensors, factor)
 
     def add_loss(self, loss: float) -> None:
         """Record the mean loss of one step's batch, for the reports."""
-        self._loss.add(loss)
+        self._progress.loss.add(loss)
 
     def stepped(self, reduced: Reduced, batch_size: int, *, divided: bool = True) -> None:
         """Record that one of the script's optimizers has stepped on a batch of that size.
@@ -188,44 +229,57 @@ class ScriptJob(Job):
         The time of a step whose batch was not `divided` says nothing about how fast these workers are, so it
         is not reported.
         """
-        self.steps += 1
+        self._progress.steps += 1
         if self._turns is not None:
             self._turns.after_step(reduced.headers, batch_size, leads=self.rank == 0)
-        now_s = time.perf_counter()
-        step_s, self._last_commit_s = now_s - self._last_commit_s, now_s
-        if self._link is None:
-            return
-        size = max(batch_size, 1)
-        self._link.step = self.steps
+        step_s, size = self._reporter.lap(), max(batch_size, 1)
+        self._line.step = self.steps
         if divided:
-            self._pace.add((self._crew.mesh.number, size), step_s, reduced.sync_s)
+            self._reporter.pace.add((self._crew.mesh.number, size), step_s, reduced.sync_s)
         self._unreported = reduced, size, divided, step_s
+        now_s = time.perf_counter()
         if now_s - self._reported_s >= REPORT_S:
             self._reported_s = now_s
             self.report()
 
     def report(self) -> None:
         """Make the report of the last step, if there is none yet."""
-        if self._unreported is None or self._link is None:
+        if self._unreported is None:
             return
         (reduced, size, divided, step_s), self._unreported = self._unreported, None
-        report = heartbeat.report(self, reduced, None, step_s)
-        report |= reporting.timing(self._pace, size, None, self.world, self._crew.nodes)
+        report = self._reporter.report(reduced, None, step_s)
+        report |= reporting.timing(self._reporter.pace, size, None, self.world, self._crew.nodes)
         if not divided:
             del report["step_s"]
         report["of"] = None  # only the script knows how long it will train
         if self.confined:  # a smallest part as large as the batch: there is room for one worker
             report["limits"]["min_local"] = size
-        self._link.report = report
+        self._line.report = report
 
     def boundary(self, agreed: int) -> None:
         """Between two steps: save if it is time, and go to another generation if all members agreed to."""
-        self._save_if_due([])
+        self._saver.save_if_due([])
         if agreed:
-            self._switch(agreed)
+            self._member.switch(agreed)
         if self._turns is not None:
             self._turns.before_step()
 
     def parameters(self) -> list[Tensor]:
         """The parameters that are trained."""
-        return list(self._flat.parameters.values())
+        return list(self._learner.flat.parameters.values())
+
+    def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Exchange the gradients of another choice of parameters; only in a generation of one, or none."""
+        self.trains_with(optimizer)
+        self._learner.model, self._learner.flat = model, FlatModel(model)
+        self._crew.lay_out(self._learner.flat)
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this worker is, or was, in a generation of the job."""
+        return self._crew.live
+
+    @property
+    def layout_digest(self) -> str:
+        """Says which parameters this worker exchanges."""
+        return self._learner.flat.layout.digest

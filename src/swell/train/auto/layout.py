@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from swell.train.sync.flat import FlatModel
-from swell.train.sync.reducer import Reducer
+from swell.train.sync.link import Link
 
 if TYPE_CHECKING:
     from swell.train.auto.job import ScriptJob
@@ -36,33 +35,24 @@ def is_stale(job: ScriptJob) -> bool:
     return now != known or any(p.requires_grad and id(p) not in known for g in groups for p in g["params"])
 
 
-def is_that_of_members(job: ScriptJob) -> bool:
+def is_that_of_members(job: ScriptJob, link: Link) -> bool:
     """Whether this worker exchanges what the members exchange, if they have changed that."""
     try:
-        return _note(job).read_text() == job._flat.layout.digest
+        return _note(link).read_text() == job.layout_digest
     except OSError:
         return True
 
 
-def lay_out(job: ScriptJob, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def lay_out(job: ScriptJob, model: nn.Module, optimizer: torch.optim.Optimizer, link: Link) -> None:
     """Exchange the gradients of what is trained now; only for a worker that is in no generation of two.
 
     The layout is part of what all members must agree on, so the others join again with the new one.
     """
-    job.model, job.optimizer = model, optimizer
-    job.unexchanged = {}
-    job._updater.optimizer = optimizer
-    job._flat = FlatModel(model)
-    crew = job._crew
-    crew.flat = job._flat
-    crew.reducer = Reducer(job._flat, crew._grouping)
-    crew._facts["model"] = job._flat.layout.digest
-    if job._entered:
-        crew.reducer.connect(crew.mesh, set())
-        _note(job).parent.mkdir(parents=True, exist_ok=True)
-        _note(job).write_text(job._flat.layout.digest)
+    job.lay_out(model, optimizer)
+    if job.is_member:
+        _note(link).parent.mkdir(parents=True, exist_ok=True)
+        _note(link).write_text(job.layout_digest)
 
 
-def _note(job: ScriptJob) -> Path:
-    assert job._link is not None
-    return job._link.directory.path / "private" / "layout"
+def _note(link: Link) -> Path:
+    return link.directory.path / "private" / "layout"

@@ -159,7 +159,7 @@ class Observer(Draws):
         if self.reduction.kind == NEITHER and not job.confined:
             confinement.confine(self, confinement.LOSS)
         if unfrozen:
-            layout.lay_out(job, auto_script.find_model(self.optimizers), self._whole_optimizer())
+            self._lay_out(job)
         going = _going(reduced.headers)
         if going and (going[0]["at"], going[0]["steps"]) != (header["at"], header["steps"]):
             os._exit(RESPAWN)  # this worker's script is at another place: a new worker replaces it
@@ -225,8 +225,7 @@ class Observer(Draws):
             self._begin(optimizer, confinement.CLOSURE if _may_repeat(optimizer, closure) else "")
         elif optimizer not in self.optimizers:
             self.optimizers.append(optimizer)
-            self.job.optimizer = self._whole_optimizer()
-            self.job.unexchanged = {}
+            self.job.trains_with(self._whole_optimizer())
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """The optimizer has stepped."""
@@ -264,7 +263,7 @@ class Observer(Draws):
     def _agree_alone(self, job: ScriptJob, optimizer: torch.optim.Optimizer) -> None:
         """What several workers exchange with their gradients, a single one settles after its step."""
         if layout.trains_others(job, optimizer):
-            layout.lay_out(job, auto_script.find_model(self.optimizers), self._whole_optimizer())
+            self._lay_out(job)
         if self._agreed:  # after the step of another optimizer on the same batch
             self.link.release()
         self._agreed = job.offer() if self._may_change() else 0
@@ -273,7 +272,9 @@ class Observer(Draws):
         job = self.job
         assert job is not None
         while here.ordinal == job.epoch:
-            if self._arrive(here) or job.later is not None:  # in the latter case there are batches to count
+            if self._arrive(here):
+                return
+            if job.script_state.later is not None:  # there are batches to count
                 return
 
     def _why_not(self) -> str:
@@ -307,8 +308,7 @@ class Observer(Draws):
                 mine.reorder(self._order(mine))
                 for drawn in (*mine.flight, *self._current):
                     drawn.counts, drawn.ordinal = False, here.ordinal
-        job.epoch = here.ordinal
-        self.link.at_epoch(here.ordinal)
+        job.at_epoch(here.ordinal)
         if self._backwards and self._dirty:
             self._reduce(job)
 
@@ -341,11 +341,10 @@ class Observer(Draws):
             self.link.done(0)
             self.link.flush()
         elif self.job.forwarding:
-            self.job._quit_rehearsal()
+            self.job.begin_anew()
         else:
             self._end_together(self.job)
-            self.job.report()
-            self.job._end()
+            self.job.end()
 
     def _end_together(self, job: ScriptJob) -> None:
         """Let all members come to the end; one that is there alone is at another place than the job."""

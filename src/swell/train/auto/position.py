@@ -93,8 +93,7 @@ class Position:
             here.reorder(self._order(here))
         self._passes += 1
         if self.job is not None and not self.job.forwarding and not self._founding:
-            self.job.epoch = here.ordinal
-            self.link.at_epoch(here.ordinal)
+            self.job.at_epoch(here.ordinal)
 
     def _order(self, here: Pass) -> int:
         """The seed of a pass's order; loaders that are drawn from together have different ones."""
@@ -112,7 +111,7 @@ class Position:
             return here.idle()
         while True:
             if here.ordinal > job.epoch:
-                job._quit_rehearsal()
+                job.begin_anew()
             if here.ordinal < job.epoch:
                 if here.drawn <= self._ahead:
                     return here.idle()
@@ -131,23 +130,24 @@ class Position:
         job = self.job
         assert job is not None
         if layout.is_stale(job):
-            layout.lay_out(job, auto_script.find_model(self.optimizers), self._whole_optimizer())
-        if not layout.is_that_of_members(job):
+            self._lay_out(job)
+        if not layout.is_that_of_members(job, self.link):
             raise SystemExit("layers were unfrozen in the middle of a pass: it can join in the next one")
-        if job.later is not None:
-            if self._short_of(here, job.later["script"]):
+        state = job.script_state
+        if state.later is not None:
+            if self._short_of(here, state.later["script"]):
                 return False
-            job.arrive(job.later)
+            state.arrive(state.later)
             self.link.at_epoch(here.ordinal)
-        elif not job.join() or job.later is not None:
+        elif not job.join() or state.later is not None:
             return False
         positions = [self._given["position"], *self._given["more"]]
         passes = [here, *(p for p in self._active if p.main is here)]
         self._given["more"] = positions[len(passes) :]
         for mine, position in zip(passes, positions):
             mine.reorder(self._order(mine))
-            mine.go_to(position, live=not job.resumed)
-        job.resumed = False
+            mine.go_to(position, live=not state.resumed)
+        state.resumed = False
         auto_script.set_variables(auto_script.script_frames(), self._given["variables"])
         return True
 
@@ -199,6 +199,10 @@ class Position:
         assert self.job is not None
         own = {id(m) for m in self.job.model.modules()} | {id(o) for o in self.optimizers}
         return auto_script.stateful(frames, own | {id(self.job.optimizer)})
+
+    def _lay_out(self, job: ScriptJob) -> None:
+        """Exchange the gradients of what the script trains now."""
+        layout.lay_out(job, auto_script.find_model(self.optimizers), self._whole_optimizer(), self.link)
 
     def _whole_optimizer(self) -> torch.optim.Optimizer:
         return self.optimizers[0] if len(self.optimizers) == 1 else Several(self.optimizers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch.utils.data import default_collate
 
@@ -19,8 +19,19 @@ from swell.train.data import plan
 from swell.train.data.plan import Range
 from swell.train.data.samples import MapDataset, Samples
 
-if TYPE_CHECKING:
-    from swell.train.job import Job
+
+class Trainer(Protocol):
+    """What a loader needs of whoever makes the steps."""
+
+    @property
+    def mode(self) -> str:
+        """The batch mode of the job."""
+
+    def enough(self) -> bool:
+        """Whether training is over, even in the middle of a pass."""
+
+    def batches(self, loader: ElasticLoader) -> Iterator[Any]:
+        """This worker's batches of a pass over the loader."""
 
 
 @dataclass(slots=True)
@@ -58,7 +69,7 @@ class ElasticLoader(Samples):
 
     def __init__(
         self,
-        job: Job,
+        trainer: Trainer,
         name: str,
         dataset: MapDataset,
         *,
@@ -89,7 +100,7 @@ class ElasticLoader(Samples):
                 f"batch_size: got {batch_size}, more than the {len(dataset)} samples, and "
                 "drop_last leaves no step"
             )
-        self.job = job
+        self.trainer = trainer
         self.name = name
         self.dataset = dataset
         self.batch_size = batch_size
@@ -100,7 +111,7 @@ class ElasticLoader(Samples):
         """The largest batch that fits this worker's memory, once a larger one has failed; else None."""
         self.train = train
         self.seed = seed
-        self.keyed = train and job.mode == "consistent"
+        self.keyed = train and trainer.mode == "consistent"
         self.collate = collate_fn or default_collate
         self.passes = 0
         self.cursor = 0
@@ -114,7 +125,7 @@ class ElasticLoader(Samples):
         return whole + (1 if rest and not self.drop_last else 0)
 
     def __iter__(self) -> Iterator[Any]:
-        return self.job._run_loader(self)
+        return self.trainer.batches(self)
 
     @property
     def piece(self) -> int | None:
@@ -138,7 +149,7 @@ class ElasticLoader(Samples):
     def window(self) -> int:
         """Samples in the next step; 0 at the end of the pass."""
         left = len(self.dataset) - self.cursor
-        if left <= 0 or (self.drop_last and left < self.batch_size) or self.job.enough():
+        if left <= 0 or (self.drop_last and left < self.batch_size) or self.trainer.enough():
             return 0
         return min(self.batch_size, left)
 

@@ -10,17 +10,14 @@ every index comes exactly once in each pass, whatever joins, leaves or dies.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from swell.train.agent.errors import UsageError
-from swell.train.data.loader import ElasticLoader
+from swell.train.data.loader import ElasticLoader, Trainer
 from swell.train.data.samples import key
-
-if TYPE_CHECKING:
-    from swell.train.job import Job
 
 _STEPS = 1024
 """With replacement, the offsets of so many steps are drawn at a time."""
@@ -43,7 +40,7 @@ class SampleLoader(ElasticLoader):
     """A loader that a script asks for one batch at a time; it goes from pass to pass by itself."""
 
     def __init__(
-        self, job: Job, name: str, source: Any, batch_size: int, *, replace: bool, seed: int
+        self, trainer: Trainer, name: str, source: Any, batch_size: int, *, replace: bool, seed: int
     ) -> None:
         numbers = isinstance(source, int)
         if numbers and source < 1:
@@ -52,7 +49,7 @@ class SampleLoader(ElasticLoader):
         self._replace = replace
         length = batch_size * _STEPS if replace else self._below
         super().__init__(
-            job,
+            trainer,
             name,
             _Numbers(length) if numbers or replace else source,
             batch_size=batch_size,
@@ -74,7 +71,7 @@ class SampleLoader(ElasticLoader):
         """The next batch of this worker."""
         while True:
             if self._batches is None:
-                self._batches = self.job._run_loader(self)
+                self._batches = self.trainer.batches(self)
             batch = next(self._batches, None)
             if batch is not None:
                 return batch
@@ -87,7 +84,7 @@ class SampleLoader(ElasticLoader):
     def window(self) -> int:
         """Samples in the next step; 0 at the end of the pass."""
         left = self._length - self.cursor
-        return 0 if left <= 0 or self.job.enough() else min(self.batch_size, left)
+        return 0 if left <= 0 or self.trainer.enough() else min(self.batch_size, left)
 
     def _slice(self, low: int, high: int) -> list[int]:
         if not self._replace:

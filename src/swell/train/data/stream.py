@@ -19,15 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swell.train.agent.errors import UsageError
 from swell.train.data.ahead import Ahead
-from swell.train.data.loader import ElasticLoader, Share
+from swell.train.data.loader import ElasticLoader, Share, Trainer
 from swell.train.data.shards import Consumed, Lease, ShardQueue
-
-if TYPE_CHECKING:
-    from swell.train.job import Job
 
 Read = Callable[[Any], Iterable[Any]]
 
@@ -69,7 +66,7 @@ class StreamLoader(ElasticLoader):
 
     def __init__(
         self,
-        job: Job,
+        trainer: Trainer,
         name: str,
         shards: Sequence[Any],
         read: Read,
@@ -85,7 +82,7 @@ class StreamLoader(ElasticLoader):
         if prefetch < 0:
             raise UsageError(f"prefetch: got {prefetch}, must be at least 0")
         super().__init__(
-            job,
+            trainer,
             name,
             shards,
             batch_size=batch_size,

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from swell.train.agent.errors import Misfit, UsageError
 from swell.train.data.plan import Range, Tree
 from swell.train.sync import level
@@ -255,7 +253,7 @@ class Crew:
         alike = range(mesh.rank % stride, mesh.size, stride)  # those with the same part of the model
         if not live:
             if mesh.rank < stride:
-                self._carrier.found()
+                self.operation = self._carrier.found()
             if mesh.size > stride:
                 self._hand_over(alike[0], list(alike[1:]), headers)
         elif len(live) < mesh.size:
@@ -294,14 +292,16 @@ class Crew:
         if operation is not None:
             self.operation = operation
 
+    def lay_out(self, flat: FlatModel) -> None:
+        """Sum other parameters from now on; only in a generation of one, or before the first."""
+        self.flat, self.reducer = flat, Reducer(flat, self._grouping)
+        self._facts["model"] = flat.layout.digest
+        if self.live:
+            self.reducer.connect(self.mesh, set())
+
     def close(self) -> None:
         """Leave the generation."""
         self.mesh.close()
-
-    def prepare(self, mesh: Mesh, state: dict[str, Tensor]) -> None:
-        """Allocate the memory for handing this state over, before a member waits for it."""
-        near = all(self.handover.same_device(mesh, rank) for rank in mesh.peers)
-        self.handover.prepare(self.handover.staged(state) if near else list(state.values()))
 
 
 def misfits(headers: list[Header]) -> dict[int, str]:

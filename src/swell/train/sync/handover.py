@@ -34,8 +34,9 @@ class Carrier(Protocol):
     def restore(self, state: dict[str, Any]) -> None:
         """Load a whole state (copying its tensors)."""
 
-    def found(self) -> None:
-        """Begin without live state: from the newest checkpoint, or from what the script built."""
+    def found(self) -> int:
+        """Begin without live state: from the newest checkpoint, or from what the script built. Returns the
+        number of the job's next operation."""
 
     def steady(self) -> dict[str, Tensor]:
         """The tensors of the captured state, by name, that change only when a step is committed.
@@ -78,7 +79,12 @@ class HandOver:
         for handle, size in offered or []:
             self._open(str(handle), int(size))
 
-    def prepare(self, tensors: list[Tensor]) -> None:
+    def prepare(self, mesh: Mesh, state: dict[str, Tensor]) -> None:
+        """Allocate the memory for handing this state to newcomers of `mesh`, before a member waits for it."""
+        near = all(self.same_device(mesh, rank) for rank in mesh.peers)
+        self._allocate(self.staged(state) if near else list(state.values()))
+
+    def _allocate(self, tensors: list[Tensor]) -> None:
         """Allocate the shared memory for a state with these tensors."""
         need = transfer.staged_bytes(transfer.describe(tensors))
         if self._staging is None or self._staging.data_bytes < need:
@@ -122,7 +128,7 @@ class HandOver:
         if set(to) - set(level):
             tensors |= needed
         description = transfer.describe(tensors.values())
-        self.prepare(list(tensors.values()))
+        self._allocate(list(tensors.values()))
         assert self._staging is not None
         transfer.copy_all(transfer.staged(description, self._staging), list(tensors.values()))
         if self._device.type == "cuda":
