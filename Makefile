@@ -55,6 +55,7 @@ bench-platform: $(STAMP)  ## Crashes and fail-overs of the control plane, and pr
 bench-ray: $(STAMP)  ## Growth on a Ray cluster of four nodes on this machine, with and without spares (20 minutes)
 	$(BIN)/python -m benchmarks.ray.growth
 	$(BIN)/python -m benchmarks.ray.failures
+	$(BIN)/python -m benchmarks.ray.head_away
 
 soak: $(STAMP)  ## Ten minutes of kills, full disks, hostile jobs and strangers: nothing lost, doubled or left (MINUTES=2 for CI)
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10)

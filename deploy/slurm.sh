@@ -29,7 +29,7 @@ if [ ! -s "$RAY_AUTH_TOKEN_PATH" ]; then
 fi
 
 # A node that is cut off from the head goes on for a minute (docs/ray.md).
-HEALTH='{"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_timeout_ms": 5000, "health_check_failure_threshold": 10, "gcs_rpc_server_reconnect_timeout_s": 120}'
+HEALTH='{"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_timeout_ms": 5000, "health_check_failure_threshold": 20, "gcs_rpc_server_reconnect_timeout_s": 120}'
 
 head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 head_ip=$(srun --nodes=1 --ntasks=1 --nodelist="$head_node" hostname --ip-address | awk '{print $1}')

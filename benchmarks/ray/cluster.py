@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from benchmarks.runtime import netns
+
 
 class RayNode:
     """One node: a process that keeps a raylet."""
@@ -30,10 +32,13 @@ class RayNode:
         *,
         gpus: int = 0,
         resources: dict[str, float] | None = None,
+        host: tuple[str, str] | None = None,
     ) -> None:
+        """`host`: the network namespace and the address of the node, in place of this machine's loopback."""
+        self._namespace, ip = host or ("", "127.0.0.1")
         self._asked: dict[str, Any] = {
             "name": name, "cpus": cpus, "gpus": gpus, "scratch": scratch, "address": address,
-            "resources": resources or {},
+            "resources": resources or {}, "ip": ip,
         }  # fmt: skip
         self.start()
 
@@ -47,6 +52,7 @@ class RayNode:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,
+            preexec_fn=(lambda: netns.enter(self._namespace)) if self._namespace else None,
         )
 
     def wait_up(self, timeout_s: float = 60.0) -> dict[str, Any]:

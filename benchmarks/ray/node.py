@@ -1,7 +1,7 @@
-"""One Ray node on the loopback, until SIGTERM: what `ray start` does, with an address of 127.0.0.1.
+"""One Ray node, until SIGTERM: what `ray start` does, with an address of 127.0.0.1 or another one.
 
     python -m benchmarks.ray.node '{"cpus": 2, "name": "n1", "gpus": 0, "scratch": "/tmp/x", "address": null,
-        "resources": {"swell_type:fast": 1}}'
+        "resources": {"swell_type:fast": 1}, "ip": "127.0.0.1"}'
 
 Prints a line of JSON once it is up.
 """
@@ -16,13 +16,14 @@ from typing import Any
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # 127.0.0.1 stays 127.0.0.1
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
-from swell.engines.ray.head import SETTINGS, free_port
+from swell.engines.ray.head import CLUSTER_SETTINGS, SETTINGS, free_port
 from swell.engines.ray.raylet import run
 
 
-def _of_head() -> dict[str, Any]:
+def _of_head(ip: str) -> dict[str, Any]:
     """What only a head has: the cluster's books, and a server for clients from outside (ray://)."""
-    return {"gcs_server_port": 0, "ray_client_server_port": free_port(), "_system_config": SETTINGS}
+    settings = SETTINGS if ip == "127.0.0.1" else SETTINGS | CLUSTER_SETTINGS
+    return {"gcs_server_port": 0, "ray_client_server_port": free_port(), "_system_config": settings}
 
 
 def main() -> None:
@@ -39,7 +40,8 @@ def main() -> None:
         node_name=asked["name"],
         temp_dir=asked["scratch"],
         gcs_address=asked["address"],
-        **(_of_head() if is_head else {}),
+        node_ip_address=asked["ip"],
+        **(_of_head(asked["ip"]) if is_head else {}),
     )
 
 
