@@ -104,7 +104,7 @@ def test_learned_curves_are_those_beside_neighbours() -> None:
     hours=st.sampled_from([0.2, 1.0, 5.0]),
     cluster=st.sampled_from(["1x1", "1x4", "2x4", "4x1", "3x4"]),
     per_gpu=st.sampled_from([2, 4]),
-    policy=st.sampled_from(["elasticflow", "tide-fixed"]),
+    policy=st.sampled_from(["elasticflow", "tide-fixed", "edf-admission", "oasis"]),
     cost_s=st.sampled_from([0.0, 5.0, 60.0]),
     fill=st.sampled_from([(0.05, 1.0), (0.5, 1.0), (1.0, 1.0)]),
 )
