@@ -18,6 +18,7 @@ SCRIPTS = (
     "tide",
     "tournament",
     "gpu_types",
+    "fractions",
     "autoscaling",
 )
 

@@ -149,6 +149,28 @@ def test_limit_and_gpu_type(swell: Swell, workload: Path) -> None:
     assert fast["avg_jct_s"] < slow["avg_jct_s"]
 
 
+def test_small_jobs_share_a_gpu(swell: Swell, tmp_path: Path) -> None:
+    rows = "".join(f"{name},0,cifar10,128,1,1000,,0.2\n" for name in "abcd")
+    (tmp_path / "small.csv").write_text(HEADER.strip() + ",fill\n" + rows)
+    words = (
+        "simulate",
+        "small.csv",
+        "--cluster",
+        "1x1",
+        "--policy",
+        "fifo",
+        "--resize-cost",
+        0,
+        "--json",
+        "-",
+    )
+    (one,) = records(swell(*words))
+    (four,) = records(swell(*words, "--per-gpu", 4))
+    assert (one["per_gpu"], four["per_gpu"], four["cluster"]) == (1, 4, "1x1")
+    assert one["makespan_s"] / four["makespan_s"] == pytest.approx(3.47, abs=0.01)
+    assert "0 is not in the range x>=1" in swell(*words, "--per-gpu", 0).stderr
+
+
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [

@@ -74,6 +74,9 @@ LIMITED = _of_users(make_trace(7, 18, "3x4", 0.2, [NodeFailure(1, 400.0, 300.0)]
 SHARED = _of_teams(make_trace(6, 18, "4x4", 0.3, [NodeFailure(1, 500.0, 300.0)]))
 
 
+ON_PARTS = make_trace(8, 24, "2x2", 0.4, [NodeFailure(1, 500.0, 300.0)], per_gpu=4)
+
+
 def told(events: list[Event]) -> list[tuple[Any, ...]]:
     """What happened, in an order that does not depend on who wrote first within one moment."""
     lines = []
@@ -128,6 +131,12 @@ def test_same_events_of_users_with_limits(policy: str, round_s: float | None, tm
     most = most_held(_same(LIMITED, policy, round_s, tmp_path))
     assert all(jobs <= 3 and slots <= 6 for jobs, slots in most.values()), most
     assert any(jobs == 3 or slots == 6 for jobs, slots in most.values()), "the limits kept no job waiting"
+
+
+@pytest.mark.parametrize("policy", ["tide-fixed", "edf-admission", "fifo", "max-min", "afs-l", *LONG])
+@pytest.mark.parametrize("round_s", [None, 60.0], ids=["own rhythm", "rounds"])
+def test_same_events_where_jobs_share_gpus(policy: str, round_s: float | None, tmp_path: Path) -> None:
+    _same(ON_PARTS, policy, round_s, tmp_path)
 
 
 @pytest.mark.parametrize("round_s", [None, 60.0], ids=["own rhythm", "rounds"])

@@ -36,6 +36,7 @@ from swell.engines.null import NullEngine
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.policies.by_user import NO_USER_LIMITS, UserLimits
 from swell.sim import DemandChange, NodeFailure
+from swell.sim.sharing import SharedGpus, alone_speeds
 
 
 @dataclass(slots=True)
@@ -45,6 +46,11 @@ class Exact(Knowledge):
     rates: FloatArray = field(default_factory=lambda: np.zeros(1))
     faster: dict[str, float] = field(default_factory=dict)
     """By GPU type: how many times as fast as `rates`."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Keep the cost of a start: the first report of a job that was resized while it started is late."""
+        if name != "startup_s" or not hasattr(self, name):
+            object.__setattr__(self, name, value)
 
     @property
     def known(self) -> bool:
@@ -92,17 +98,30 @@ class Trace:
             ]
         )
 
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether slots share GPUs."""
+        return self.cluster.per_gpu > 1
+
+    def believed(self, name: str) -> FloatArray:
+        """How fast a job is on 0, 1, 2 ... slots if no other job is there."""
+        rates, cluster = self.rates[name], self.cluster
+        if not self.shares_gpus:
+            return rates
+        fill = next(job.fill for job in self.jobs if job.job_id == name)
+        return rates * alone_speeds(fill, len(rates) - 1, cluster.gpus_per_node, cluster.per_gpu)
+
     def factor(self, name: str, kind: str) -> float:
         """How many times as fast a job is on a GPU type."""
         return self.faster.get(name, {}).get(kind, 1.0)
 
 
 def make_trace(
-    seed: int, jobs: int, cluster: str, hours: float, failures: Sequence[NodeFailure] = ()
+    seed: int, jobs: int, cluster: str, hours: float, failures: Sequence[NodeFailure] = (), per_gpu: int = 1
 ) -> Trace:
     """Jobs with concave curves, some of which fall again, half of them with deadlines from tight to loose."""
     rng = np.random.default_rng(seed)
-    where = Cluster.parse(cluster)
+    where = Cluster.parse(cluster).shared_by(per_gpu)
     counts = np.arange(where.capacity + 1)
     submit_s = np.sort(rng.uniform(0.0, hours * 3600.0, jobs))
     specs, rates = [], {}
@@ -123,6 +142,8 @@ def make_trace(
                 max_gpus=int(rng.integers(2, where.capacity + 1)) if rng.random() < 0.2 else None,
             )
         )  # fmt: skip
+    if per_gpu > 1:
+        specs = [replace(spec, fill=float(rng.uniform(0.1, 1.0))) for spec in specs]
     faster = {name: {kind: float(rng.uniform(1.0, 6.0)) for kind in where.gpu_types[1:]} for name in rates}
     return Trace(specs, rates, where, failures, faster=faster)
 
@@ -144,7 +165,12 @@ class VirtualPlatform:
         self.now_s = 0.0
         self.cost_s = cost_s
         self._work = {job.job_id: float(job.work or 0.0) for job in trace.jobs}
-        self.engine = NullEngine(trace.cluster, truth=self, clock=self.clock)
+        self._row = {job.job_id: row for row, job in enumerate(trace.jobs)}
+        self._shared = SharedGpus(trace.cluster, [job.fill for job in trace.jobs])
+        self._ids: dict[int, str] = {}
+        self.engine = NullEngine(
+            trace.cluster, truth=self, slowed=self.slowed if trace.shares_gpus else None, clock=self.clock
+        )
         home.mkdir(exist_ok=True)
         self.store = Store(connect(str(home / "store.db")))
         self.home = home
@@ -164,7 +190,7 @@ class VirtualPlatform:
 
     def recall(self, request: JobRequest) -> Knowledge:
         return Exact(
-            request.name, of=self._work[request.name], rates=self.trace.rates[request.name],
+            request.name, of=self._work[request.name], rates=self.trace.believed(request.name),
             faster=self.trace.faster.get(request.name, {}),
             startup_s=self.cost_s, pause_s=self.cost_s, closing_s=0.0, source="history",
         )  # fmt: skip
@@ -178,7 +204,12 @@ class VirtualPlatform:
         name, cluster = name_of(job_id), self.trace.cluster
         kinds = {cluster.nodes[node].gpu_type for node in cluster.nodes_of(placement)}
         slowest = min((self.trace.factor(name, kind) for kind in kinds), default=1.0)
-        return float(self.trace.rates[name][len(placement)]) * slowest
+        return float(self.trace.rates[name][len(placement)]) * slowest * self._shared.speed(self._row[name])
+
+    def slowed(self, job_id: str, placement: Placement) -> list[str]:
+        row = self._row[name_of(job_id)]
+        self._ids[row] = job_id
+        return [self._ids[other] for other in self._shared.place([(row, placement)])]
 
     def pause_s(self, job_id: str, before: int, after: int) -> float:
         return self.cost_s
@@ -213,6 +244,7 @@ class VirtualPlatform:
             times += [coming[0].submit_s] if coming else []
             times += [nodes[0][0]] if nodes else []
             times += [demand[0].at_s] if demand else []
+            times += [self.engine.next_step_s()] if self.trace.shares_gpus else []
             idle = (
                 times[0] == math.inf
                 and not coming
@@ -231,9 +263,17 @@ class VirtualPlatform:
             while demand and demand[0].at_s <= self.now_s:
                 change = demand.pop(0)
                 self.plane.reservations.demand(change.name, change.gpus)
+            if self.trace.shares_gpus:  # only reports say how fast jobs are beside their neighbours
+                self._report_progress()
             self.plane.turn()
             self.plane.turn()  # what the engine said to the last decisions
         return [event for _, event in self.plane.events(limit=1_000_000)]
+
+    def _report_progress(self) -> None:
+        """Let every job that trains say how far it is; its first report tells how long the start took."""
+        for job_id, left in self.engine.left().items():
+            of = self.work(job_id)
+            self.engine.say(job_id, "progress", {"done": min(of - left, of), "batch_size": 1})
 
 
 def name_of(job_id: str) -> str:

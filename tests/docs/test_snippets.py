@@ -41,7 +41,7 @@ NOT_HERE = {
     "replicas.md": "tests/train/test_replicas.py runs examples/sharded_gpt.py and jobs of replicas",
     "xgboost.md": "tests/train/test_boosting.py runs examples/xgboost_digits.py and smaller jobs",
     "CONTRIBUTING.md": "what CI itself runs",
-    "gpu.md": "needs a GPU",
+    "gpu.md": "needs a GPU; what it simulates is run from simulator.md",
     "ray.md": "needs several machines, Slurm or Kubernetes; tests/engines has a Ray cluster of processes",
 }
 PROGRAMS = ("swell", "python", "curl", "make", "ray", "kubectl", "openssl", "sbatch", "import", "from", "for")

@@ -10,6 +10,7 @@ import pytest
 
 from swell.domain import Cluster, InputError
 from swell.perf.profiles import ProfileSet
+from swell.perf.sharing import promised_part
 from swell.policies import Snapshot, make_policy
 from swell.policies._speed_errors import SpeedErrors
 from swell.policies._tide import legal_sizes, prices
@@ -198,6 +199,17 @@ def test_the_error_of_a_running_job_is_known_and_a_new_one_gets_a_margin(make_sn
     assert waiting == pytest.approx(np.exp(np.sqrt(np.log(2.0) ** 2 / 2)))
     errors.observe(snapshot)
     assert errors.jobs == 2, "each job is counted once"
+
+
+def test_neighbours_on_a_gpu_are_no_error(make_snapshot: Any) -> None:
+    part = promised_part(4)
+    rates = [[0.0, part, 2 * part]]  # as promises count on: alone, a job has a rate of 1 on one slot
+    shown = [part, 0.6, 1.0, 1.25, part / 2]
+    snapshot = make_snapshot(5, cluster="2x4", rates=rates, now_s=10.0, gpus=[1] * 5, rate=shown, since_s=0.0)
+    snapshot.cluster = Cluster.parse("2x1").shared_by(4)
+    errors = SpeedErrors()
+    errors.observe(snapshot)
+    assert errors.factors(snapshot).tolist() == pytest.approx([1.0, 1.0, 1.0, 0.8, 2.0])
 
 
 def test_a_job_that_holds_more_than_its_curve_covers_is_no_trouble(make_snapshot: Any) -> None:

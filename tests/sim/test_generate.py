@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,17 @@ def test_the_same_seed_gives_the_same_jobs() -> None:
     first, again = (generate_jobs(PROFILES, jobs=80, hours=8, seed=4, deadlines=0.5) for _ in range(2))
     assert first == again
     assert first != generate_jobs(PROFILES, jobs=80, hours=8, seed=5, deadlines=0.5)
+
+
+def test_asking_for_fills_changes_nothing_else() -> None:
+    without = generate_jobs(PROFILES, jobs=400, hours=8, seed=4, deadlines=0.5)
+    filled = generate_jobs(PROFILES, jobs=400, hours=8, seed=4, deadlines=0.5, fill=(0.1, 0.4))
+    assert {job.fill for job in without} == {1.0}
+    assert [replace(job, fill=1.0) for job in filled] == without
+    fills = np.array([job.fill for job in filled])
+    assert 0.1 <= fills.min() < 0.12 and 0.38 < fills.max() <= 0.4
+    assert fills.mean() == pytest.approx(0.25, abs=0.02)
+    assert filled == generate_jobs(PROFILES, jobs=400, hours=8, seed=4, deadlines=0.5, fill=(0.1, 0.4))
 
 
 def test_asking_for_deadlines_changes_nothing_else() -> None:

@@ -132,6 +132,15 @@ def test_our_own_format_needs_only_four_columns(tmp_path: Path) -> None:
     assert trace.jobs == [JobSpec(job_id="a", submit_s=5, model="bert", batch_size=32)]
 
 
+def test_a_fill_is_a_part_of_a_gpu(tmp_path: Path) -> None:
+    text = "job_id,submit_s,model,batch_size,fill\na,0,bert,32,0.25\nb,0,bert,32,\nc,0,bert,32,1\n"
+    assert [job.fill for job in read(tmp_path, text).jobs] == [0.25, 1.0, 1.0]
+    for bad in ("0", "-0.5", "1.01", "some", "nan"):
+        assert refusal(tmp_path, text + f"d,0,bert,32,{bad}\n") == (
+            f"FILE:5: fill: must be more than 0 and at most 1, or empty, got '{bad}'"
+        )
+
+
 def test_a_limit_keeps_the_first_jobs_by_submission(tmp_path: Path) -> None:
     text = OWN + "".join(f"j{i},{100 - i},bert,32,,,,,\n" for i in range(10))
     assert [job.job_id for job in read(tmp_path, text, limit=3).jobs] == ["j9", "j8", "j7"]
@@ -143,7 +152,7 @@ times = st.floats(0, 1e7, allow_nan=False)
 @given(
     st.lists(
         st.builds(
-            lambda at, gpus, work, slack, least, more, user: {
+            lambda at, gpus, work, slack, least, more, user, fill: {
                 "submit_s": at,
                 "gpus": gpus,
                 "work": work,
@@ -151,6 +160,7 @@ times = st.floats(0, 1e7, allow_nan=False)
                 "min_gpus": least,
                 "max_gpus": None if more is None else least + more,
                 "user": user,
+                "fill": fill,
             },
             times,
             st.integers(1, 64),
@@ -159,6 +169,7 @@ times = st.floats(0, 1e7, allow_nan=False)
             st.integers(1, 4),
             st.none() | st.integers(0, 60),
             st.sampled_from(["", "ann", "ben, too"]),
+            st.just(1.0) | st.floats(0.001, 1.0),
         ),
         min_size=1,
         max_size=8,

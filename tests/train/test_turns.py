@@ -124,6 +124,31 @@ def test_the_verdict(speeds: tuple[tuple[float, float], ...], in_turns: bool) ->
     assert (table.in_turns, table.trial) == (in_turns, False)
 
 
+def test_a_job_with_more_workers_on_the_gpu_has_longer_turns_and_must_have_more_side_by_side() -> None:
+    table = _table((100, 40), (100, 70))
+    table.jobs[1].workers = 2  # in turns it has two thirds of the time
+    rules.judge(table, 100.0)
+    assert table.in_turns, "1.1 together, but the first would have 67 in turns"
+    table = _table((100, 62), (100, 45))
+    table.jobs[1].workers = 2
+    rules.judge(table, 100.0)
+    assert not table.in_turns
+
+
+def test_another_number_of_workers_on_a_gpu_begins_a_trial(tmp_path: Path) -> None:
+    turns = Turns(tmp_path / "1", lambda: None, lambda verdict: None)
+    for gpus in (["1", "1", "0"], ["1"]):
+        turns.after_step([{"gpu": gpu} for gpu in gpus], 8, leads=True)
+        turns.before_step()
+        table = Table.from_json(json.loads((tmp_path / "1").read_text()), time.monotonic())
+        (me,) = table.jobs.values()
+        assert (me.workers, me.alone) == (gpus.count("1"), 0.0)
+        assert turns._slice_s == rules.SLICE_S * gpus.count("1")
+        me.alone = 50.0
+        table.since_s = 0.0
+        (tmp_path / "1").write_text(json.dumps(table.to_json()))
+
+
 def test_who_does_not_train_at_the_moment_holds_up_no_trial() -> None:
     table = _table((100, 60), (100, 60), (100, 0))
     rules.judge(table, 100.0)
@@ -201,6 +226,8 @@ def test_a_verdict_is_reviewed_after_a_while() -> None:
         json.dumps(Table({2: Neighbour(alone=-1.0)}).to_json()),
         json.dumps(Table({2: Neighbour(seen_s=1e12)}).to_json()),
         json.dumps(Table({2: Neighbour(step_s=float("nan"))}).to_json()),
+        json.dumps(Table({2: Neighbour(workers=0)}).to_json()),
+        json.dumps(Table({2: Neighbour(workers=1000)}).to_json()),
         json.dumps(Table({1 << 40: Neighbour()}).to_json()),
         json.dumps(Table({i + 1: Neighbour() for i in range(300)}).to_json()),
     ],

@@ -98,6 +98,7 @@ class Run:
             "interval_s": self.interval_s,
             "profiles": self.source.profiles_from,
             "gpu_type": self.source.gpu_type,
+            "per_gpu": self.source.cluster.per_gpu,
             "autoscale": self.autoscale,
             "teams": self.teams.quotas or None,
             "slots_per_user": self.user_limits.slots,

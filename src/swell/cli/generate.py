@@ -48,6 +48,13 @@ Example:
 )
 @click.option("--teams", metavar="A,B", help="Names of teams; each job is of one of them, at random.")
 @click.option("--users", metavar="A,B", help="Names of users; each job is of one of them, at random.")
+@click.option(
+    "--fill",
+    default="1:1",
+    show_default=True,
+    metavar="LOW:HIGH",
+    help="Which part of a GPU each worker uses alone, at random between these; see simulate --per-gpu.",
+)
 @click.option("--gpu-type", metavar="NAME", help="Type of the GPUs that run times refer to.")
 @click.option(
     "-o", "--output", default="-", metavar="FILE", help="Where to write.  [default: standard output]"
@@ -63,6 +70,7 @@ def generate(
     profiles_path: Path | None,
     teams: str | None,
     users: str | None,
+    fill: str,
     gpu_type: str | None,
     output: str,
 ) -> None:
@@ -87,6 +95,7 @@ def generate(
         gpu_type=gpu_type or ANY_GPU,
         teams=[Team(name=name.strip(), slots=0).name for name in (teams or "").split(",") if name.strip()],
         users=[name.strip() for name in (users or "").split(",") if name.strip()],
+        fill=_range(fill),
     )
     if output == "-":
         write_jobs(specs, sys.stdout)
@@ -100,3 +109,17 @@ def generate(
         ) from error
     deadline_jobs = sum(spec.deadline_s is not None for spec in specs)
     click.echo(f"{output}: {len(specs):,} jobs over {hours:g} h, {deadline_jobs:,} with a deadline", err=True)
+
+
+def _range(text: str) -> tuple[float, float]:
+    """The two numbers of LOW:HIGH; one number alone is both."""
+    from swell.domain import InputError
+
+    low, _, high = text.partition(":")
+    try:
+        return float(low), float(high or low)
+    except ValueError:
+        raise InputError(
+            f"fill must be LOW:HIGH, two numbers of more than 0 and at most 1 such as 0.1:0.4, got '{text}'",
+            field="fill",
+        ) from None

@@ -28,6 +28,14 @@ Example:
     "--cluster", required=True, metavar="NxG", help="N nodes of G GPUs: 16x4, 16x4:t4, or a list with commas."
 )
 @click.option(
+    "--per-gpu",
+    default=1,
+    show_default=True,
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Slots of each GPU, for several small jobs on one GPU; see the column fill of traces.",
+)
+@click.option(
     "--policy",
     "policies",
     required=True,
@@ -124,6 +132,7 @@ Example:
 def simulate(
     traces: tuple[Path, ...],
     cluster: str,
+    per_gpu: int,
     policies: tuple[str, ...],
     interval: float | None,
     resize_cost: str,
@@ -162,7 +171,7 @@ def simulate(
     if interval is not None and not 0 <= interval < float("inf"):
         raise InputError(f"interval must be seconds of at least 0, got {interval}", field="interval")
     cost = parse_cost(resize_cost)
-    largest = Cluster.parse(cluster)
+    largest = Cluster.parse(cluster).shared_by(per_gpu)
     if autoscale is not None:
         parse_cloud(autoscale, largest)
     quotas = Teams.parse(teams or "")
@@ -175,7 +184,7 @@ def simulate(
             check_writable(Path(path))
 
     sources = [
-        _load(path, cluster, profiles_path, gpu_type, seed, cluster_id, skip_bad_rows, limit)
+        _load(path, cluster, per_gpu, profiles_path, gpu_type, seed, cluster_id, skip_bad_rows, limit)
         for path in dict.fromkeys(traces)
     ]
     if len({source.trace.name for source in sources}) < len(sources):
@@ -235,6 +244,7 @@ def simulate(
 def _load(
     path: Path,
     cluster_text: str,
+    per_gpu: int,
     profiles_path: Path | None,
     gpu_type: str | None,
     seed: int,
@@ -268,7 +278,7 @@ def _load(
         trace=trace,
         profiles=profiles,
         profiles_from="built-in" if found is None else str(found),
-        cluster=cluster,
+        cluster=cluster.shared_by(per_gpu),
         gpu_type=",".join(cluster.gpu_types),
     )
 

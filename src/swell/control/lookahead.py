@@ -64,8 +64,8 @@ def finishes(
     asked = [
         _as_simulated(record, known[record.job_id], cluster, cost, began_s, now_s, teams) for record in ready
     ]
-    nodes = tuple(
-        replace(node, gpus=int(gpus))
+    nodes = tuple(  # the speeds were measured beside neighbours: slots that share a GPU count as GPUs
+        replace(node, gpus=int(gpus), per_gpu=1)
         for node, gpus in zip(cluster.nodes, cluster.node_gpus, strict=True)
         if gpus
     )

@@ -32,6 +32,8 @@ from swell.domain import (
     Teams,
     entitled,
 )
+from swell.perf.curves import beside_neighbours
+from swell.perf.sharing import promised_part
 from swell.policies import Admission, Decision, JobTable, Policy, Snapshot, make_policy
 from swell.policies.base import gives_promises
 from swell.policies.by_team import ByTeam, TeamUse, by_team
@@ -264,7 +266,8 @@ class Scheduler:
         for move in moves:
             if move.row in shown:
                 curves = snapshot.curves.on(gpu_type_of(self.cluster, move.after))
-                table.rate[move.row] = curves.rates[table.curve[move.row], len(move.after)]
+                rate = curves.rates[table.curve[move.row], len(move.after)]
+                table.rate[move.row] = rate / self._part_counted_on
         if len(snapshot):
             self.rhythm.decided(now_s, self.limited.next_wakeup_s(snapshot, decision))
         return [(table.specs[move.row].job_id, move) for move in moves]
@@ -339,6 +342,8 @@ class Scheduler:
     ) -> Snapshot:
         """Enter what is known of these jobs into a table, and make the snapshot that the policy sees.
 
+        A policy that gives promises counts on neighbours that fill the GPU, where slots share one: if it
+        planned with more when it decides, it would find too late that a promised job needs more slots.
         `calendar`: reservations in place of the present ones, to ask what would be. `promising`: count all
         nodes that may be rented, and the time that they take to start.
         """
@@ -383,6 +388,8 @@ class Scheduler:
             for (_, knowledge), bound, low in zip(jobs, bounds, least, strict=True)
         ]
         self._enter_progress(table, rows, jobs, curves.rates, now_s)
+        if cautious or self.gives_promises:
+            curves = beside_neighbours(curves, cluster)
         pause_s = max((knowledge.pause_s for _, knowledge in jobs), default=0.0)
         start_s = max((knowledge.startup_s for _, knowledge in jobs), default=0.0)
         if promising and self.renting is not None:
@@ -390,6 +397,11 @@ class Scheduler:
         round_s = self.rhythm.interval_s or 0.0
         costs = (pause_s + round_s, start_s + round_s)
         return Snapshot(now_s, cluster, table, rows, curves, *costs, ahead=ahead)
+
+    @property
+    def _part_counted_on(self) -> float:
+        """Which part of a job's measured speed the policy counts on when it decides."""
+        return promised_part(self.cluster.per_gpu) if self.gives_promises else 1.0
 
     def _keep_promised_types(self) -> None:
         """Tell the policy on which GPU type jobs were promised a finish; after a restart it does not know."""

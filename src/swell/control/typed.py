@@ -52,8 +52,7 @@ def believed_curves(
     """A curve for each job on the type that it is on, and with `each_type` on every type.
 
     A waiting job counts as on the main type. `held`: the slots that each job has; `widest`: the most slots
-    that a curve has to answer for. `cautious`: as promises count. Where slots share a GPU, that is as if
-    neighbours that fill the GPU were always there.
+    that a curve has to answer for. `cautious`: as promises count.
     """
     first, width = main_type(cluster), widest_nodes(cluster)
     if not each_type:
@@ -70,8 +69,6 @@ def believed_curves(
             rates[i] = by_type[on][i]
         else:
             rates[i] = in_steps(knowledge.curve_on(on, widest, width[on], cautious=cautious), replica)
-    if cautious and (sharing := max(node.per_gpu for node in cluster.nodes)) > 1:
-        rates, by_type = rates / sharing, {kind: own / sharing for kind, own in by_type.items()}
     return Curves(rates, {kind: Curves(own) for kind, own in by_type.items()})
 
 

@@ -10,6 +10,7 @@ from swell.domain.cluster import (
     Node,
     Placement,
     clean_type,
+    gpu_of_slot,
     overlapping,
     packed_shape,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Teams",
     "clean_type",
     "entitled",
+    "gpu_of_slot",
     "many",
     "nearest",
     "overlapping",

@@ -37,11 +37,20 @@ class Node:
     gpu_type: str = ANY_GPU
     up: bool = True
     per_gpu: int = 1
-    """How many of its slots share one real GPU (`swell up --per-gpu`); a slot is a GPU everywhere else."""
+    """How many of its slots share one real GPU (`--per-gpu`); a slot is a GPU everywhere else."""
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise InputError(f"node '{self.name}': gpus must be at least 1, got {self.gpus}", field="gpus")
+        if self.per_gpu < 1:
+            raise InputError(
+                f"node '{self.name}': per_gpu must be at least 1, got {self.per_gpu}", field="per_gpu"
+            )
+
+    @property
+    def real_gpus(self) -> int:
+        """How many real GPUs its slots are on."""
+        return -(-self.gpus // self.per_gpu)
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,21 @@ class Cluster:
         return np.repeat(np.arange(len(self.nodes)), [n.gpus for n in self.nodes]).astype(np.int64)
 
     @cached_property
+    def per_gpu(self) -> int:
+        """The most slots that share one real GPU."""
+        return max(node.per_gpu for node in self.nodes)
+
+    @cached_property
+    def real_gpu_of_slot(self) -> list[int]:
+        """For each slot the number of its real GPU; these are numbered across the cluster in node order."""
+        found: list[int] = []
+        first = 0
+        for node in self.nodes:
+            found += [first + gpu_of_slot(slot, node.real_gpus) for slot in range(node.gpus)]
+            first += node.real_gpus
+        return found
+
+    @cached_property
     def in_service(self) -> BoolArray:
         """For each GPU number, whether it can be given to a job: its node is up, and the GPU is not held."""
         usable = np.array([n.up for n in self.nodes])[self.node_of_gpu]
@@ -121,6 +145,14 @@ class Cluster:
     def gpu_types(self) -> tuple[str, ...]:
         """The GPU types there are, in order of first appearance."""
         return tuple(dict.fromkeys(n.gpu_type for n in self.nodes))
+
+    def shared_by(self, per_gpu: int) -> Cluster:
+        """The same cluster with each GPU as so many slots, for several small jobs on one GPU."""
+        if per_gpu < 1:
+            raise InputError(f"per_gpu must be at least 1, got {per_gpu}", field="per_gpu")
+        if self.per_gpu > 1 or self.held:
+            raise InputError("per_gpu: the GPUs of this cluster are slots already", field="per_gpu")
+        return Cluster(tuple(replace(n, gpus=n.gpus * per_gpu, per_gpu=per_gpu) for n in self.nodes))
 
     def with_node(self, index: int, *, up: bool) -> Cluster:
         """The same cluster after a node was lost or came back."""
@@ -163,6 +195,14 @@ class Cluster:
 def clean_type(name: str) -> str:
     """A GPU type as `Cluster.parse` reads it: odd characters become dashes, and at most 40 are kept."""
     return re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-")[:40] or ANY_GPU
+
+
+def gpu_of_slot(slot: int, gpus: int) -> int:
+    """The GPU of a slot on a machine with so many GPUs, where several slots may be on one GPU.
+
+    Neighbouring slots are on different GPUs, so that a job's workers share one only if they have to.
+    """
+    return slot % gpus
 
 
 def packed_shape(gpus: int, gpus_per_node: int) -> tuple[int, ...]:

@@ -41,6 +41,8 @@ class JobSpec:
     """The team whose slots the job uses."""
     priority: str = NORMAL
     """The job's class, one of `PRIORITIES`."""
+    fill: float = 1.0
+    """Which part of a GPU's time one of its workers uses alone; it matters where slots share a GPU."""
 
     def __post_init__(self) -> None:
         def refuse(field: str, given: object, allowed: str) -> None:
@@ -69,6 +71,8 @@ class JobSpec:
             refuse("max_gpus", self.max_gpus, f"at least min_gpus ({self.min_gpus})")
         if not (math.isfinite(self.weight) and self.weight > 0):
             refuse("weight", self.weight, "a positive number")
+        if not 0 < self.fill <= 1:
+            refuse("fill", self.fill, "more than 0 and at most 1")
         if self.priority not in PRIORITIES:
             refuse("priority", self.priority, ", ".join(PRIORITIES))
         if self.work is not None and not (math.isfinite(self.work) and self.work > 0):

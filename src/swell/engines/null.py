@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +33,11 @@ class Truth(Protocol):
 
     def pause_s(self, job_id: str, before: int, after: int) -> float:
         """Seconds without progress when a job goes from `before` to `after` slots."""
+
+
+Slowed = Callable[[str, Placement], Iterable[str]]
+"""Called with a job's new slots, or () once it has ended; returns the jobs whose speed changes with that,
+because they share a GPU with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +99,14 @@ class NullEngine:
         duration_s: float = 1.0,
         tick_s: float = 0.02,
         truth: Truth | None = None,
+        slowed: Slowed | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """With `clock` the caller decides how time passes, and `wake` is never called."""
         if duration_s < 0:
             raise InputError(f"duration_s must be at least 0, got {duration_s!r}", field="duration_s")
         self._truth: Truth = truth or SameDuration(duration_s)
+        self._slowed = slowed
         self._tick_s = tick_s
         self._clock = clock or time.time
         self._watches = clock is None
@@ -153,6 +160,7 @@ class NullEngine:
             before = run.placement
             if placement == before:
                 return
+            self._tell_neighbours(job_id, placement, now_s)
             speed = self._truth.speed(job_id, placement) if placement else 0.0
             pause_s = self._truth.pause_s(job_id, len(before), len(placement)) if placement else 0.0
             run.move(placement, now_s, speed, pause_s)
@@ -171,7 +179,15 @@ class NullEngine:
     def end(self, job_id: str) -> None:
         """Forget a job."""
         with self._lock:
-            self._runs.pop(job_id, None)
+            if self._runs.pop(job_id, None) is not None:
+                self._tell_neighbours(job_id, (), self._clock())
+
+    def _tell_neighbours(self, job_id: str, placement: Placement, now_s: float) -> None:
+        """Let the jobs on the same GPUs go on at the speed that they have from now on."""
+        for other in () if self._slowed is None else self._slowed(job_id, placement):
+            run = self._runs.get(other)
+            if run is not None and other != job_id:
+                run.move(run.placement, now_s, self._truth.speed(other, run.placement), 0.0)
 
     def observe(self) -> dict[str, Observed]:
         """Every job that was started and not ended."""
@@ -196,6 +212,23 @@ class NullEngine:
         """A log of one line."""
         part = f"{job_id} pretends to train\n".encode()[offset : offset + limit]
         return part, offset + len(part)
+
+    def left(self) -> dict[str, float]:
+        """By job that trains: how much work it has left now."""
+        now_s = self._clock()
+        with self._lock:
+            return {
+                job_id: run.left - run.speed * (now_s - max(run.since_s, run.paused_until_s))
+                for job_id, run in self._runs.items()
+                if run.placement and run.paused_until_s <= now_s
+            }
+
+    def next_step_s(self) -> float:
+        """When the next job that is paused goes on; infinite if none is."""
+        now_s = self._clock()
+        with self._lock:
+            coming = (run.paused_until_s for run in self._runs.values() if run.placement)
+            return min((at_s for at_s in coming if at_s > now_s), default=math.inf)
 
     def next_end_s(self) -> float:
         """When the next job ends if nothing changes; infinite if none will."""

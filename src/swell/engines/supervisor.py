@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from swell.domain import gpu_of_slot
 from swell.engines import groups, wall
 from swell.engines.fencing import order_outdated
 from swell.engines.files import write_json
@@ -221,10 +222,7 @@ def _launcher(order: Order, config: RunConfig, say: Callable[[str], None]) -> La
 
 
 class _SlotLauncher(Launcher):
-    """A launcher whose workers each see only the GPU of their slot, if there are any.
-
-    Neighbouring slots are on different GPUs, so that a job's workers share one only if they have to.
-    """
+    """A launcher whose workers each see only the GPU of their slot, if there are any."""
 
     def __init__(self, config: RunConfig, say: Any, extras: Mapping[str, Any]) -> None:
         super().__init__(config, say)
@@ -234,7 +232,7 @@ class _SlotLauncher(Launcher):
     def _order(self, worker: str, slot: int | None = None) -> dict[str, Any]:
         order = super()._order(worker, slot)
         if self._gpus and slot is not None:
-            gpu = str(slot % self._gpus)
+            gpu = str(gpu_of_slot(slot, self._gpus))
             order["env"] |= {"CUDA_VISIBLE_DEVICES": gpu, PER_GPU: str(self._per_gpu)}
             if self._gpu_files is not None:
                 order["env"][GPU_FILE] = f"{self._gpu_files}/{gpu}"

@@ -12,7 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
-from swell.domain import FloatArray, IntArray
+from swell.domain import Cluster, FloatArray, IntArray
+from swell.perf.sharing import promised_part
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,19 @@ class Curves:
     def best_gpus(self) -> IntArray:
         """For each curve the smallest GPU count with the highest rate: more GPUs would not help."""
         return np.argmax(self.rates, axis=1).astype(np.int64)
+
+
+def beside_neighbours(curves: Curves, cluster: Cluster) -> Curves:
+    """The curves that promises count on: as if neighbours that fill the GPU were on all its other slots.
+
+    The same curves where slots do not share GPUs.
+    """
+    if cluster.per_gpu == 1:
+        return curves
+    part = promised_part(cluster.per_gpu)
+    return Curves(
+        curves.rates * part, {kind: Curves(own.rates * part) for kind, own in curves.by_type.items()}
+    )
 
 
 def in_steps(rates: FloatArray, per_replica: int) -> FloatArray:

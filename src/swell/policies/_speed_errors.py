@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from swell.domain import FloatArray, IntArray
+from swell.perf.sharing import promised_part
 from swell.policies._reservations import BoolArray
 from swell.policies.snapshot import Snapshot
 
@@ -39,7 +40,11 @@ class SpeedErrors:
         """Compare what is believed of the running jobs with what they do; forget jobs that are gone."""
         ratios, seen = self._known(snapshot)
         held = np.minimum(snapshot.gpus, snapshot.curves.max_gpus)
-        real, believed = snapshot.table.rate[snapshot.rows], snapshot.rate_at(held)
+        real, least = snapshot.table.rate[snapshot.rows], snapshot.rate_at(held)
+        # Where slots share GPUs, curves are those beside neighbours that fill the GPU. A job with other
+        # neighbours is faster, up to its speed alone, but may have them later: that is no error.
+        most = least / promised_part(snapshot.cluster.per_gpu)
+        believed = np.clip(real, least, most)
         # A job whose row changed in this very moment may have lost GPUs: its rate is that of before.
         settled = snapshot.table.since_s[snapshot.rows] < snapshot.now_s
         runs = (snapshot.gpus > 0) & (real > 0) & (believed > 0) & settled

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,6 @@ from swell.board import Board, Move, Rhythm
 from swell.domain import (
     NO_RESERVATIONS,
     NO_TEAMS,
-    NORMAL,
     OTHERS,
     Calendar,
     Cluster,
@@ -45,6 +44,7 @@ from swell.policies.by_user import NO_USER_LIMITS, ByUser, UserLimits, by_user
 from swell.sim.capacity import Capacity, DemandChange, EventSink, NodeFailure
 from swell.sim.cloud import Cloud
 from swell.sim.costs import ConstantCost, ResizeCost
+from swell.sim.events import move_event, submitted_figures
 from swell.sim.explore import Exploration
 from swell.sim.metrics import Result
 from swell.sim.world import World
@@ -167,20 +167,6 @@ def _shared(
     return by_team(policy, teams), jobs
 
 
-def move_event(now_s: float, job_id: str, move: Move, cluster: Cluster) -> Event:
-    """The event that records a job's change of GPUs."""
-    data: dict[str, Any] = {"gpus": move.after, "before": move.before, "pause_s": move.pause_s}
-    data |= cluster.type_figure(move.after)
-    if not move.before:
-        kind = EventKind.ALLOCATED
-        del data["before"]
-    elif move.after:
-        kind = EventKind.RESIZED
-    else:
-        kind, data = EventKind.PREEMPTED, {"before": move.before}
-    return Event(now_s, kind, job_id=job_id, data=data | ({"reason": move.reason} if move.reason else {}))
-
-
 class _Engine:
     """One run. The board keeps the books, the world knows the truth, the engine has the clock and events."""
 
@@ -207,6 +193,7 @@ class _Engine:
         self.on_event = on_event
         self.on_progress = on_progress
         self.has_admission = gives_promises(policy)
+        self.curves = world.promised_curves if self.has_admission else world.curves
         self.plan_with(cost)
 
         n = len(self.table)
@@ -290,21 +277,7 @@ class _Engine:
             self.board.activate(row)
             self._jobs_changed()
             self.active_integral_at_submit[row] = self.active_integral
-            shared = {"owner": spec.user} if spec.user else {}
-            if spec.team:
-                shared["team"] = spec.team
-            if spec.priority != NORMAL:
-                shared["priority"] = spec.priority
-            self._emit(
-                EventKind.SUBMITTED,
-                row,
-                model=spec.model,
-                batch_size=spec.batch_size,
-                gpus=spec.gpus,
-                work=spec.work,
-                deadline_s=spec.deadline_s,
-                **shared,
-            )
+            self._emit(EventKind.SUBMITTED, row, **submitted_figures(spec))
             if self.has_admission:
                 snapshot, index = self._snapshot(promising=True), len(self.board.active) - 1
                 answer = self.policy.admit(snapshot, index)
@@ -343,7 +316,7 @@ class _Engine:
     def _snapshot(self, *, promising: bool = False) -> Snapshot:
         """The active jobs; if `promising`, with all nodes in service that may be rented."""
         costs = (self.resize_cost_s, self.start_cost_s)
-        snapshot = self.board.snapshot(self.now_s, self.world.curves, *costs)
+        snapshot = self.board.snapshot(self.now_s, self.curves, *costs)
         if promising and self.cloud is not None:
             costs = (costs[0], costs[1] + self.cloud.provider.offer.start_s)
             return Snapshot(
@@ -351,7 +324,7 @@ class _Engine:
                 self.cloud.within_budget,
                 self.table,
                 snapshot.rows,
-                self.world.curves,
+                self.curves,
                 *costs,
                 snapshot.numbers,
             )
@@ -376,8 +349,7 @@ class _Engine:
         else:
             decision = self.policy.allocate(snapshot)
         self.decision_s.append(time.perf_counter() - started)
-        for move in self.board.carry_out(snapshot, decision):
-            self._follow(move)
+        self._follow_all(self.board.carry_out(snapshot, decision))
         known_s = self._explore()
         self.rhythm.decided(self.now_s, self.policy.next_wakeup_s(snapshot, decision))
         self.rhythm.due_s = min(self.rhythm.due_s, known_s)
@@ -401,6 +373,23 @@ class _Engine:
             if self.table.gpus[row] and self.world.wants_new_plan(row):
                 self._settle(row)
                 self._start_segment(row, new_plan=True)
+
+    def _follow_all(self, moves: Sequence[Move]) -> None:
+        """Let jobs go on at the placements that the board gave them, and their neighbours beside them."""
+        shared = self.world.shared
+        changed = [] if shared is None else shared.place((move.row, move.after) for move in moves)
+        for move in moves:
+            self._follow(move)
+        if changed:
+            moved = {move.row for move in moves}
+            self._retime(row for row in changed if row not in moved)
+
+    def _retime(self, rows: Iterable[int]) -> None:
+        """Let jobs go on with another speed, because their neighbours on a GPU have changed."""
+        for row in rows:
+            if self.table.gpus[row]:
+                self._settle(row)
+                self._start_segment(row)
 
     def _follow(self, move: Move) -> None:
         """Let a job go on at the placement that the board gave it."""
@@ -430,7 +419,8 @@ class _Engine:
         self.stamp[row] += 1
         if speed > 0:
             begins_s = max(self.now_s, float(self.table.paused_until_s[row]))
-            heapq.heappush(self.segments, (begins_s + togo / speed, row, self.stamp[row]))
+            # A job that is timed anew at the end of its segment may be a rounding error beyond it.
+            heapq.heappush(self.segments, (begins_s + max(togo, 0.0) / speed, row, self.stamp[row]))
 
     def _finish(self, row: int) -> None:
         table = self.table
@@ -449,6 +439,8 @@ class _Engine:
         self.board.deactivate(row)
         self._jobs_changed()
         self.ended += 1
+        if self.world.shared is not None:
+            self._retime(self.world.shared.place([(row, ())]))
         lived_s = self.now_s - self.table.submit_s[row]
         if lived_s > 0:
             self.mean_active[row] = (self.active_integral - self.active_integral_at_submit[row]) / lived_s

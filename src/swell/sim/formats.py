@@ -5,7 +5,7 @@
     elasticflow  job_id, submit_time, iteration, model_name, ddl, batch_size, num_gpu
     philly       timestamp, duration, num_gpus, cluster
     swell        job_id, submit_s, model, batch_size [, gpus, work, deadline_s, min_gpus, max_gpus,
-                 gpus_per_replica, weight, user, team, priority]
+                 gpus_per_replica, weight, user, team, priority, fill]
 
 A reader checks every row before it makes the first job. docs/simulator.md says the same at more length.
 """
@@ -37,6 +37,7 @@ OWN_COLUMNS = (
     "user",
     "team",
     "priority",
+    "fill",
 )
 
 
@@ -180,6 +181,9 @@ def _own(table: Table, models: Models, skip_bad: bool) -> list[JobSpec]:
     priority = [given or NORMAL for given in table.columns.get("priority", none)]
     wrong = np.array([given not in PRIORITIES for given in priority], dtype=np.bool_)
     table.refuse_where(wrong, "priority", f"{', '.join(PRIORITIES)}, or empty")
+    allowed = "more than 0 and at most 1, or empty"
+    fill = table.numbers("fill", allowed, above=0, optional=True)
+    table.refuse_where(fill > 1, "fill", allowed)
     _check_models(table, models, "model", "batch_size", batch, work)
     names = table.columns["model"]
     return [
@@ -198,6 +202,7 @@ def _own(table: Table, models: Models, skip_bad: bool) -> list[JobSpec]:
             user=user[i],
             team=team[i],
             priority=priority[i],
+            fill=1.0 if np.isnan(fill[i]) else float(fill[i]),
         )
         for i in table.good_rows(skip_bad=skip_bad)
     ]

@@ -11,6 +11,7 @@ Where the figures come from:
 - deadlines: ElasticFlow (ASPLOS'23, section 6.1): submission plus lambda times the run time on the GPUs asked
   for, lambda uniform between 0.5 and 1.5. Where lambda is below 1, only an elastic job can make it.
 - models and batch sizes: drawn evenly among those that run on that many GPUs, as Philly names none.
+- fills: uniform in the range that is asked for, as no public trace has them.
 
 Each of these has its own random stream: a larger share of deadlines changes no size and no arrival.
 """
@@ -88,10 +89,12 @@ def generate_jobs(
     gpus_per_node: int = 4,
     teams: Sequence[str] = (),
     users: Sequence[str] = (),
+    fill: tuple[float, float] = (1.0, 1.0),
 ) -> list[JobSpec]:
     """Draw `jobs` jobs submitted within `hours`; a share `deadlines` of them gets a deadline.
 
-    Each job is of one of the `teams` and of one of the `users`, at random, if there are any.
+    Each job is of one of the `teams` and of one of the `users`, at random, if there are any. `fill` is the
+    range from which each job's fill is drawn: the part of a GPU's time that one of its workers uses alone.
     """
     _check("jobs", jobs, "at least 1", jobs >= 1)
     _check("hours", hours, "more than 0", 0 < hours < np.inf)
@@ -100,6 +103,9 @@ def generate_jobs(
     _check("max-gpu-hours", max_gpu_hours, "more than 0", max_gpu_hours > 0)
     _check("start-hour", start_hour, "an hour of the day, from 0 to 24", 0 <= start_hour <= 24)
     _check("seed", seed, "at least 0", seed >= 0)
+    for bound in fill:
+        _check("fill", bound, "more than 0 and at most 1", 0 < bound <= 1)
+    _check("fill", fill[1], f"at least its lower bound {fill[0]:g}", fill[0] <= fill[1])
 
     def stream(which: int) -> np.random.Generator:
         return np.random.default_rng([seed, which])
@@ -112,6 +118,7 @@ def generate_jobs(
     lambdas = stream(4).uniform(*TIGHTNESS, jobs)
     of_team = stream(5).integers(0, max(len(teams), 1), jobs).tolist()
     of_user = stream(6).integers(0, max(len(users), 1), jobs).tolist()
+    fills = np.clip(np.round(stream(7).uniform(*fill, jobs), 3), *fill).tolist()
 
     if gpu_type == ANY_GPU:  # one type for all jobs, that of most profiles, so that one cluster can run them
         kinds = [kind for profile in profiles for kind in profile.gpu_types]
@@ -144,6 +151,7 @@ def generate_jobs(
                 deadline_s=round(at_s + max(lambdas[i] * duration_s, 0.1), 1) if has_deadline[i] else None,
                 user=users[of_user[i]] if users else "",
                 team=teams[of_team[i]] if teams else OTHERS,
+                fill=fills[i],
             )
         )
     return specs

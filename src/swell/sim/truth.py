@@ -88,13 +88,17 @@ class TrainingJob:
             self.plan = self.belief.plan(len(shape), gpus)
             self._plan_version = self.belief.version
 
-    def segment(self, shape: Shape, gpu_types: tuple[str, ...]) -> SpeedSegment:
-        """The next segment with the present plan on GPUs of these types; the job's agent observes it."""
+    def segment(self, shape: Shape, gpu_types: tuple[str, ...], beside: float = 1.0) -> SpeedSegment:
+        """The next segment with the present plan on GPUs of these types; the job's agent observes it.
+
+        `beside`: the job's speed beside its neighbours on the same GPUs, relative to alone.
+        """
         assert self.plan is not None
         plan, limits = self.plan, self.profile.limits
         batch = plan.total(sum(shape))
         # Data-parallel workers wait for the slowest worker.
         step_s, sync_s = max(self.profile.step_time(shape, plan.local_batch, kind) for kind in gpu_types)
+        step_s, sync_s = step_s / beside, sync_s / beside
         sqr, var = self.profile.grad_stats(batch, self.epoch)
         iteration_s = step_s + plan.accumulation * (step_s - sync_s)
         speed = gain_at(sqr, var, batch / limits.init_batch) / iteration_s

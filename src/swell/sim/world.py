@@ -15,9 +15,10 @@ import numpy as np
 
 from swell.domain import Cluster, FloatArray, InputError, IntArray, JobSpec
 from swell.perf.belief import JobBelief
-from swell.perf.curves import Curves, in_steps
+from swell.perf.curves import Curves, beside_neighbours, in_steps
 from swell.perf.profiles import ProfileSet
 from swell.policies import JobTable, Policy
+from swell.sim.sharing import SharedGpus, alone_speeds
 from swell.sim.truth import Shape, TrainingJob
 from swell.sim.type_beliefs import TypeBeliefs
 
@@ -51,6 +52,8 @@ class World:
         self.active = active
         self._throughput_only = throughput_only
         self.cluster = cluster
+        self.shared = SharedGpus(cluster, [job.fill for job in jobs]) if cluster.per_gpu > 1 else None
+        """Who is on which GPU, if GPUs are several slots each."""
         self._profile = [profiles.get(job.model) for job in jobs]
         self._main_type = max(cluster.gpu_types, key=lambda kind: _gpus_of_type(cluster, kind))
         self._kinds_told = cluster.gpu_types if tells_types_apart else ()
@@ -60,6 +63,8 @@ class World:
         self._exact = self._exact_curves(jobs)
         self._told = self._exact
         """What a policy that is told curves is told: the truth, unless `mistake` was called."""
+        self._promised: tuple[Curves, Curves] | None = None
+        """The curves that were told last, and what promises count on of them."""
         self._togo = np.zeros(len(jobs))
         self._speed = np.zeros(len(jobs))
         self._rates: dict[tuple[int, Shape, tuple[str, ...]], float] = {}
@@ -122,14 +127,15 @@ class World:
     def _exact_curves(self, jobs: Sequence[JobSpec]) -> Curves:
         widest = max(_WIDEST_CURVE, int(self.table.requested.max()))
         columns = min(self.cluster.capacity, widest)
-        known: dict[tuple[str, int, int], int] = {}
+        known: dict[tuple[str, int, int, float], int] = {}
         kinds = tuple(dict.fromkeys((self._main_type, *self._kinds_told)))
         width = {kind: _widest_node(self.cluster, kind) for kind in kinds}
         if not self._kinds_told:
             width[self._main_type] = self.cluster.gpus_per_node
         rates: dict[str, list[FloatArray]] = {kind: [] for kind in kinds}
         for row, job in enumerate(jobs):
-            key = (job.model, job.batch_size, job.gpus_per_replica)
+            fill = 1.0 if self.shared is None else job.fill
+            key = (job.model, job.batch_size, job.gpus_per_replica, fill)
             if key not in known:
                 profile = self._profile[row]
                 found = {
@@ -139,6 +145,12 @@ class World:
                     )
                     for kind in kinds
                 }
+                if self.shared is not None:
+                    per_gpu = self.cluster.per_gpu
+                    found = {
+                        kind: curve * alone_speeds(fill, columns, width[kind], per_gpu)
+                        for kind, curve in found.items()
+                    }
                 if not any(np.any(curve > 0) for curve in found.values()):
                     raise InputError(
                         f"job '{job.job_id}': profile '{job.model}' cannot run at batch_size {job.batch_size}"
@@ -186,6 +198,15 @@ class World:
                 self._fitted_rates[row] = self._exact.rates[self._exact_row[row]]
         return Curves(self._fitted_rates.copy())
 
+    def promised_curves(self) -> Curves:
+        """What a policy that gives promises is told: as if neighbours filled every GPU that is shared."""
+        curves = self.curves()
+        if self.shared is None:
+            return curves
+        if self._promised is None or self._promised[0] is not curves:
+            self._promised = curves, beside_neighbours(curves, self.cluster)
+        return self._promised[1]
+
     def wants_new_plan(self, row: int) -> bool:
         """Whether the job's agent has learnt something since it chose its batch size."""
         training = self._training[row]
@@ -202,22 +223,23 @@ class World:
         table, training = self.table, self._training[row]
         placement = table.placement[row]
         shape = cluster.shape(placement)
+        beside = 1.0 if self.shared is None else self.shared.speed(row)
         if self._by_type is not None and table.belief[row] is not None:
             believed = self._by_type.on(row, self._kinds(row, cluster)[0])
             table.belief[row] = believed
             if training is not None:
                 training.belief = believed
         if training is None:
-            rate = self._steady_rate(row, shape, cluster)
+            rate = self._steady_rate(row, shape, cluster) * beside
             table.rate[row] = rate
             self._speed[row] = rate
             belief = table.belief[row]
             if belief is not None:
-                self._observe_steady(row, belief, shape, self._kinds(row, cluster))
+                self._observe_steady(row, belief, shape, self._kinds(row, cluster), beside)
             return rate, float(self._togo[row])
         if new_plan:
             training.choose_plan(shape)
-        ahead = training.segment(shape, self._kinds(row, cluster))
+        ahead = training.segment(shape, self._kinds(row, cluster), beside)
         table.left[row], table.rate[row] = ahead.left, ahead.rate
         self._speed[row], self._togo[row] = ahead.speed, ahead.togo
         return ahead.speed, ahead.togo
@@ -240,13 +262,15 @@ class World:
             self._rates[key] = rate
         return rate
 
-    def _observe_steady(self, row: int, belief: JobBelief, shape: Shape, gpu_types: tuple[str, ...]) -> None:
+    def _observe_steady(
+        self, row: int, belief: JobBelief, shape: Shape, gpu_types: tuple[str, ...], beside: float
+    ) -> None:
         profile = self._profile[row]
         plan = belief.plan(len(shape), sum(shape))
         step_s, sync_s = max(
             profile.step_time(shape, plan.local_batch, profile.resolve(kind)) for kind in gpu_types
         )
-        belief.observe(len(shape), sum(shape), plan.local_batch, step_s, sync_s)
+        belief.observe(len(shape), sum(shape), plan.local_batch, step_s / beside, sync_s / beside)
 
     def advance(self, row: int, ran_s: float) -> None:
         """Record that the job ran for that long at its present speed."""

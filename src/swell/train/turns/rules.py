@@ -3,7 +3,7 @@
 Pure functions on a table that the jobs keep together. Side by side, a driver that switches between jobs may
 cost them more than it saves. So whenever the jobs on a GPU change they try both: first turns, which shows how
 fast each is alone, then side by side. They stay side by side only if together they are faster than in turns
-and nobody is slower than turns would make it.
+and nobody is slower than turns would make it (`swell.perf.sharing`, which the simulator uses as well).
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from swell.perf.sharing import parts_in_turns, side_by_side
+
 SLICE_S = 0.25
-"""How long a turn takes, or one step if that is longer."""
-WORTH = 1.05
-"""Side by side, the jobs' speeds relative to alone must add up to this; in turns they add up to 1."""
-LEAST_OF_TURN = 0.9
-"""Side by side, each job must have at least this much of the speed that turns would give it."""
+"""How long a turn takes for each worker that the job has on the GPU, or one step if that is longer."""
 REVIEW_S = 600.0
 """How long a verdict holds while the jobs stay the same."""
 TRIAL_S = 20.0
@@ -27,7 +25,7 @@ ASKS_S = 1.0
 """Who waits for a turn asks again within this time, or is passed over."""
 FORGETS = 0.8
 """A speed alone that is lower than the one before counts only so far: something else may have held it up."""
-MOST_JOBS, MOST_PID = 256, 1 << 22
+MOST_JOBS, MOST_PID, MOST_WORKERS = 256, 1 << 22, 64
 
 
 @dataclass(slots=True)
@@ -44,6 +42,21 @@ class Neighbour:
     """When its last turn ended."""
     asks_s: float = 0.0
     """When it last asked for a turn in vain; 0 if it does not wait for one."""
+    workers: int = 1
+    """How many of its workers are on the GPU."""
+
+    @classmethod
+    def from_json(cls, job: Mapping[str, object]) -> Neighbour:
+        """A job as the table in a file describes it: ValueError for nonsense."""
+        return cls(
+            seen_s=_number(job["seen_s"]),
+            step_s=_number(job["step_s"]),
+            alone=_number(job["alone"]),
+            beside=_number(job["beside"]),
+            had_s=_number(job["had_s"]),
+            asks_s=_number(job["asks_s"]),
+            workers=_workers(job["workers"]),
+        )
 
     def active(self, now_s: float) -> bool:
         """Whether it trains at the moment: a job may also evaluate, or wait for its data."""
@@ -78,8 +91,7 @@ class Table:
             raise ValueError("not a table")
         if len(jobs) > MOST_JOBS:
             raise ValueError(f"{len(jobs)} jobs")
-        names = ("seen_s", "step_s", "alone", "beside", "had_s", "asks_s")
-        read = {int(pid): Neighbour(*(_number(job[name]) for name in names)) for pid, job in jobs.items()}
+        read = {int(pid): Neighbour.from_json(job) for pid, job in jobs.items()}
         if not all(0 < pid <= MOST_PID for pid in read):
             raise ValueError("a process id that cannot be")
         since_s, until_s = _number(content.get("since_s")), _number(content.get("until_s"))
@@ -97,14 +109,24 @@ def _number(value: object) -> float:
     return float(value)
 
 
-def enter(table: Table, pid: int, lives: Callable[[int], bool], now_s: float) -> Neighbour:
+def _workers(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_WORKERS:
+        raise ValueError(f"{value!r} is not a number of workers that can be here")
+    return value
+
+
+def enter(table: Table, pid: int, lives: Callable[[int], bool], now_s: float, workers: int = 1) -> Neighbour:
     """Note that a job trains on the GPU, and which others still do; a change begins a trial."""
     gone = [other for other in table.jobs if other != pid and not lives(other)]
     for other in gone:
         del table.jobs[other]
-    came = pid not in table.jobs
+    before = table.jobs.get(pid)
+    workers = min(workers, MOST_WORKERS)
+    came = before is None or before.workers != workers
+    if before is not None and came:
+        before.alone = 0.0  # measured with another number of workers
     me = table.jobs.setdefault(pid, Neighbour())
-    me.seen_s = now_s
+    me.seen_s, me.workers = now_s, workers
     if table.holder in gone:
         table.holder = 0
     if gone or came:
@@ -153,11 +175,10 @@ def judge(table: Table, now_s: float) -> None:
         return
     if not late and not all(job.beside for job in active):
         return
-    relative = [job.beside / job.alone for job in active if job.alone and job.beside]
+    shown = [job for job in active if job.alone and job.beside]
+    relative = [job.beside / job.alone for job in shown]
     table.worth = sum(relative)
-    table.in_turns = len(relative) > 1 and (
-        table.worth < WORTH or min(relative) < LEAST_OF_TURN / len(relative)
-    )
+    table.in_turns = not side_by_side(relative, parts_in_turns([job.workers for job in shown]))
     table.trial, table.since_s = False, now_s
 
 
@@ -191,4 +212,5 @@ def end_turn(table: Table, pid: int, now_s: float) -> bool:
 
 
 def _hold(table: Table, pid: int, now_s: float) -> None:
-    table.holder, table.until_s = pid, now_s + SLICE_S + 1.0 + 3.0 * table.jobs[pid].step_s
+    me = table.jobs[pid]
+    table.holder, table.until_s = pid, now_s + SLICE_S * me.workers + 1.0 + 3.0 * me.step_s

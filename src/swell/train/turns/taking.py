@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +75,8 @@ class Turns:
         self._folder, self.gpu = own.parent, own.name
         self._synchronize, self._say = synchronize, say
         self._pid = os.getpid()
-        self._gpus: tuple[str, ...] = ()
-        """The GPUs of the job, if this worker leads it."""
+        self._gpus: dict[str, int] = {}
+        """By GPU of the job, if this worker leads it: how many of the job's workers are there."""
         self._since: dict[str, float] = {}
         """By GPU in whose file this job is: when the way in which the jobs there train last changed."""
         self._between = True
@@ -92,8 +93,9 @@ class Turns:
         if not leads:
             self.leave()
             return waited_s
-        named = {str(header.get("gpu", "")) for header in headers}
-        self._gpus = tuple(sorted(gpu for gpu in named | {self.gpu} if gpu.isdigit()))
+        named = Counter(str(header.get("gpu", "")) for header in headers)
+        named[self.gpu] = max(named[self.gpu], 1)
+        self._gpus = {gpu: named[gpu] for gpu in sorted(named) if gpu.isdigit()}
         self._span.add(time.monotonic(), samples)
         return waited_s
 
@@ -122,17 +124,22 @@ class Turns:
             self._waited_s = time.monotonic() - now_s
         if self._in_turns or before != self._since:
             self._span = Span(now_s + self._waited_s)
-        self._looks_s = now_s + (self._waited_s + rules.SLICE_S if self._in_turns else LOOK_S)
+        self._looks_s = now_s + (self._waited_s + self._slice_s if self._in_turns else LOOK_S)
 
     def leave(self) -> None:
         """This worker leads no job that trains on these GPUs any more."""
         for name in list(self._since):
             self._withdraw(name)
-        self._gpus, self._in_turns = (), False
+        self._gpus, self._in_turns = {}, False
+
+    @property
+    def _slice_s(self) -> float:
+        """How long this job's turns are: it has one at the same time on all its GPUs."""
+        return rules.SLICE_S * max(self._gpus.values(), default=1)
 
     def _look(self, name: str, table: Table, now_s: float) -> None:
         """Bring the table of a GPU up to date, and this job's view of it."""
-        me, span = rules.enter(table, self._pid, _lives, now_s), self._span
+        me, span = rules.enter(table, self._pid, _lives, now_s, self._gpus[name]), self._span
         if span.steps and self._since.get(name) == table.since_s:
             me.step_s = (now_s - span.begun_s) / span.steps
             settled_s = max(self._since.values()) + SETTLE_S
@@ -156,7 +163,7 @@ class Turns:
         while True:
             now_s = time.monotonic()
             with self._table(name) as table:
-                rules.enter(table, self._pid, _lives, now_s)
+                rules.enter(table, self._pid, _lives, now_s, self._gpus[name])
                 if rules.may_go(table, self._pid, now_s) or now_s > until_s:
                     return
             time.sleep(POLL_S)
