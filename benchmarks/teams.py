@@ -240,6 +240,12 @@ def come_back(home: Path, *, returns: int, slots: int) -> dict[str, Any]:
     }
 
 
+def live(returns: int = 10) -> dict[str, Any]:
+    """Returns of borrowed slots in a platform of its own."""
+    with tempfile.TemporaryDirectory() as home:
+        return come_back(Path(home), returns=returns, slots=2)
+
+
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -251,8 +257,7 @@ def main() -> None:
     parser.add_argument("--returns", type=int, default=10)
     options = parser.parse_args()
     if options.live:
-        with tempfile.TemporaryDirectory() as home:
-            found = come_back(Path(home), returns=options.returns, slots=2)
+        found = live(options.returns)
         write_json("teams_live", found)
         print(found)
         return
