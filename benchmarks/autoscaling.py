@@ -1,14 +1,14 @@
 """Jobs on rented nodes: goodput-driven autoscaling against throughput-only and fixed clusters.
 
-    python -m benchmarks.autoscaling                         # Pollux's imagenet profile, at most 32x4 T4
-    python -m benchmarks.autoscaling --seeds 5               # of spot loss
-    python -m benchmarks.autoscaling --job bert --job mixed  # other jobs; `--job all` for all of them
+    python -m benchmarks.autoscaling                           # Pollux's imagenet profile, at most 32x4 T4
+    python -m benchmarks.autoscaling --seeds 5                 # of spot loss
+    python -m benchmarks.autoscaling --job bert --job mixed-1  # other jobs; `--job all`: all of them
 
 The imagenet job is the one of Pollux's cloud experiment: it trains through the 90 epochs of the measured
 profile and adapts its batch size. The other models of these profiles train to the end of theirs, from the
-smallest batch that was measured. `mixed` is the first twenty jobs of Pollux's first realistic workload; its
-hours are the average JCT. A node costs 1 an hour, from the request on, and starts in 120 s. With spot loss
-a node lives 6 hours on average. Resizes cost what swell's take (`--resize-cost model`).
+smallest batch that was measured. `mixed-1` to `mixed-4` are the first twenty jobs of workloads of Pollux;
+their hours are the average JCT. A node costs 1 an hour, from the request on, and starts in 120 s. With spot
+loss a node lives 6 hours on average. Resizes cost what swell's take (`--resize-cost model`).
 
     fixed            that many nodes from beginning to end
     throughput       Pollux's range of utility, for the speed-up in throughput; the job uses the batch with
@@ -17,6 +17,7 @@ a node lives 6 hours on average. Resizes cost what swell's take (`--resize-cost 
     .. least gain    the same as 'throughput', but no node that adds hardly any throughput
     goodput, range   Pollux's range of utility, for the speed-up in goodput
     goodput, worth   the least cost where the job's time costs too: an hour sooner is worth that many nodes
+    goodput, pace    the fewest nodes on which jobs are as fast as on those of a throughput-only autoscaler
 """
 
 from __future__ import annotations
@@ -36,9 +37,15 @@ from swell.sim.traces import load_trace
 
 BATCHES = {"imagenet": 200, "bert": 12, "cifar10": 128, "deepspeech2": 20, "ncf": 256, "yolov3": 8}
 """By model: the batch that its job starts with, the smallest that was measured."""
-MIXED = "mixed"
+MIXED = {
+    "mixed-1": "realistic-1.csv",
+    "mixed-2": "workload-2.csv",
+    "mixed-3": "workload-3.csv",
+    "mixed-4": "workload-4.csv",
+}
+"""By name: the workload of Pollux whose first jobs these are."""
 MIXED_JOBS = 20
-JOBS = (*BATCHES, MIXED)
+JOBS = (*BATCHES, *MIXED)
 FIXED = (4, 8, 16, 32)
 SPOT_H = 6
 BASELINE = "throughput"
@@ -55,6 +62,7 @@ class Way(NamedTuple):
 
 DEFAULT = Way("goodput, range .50-.67", "")
 WORTH = Way("goodput, worth 300", "worth=300")
+PACE = Way("goodput, pace 1", "pace=1")
 WAYS = (
     Way(BASELINE, "measure=throughput,gain=0", throughput_only=True),
     Way(".. own batch", "measure=throughput,gain=0"),
@@ -64,8 +72,9 @@ WAYS = (
     Way("goodput, range .30-.45", "low=0.3,high=0.45"),
     *(Way(f"goodput, worth {worth}", f"worth={worth}") for worth in (15, 60, 150)),
     WORTH,
+    PACE,
 )
-JUDGED = (WAYS[0], DEFAULT, WORTH)
+JUDGED = (WAYS[0], DEFAULT, WORTH, PACE)
 """The ways that are compared on every job."""
 
 
@@ -86,8 +95,8 @@ def profiles() -> ProfileSet:
 @cache
 def jobs_of(name: str) -> tuple[JobSpec, ...]:
     """The job of a model, or the jobs of the mixed workload."""
-    if name == MIXED:
-        trace = data_dir() / "pollux" / "workloads" / "realistic-1.csv"
+    if name in MIXED:
+        trace = data_dir() / "pollux" / "workloads" / MIXED[name]
         return tuple(load_trace(trace, profiles(), limit=MIXED_JOBS).jobs)
     return (JobSpec(job_id=name, submit_s=0.0, model=name, batch_size=BATCHES[name]),)
 

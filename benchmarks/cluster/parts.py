@@ -27,9 +27,8 @@ from benchmarks.bench import Part
 from benchmarks.runtime import straggler
 
 SMALL_CLUSTER, SMALL_JOBS = "6x4:T4", 180
-"""For policies that take long to simulate."""
-SLOW = ("pollux:generations=30",)
-"""Policies that take long to simulate."""
+SLOW = "pollux:generations=30"
+"""Searches for long, so its teams share a small cluster."""
 
 
 def _two_jobs(quick: bool) -> Any:
@@ -60,18 +59,16 @@ def _autoscaling(quick: bool) -> Any:
 def _gpu_types(quick: bool) -> Any:
     ways, seeds = ("blind", "by type"), 1 if quick else 5
     policies = ("max-min",) if quick else gpu_types.POLICIES
-    return {
-        policy: gpu_types.measure(policy, seeds if policy != "pollux" else 1, ways=ways)
-        for policy in policies
-    }
+    return {policy: gpu_types.measure(policy, seeds, ways=ways) for policy in policies}
 
 
 def _teams(quick: bool) -> Any:
-    small = teams.simulated(list(SLOW), SMALL_CLUSTER, 20 if quick else SMALL_JOBS, 1 if quick else 8)
+    jobs, seeds = (20, 1) if quick else (SMALL_JOBS, 16)
+    small = teams.simulated([SLOW], SMALL_CLUSTER, jobs, seeds)
     if quick:
         return small
     others = [policy for policy in teams.POLICIES if policy != "pollux"]
-    return small | teams.simulated(others, teams.CLUSTER, teams.JOBS, 3)
+    return small | teams.simulated(others, teams.CLUSTER, teams.JOBS, 10)
 
 
 PARTS: dict[str, Part] = {

@@ -17,6 +17,7 @@ NEAR_ZERO_S = 1.0
 """A second job that waits no longer than this does not wait."""
 RECLAIMS, RECLAIM_JOBS, TRIALS, RETURNS, SEEDS = 100, 6, 24, 10, 5
 """Of a whole run. A quick one has fewer, and does not count as the experiment."""
+GOAL_JOB = "imagenet"
 MOST_COST = 0.75
 """Of the throughput-only autoscaler's cost."""
 LEAST_SAVED = 0.15
@@ -77,17 +78,15 @@ def _sweep_killed(figures: Any) -> Iterator[Verdict]:
 
 
 def _autoscaling(figures: Any) -> Iterator[Verdict]:
-    """The imagenet job has a goal; the other jobs show what the same rules do elsewhere."""
-    for job, cases in figures.items():
-        for case, ways in cases.items():
-            (base_hours, base_cost), where = ways[BASELINE], "" if case == "steady" else ", spot loss"
-            for way in JUDGED[1:]:
-                hours, cost = ways[way.name]
-                time, price = round(hours / base_hours, 2), round(cost / base_cost, 2)
-                goal = f"cost at most {MOST_COST:g}, time at most 1.00, of throughput-only's"
-                holds = price <= MOST_COST and time <= 1
-                item, found = f"{job}, {way.name}{where}", f"cost {price:.2f}, time {time:.2f}"
-                yield Verdict("autoscaling", item, goal, found, holds)
+    """Only the imagenet job has a goal; the figures of other jobs show what the same rules do elsewhere."""
+    goal = f"cost at most {MOST_COST:g}, time at most 1.00, of throughput-only's"
+    for case, ways in figures[GOAL_JOB].items():
+        (base_hours, base_cost), where = ways[BASELINE], "" if case == "steady" else ", spot loss"
+        for way in JUDGED[1:]:
+            hours, cost = ways[way.name]
+            time, price = round(hours / base_hours, 2), round(cost / base_cost, 2)
+            item, found = f"{GOAL_JOB}, {way.name}{where}", f"cost {price:.2f}, time {time:.2f}"
+            yield Verdict("autoscaling", item, goal, found, price <= MOST_COST and time <= 1)
 
 
 def _rented(figures: Any) -> Iterator[Verdict]:
