@@ -79,13 +79,13 @@ PARTS: dict[str, Part] = {
     "reclaims": Part(measure=_reclaims, expected_s=180),
     "sweep": Part(measure=_sweep, expected_s=220),
     "teams_live": Part(measure=lambda quick: teams.live(3 if quick else 10), expected_s=30),
-    "rented": Part(measure=lambda quick: rented.measure(), expected_s=60),
+    "rented": Part(measure=lambda quick: rented.measure(), expected_s=30),
     "straggler": Part(measure=lambda quick: straggler.measure(), expected_s=55),
     "gpu_sharing": Part(measure=lambda quick: gpu_sharing.measured(5.0 if quick else 20.0), expected_s=90),
     "accuracy": Part(measure=_accuracy, expected_s=270, alone=False),
     "sweep_killed": Part(measure=_sweep_killed, expected_s=120, alone=False),
-    "autoscaling": Part(measure=_autoscaling, expected_s=120, alone=False),
-    "gpu_types": Part(measure=_gpu_types, expected_s=300, alone=False),
+    "autoscaling": Part(measure=_autoscaling, expected_s=200, alone=False),
+    "gpu_types": Part(measure=_gpu_types, expected_s=100, alone=False),
     "teams": Part(measure=_teams, expected_s=300, alone=False),
 }
 """In the order in which they begin."""
