@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup docs web pictures demo demo-sim test test-long lint bench bench-runtime bench-platform bench-ray soak clean
+.PHONY: help setup docs web pictures demo demo-sim test test-long lint bench bench-runtime bench-cluster bench-platform bench-ray soak clean
 .DEFAULT_GOAL := help
 
 # Tests and benchmarks start thousands of processes: each module is compiled once, not in each of them.
@@ -45,6 +45,9 @@ bench: $(STAMP)  ## Fidelity, speed and decision-time benchmarks (needs ../share
 
 bench-runtime: $(STAMP)  ## The elastic runtime: pauses, deaths, overhead, bit-identity; a verdict for each (25 minutes)
 	$(BIN)/python -m benchmarks.runtime
+
+bench-cluster: $(STAMP)  ## Services, teams, sweeps, rented nodes, GPU types: a verdict for each (25 minutes, needs ../shared/data)
+	$(BIN)/python -m benchmarks.cluster
 
 bench-platform: $(STAMP)  ## Crashes and fail-overs of the control plane, and promises kept, with real jobs (20 minutes)
 	$(BIN)/python -m benchmarks.platform.crash

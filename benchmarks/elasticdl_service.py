@@ -135,6 +135,12 @@ def _until(condition: Any) -> None:
         time.sleep(0.05)
 
 
+def measure(slots: int = 10, minutes: float = 2.0) -> dict[str, Any]:
+    """Train beside the service in a platform of its own."""
+    with tempfile.TemporaryDirectory(prefix="swell-service-") as folder:
+        return beside(Path(folder), slots, 60 * minutes)
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -142,8 +148,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=10)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="swell-service-") as folder:
-        found = beside(Path(folder), args.slots, 60 * args.minutes)
+    found = measure(args.slots, args.minutes)
     print(
         json.dumps(found) if args.json else "\n".join(f"{name:>24}: {value}" for name, value in found.items())
     )

@@ -74,6 +74,15 @@ def _wait(plane: ControlPlane, job_id: str, condition: Any) -> None:
         time.sleep(0.05)
 
 
+def measure(epochs: int = 60) -> dict[str, tuple[dict[str, Any], Run]]:
+    """Both ways, by name: times and utilisation, and the whole run."""
+    found = {}
+    for name, policy, least in (("gang", "fifo", WANTED), ("elastic", "tide", 1)):
+        with tempfile.TemporaryDirectory(prefix="swell-two-") as folder:
+            found[name] = both(Path(folder), policy, least, epochs)
+    return found
+
+
 def main() -> None:
     """Run both ways and compare."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -82,9 +91,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     results = {}
-    for name, policy, least in (("gang", "fifo", WANTED), ("elastic", "tide", 1)):
-        with tempfile.TemporaryDirectory(prefix="swell-two-") as folder:
-            found, run = both(Path(folder), policy, least, args.epochs)
+    for name, (found, run) in measure(args.epochs).items():
         results[name] = found
         if args.pictures is not None:
             drawn = svg.figure(svg.swim_lanes(run))

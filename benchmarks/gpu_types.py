@@ -12,6 +12,8 @@ type' is in between: every job is on one type, but which one is chosen by load a
 from __future__ import annotations
 
 import argparse
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +56,13 @@ def jct_s(policy: str, cluster_text: str, jobs: int, seed: int, way: str) -> flo
     return float(record["avg_jct_s"])
 
 
+def measure(
+    policy: str, seeds: int, *, cluster: str = CLUSTER, jobs: int = 160, ways: Sequence[str] = WAYS
+) -> dict[str, list[float]]:
+    """By way: the average JCT in seconds on each seed."""
+    return {way: [jct_s(policy, cluster, jobs, seed, way) for seed in range(seeds)] for way in ways}
+
+
 def main() -> None:
     """Run all, and print what knowing the types is worth."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -65,14 +74,10 @@ def main() -> None:
     figures: dict[str, Any] = {}
     rows: list[tuple[Any, ...]] = []
     for policy in options.policy or POLICIES:
-        runs = [
-            [jct_s(policy, options.cluster, options.jobs, seed, way) for way in WAYS]
-            for seed in range(options.seeds)
-        ]
-        blind, middle, aware = np.array(runs).T
-        saved = 1 - aware / blind
-        figures[policy] = {way: run.tolist() for way, run in zip(WAYS, (blind, middle, aware), strict=True)}
-        means = (float(run.mean()) for run in (blind, middle, aware))
+        runs = measure(policy, options.seeds, cluster=options.cluster, jobs=options.jobs)
+        saved = 1 - np.array(runs["by type"]) / runs["blind"]
+        figures[policy] = runs
+        means = (statistics.mean(run) for run in runs.values())
         rows.append((policy, *means, *(f"{part:.0%}" for part in (saved.mean(), saved.min()))))
     write_json("gpu_types", figures)
     header = ("policy", *(f"{way}: JCT s" for way in WAYS), "saved, mean", "saved, worst seed")

@@ -103,6 +103,7 @@ def reclaim_at_random(
         store.close()
     return {
         "reclaims": len(left_s),
+        "jobs": jobs,
         "slots_reclaimed": sum(sizes),
         **figures(left_s),
         **explained([stages(events, runs, asked_s, seen_s) for asked_s, seen_s in spans]),
@@ -195,6 +196,16 @@ def _wait_decided(plane: ControlPlane, job_ids: list[str]) -> None:
         _wait(plane, job_id, lambda job: job.phase.over or not job.promise.pending)
 
 
+def measure(
+    *, reclaims: int = 100, jobs: int = 6, slots: int = 12, promised: int = 2, seed: int = 0
+) -> dict[str, Any]:
+    """Reclaim slots in a platform of its own."""
+    with tempfile.TemporaryDirectory(prefix="swell-reclaims-") as folder:
+        return reclaim_at_random(
+            Path(folder), reclaims=reclaims, jobs=jobs, slots=slots, promised=promised, seed=seed
+        )
+
+
 def main() -> None:
     """Reclaim and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -205,15 +216,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="swell-reclaims-") as folder:
-        found = reclaim_at_random(
-            Path(folder),
-            reclaims=args.reclaims,
-            jobs=args.jobs,
-            slots=args.slots,
-            promised=args.promised,
-            seed=args.seed,
-        )
+    found = measure(
+        reclaims=args.reclaims, jobs=args.jobs, slots=args.slots, promised=args.promised, seed=args.seed
+    )
     print(
         json.dumps(found) if args.json else "\n".join(f"{name:>16}: {value}" for name, value in found.items())
     )

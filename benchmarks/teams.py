@@ -18,11 +18,15 @@ the borrower had left and the owner's job had the slots of its quota.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from scipy import stats
 
 from benchmarks.common import table, write_json
 from swell.domain import Cluster, Event, EventKind, JobSpec, Teams
@@ -151,6 +155,15 @@ def compare(policy: str, cluster_text: str, jobs: int, seed: int) -> dict[str, f
     }
 
 
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of the mean, by Student's t; of one value there is none."""
+    if len(values) < 2:
+        return math.nan, math.nan
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    mean = statistics.mean(values)
+    return mean - half, mean + half
+
+
 def simulated(policies: list[str], cluster: str, jobs: int, seeds: int) -> dict[str, Any]:
     """All policies and seeds, as figures and as a table."""
     figures: dict[str, Any] = {}
@@ -159,12 +172,15 @@ def simulated(policies: list[str], cluster: str, jobs: int, seeds: int) -> dict[
         runs = figures[policy] = [compare(policy, cluster, jobs, seed) for seed in range(seeds)]
         free, shared = (statistics.mean(run[name] for run in runs) for name in ("free_jct_s", "shared_jct_s"))
         costs = [run["shared_jct_s"] / run["free_jct_s"] - 1 for run in runs]
+        low, high = interval(costs)
         rows.append(
             (
                 policy,
                 round(free),
                 round(shared),
                 f"{shared / free - 1:+.1%}",
+                f"{statistics.mean(costs):+.1%}",
+                f"{low:+.1%} to {high:+.1%}",
                 f"{max(costs):+.1%}",
                 round(statistics.mean(run["borrowed_gpu_hours"] for run in runs)),
                 f"{max(run['longest_s'] for run in runs):g}",
@@ -172,7 +188,7 @@ def simulated(policies: list[str], cluster: str, jobs: int, seeds: int) -> dict[
                 f"{max(run['longest_refrained_s'] for run in runs):g}",
             )
         )
-    header = ("policy", "JCT s, no teams", "JCT s, teams", "cost, mean", "cost, worst seed")
+    header = ("policy", "JCT s, no teams", "JCT s, teams", "cost", "by seed, mean", "95% interval", "worst")
     header += ("borrowed GPU-h a day", "longest return s", "round s", "longest by the policy's choice s")
     table(f"{cluster}, {jobs} jobs in {HOURS:g} h, two teams, {seeds} seeds", header, rows)
     return figures
@@ -240,6 +256,12 @@ def come_back(home: Path, *, returns: int, slots: int) -> dict[str, Any]:
     }
 
 
+def live(returns: int = 10) -> dict[str, Any]:
+    """Returns of borrowed slots in a platform of its own."""
+    with tempfile.TemporaryDirectory() as home:
+        return come_back(Path(home), returns=returns, slots=2)
+
+
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -251,8 +273,7 @@ def main() -> None:
     parser.add_argument("--returns", type=int, default=10)
     options = parser.parse_args()
     if options.live:
-        with tempfile.TemporaryDirectory() as home:
-            found = come_back(Path(home), returns=options.returns, slots=2)
+        found = live(options.returns)
         write_json("teams_live", found)
         print(found)
         return

@@ -6,10 +6,9 @@ at any speed, and three of them run at the same time; most of their time they wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.bench import Part
 from benchmarks.runtime import (
     auto,
     coordinator,
@@ -29,22 +28,6 @@ from benchmarks.runtime import (
 from benchmarks.runtime.anchors import ray_train, torchft, torchrun
 
 MODELS = ("small", "large")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One part, which runs in a process of its own."""
-
-    measure: Callable[[bool], Any]
-    """Takes whether to be quick, and returns the figures."""
-    expected_s: float
-    """About how long it takes on two quiet cores."""
-    alone: bool = True
-
-    @property
-    def limit_s(self) -> float:
-        """After this long the part is ended and counts as failed."""
-        return 60.0 + 2.5 * self.expected_s
 
 
 def _switch(quick: bool) -> Any:

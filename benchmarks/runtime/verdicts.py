@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.bench import Judge, Verdict, at_least, at_most, judge_parts, same, why_not
 
 NOT_WORSE = 1.25
 """A figure counts as worse than an earlier one if it is this many times as large: medians of few vary."""
@@ -13,32 +15,12 @@ ROUND_TRIPS_MS = 2
 EARLIER_S = {"fork": 0.16, "spare": 0.03}
 
 
-class Verdict(NamedTuple):
-    """One item: what was found against what must be shown."""
-
-    part: str
-    item: str
-    goal: str
-    found: Any
-    holds: bool | None
-    """None: it was not measured."""
-
-
-def _most(part: str, item: str, found: float | None, limit: float, unit: str = "") -> Verdict:
-    holds = None if found is None else found <= limit
-    return Verdict(part, item, f"at most {limit:g}{unit}", found, holds)
-
-
-def _same(part: str, item: str, found: Any, wanted: Any) -> Verdict:
-    return Verdict(part, item, f"{wanted}", found, found == wanted)
-
-
 def _switch(figures: Any) -> Iterator[Verdict]:
     for model, limit in (("small", 15), ("large", 60)):
         join, leave = figures[model]["join"]["median_ms"], figures[model]["leave"]["median_ms"]
-        yield _most("switch", f"join, {model}", join, limit, " ms")
+        yield at_most("switch", f"join, {model}", join, limit, " ms")
         yield _earlier("switch", f"join, {model}", join, EARLIER_MS["join"][model], " ms")
-        yield _most("switch", f"leave, {model}", leave, 10, " ms")
+        yield at_most("switch", f"leave, {model}", leave, 10, " ms")
 
 
 def _earlier(part: str, item: str, found: float, before: float, unit: str) -> Verdict:
@@ -49,38 +31,40 @@ def _earlier(part: str, item: str, found: float, before: float, unit: str) -> Ve
 def _death(figures: Any) -> Iterator[Verdict]:
     for model in ("small", "large"):
         found = figures[model]
-        yield _most("death", f"median, {model}", found["median_ms"], 80, " ms")
+        yield at_most("death", f"median, {model}", found["median_ms"], 80, " ms")
         before = EARLIER_MS["death"][model]
         yield _earlier("death", f"median, {model}", found["median_ms"], before, " ms")
-        yield _most("death", f"largest, {model}", found["largest_ms"], 1000, " ms")
-        yield _same("death", f"steps lost or repeated, {model}", found["steps_lost_or_repeated"], 0)
+        yield at_most("death", f"largest, {model}", found["largest_ms"], 1000, " ms")
+        yield same("death", f"steps lost or repeated, {model}", found["steps_lost_or_repeated"], 0)
     frozen = figures["frozen"]
     limit = frozen["detection_s"] + 1.0
-    yield _most("death", "training again after a worker froze", frozen["training_again_after_s"], limit, " s")
+    yield at_most(
+        "death", "training again after a worker froze", frozen["training_again_after_s"], limit, " s"
+    )
 
 
 def _start(figures: Any) -> Iterator[Verdict]:
-    yield _most("start", "from nothing", figures["cold"]["median_s"], 4.0, " s")
-    yield _most("start", "from a spare", figures["spare"]["median_s"], 0.4, " s")
+    yield at_most("start", "from nothing", figures["cold"]["median_s"], 4.0, " s")
+    yield at_most("start", "from a spare", figures["spare"]["median_s"], 0.4, " s")
     for kind, before in EARLIER_S.items():
         yield _earlier("start", kind, figures[kind]["median_s"], before, " s")
 
 
 def _overhead(figures: Any) -> Iterator[Verdict]:
     for mode, limit in (("fixed", 1.02), ("adaptive", 1.05), ("consistent", 1.06)):
-        yield _most("overhead", f"step of {mode} mode over DDP's", figures[mode]["ratio"], limit)
+        yield at_most("overhead", f"step of {mode} mode over DDP's", figures[mode]["ratio"], limit)
 
 
 def _sizes(figures: Any) -> Iterator[Verdict]:
     for size, found in figures.items():
-        yield _most("sizes", f"step over DDP's, {size}", found["ratio"], 1.00)
+        yield at_most("sizes", f"step over DDP's, {size}", found["ratio"], 1.00)
     yield _during_backward("sizes", "one host, 60M", figures.get("60M"))
 
 
 def _links(figures: Any) -> Iterator[Verdict]:
     for rate, sizes in figures.items():
         for size, found in sizes.items():
-            yield _most("links", f"step over DDP's on two hosts, {rate}, {size}", found["ratio"], 1.05)
+            yield at_most("links", f"step over DDP's on two hosts, {rate}, {size}", found["ratio"], 1.05)
     yield _during_backward("links", "two hosts, 60M", figures.get("no limit", {}).get("60M"))
 
 
@@ -99,43 +83,43 @@ def _joins(figures: Any) -> Iterator[Verdict]:
     for newcomers in [key for key in figures if key.endswith("newcomers")]:
         found = figures[newcomers]
         item, normal_ms = f"pause of a join at 1 Gbit/s, {newcomers}", found["normal_step_ms"]
-        yield _most(part, item, found["pause_ms"], normal_ms, " ms, a normal step")
+        yield at_most(part, item, found["pause_ms"], normal_ms, " ms, a normal step")
     for what, limit_ms in (("leave", 10), ("death", 80)):
         paused = max(figures[what]["pause_ms"], default=None)
-        yield _most(part, f"{what} at 1 Gbit/s, largest pause", paused, limit_ms + ROUND_TRIPS_MS, " ms")
+        yield at_most(part, f"{what} at 1 Gbit/s, largest pause", paused, limit_ms + ROUND_TRIPS_MS, " ms")
 
 
 def _hosts(figures: Any) -> Iterator[Verdict]:
     for case, found in figures.items():
         if "longest_gap_s" in found:
-            yield _most("hosts", f"standstill, {case}", found["longest_gap_s"], 5, " s")
+            yield at_most("hosts", f"standstill, {case}", found["longest_gap_s"], 5, " s")
             if "steps_of_the_cut_off" in found:
-                yield _same("hosts", f"steps of the cut off, {case}", found["steps_of_the_cut_off"], 0)
-        yield _same("hosts", f"every sample once, {case}", found["problem"] or "yes", "yes")
+                yield same("hosts", f"steps of the cut off, {case}", found["steps_of_the_cut_off"], 0)
+        yield same("hosts", f"every sample once, {case}", found["problem"] or "yes", "yes")
 
 
 def _exactly_once(figures: Any) -> Iterator[Verdict]:
-    yield _same("exactly_once", "schedules that failed", figures["failed"], 0)
+    yield same("exactly_once", "schedules that failed", figures["failed"], 0)
     played = figures["schedules"]
     yield Verdict("exactly_once", "schedules played", "200", played, played >= 200)
 
 
 def _straggler(figures: Any) -> Iterator[Verdict]:
     speed = figures["after_30_s"]
-    yield Verdict("straggler", "speed 30 s after a worker became slow", "at least 0.9", speed, speed >= 0.9)
-    yield _same("straggler", "the slow worker was replaced", figures["replaced"], True)
+    yield at_least("straggler", "speed 30 s after a worker became slow", speed, 0.9)
+    yield same("straggler", "the slow worker was replaced", figures["replaced"], True)
 
 
 def _auto(figures: Any) -> Iterator[Verdict]:
     for what in ("accuracy", "loss"):
-        yield _same("auto", f"{what} within the spread of plain runs", figures[what]["within_spread"], True)
+        yield same("auto", f"{what} within the spread of plain runs", figures[what]["within_spread"], True)
 
 
-def _passed(part: str) -> Callable[[Any], Iterator[Verdict]]:
-    return lambda figures: iter([_same(part, "passed", figures["passed"], True)])
+def _passed(part: str) -> Judge:
+    return lambda figures: iter([same(part, "passed", figures["passed"], True)])
 
 
-JUDGES: dict[str, Callable[[Any], Iterator[Verdict]]] = {
+JUDGES: dict[str, Judge] = {
     "switch": _switch,
     "death": _death,
     "start": _start,
@@ -146,9 +130,9 @@ JUDGES: dict[str, Callable[[Any], Iterator[Verdict]]] = {
     "hosts": _hosts,
     "hosts_at_random": _hosts,
     "exactly_once": _exactly_once,
-    "identity": lambda f: iter([_same("identity", "one hash", f["identical"], True)]),
+    "identity": lambda f: iter([same("identity", "one hash", f["identical"], True)]),
     "coordinator": lambda f: iter(
-        [_same("coordinator", "steps lost or repeated", f["steps_lost_or_repeated"], 0)]
+        [same("coordinator", "steps lost or repeated", f["steps_lost_or_repeated"], 0)]
     ),
     "straggler": _straggler,
     "disaster": _passed("disaster"),
@@ -160,25 +144,7 @@ ANCHORS = {"torchrun": "torchrun", "torchft": "torchft", "ray_train": "Ray Train
 
 def verdicts(report: dict[str, Any]) -> list[Verdict]:
     """One for each item of each part in the report; of a part without figures, that it was not measured."""
-    out: list[Verdict] = []
-    for part, judge in JUDGES.items():
-        if part not in report:
-            continue
-        figures = report[part]["measured"]
-        reason = why_not(figures)
-        if reason is not None:
-            out.append(Verdict(part, "measured", "yes", reason, False if "error" in figures else None))
-        else:
-            try:
-                out += list(judge(figures))
-            except (KeyError, TypeError, StopIteration) as error:  # of another version, say
-                out.append(Verdict(part, "measured", "yes", f"not understood: {error!r}", False))
-    return out + list(_anchored(report))
-
-
-def why_not(figures: dict[str, Any]) -> str | None:
-    """Why a part has no figures, if it has none."""
-    return next((f"{key}: {figures[key]}" for key in ("error", "skipped") if key in figures), None)
+    return judge_parts(report, JUDGES) + list(_anchored(report))
 
 
 def _anchored(report: dict[str, Any]) -> Iterator[Verdict]:

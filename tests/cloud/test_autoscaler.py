@@ -69,6 +69,32 @@ def test_an_hour_that_is_worth_more_gets_more_nodes() -> None:
     assert wanted(snapshot([root]), nodes=5, hour_worth=8.0) == 5  # nearly as good, so it stays
 
 
+def test_by_pace_there_are_the_fewest_nodes_that_are_as_fast_as_those_of_a_throughput_only_autoscaler() -> (
+    None
+):
+    # Throughput is what the curve says here, as nothing is known of the batch: 3 nodes by range, of which
+    # the third adds nothing.
+    scaler = Autoscaler(Terms(most_nodes=16, pace=1.0), OFFER)
+    assert wanted(snapshot([FLAT]), measure="throughput", least_gain=0.0) == 3
+    assert scaler.look(snapshot([FLAT]), 0).nodes == 2
+    assert scaler.look(snapshot([LINEAR]), 2).nodes == 16
+    slower = Autoscaler(Terms(most_nodes=16, pace=0.5), OFFER)
+    assert slower.look(snapshot([LINEAR]), 0).nodes == 8
+
+
+def test_by_pace_the_other_autoscaler_keeps_its_nodes_while_its_utility_is_in_its_range() -> None:
+    terms = Terms(most_nodes=16, pace=1.0, low=0.15, high=0.25)
+    scaler, fresh = Autoscaler(terms, OFFER), Autoscaler(terms, OFFER)
+    assert scaler.look(snapshot([LINEAR**0.5]), 0).nodes == 6
+    assert scaler.look(snapshot([LINEAR**0.53]), 6).nodes == 6
+    assert fresh.look(snapshot([LINEAR**0.53]), 6).nodes == 7
+    idle = snapshot([])
+    scaler.look(idle, 6)
+    idle.now_s = 60.0
+    assert scaler.look(idle, 6).nodes == 0
+    assert scaler.look(snapshot([LINEAR**0.53]), 0).nodes == 7, "without jobs it has let its nodes go too"
+
+
 def test_the_budget_bounds_the_nodes() -> None:
     assert wanted(snapshot([LINEAR]), budget_per_hour=7.0) == 3
     assert wanted(snapshot([LINEAR]), budget_per_hour=1.0) == 0
@@ -103,7 +129,15 @@ def test_without_jobs_there_are_no_nodes_after_a_while() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("low", 0.9), ("high", 1.5), ("measure", "speed"), ("most_nodes", 0), ("hour_worth", -1)],
+    [
+        ("low", 0.9),
+        ("high", 1.5),
+        ("measure", "speed"),
+        ("most_nodes", 0),
+        ("hour_worth", -1),
+        ("pace", 0),
+        ("pace", 1.1),
+    ],
 )
 def test_terms_that_make_no_sense_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(InputError, match=field):
@@ -145,6 +179,8 @@ def test_what_a_live_platform_may_rent_is_read_from_text() -> None:
         ("0:3x2,spot=6", "unknown option 'spot=6'"),
         ("0:3x2,price=much", "price must be a number, got 'much'"),
         ("0:3x2,low=2", "low must be more than 0 and not above 'high'"),
+        ("0:3x2,pace=2", "pace must be more than 0 and at most 1, got 2.0"),
+        ("0:3x2,pace=1,worth=9", "pace must be left out if there is a worth of an hour"),
         ("0:3x2,price=5,budget=4", "a budget of 4 per hour pays 0 nodes at a price of 5"),
         ("2:3x2,price=5,budget=9", "at least 2 must be affordable"),
     ],

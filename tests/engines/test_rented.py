@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.rented import follow_queue, renting_platform
 from tests.waiting import wait_until
 
-from swell.cli._platform import need_ray
-from swell.cli._rented import make_renting, with_rented
+from swell.cli._rented import with_rented
 from swell.cloud import Offer, Supply
-from swell.control.database import connect
-from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
 from swell.domain import EventKind
 from swell.engines.ray import engine as engine_module
 from swell.engines.ray import head, raylet
@@ -26,14 +23,6 @@ from swell.engines.ray.places import RayNode, RentedNodes, dump, follow, load, t
 from swell.engines.ray.places import with_rented as with_places
 from swell.engines.ray.providers import LocalProvider, RayProvider
 
-WAITS = """#!/bin/sh
-echo ready
-until [ -e "$1" ]; do
-    if [ -e "$SWELL_SAVE_NOW" ]; then exit 75; fi
-    sleep 0.2
-done
-"""
-"""A job without torch that is done once a file is there."""
 READ = """
 import sys
 from ray._raylet import GcsClient
@@ -49,64 +38,17 @@ def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPl
     """A platform on a Ray of its own that rents up to three nodes of one slot."""
     monkeypatch.setattr(head, "STARTED_S", LONG_S)
     monkeypatch.setattr(engine_module, "FIRST_SIGHT_S", LONG_S)
-    need_ray()
-    store, rented = Store(connect(str(tmp_path / "store.db"))), ("0:3x1,idle=1,interval=2", "local")
-    engine = RayEngine(tmp_path, with_rented(RayOptions(spares=False), *rented))
-    made = ControlPlane(store, engine, home=tmp_path, interval_s=1.0, renting=make_renting(*rented, engine))
-    try:
-        made.start()
+    with renting_platform(tmp_path) as made:
         yield made
-        for record in made.jobs.find():
-            if not record.phase.over:
-                made.jobs.cancel(record.job_id)
-        made.stop()
-    finally:
-        raylet.stop_all(tmp_path)
-        head.stop(tmp_path)
-        store.close()
 
 
 @pytest.mark.slow
 def test_nodes_follow_the_queue_from_none_to_three_and_back(plane: ControlPlane, tmp_path: Path) -> None:
-    def state() -> tuple[int, int]:
-        found = plane.nodes.autoscaler()
-        assert found is not None and not plane.trouble, plane.trouble
-        return found.ready, found.coming
-
-    script, done = tmp_path / "waits.sh", tmp_path / "done"
-    script.write_text(WAITS)
-    script.chmod(0o755)
-    assert state() == (0, 0) and not raylet.running(tmp_path)
-    jobs = []
-    for workers in (1, 2):
-        request = JobRequest(
-            name=f"on{workers}", script="waits.sh", args=(str(done),), workdir=str(tmp_path), command=True,
-            min_workers=workers,
-        )  # fmt: skip
-        jobs.append(plane.jobs.submit(request, "ann").job_id)
-
-    def output(job_id: str) -> str:
-        path = tmp_path / "jobs" / job_id / "output.log"
-        return path.read_text() if path.exists() else ""
-
-    def until(condition: Callable[[], object], what: str) -> None:
-        def now() -> str:
-            return f"{what}: {state()}, {[plane.jobs.explain(job)['why'] for job in jobs]}"
-
-        wait_until(condition, LONG_S, now, poll_s=0.2)
-
-    until(lambda: state() == (3, 0), "three nodes")
-    until(lambda: all("ready" in output(job) for job in jobs), "the jobs to run")
-    until(lambda: {node.used for node in plane.nodes.states()} == {1}, "a worker on each node")
-    assert len(raylet.running(tmp_path)) == 3
-    done.touch()
-    until(lambda: all(plane.jobs.get(job).phase is Phase.FINISHED for job in jobs), "the jobs to end")
-    until(lambda: not raylet.running(tmp_path), "the nodes to end")
-    until(lambda: not plane.engine.cluster().capacity, "Ray to notice")
-    assert state() == (0, 0) and not any(node.up for node in plane.nodes.states())
+    found = follow_queue(plane, tmp_path)
+    assert found["nodes"] == [0, 3, 0]
+    assert not any(node.up for node in plane.nodes.states())
     events = [event for _, event in plane.events(limit=1000)]
-    wanted = [event.data["nodes"] for event in events if event.kind is EventKind.SCALED]
-    assert max(wanted) == 3 and wanted[-1] == 0
+    assert max(found["wanted"]) == 3 and found["wanted"][-1] == 0
     joined = {event.node: event.data.get("reason") for event in events if event.kind is EventKind.NODE_JOINED}
     assert set(joined) == {"rented-1", "rented-2", "rented-3"}
     assert all(str(why).startswith("the jobs are worth") for why in joined.values())

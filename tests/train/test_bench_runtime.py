@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.runtime import __main__ as bench
+from benchmarks.bench import Bench, show
+from benchmarks.children import Limited, descendants
 from benchmarks.runtime import gpu_large
+from benchmarks.runtime.__main__ import SUITE
 from benchmarks.runtime.anchors.rows import Change, Row, change
-from benchmarks.runtime.children import Limited, descendants
 from benchmarks.runtime.parts import PARTS
 from benchmarks.runtime.verdicts import ANCHORS, JUDGES, verdicts
 from tests.waiting import wait_until
@@ -164,12 +165,11 @@ def test_parts_run_in_processes_of_their_own_and_one_without_time_is_skipped(
 ) -> None:
     """The cheapest part there is: an anchor whose packages are not installed."""
     monkeypatch.setenv("SWELL_ANCHORS", str(tmp_path / "anchors"))
-    monkeypatch.setattr(bench, "OUT", tmp_path)
     path = tmp_path / "runtime.json"
-    bench.Bench(path, {}, quick=True, minutes=5.0).run(["torchft"])
-    bench.Bench(path, json.loads(path.read_text()), quick=True, minutes=0.1).run(["quality"])
+    Bench(SUITE, {}, quick=True, minutes=5.0, out=tmp_path).run(["torchft"])
+    Bench(SUITE, json.loads(path.read_text()), quick=True, minutes=0.1, out=tmp_path).run(["quality"])
     report = json.loads(path.read_text())
     assert report["torchft"]["measured"]["skipped"].startswith("run `python -m")
     assert "would not end" in report["quality"]["measured"]["skipped"]
     assert {v["part"]: v["holds"] for v in report["verdicts"]} == {"torchft": None, "quality": None}
-    bench.show(verdicts(report))
+    show(verdicts(report))

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from benchmarks.children import end
 from benchmarks.runtime.anchors.rows import Change, Failed, Row, change, read
-from benchmarks.runtime.children import end
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 30.0

@@ -11,6 +11,8 @@ that know nothing of statistical efficiency: they see a job scale well long befo
 Beyond the paper:
 - The range says nothing of what time is worth. With `hour_worth`, the number of nodes is the one with the
   least (price of the nodes + worth of the jobs' time) per speed-up, which needs no range.
+- With `pace`, the number of nodes is the fewest on which the jobs are as fast as on the nodes that a
+  throughput-only autoscaler would have by now. That needs neither a range nor a price of time.
 - Deadlines come first: there are never fewer nodes than those on which ElasticFlow's plan keeps every
   deadline that the largest cluster could keep.
 - A budget per hour bounds the nodes, those for deadlines included.
@@ -24,13 +26,13 @@ Beyond the paper:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from swell.cloud.provider import Offer
-from swell.domain import Cluster, FloatArray, InputError, Node, many
+from swell.domain import Cluster, FloatArray, InputError, IntArray, Node, many
 from swell.policies import Snapshot
 from swell.policies.elasticflow import ElasticFlow
 
@@ -52,6 +54,9 @@ class Terms:
     """Above this utility nodes are added."""
     hour_worth: float | None = None
     """What it is worth that a job is done an hour sooner, in the unit of the price; None: go by the range."""
+    pace: float | None = None
+    """Have the fewest nodes on which the jobs reach this part of the speed that they would have on the nodes
+    of a throughput-only autoscaler; None: go by the range."""
     least_gain: float = 0.1
     """A node is worth having only if each of its GPUs adds at least this part of a first GPU's speed."""
     budget_per_hour: float = math.inf
@@ -69,6 +74,8 @@ class Terms:
             ("low", 0 < self.low <= self.high, "more than 0 and not above 'high'"),
             ("high", self.high < 1, "below 1"),
             ("hour_worth", self.hour_worth is None or 0 <= self.hour_worth < math.inf, "at least 0"),
+            ("pace", self.pace is None or 0 < self.pace <= 1, "more than 0 and at most 1"),
+            ("pace", self.pace is None or self.hour_worth is None, "left out if there is a worth of an hour"),
             ("least_gain", 0 <= self.least_gain < 1, "at least 0 and below 1"),
             ("budget_per_hour", self.budget_per_hour > 0, "more than 0"),
             ("idle_s", 0 <= self.idle_s < math.inf, "seconds of at least 0"),
@@ -77,6 +84,11 @@ class Terms:
         ):
             if not fine:
                 raise InputError(f"{name} must be {allowed}, got {getattr(self, name)!r}", field=name)
+
+    @property
+    def of_rival(self) -> Terms:
+        """The terms of an autoscaler that goes by the range of throughput, within the same bounds."""
+        return replace(self, measure="throughput", least_gain=0.0, pace=None)
 
     def affordable(self, offer: Offer) -> int:
         """The most nodes that the bound and the budget allow."""
@@ -100,6 +112,8 @@ class Autoscaler:
     terms: Terms
     offer: Offer
     _idle_since_s: float | None = field(default=None, init=False)
+    _rival: int = field(default=0, init=False)
+    """With a pace: how many nodes a throughput-only autoscaler would have by now."""
 
     def look(self, snapshot: Snapshot, nodes: int) -> Wanted:
         """How many nodes there should be, if there are `nodes` now, those coming included."""
@@ -110,25 +124,29 @@ class Autoscaler:
     def _look(self, snapshot: Snapshot, nodes: int) -> Wanted:
         if len(snapshot):
             self._idle_since_s = None
-            return worth_having(snapshot, nodes, self.terms, self.offer)
+            if self.terms.pace is not None:
+                wanted = worth_having(snapshot, self._rival, self.terms.of_rival, self.offer)
+                self._rival = wanted.nodes
+            return worth_having(snapshot, nodes, self.terms, self.offer, self._rival)
         if self._idle_since_s is None:
             self._idle_since_s = snapshot.now_s
         if snapshot.now_s - self._idle_since_s >= self.terms.idle_s:
+            self._rival = 0
             return Wanted(0, "no jobs")
         return Wanted(nodes, "no jobs, but not for long")
 
 
-def worth_having(snapshot: Snapshot, nodes: int, terms: Terms, offer: Offer) -> Wanted:
-    """How many nodes the jobs of a snapshot are worth, if there are `nodes` now."""
+def worth_having(snapshot: Snapshot, nodes: int, terms: Terms, offer: Offer, rival: int = 0) -> Wanted:
+    """How many nodes the jobs of a snapshot are worth, if there are `nodes` now.
+
+    `rival`: with a pace, how many nodes a throughput-only autoscaler would have.
+    """
     most = terms.affordable(offer)
     if not most:
         return Wanted(0, "the budget is below the price of one node")
     width = offer.gpus_per_node
-    each = [_marginal_speedups(snapshot, i, terms.measure, most * width) for i in range(len(snapshot))]
-    lasting = _lasting(snapshot, each, offer)
-    choose = _by_range if terms.hour_worth is None else _by_worth
-    fewer = choose(summed_speedups(each, most, width), min(nodes, most), len(each), terms, offer)
-    more = choose(summed_speedups(lasting, most, width), min(nodes, most), len(lasting), terms, offer)
+    fewer = _best_number(snapshot, np.arange(len(snapshot)), nodes, terms, offer, rival)
+    more = _best_number(snapshot, _lasting(snapshot, offer), nodes, terms, offer, rival)
     wanted, reason = nodes, "as many as the jobs are worth"
     if fewer < nodes:
         wanted, reason = max(fewer, 1), f"the jobs are worth {many(max(fewer, 1), 'node')}"
@@ -157,7 +175,21 @@ def summed_speedups(each: list[FloatArray], most_nodes: int, gpus_per_node: int)
     return summed[::gpus_per_node]
 
 
-def _by_range(speedup: FloatArray, nodes: int, jobs: int, terms: Terms, offer: Offer) -> int:
+def _best_number(
+    snapshot: Snapshot, jobs: IntArray, nodes: int, terms: Terms, offer: Offer, rival: int
+) -> int:
+    """How many nodes these jobs are worth, by the rule that the terms name."""
+    most, width = terms.affordable(offer), offer.gpus_per_node
+    each = [_marginal_speedups(snapshot, i, terms.measure, most * width) for i in jobs.tolist()]
+    speedup, nodes = summed_speedups(each, most, width), min(nodes, most)
+    if terms.pace is not None:
+        return int(np.argmax(speedup >= terms.pace * speedup[min(rival, most)]))
+    if terms.hour_worth is not None:
+        return _by_worth(speedup, nodes, len(jobs), terms.hour_worth, offer)
+    return _by_range(speedup, nodes, terms, offer)
+
+
+def _by_range(speedup: FloatArray, nodes: int, terms: Terms, offer: Offer) -> int:
     """Pollux's rule: keep the utility in its range; and no node that adds hardly any speed."""
     gpus = np.arange(len(speedup)) * offer.gpus_per_node
     utility = np.divide(speedup, gpus, out=np.ones(len(gpus)), where=gpus > 0)
@@ -169,10 +201,9 @@ def _by_range(speedup: FloatArray, nodes: int, jobs: int, terms: Terms, offer: O
     return int(enough[-1]) + 1 if len(enough) else 0
 
 
-def _by_worth(speedup: FloatArray, nodes: int, jobs: int, terms: Terms, offer: Offer) -> int:
+def _by_worth(speedup: FloatArray, nodes: int, jobs: int, hour_worth: float, offer: Offer) -> int:
     """The number of nodes with the least cost of progress, where the waiting of jobs costs too."""
-    assert terms.hour_worth is not None
-    cost = np.arange(len(speedup)) * offer.price_per_hour + terms.hour_worth * jobs
+    cost = np.arange(len(speedup)) * offer.price_per_hour + hour_worth * jobs
     cost = np.divide(cost, speedup, out=np.full(len(cost), np.inf), where=speedup > 0)
     best = int(np.argmin(cost))
     return nodes if nodes and cost[nodes] <= cost[best] * (1 + TOLERANCE) else best
@@ -236,9 +267,9 @@ def _concave(curve: FloatArray) -> FloatArray:
     return np.interp(np.arange(len(curve)), corners, curve[corners])
 
 
-def _lasting(snapshot: Snapshot, speedups: list[FloatArray], offer: Offer) -> list[FloatArray]:
-    """The speed-ups of the jobs that will still be there when a node requested now is ready."""
+def _lasting(snapshot: Snapshot, offer: Offer) -> IntArray:
+    """The jobs that will still be there when a node requested now is ready."""
     rate = snapshot.rate_at(np.minimum(snapshot.gpus, snapshot.curves.max_gpus))
     left_s = np.divide(snapshot.remaining, rate, out=np.full(len(rate), np.inf), where=rate > 0)
     left_s[~snapshot.known] = np.inf
-    return [own for own, ahead_s in zip(speedups, left_s.tolist()) if ahead_s > offer.start_s]
+    return np.flatnonzero(left_s > offer.start_s)

@@ -21,6 +21,7 @@ _TERMS = {
     "high": "high",
     "gain": "least_gain",
     "worth": "hour_worth",
+    "pace": "pace",
     "budget": "budget_per_hour",
     "idle": "idle_s",
     "interval": "interval_s",

@@ -1,0 +1,1 @@
+"""Everything that a cluster shared by teams, services and sweeps must show, as one benchmark."""
