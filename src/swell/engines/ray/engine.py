@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swell.domain import Cluster, Placement, SwellError
+from swell.domain import Cluster, InputError, Placement, SwellError
 from swell.engines.base import NOTHING_HELD, Held, Launch
 from swell.engines.files import write_json
 from swell.engines.ray import connection, head, packaging, places, warm
@@ -56,6 +56,8 @@ class RayOptions:
     """Address of a Ray cluster; None to start a Ray for swell alone."""
     resource: str | None = None
     """What a slot is; None for GPUs if there are any, else CPUs."""
+    per_gpu: int = 1
+    """How many slots each GPU is; with more than 1 only GPUs are slots."""
     spares: bool = True
     encrypt: bool = True
     """Whether what a job sends from host to host is encrypted."""
@@ -75,12 +77,16 @@ class RayEngine(SupervisedEngine):
     def __init__(self, home: Path, options: RayOptions | None = None) -> None:
         super().__init__(home)
         self.options = options or RayOptions()
+        per_gpu, rents = self.options.per_gpu, self.options.rented is not None
+        places.check_per_gpu(per_gpu, self.options.resource, rents=rents)
+        self._wanted = self.options.resource or ("GPU" if per_gpu > 1 else None)
+        """What a slot is, if that does not depend on what the nodes have."""
         self._key = warm.key(self.options.spare_bytes)
         self._places, self.rented_names = places.with_rented(self._remembered(), self.options.rented)
         self._bundles: list[dict[str, int]] | None = None
         """What Ray's own autoscaler is asked to have room for; None if it is not asked for anything."""
         self._nodes: list[RayNode] = []
-        self._resource = self.options.resource or "CPU"
+        self._resource = self._wanted or "CPU"
         self._address = ""
         self._session = ""
         """Ray's name for this run of the cluster; it changes when the cluster's head is started again."""
@@ -119,6 +125,13 @@ class RayEngine(SupervisedEngine):
             self._stop_scout()
             raise SwellError(self._trouble)
         self._tick(time.monotonic())
+        per_gpu = self.options.per_gpu
+        if per_gpu > 1 and not any(place.per_gpu == per_gpu for place in self._places):
+            self._stop_scout()
+            raise InputError(
+                f"per_gpu: got {per_gpu}, must be 1, because no node of the Ray cluster has a GPU",
+                field="per_gpu",
+            )
         if not self._places:
             self._stop_scout()
             what = self.options.resource or "GPUs and no CPUs"
@@ -221,7 +234,7 @@ class RayEngine(SupervisedEngine):
         if line is not None:
             self._seen_s = now_s
             self._address = str(line["address"])
-            self._resource, self._nodes = places.read_nodes(line["nodes"], self.options.resource)
+            self._resource, self._nodes = places.read_nodes(line["nodes"], self._wanted, self.options.per_gpu)
             if line["session"] != self._session:
                 self._session = str(line["session"])
                 self._end_orphans()
@@ -284,7 +297,7 @@ class RayEngine(SupervisedEngine):
             "key": self._key,
             "warm": options.spares,
             "warm_bytes": options.spare_bytes,
-            "resources": [options.resource] if options.resource else ["GPU", "CPU"],
+            "resources": [self._wanted] if self._wanted else ["GPU", "CPU"],
             "bundles": self._bundles,
         }
         self._scout_s = time.monotonic()
