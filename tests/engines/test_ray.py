@@ -350,6 +350,32 @@ def test_two_jobs_share_a_gpu_that_ray_chose_and_rays_books_show_half_of_it_for_
         node.stop()
 
 
+def test_a_job_goes_on_when_the_gpus_that_it_fills_become_several_slots_each(ray: Ray) -> None:
+    node = ray.cluster.join("gpus", 1, gpus=2)
+    try:
+        launch = ray.launch("a", TOY, "--epochs", 400, "--sample-ms", 1, "--hurry", ray.hurry)
+        for per_gpu, slots in ((1, (0, 1)), (2, (2, 3))):
+            options = RayOptions(address=ray.cluster.address, resource="GPU", per_gpu=per_gpu, spares=False)
+            engine = RayEngine(ray.home, options)
+            engine.start(lambda: None)
+            ray.engines.append(engine)
+            engine.apply(launch, slots)
+            # No GPU has room for its new workers beside the old ones, so the job saves its state and stops.
+            until(lambda runs=per_gpu: len(list((launch.job_dir / "runs").glob("*"))) == runs)
+            _trains_on(ray, "a", slots)
+            if per_gpu == 1:
+                engine.close()
+                ray.engines.remove(engine)
+        assert [(n.name, n.gpus, n.up) for n in engine.cluster().nodes] == [
+            ("gpus", 2, False),
+            ("gpus-2", 4, True),
+        ]
+        steps = [int(line.split()[2]) for line in ray.output("a").splitlines() if "| step " in line]
+        assert steps == sorted(steps), "it went on from its state"
+    finally:
+        node.stop()
+
+
 def test_a_cluster_that_cannot_be_used_is_refused_at_once(
     tmp_path: Path, ray_cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ from swell.engines.ray.places import (
     held_slots,
     load,
     read_nodes,
+    retired_slots,
     share,
     slot_map,
     to_cluster,
@@ -120,6 +121,8 @@ def test_a_node_whose_gpus_are_other_slots_than_before_gets_another_place_and_it
     assert {slot: place.per_gpu for slot, place in slot_map(after).items()} == {0: 1, 1: 1} | dict.fromkeys(
         range(2, 6), 2
     )
+    assert retired_slots(after) == {0, 1} and not retired_slots(before)
+    assert not retired_slots(follow(after, [])), "a lost node's slots are not retired"
     assert follow(load(dump(after)), shared) == after, "although both have the same id of Ray"
     assert names(follow(load(dump(after)), whole)) == [("gpu", True), ("gpu-2", False)]
     assert "per_gpu" not in dump(before)[0], "supervisors of an earlier version cannot read it"
@@ -151,6 +154,7 @@ def test_a_number_of_slots_of_each_gpu_that_cannot_be_is_refused(
 def test_gpus_of_several_slots_are_refused_where_ray_has_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("swell.engines.ray.engine.SLOTS_S", 0.0)
     engine = RayEngine(tmp_path, RayOptions(address="127.0.0.1:1", per_gpu=2))
     for name in ("prepare", "_start_scout"):
         monkeypatch.setattr(engine, name, lambda: None)

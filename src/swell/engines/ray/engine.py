@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 PLACES = "ray-places.json"
 FIRST_SIGHT_S = 45.0
 """How long the first look at the cluster may take."""
+SLOTS_S = 3.0
+"""How long a cluster without slots may take to get some: Ray lists a new node before its resources."""
 BLIND_S = 15.0
 """Without news of the cluster for this long, all of its nodes count as down."""
 SETTLE_S = 2.0
@@ -92,6 +94,8 @@ class RayEngine(SupervisedEngine):
         """Ray's name for this run of the cluster; it changes when the cluster's head is started again."""
         self._foreign = Foreign(SETTLE_S)
         self._held: frozenset[int] = frozenset()
+        self._retired: frozenset[int] = frozenset()
+        """Slots of places whose nodes are alive with other slots."""
         self._seen_s = float("-inf")
         self._line: dict[str, Any] | None = None
         self._trouble = ""
@@ -124,9 +128,12 @@ class RayEngine(SupervisedEngine):
         if self._trouble:
             self._stop_scout()
             raise SwellError(self._trouble)
+        per_gpu, give_up_s = self.options.per_gpu, time.monotonic() + SLOTS_S
         self._tick(time.monotonic())
-        per_gpu = self.options.per_gpu
-        if per_gpu > 1 and not any(place.per_gpu == per_gpu for place in self._places):
+        while not self._has_slots() and time.monotonic() < give_up_s:
+            time.sleep(0.1)
+            self._tick(time.monotonic())
+        if per_gpu > 1 and not self._has_slots():
             self._stop_scout()
             raise InputError(
                 f"per_gpu: got {per_gpu}, must be 1, because no node of the Ray cluster has a GPU",
@@ -187,10 +194,18 @@ class RayEngine(SupervisedEngine):
 
     # -- slots -------------------------------------------------------------------------------------------
 
+    def _has_slots(self) -> bool:
+        """Whether any node, there or lost, has slots of the kind that was asked for."""
+        per_gpu = self.options.per_gpu
+        return bool(self._places) if per_gpu == 1 else any(p.per_gpu == per_gpu for p in self._places)
+
     def _usable(self, slots: Placement) -> Placement:
         with self._lock:
             where = places.slot_map(self._places)
         return tuple(slot for slot in slots if slot in where and where[slot].up)
+
+    def _closed_slots(self) -> frozenset[int]:
+        return self._reserved | self._retired
 
     def _may_start(self, job: SupervisedJob) -> bool:
         return time.monotonic() - self._seen_s <= BLIND_S
@@ -257,6 +272,7 @@ class RayEngine(SupervisedEngine):
             moved = after != self._places
             changed = moved or held != self._held
             self._places, self._held = after, held
+            self._retired = frozenset(places.retired_slots(after))
             if spares is not None:
                 names = {place.node_id: place.name for place in after if place.up}
                 self.spares = {names[n]: state for n, state in spares.items() if n in names}

@@ -212,6 +212,15 @@ def slot_map(places: list[Place]) -> dict[int, Place]:
     return {first + i: place for first, place in zip(first_slots(places), places) for i in range(place.slots)}
 
 
+def retired_slots(places: list[Place]) -> set[int]:
+    """The slots of places whose nodes are alive in other places: the size of their slots was changed.
+
+    Workers that still are there use what the node's new slots are made of.
+    """
+    alive = {place.node_id for place in places if place.up}
+    return {slot for slot, place in slot_map(places).items() if not place.up and place.node_id in alive}
+
+
 def to_cluster(places: Iterable[Place], held: Iterable[int] = ()) -> Cluster:
     """The places as the cluster that the scheduler sees."""
     nodes = tuple(
