@@ -33,7 +33,7 @@ PLACES = "ray-places.json"
 FIRST_SIGHT_S = 45.0
 """How long the first look at the cluster may take."""
 SLOTS_S = 3.0
-"""How long a cluster without slots may take to get some: Ray lists a new node before its resources."""
+"""How long a cluster without slots may take to get some: a node that just joined may not be listed yet."""
 BLIND_S = 15.0
 """Without news of the cluster for this long, all of its nodes count as down."""
 SETTLE_S = 2.0
