@@ -94,6 +94,15 @@ def _mentions(path: Path, text: str) -> bool:
     [
         (("--engine", "ray", "--slots", "2"), "--slots is for the local engine"),
         (("--engine", "ray", "--nodes", "2x2"), "--nodes is for the local engine"),
+        (("--engine", "ray", "--run-as", "ann"), "--run-as is for the local engine"),
+        (
+            ("--engine", "ray", "--per-gpu", "2", "--ray-resource", "CPU"),
+            "per_gpu: got 2, must be 1, because a slot is one CPU",
+        ),
+        (
+            ("--engine", "ray", "--per-gpu", "2", "--autoscale", "0:3x1", "--provider", "local"),
+            "per_gpu: got 2, must be 1 where nodes are rented",
+        ),
         (("--address", "auto"), "--address needs --engine ray"),
         (("--no-spares",), "--spares needs --engine ray"),
         (("--engine", "ray", "--address", "nonsense"), "HOST:PORT"),

@@ -24,8 +24,10 @@ from swell.engines import Launch, RunState
 from swell.engines.local import LocalEngine
 from swell.engines.nursery import Nursery
 from swell.engines.processes import descendants, processes_of
+from swell.engines.ray import places
 from swell.engines.ray.connection import environment
 from swell.engines.ray.engine import SETTLE_S, RayEngine, RayOptions
+from swell.engines.ray.holder import gpu_file
 from swell.engines.supervised import SupervisedEngine
 from swell.train.agent.client import JobClient
 from swell.train.agent.jobdir import JobDirectory
@@ -307,6 +309,69 @@ def test_where_there_are_gpus_they_are_the_slots_and_each_worker_sees_the_one_th
         until(lambda: state(engine, "a") is RunState.FINISHED)
         seen = [line.split()[2] for line in ray.output("a").splitlines() if "| device " in line]
         assert sorted(seen) == ["0", "1"]
+    finally:
+        node.stop()
+
+
+def test_two_jobs_share_a_gpu_that_ray_chose_and_rays_books_show_half_of_it_for_each(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free: list[float] = []
+    read_nodes = places.read_nodes
+
+    def read(found: list[dict[str, Any]], *args: Any) -> Any:
+        free[:] = [node["available"].get("GPU", 0.0) for node in found if node["name"] == "gpus"]
+        return read_nodes(found, *args)
+
+    monkeypatch.setattr(places, "read_nodes", read)
+    node = ray.cluster.join("gpus", 1, gpus=2)
+    try:
+        engine = RayEngine(ray.home, RayOptions(address=ray.cluster.address, per_gpu=2, spares=False))
+        engine.start(lambda: None)
+        ray.engines.append(engine)
+        assert [(n.name, n.gpus, n.per_gpu) for n in engine.cluster().nodes] == [("gpus", 4, 2)]
+        toy = ("--epochs", 400, "--sample-ms", 1, "--hurry", ray.hurry)
+        said = []
+        for name, slot, left in (("a", 0, 1.5), ("b", 2, 1.0)):
+            engine.apply(ray.launch(name, TOY, *toy), (slot,))
+            until(lambda name=name: "| step " in ray.output(name))
+            until(lambda left=left: free == [left])
+            (line,) = [line for line in ray.output(name).splitlines() if "| device " in line]
+            said.append(line.split("| device ")[1].split())
+        (gpu, *first), (other, *second) = said
+        assert gpu == other and gpu in ("0", "1") and first[:2] == second[:2] == ["per_gpu", "2"]
+        pids = {first[-1], second[-1]}
+        until(lambda: json.loads(gpu_file(gpu).read_text())["jobs"].keys() >= pids)
+        assert not engine.cluster().held
+        ray.hurry.touch()
+        until(lambda: {state(engine, name) for name in ("a", "b")} == {RunState.FINISHED})
+        until(lambda: free == [2.0])
+    finally:
+        node.stop()
+
+
+def test_a_job_goes_on_when_the_gpus_that_it_fills_become_several_slots_each(ray: Ray) -> None:
+    node = ray.cluster.join("gpus", 1, gpus=2)
+    try:
+        launch = ray.launch("a", TOY, "--epochs", 400, "--sample-ms", 1, "--hurry", ray.hurry)
+        for per_gpu, slots in ((1, (0, 1)), (2, (2, 3))):
+            options = RayOptions(address=ray.cluster.address, resource="GPU", per_gpu=per_gpu, spares=False)
+            engine = RayEngine(ray.home, options)
+            engine.start(lambda: None)
+            ray.engines.append(engine)
+            engine.apply(launch, slots)
+            # No GPU has room for its new workers beside the old ones, so the job saves its state and stops.
+            until(lambda runs=per_gpu: len(list((launch.job_dir / "runs").glob("*"))) == runs)
+            _trains_on(ray, "a", slots)
+            if per_gpu == 1:
+                engine.close()
+                ray.engines.remove(engine)
+        assert [(n.name, n.gpus, n.up) for n in engine.cluster().nodes] == [
+            ("gpus", 2, False),
+            ("gpus-2", 4, True),
+        ]
+        steps = [int(line.split()[2]) for line in ray.output("a").splitlines() if "| step " in line]
+        assert steps == sorted(steps), "it went on from its state"
     finally:
         node.stop()
 

@@ -19,16 +19,21 @@ from swell.engines.job_state import JobState, Stage, Workers
 from swell.engines.local import LocalEngine
 from swell.engines.ray import packaging
 from swell.engines.ray.engine import PENDING_S, RayEngine, RayOptions
-from swell.engines.ray.holder import sees
+from swell.engines.ray.holder import gpu_file, sees
 from swell.engines.ray.places import (
     Foreign,
     Place,
     RayNode,
+    RentedNodes,
+    check_per_gpu,
     dump,
     follow,
     held_slots,
     load,
     read_nodes,
+    retired_slots,
+    share,
+    slot_map,
     to_cluster,
 )
 from swell.engines.supervised_job import SupervisedJob
@@ -78,6 +83,103 @@ def test_slots_are_gpus_where_there_are_any_and_the_head_without_them_gives_none
     resource, nodes = read_nodes(found[:1], None)
     assert (resource, [n.slots for n in nodes]) == ("CPU", [8])
     assert read_nodes(found, "trainer") == ("trainer", [])
+
+
+def _gpu_node(free: float, gpus: float = 2.0) -> dict[str, Any]:
+    total = {"CPU": 4.0, "GPU": gpus}
+    return {"id": "g", "name": "gpu", "address": "", "total": total, "available": {"CPU": 4.0, "GPU": free}}
+
+
+def test_a_gpu_is_several_slots_and_what_others_use_of_it_is_rounded_up_to_slots() -> None:
+    def used(per_gpu: int, taken: float) -> int:
+        resource, (found,) = read_nodes([_gpu_node(2.0 - taken)], "GPU", per_gpu)
+        assert (resource, found.slots, found.per_gpu) == ("GPU", 2 * per_gpu, per_gpu)
+        return found.used
+
+    assert [used(n, 0.5) for n in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4], "another user's half of a GPU"
+    assert [used(4, taken) for taken in (0.0, 0.1, 0.25, 0.26, 1.0, 1.5, 2.0)] == [0, 1, 1, 2, 4, 6, 8]
+    for n in range(1, 65):
+        for workers in range(2 * n + 1):
+            assert used(n, workers * share(n)) == workers, "our own workers are one slot each"
+    places = follow([], read_nodes([_gpu_node(1.0)], "GPU", 4)[1])
+    assert [(n.gpus, n.per_gpu, n.real_gpus) for n in to_cluster(places).nodes] == [(8, 4, 2)]
+    assert held_slots(places, {"g": 2}, ours=[7, 6]) == {4, 5}
+
+
+def test_as_many_workers_as_slots_fit_a_gpu_of_rays_books_and_never_one_more() -> None:
+    assert [share(n) for n in (1, 2, 3, 4, 6)] == [1.0, 0.5, 0.3333, 0.25, 0.1666]
+    for n in range(1, 65):
+        counted = round(share(n) * 10_000)  # Ray rounds to ten-thousandths
+        assert counted == pytest.approx(share(n) * 10_000) and n * counted <= 10_000 < (n + 1) * counted
+
+
+def test_a_node_whose_gpus_are_other_slots_than_before_gets_another_place_and_its_old_one_back() -> None:
+    whole, shared = (read_nodes([_gpu_node(2.0)], "GPU", n)[1] for n in (1, 2))
+    before = follow([], whole)
+    after = follow(load(dump(before)), shared)
+    assert names(after) == [("gpu", False), ("gpu-2", True)]
+    assert {slot: place.per_gpu for slot, place in slot_map(after).items()} == {0: 1, 1: 1} | dict.fromkeys(
+        range(2, 6), 2
+    )
+    assert retired_slots(after) == {0, 1} and not retired_slots(before)
+    assert not retired_slots(follow(after, [])), "a lost node's slots are not retired"
+    assert follow(load(dump(after)), shared) == after, "although both have the same id of Ray"
+    assert names(follow(load(dump(after)), whole)) == [("gpu", True), ("gpu-2", False)]
+    assert "per_gpu" not in dump(before)[0], "supervisors of an earlier version cannot read it"
+
+
+@pytest.mark.parametrize(
+    ("per_gpu", "resource", "rents", "said"),
+    [
+        (0, None, False, "per_gpu: got 0, must be 1 to 64"),
+        (65, "GPU", False, "per_gpu: got 65, must be 1 to 64"),
+        (2, "CPU", False, "per_gpu: got 2, must be 1, because a slot is one CPU"),
+        (2, "GPU", True, r"per_gpu: got 2, must be 1 where nodes are rented \(--autoscale\)"),
+    ],
+)
+def test_a_number_of_slots_of_each_gpu_that_cannot_be_is_refused(
+    tmp_path: Path, per_gpu: int, resource: str | None, rents: bool, said: str
+) -> None:
+    with pytest.raises(InputError, match=said) as refused:
+        check_per_gpu(per_gpu, resource, rents=rents)
+    assert refused.value.field == "per_gpu"
+    rented = RentedNodes(nodes=1, slots=2, gpu_type="gpu") if rents else None
+    with pytest.raises(InputError, match=said):
+        RayEngine(tmp_path, RayOptions(per_gpu=per_gpu, resource=resource, rented=rented))
+    for fine in (1, 2, 64):
+        check_per_gpu(fine, None, rents=False)
+    check_per_gpu(1, "CPU", rents=True)
+
+
+def test_gpus_of_several_slots_are_refused_where_ray_has_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swell.engines.ray.engine.SLOTS_S", 0.0)
+    engine = RayEngine(tmp_path, RayOptions(address="127.0.0.1:1", per_gpu=2))
+    for name in ("prepare", "_start_scout"):
+        monkeypatch.setattr(engine, name, lambda: None)
+    total = {"CPU": 8.0}
+    cpus = {"id": "c", "name": "cpus", "address": "127.0.0.1", "total": total, "available": total}
+    engine._line = {"address": "127.0.0.1:1", "session": "", "nodes": [cpus], "warm": {}}
+    engine._first.set()
+    with pytest.raises(InputError, match="got 2, must be 1, because no node of the Ray cluster") as refused:
+        engine.start(lambda: None)
+    assert refused.value.field == "per_gpu"
+
+
+def test_the_file_of_a_gpu_is_in_a_directory_that_only_its_user_can_enter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    first, other = gpu_file("0"), gpu_file("GPU-8a1f")
+    assert first == gpu_file("0") != other and first.parent == other.parent
+    assert first.name.isdigit() and other.name.isdigit(), "as `swell.train.turns` wants them"
+    assert first.parent.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr("socket.gethostname", lambda: "another-node")
+    assert gpu_file("0") != first
+    first.parent.chmod(0o755)
+    with pytest.raises(PermissionError, match="open to others"):
+        gpu_file("0")
 
 
 def test_the_type_of_a_node_is_the_one_it_was_given_else_that_of_the_gpus_that_are_its_slots() -> None:

@@ -266,6 +266,7 @@ def make_engine(settings: Settings) -> SupervisedEngine:
     options = RayOptions(
         address=settings.address,
         resource=settings.ray_resource,
+        per_gpu=settings.per_gpu or 1,
         spares=settings.spares,
         encrypt=settings.encrypt,
         spare_bytes=settings.spare_memory,

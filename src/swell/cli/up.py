@@ -30,7 +30,7 @@ DOWN_EPILOG = """\b
 Example:
   swell down
 """
-_FOR_LOCAL = ("nodes", "slots", "per_gpu", "run_as")
+_FOR_LOCAL = ("nodes", "slots", "run_as")
 _FOR_RAY = (
     "address",
     "ray_resource",
@@ -216,6 +216,9 @@ def _check(given: Mapping[str, Any]) -> None:
             )
     check_rented(given.get("autoscale"), given.get("provider"), address, given.get("spares"))
     if on_ray:
+        from swell.engines.ray.places import check_per_gpu
+
+        check_per_gpu(given.get("per_gpu", 1), given.get("ray_resource"), rents="autoscale" in given)
         need_ray()
 
 

@@ -151,7 +151,10 @@ class Cluster:
         if per_gpu < 1:
             raise InputError(f"per_gpu must be at least 1, got {per_gpu}", field="per_gpu")
         if self.per_gpu > 1 or self.held:
-            raise InputError("per_gpu: the GPUs of this cluster are slots already", field="per_gpu")
+            raise InputError(
+                f"per_gpu: got {per_gpu}, must not be given for a cluster whose GPUs are slots already",
+                field="per_gpu",
+            )
         return Cluster(tuple(replace(n, gpus=n.gpus * per_gpu, per_gpu=per_gpu) for n in self.nodes))
 
     def with_node(self, index: int, *, up: bool) -> Cluster:

@@ -1,9 +1,12 @@
-"""Small files that are never half-written, even if the writing process is killed."""
+"""Small files that are never half-written, even if their writer is killed; and folders of one user alone."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import stat
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,3 +30,15 @@ def write_json(
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def own_folder(name: str) -> Path:
+    """This user's directory of this name among the machine's temporary files. It is made if needed, and
+    refused if another user owns it or can enter it."""
+    path = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise PermissionError(f"{path} belongs to another user or is open to others: remove it")
+    return path

@@ -123,6 +123,10 @@ class SupervisedEngine:
         """Those of the slots that workers can be on now."""
         return slots
 
+    def _closed_slots(self) -> frozenset[int]:
+        """The slots that jobs have to leave: those that services hold."""
+        return self._reserved
+
     def _may_start(self, job: SupervisedJob) -> bool:
         """Whether processes of a job that has none may be started now."""
         return True
@@ -290,7 +294,7 @@ class SupervisedEngine:
             others = (other.state.slots(now_s) for other in self._jobs.values() if other is not job)
             taken = set[int]().union(*others)
         usable = self._usable(job.state.wanted)
-        return job.whole_replicas(job.state.granted(usable, taken, self._reserved, now_s))
+        return job.whole_replicas(job.state.granted(usable, taken, self._closed_slots(), now_s))
 
     def _start_job(self, job: SupervisedJob, now_s: float) -> None:
         granted = self._granted(job, now_s)
@@ -331,7 +335,7 @@ class SupervisedEngine:
         state = job.state
         granted = self._granted(job, now_s) if state.wanted else ()
         with self._lock:
-            target = state.next_target(granted, self._reserved, now_s)
+            target = state.next_target(granted, self._closed_slots(), now_s)
         if target is None:
             job.note(state.told)
             return

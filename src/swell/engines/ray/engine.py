@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swell.domain import Cluster, Placement, SwellError
+from swell.domain import Cluster, InputError, Placement, SwellError
 from swell.engines.base import NOTHING_HELD, Held, Launch
 from swell.engines.files import write_json
 from swell.engines.ray import connection, head, packaging, places, warm
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 PLACES = "ray-places.json"
 FIRST_SIGHT_S = 45.0
 """How long the first look at the cluster may take."""
+SLOTS_S = 3.0
+"""How long a cluster without slots may take to get some: a node that just joined may not be listed yet."""
 BLIND_S = 15.0
 """Without news of the cluster for this long, all of its nodes count as down."""
 SETTLE_S = 2.0
@@ -56,6 +58,8 @@ class RayOptions:
     """Address of a Ray cluster; None to start a Ray for swell alone."""
     resource: str | None = None
     """What a slot is; None for GPUs if there are any, else CPUs."""
+    per_gpu: int = 1
+    """How many slots each GPU is; with more than 1 only GPUs are slots."""
     spares: bool = True
     encrypt: bool = True
     """Whether what a job sends from host to host is encrypted."""
@@ -75,17 +79,23 @@ class RayEngine(SupervisedEngine):
     def __init__(self, home: Path, options: RayOptions | None = None) -> None:
         super().__init__(home)
         self.options = options or RayOptions()
+        per_gpu, rents = self.options.per_gpu, self.options.rented is not None
+        places.check_per_gpu(per_gpu, self.options.resource, rents=rents)
+        self._wanted = self.options.resource or ("GPU" if per_gpu > 1 else None)
+        """What a slot is, if that does not depend on what the nodes have."""
         self._key = warm.key(self.options.spare_bytes)
         self._places, self.rented_names = places.with_rented(self._remembered(), self.options.rented)
         self._bundles: list[dict[str, int]] | None = None
         """What Ray's own autoscaler is asked to have room for; None if it is not asked for anything."""
         self._nodes: list[RayNode] = []
-        self._resource = self.options.resource or "CPU"
+        self._resource = self._wanted or "CPU"
         self._address = ""
         self._session = ""
         """Ray's name for this run of the cluster; it changes when the cluster's head is started again."""
         self._foreign = Foreign(SETTLE_S)
         self._held: frozenset[int] = frozenset()
+        self._retired: frozenset[int] = frozenset()
+        """Slots of places whose nodes are alive with other slots."""
         self._seen_s = float("-inf")
         self._line: dict[str, Any] | None = None
         self._trouble = ""
@@ -118,7 +128,17 @@ class RayEngine(SupervisedEngine):
         if self._trouble:
             self._stop_scout()
             raise SwellError(self._trouble)
+        per_gpu, give_up_s = self.options.per_gpu, time.monotonic() + SLOTS_S
         self._tick(time.monotonic())
+        while not self._has_slots() and time.monotonic() < give_up_s:
+            time.sleep(0.1)
+            self._tick(time.monotonic())
+        if per_gpu > 1 and not self._has_slots():
+            self._stop_scout()
+            raise InputError(
+                f"per_gpu: got {per_gpu}, must be 1, because no node of the Ray cluster has a GPU",
+                field="per_gpu",
+            )
         if not self._places:
             self._stop_scout()
             what = self.options.resource or "GPUs and no CPUs"
@@ -174,10 +194,18 @@ class RayEngine(SupervisedEngine):
 
     # -- slots -------------------------------------------------------------------------------------------
 
+    def _has_slots(self) -> bool:
+        """Whether any node, there or lost, has slots of the kind that was asked for."""
+        per_gpu = self.options.per_gpu
+        return bool(self._places) if per_gpu == 1 else any(p.per_gpu == per_gpu for p in self._places)
+
     def _usable(self, slots: Placement) -> Placement:
         with self._lock:
             where = places.slot_map(self._places)
         return tuple(slot for slot in slots if slot in where and where[slot].up)
+
+    def _closed_slots(self) -> frozenset[int]:
+        return self._reserved | self._retired
 
     def _may_start(self, job: SupervisedJob) -> bool:
         return time.monotonic() - self._seen_s <= BLIND_S
@@ -221,7 +249,7 @@ class RayEngine(SupervisedEngine):
         if line is not None:
             self._seen_s = now_s
             self._address = str(line["address"])
-            self._resource, self._nodes = places.read_nodes(line["nodes"], self.options.resource)
+            self._resource, self._nodes = places.read_nodes(line["nodes"], self._wanted, self.options.per_gpu)
             if line["session"] != self._session:
                 self._session = str(line["session"])
                 self._end_orphans()
@@ -244,6 +272,7 @@ class RayEngine(SupervisedEngine):
             moved = after != self._places
             changed = moved or held != self._held
             self._places, self._held = after, held
+            self._retired = frozenset(places.retired_slots(after))
             if spares is not None:
                 names = {place.node_id: place.name for place in after if place.up}
                 self.spares = {names[n]: state for n, state in spares.items() if n in names}
@@ -284,7 +313,7 @@ class RayEngine(SupervisedEngine):
             "key": self._key,
             "warm": options.spares,
             "warm_bytes": options.spare_bytes,
-            "resources": [options.resource] if options.resource else ["GPU", "CPU"],
+            "resources": [self._wanted] if self._wanted else ["GPU", "CPU"],
             "bundles": self._bundles,
         }
         self._scout_s = time.monotonic()

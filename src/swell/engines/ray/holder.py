@@ -8,6 +8,7 @@ closes), so no worker trains on without its supervisor.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -22,10 +23,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swell.engines.environment import for_jobs
+from swell.engines.files import own_folder
 from swell.engines.processes import descendants, memory_bytes
 from swell.engines.ray.warm import socket_path
 from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable
+from swell.train.agent.slots import GPU_FILE
 from swell.train.agent.wire import Connection, WireError
 
 MEMORY_EVERY_S = 1.0
@@ -134,7 +137,7 @@ class Holder:
         os.mkfifo(lifeline, 0o600)
         held = os.open(lifeline, os.O_RDWR)  # not inherited by children: it closes when this process ends
         try:
-            order = _complete(order, lifeline)
+            order = _complete(order, lifeline, assigned_gpu() if order.get("shares_gpu") else None)
             self._worker = worker = self._start(order)
             if self._doomed:
                 self.end()
@@ -203,8 +206,30 @@ def sees(order: dict[str, Any]) -> bool:
     return bool(content.get("launch") == order["env"]["SWELL_LAUNCH"])
 
 
-def _complete(order: dict[str, Any], lifeline: Path) -> dict[str, Any]:
-    """The order completed with what only this node knows: directories and devices."""
+def assigned_gpu() -> str:
+    """The GPU that Ray gave this actor a part of: Ray chooses it, whatever the number of the slot is."""
+    import ray
+
+    found = [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
+    if len(found) != 1:
+        raise RuntimeError(f"Ray gave a worker that needs a part of one GPU these GPUs: {found}")
+    return found[0]
+
+
+def gpu_file(gpu: str) -> Path:
+    """The file that all jobs of this user on a GPU of this node keep together (`swell.train.turns`).
+
+    Its name is a number that no GPU of another node has: a job's leader knows the names of all its GPUs.
+    """
+    name = hashlib.sha256(f"{socket.gethostname()} {gpu}".encode()).hexdigest()[:12]
+    return own_folder("swell-gpus") / str(int(name, 16))
+
+
+def _complete(order: dict[str, Any], lifeline: Path, gpu: str | None) -> dict[str, Any]:
+    """The order completed with what only this node knows: directories and devices.
+
+    `gpu`: the GPU that the worker has a part of; None if it has whole ones, or none.
+    """
     cwd = str(Path.cwd())
     env = {
         **order["env"],
@@ -213,4 +238,6 @@ def _complete(order: dict[str, Any], lifeline: Path) -> dict[str, Any]:
     }
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         env["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+    if gpu is not None:
+        env |= {"CUDA_VISIBLE_DEVICES": gpu, GPU_FILE: str(gpu_file(gpu))}
     return {**order, "cwd": cwd, "env": env, "script": str(Path(cwd, order["script"]))}

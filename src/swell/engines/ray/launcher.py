@@ -24,6 +24,7 @@ from swell.engines.ray.connection import connect, is_loopback, own_address
 from swell.engines.ray.holder import Holder
 from swell.train.agent.launcher import Launcher
 from swell.train.agent.run_config import RunConfig
+from swell.train.agent.slots import PER_GPU
 from swell.train.agent.wire import MOST_STRANGERS, Connection, WireError, new_secret
 
 OUT_OF_MEMORY = 137
@@ -90,7 +91,8 @@ class RayLauncher(Launcher):
             return
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        resource, amount = self._settings["resource"], 1
+        resource = self._settings["resource"]
+        amount = 1 if place.per_gpu == 1 else places.share(place.per_gpu)
         options: dict[str, Any] = {"num_cpus": 0}
         if resource == "CPU":
             options["num_cpus"] = amount
@@ -100,9 +102,12 @@ class RayLauncher(Launcher):
             options["resources"] = {resource: amount}
         order = self._order(worker, slot)
         order["env"]["SWELL_HOST"] = "127.0.0.1" if is_loopback(place.address) else place.address
+        if place.per_gpu > 1:
+            order["env"][PER_GPU] = str(place.per_gpu)
         order |= {
             "script": self._script,
             "memory_bytes": self._memory_bytes,
+            "shares_gpu": place.per_gpu > 1,
             "visible": {MARK: self._mark},
             "warm": None if self._pip or self.config.command else self._settings["warm"],
         }

@@ -6,11 +6,17 @@ that comes back with the same name and size takes its old place, although Ray gi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from swell.domain import ANY_GPU, Cluster, Node, clean_type
+from swell.domain import ANY_GPU, Cluster, InputError, Node, clean_type
+
+MOST_PER_GPU = 64
+"""Most slots of one GPU. Ray counts in ten-thousandths of a GPU; for so many slots these are fine enough."""
+_UNITS = 10_000
+"""The parts of a GPU that Ray's books count in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +31,8 @@ class RayNode:
     gpu_type: str
     used: int = 0
     """Slots in use, by swell or by others."""
+    per_gpu: int = 1
+    """How many of its slots are one GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +49,14 @@ class Place:
     """Ray's id of the node; the last one while the node is lost."""
     address: str = ""
     up: bool = False
+    per_gpu: int = 1
+    """How many of its slots are one GPU."""
 
     def fits(self, node: RayNode) -> bool:
         """Whether this may be the place that a returning node had."""
-        if not self.host:
-            return self.slots == node.slots
-        return (self.host, self.slots, self.gpu_type) == (node.name, node.slots, node.gpu_type)
+        if (self.slots, self.per_gpu) != (node.slots, node.per_gpu):
+            return False
+        return not self.host or (self.host, self.gpu_type) == (node.name, node.gpu_type)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +70,24 @@ class RentedNodes:
     """Whether the provider chooses the names of its nodes, as a cloud does."""
 
 
+def check_per_gpu(per_gpu: int, resource: str | None, *, rents: bool) -> None:
+    """Refuse a number of slots of each GPU that cannot be; `resource` is what the user said a slot is."""
+    allowed = f"1 to {MOST_PER_GPU}"
+    if per_gpu > 1 and resource not in (None, "GPU"):
+        allowed = f"1, because a slot is one {resource}; only GPUs can be several slots"
+    elif per_gpu > 1 and rents:
+        allowed = "1 where nodes are rented (--autoscale), because rented GPUs are one slot each"
+    elif 1 <= per_gpu <= MOST_PER_GPU:
+        return
+    raise InputError(f"per_gpu: got {per_gpu}, must be {allowed}", field="per_gpu")
+
+
+def share(per_gpu: int) -> float:
+    """The part of a GPU that a worker takes in Ray's books. It is rounded down to what Ray can count, so that
+    as many workers as there are slots fit a GPU, and never one more."""
+    return _UNITS // per_gpu / _UNITS
+
+
 def resource_of(totals: Iterable[Mapping[str, float]], wanted: str | None) -> str:
     """The resource that counts as a slot: the one asked for, else GPUs if any node has them, else CPUs."""
     if wanted is not None:
@@ -67,13 +95,18 @@ def resource_of(totals: Iterable[Mapping[str, float]], wanted: str | None) -> st
     return "GPU" if any(total.get("GPU", 0) >= 1 for total in totals) else "CPU"
 
 
-def read_nodes(found: Iterable[Mapping[str, Any]], wanted: str | None) -> tuple[str, list[RayNode]]:
-    """The resource that counts as a slot, and the nodes that have some of it, from a scout's line."""
+def read_nodes(
+    found: Iterable[Mapping[str, Any]], wanted: str | None, per_gpu: int = 1
+) -> tuple[str, list[RayNode]]:
+    """The resource that counts as a slot, and the nodes that have some of it, from a scout's line.
+
+    Each unit of the resource is `per_gpu` slots.
+    """
     found = list(found)
     resource = resource_of([node["total"] for node in found], wanted)
     nodes = []
     for node in found:
-        slots = int(node["total"].get(resource, 0))
+        slots = int(node["total"].get(resource, 0)) * per_gpu
         if slots >= 1:
             used = node["total"].get(resource, 0) - node["available"].get(resource, 0)
             nodes.append(
@@ -83,7 +116,9 @@ def read_nodes(found: Iterable[Mapping[str, Any]], wanted: str | None) -> tuple[
                     address=str(node["address"]),
                     slots=slots,
                     gpu_type=_type(node, resource),
-                    used=int(-(-used // 1)),  # rounded up: a slot that is partly used cannot be given
+                    # Rounded up: a slot that is partly used cannot be given. (Ray's sums are not exact.)
+                    used=math.ceil(round(used * per_gpu, 6)),
+                    per_gpu=per_gpu,
                 )
             )
     return resource, nodes
@@ -111,8 +146,11 @@ def follow(places: list[Place], nodes: Iterable[RayNode]) -> list[Place]:
     unplaced = {node.node_id: node for node in nodes}
     after = []
     for place in places:
-        node = unplaced.pop(place.node_id, None)
-        after.append(replace(place, up=node is not None and place.fits(node)))
+        node = unplaced.get(place.node_id)
+        up = node is not None and place.fits(node)
+        if up:
+            del unplaced[place.node_id]  # else the node has other slots than before, and gets another place
+        after.append(replace(place, up=up))
     for node in unplaced.values():
         free = [i for i, place in enumerate(after) if not place.up and place.fits(node)]
         if free:
@@ -130,6 +168,7 @@ def follow(places: list[Place], nodes: Iterable[RayNode]) -> list[Place]:
                 node_id=node.node_id,
                 address=node.address,
                 up=True,
+                per_gpu=node.per_gpu,
             )
         )
     return after
@@ -173,15 +212,30 @@ def slot_map(places: list[Place]) -> dict[int, Place]:
     return {first + i: place for first, place in zip(first_slots(places), places) for i in range(place.slots)}
 
 
+def retired_slots(places: list[Place]) -> set[int]:
+    """The slots of places whose nodes are alive in other places: the size of their slots was changed.
+
+    Workers that still are there use what the node's new slots are made of.
+    """
+    alive = {place.node_id for place in places if place.up}
+    return {slot for slot, place in slot_map(places).items() if not place.up and place.node_id in alive}
+
+
 def to_cluster(places: Iterable[Place], held: Iterable[int] = ()) -> Cluster:
     """The places as the cluster that the scheduler sees."""
-    nodes = tuple(Node(place.name, place.slots, place.gpu_type, up=place.up) for place in places)
+    nodes = tuple(
+        Node(place.name, place.slots, place.gpu_type, up=place.up, per_gpu=place.per_gpu) for place in places
+    )
     return Cluster(nodes, frozenset(held))
 
 
 def dump(places: Iterable[Place]) -> list[dict[str, Any]]:
     """The places as plain values, for a file."""
-    return [asdict(place) for place in places]
+    entries = [asdict(place) for place in places]
+    for entry in entries:
+        if entry["per_gpu"] == 1:
+            del entry["per_gpu"]  # supervisors of an earlier version, which still run, do not know it
+    return entries
 
 
 def load(content: Iterable[Mapping[str, Any]]) -> list[Place]:

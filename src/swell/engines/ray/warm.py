@@ -7,13 +7,11 @@ a path that both sides compute, in a directory that only this user can enter.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from importlib.metadata import version
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from swell.engines.environment import for_jobs
+from swell.engines.files import own_folder
 from swell.engines.processes import MARK, MARK_BYTES, memory_bytes
 
 LEASE_S = 60.0
@@ -28,14 +27,8 @@ LEASE_S = 60.0
 
 
 def folder() -> Path:
-    """The directory of this user's sockets; it is made if needed, and refused if others can enter it."""
-    path = Path(tempfile.gettempdir()) / f"swell-warm-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    facts = path.lstat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise PermissionError(f"{path} belongs to another user or is open to others: remove it")
-    return path
+    """The directory of this user's sockets."""
+    return own_folder("swell-warm")
 
 
 def key(limit_bytes: int) -> str:
