@@ -22,7 +22,7 @@ UNBATCHED = "its DataLoader has no batches to cut (batch_size=None)"
 CLOSURE = "it gives optimizer.step() a closure, which runs the model several times"
 DISTRIBUTED = "it sets up torch.distributed by itself"
 BY_HAND = "it changes its parameters by hand, without an optimizer of torch.optim"
-LOSS = "its loss is neither the mean nor the sum over the batch, as far as three tries show"
+LOSS = "its loss is neither the mean nor the sum over the batch, as far as trying shows"
 
 NEXT = {
     NO_LOADER: "draw batches with a DataLoader, or use swell.elastic with job.sample (docs/training.md)",

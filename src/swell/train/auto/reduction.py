@@ -4,7 +4,9 @@ If it is a sum, the gradients of the workers' parts must be added, and if it is 
 From outside one cannot see which. So before the first batch is divided, the leader computes three batches
 whole while the others try: some samples, the same samples twice, and the same samples once. The loss of the
 second try is as large as that of the others if it is a mean, and twice as large if it is a sum. The third try
-cancels what the training changed meanwhile.
+cancels what the training changed meanwhile. Three tries are a round. With dropout the loss of the same
+samples differs from try to try, late in training by more than a factor of two; so a round that is not clear
+is followed by others, until only one answer is left that fits them all.
 
 One try is one step of the optimizer. If the script accumulates several batches in a step, all of them are of
 the same try, because Hugging Face's `Trainer` divides each batch's sum by the tokens of the whole step.
@@ -13,13 +15,31 @@ the same try, because Hugging Face's `Trainer` divides each batch's sum by the t
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 MEAN, SUM, NEITHER = "mean", "sum", "neither"
 TRIES = 3
-_ROUNDS = 3
-"""So many times the three tries are made before the loss counts as neither."""
+MOST_ROUNDS = 30
+"""A loss that is still undecided after so many rounds counts as neither."""
+_CLEAR = 0.1
+"""One round is enough if its figures are this close to those of a mean or of a sum."""
+_LEAST_ROUNDS = 3
+"""Else there are at least so many."""
+_LEAST_SPREAD = 0.1
+"""Rounds are never taken to be more exact than this: a few of them may be alike by chance."""
+_IS_MEAN, _IS_SUM = (-0.74, 0.43), (0.68, 1.38)
+"""In which range the factor of a round may be, for a mean and for a sum."""
+
+
+class Round(NamedTuple):
+    """What three tries showed, in powers of two."""
+
+    factor: float
+    """By how much the loss of the samples twice was larger than that of them once."""
+    change: float
+    """By how much the loss of the samples once changed, by training and by chance."""
 
 
 class Reduction:
@@ -33,7 +53,7 @@ class Reduction:
         self._samples: list[Any] = []
         self._made = 0
         self._losses: list[float] = []
-        self._rounds = 0
+        self._rounds: list[Round | None] = []
 
     def samples(self, window: list[Any], index: int, per_step: int) -> tuple[int, list[Any]]:
         """The number of the try for batch number `index` of a pass, and the samples for it.
@@ -58,11 +78,9 @@ class Reduction:
             return
         self._losses.append(loss)
         if len(self._losses) == TRIES:
-            self._rounds += 1
-            kind = judge(self._losses)
+            self._rounds.append(compare(self._losses))
             self._losses = []
-            if kind != NEITHER or self._rounds >= _ROUNDS:
-                self.found = kind
+            self.found = judge(self._rounds)
 
     def hear(self, headers: Sequence[dict[str, Any]]) -> None:
         """Take what a worker has found out; all workers hear it in the same step."""
@@ -70,12 +88,29 @@ class Reduction:
             self.kind = next((h["loss_is"] for h in headers if h.get("loss_is")), None)
 
 
-def judge(losses: Sequence[float]) -> str:
-    """MEAN or SUM from the losses of some samples, of the same samples twice, and of them once again."""
+def compare(losses: Sequence[float]) -> Round | None:
+    """What the losses of some samples, of the same twice, and of them once again say; None if nothing."""
     once, twice, again = (abs(loss) for loss in losses)
-    if not all(map(math.isfinite, (once, twice, again))) or once * again == 0.0:
-        return NEITHER
-    ratio = twice / math.sqrt(once * again)
-    if 0.6 < ratio < 1.35:
-        return MEAN
-    return SUM if 1.6 < ratio < 2.6 else NEITHER
+    if not all(map(math.isfinite, (once, twice, again))) or once * twice * again == 0.0:
+        return None
+    return Round(math.log2(twice / math.sqrt(once * again)), math.log2(again / once))
+
+
+def judge(rounds: Sequence[Round | None]) -> str | None:
+    """MEAN, SUM or NEITHER, from all rounds so far; None if there must be more rounds."""
+    found = [one.factor for one in rounds if one is not None]
+    if len(rounds) == 1 and rounds[0] is not None and abs(rounds[0].change) < _CLEAR:
+        for kind, factor in ((MEAN, 0.0), (SUM, 1.0)):
+            if abs(found[0] - factor) < _CLEAR:
+                return kind
+    if len(found) >= _LEAST_ROUNDS:
+        middle, spread = statistics.fmean(found), max(statistics.stdev(found), _LEAST_SPREAD)
+        # Three standard errors, and more for few rounds, whose spread is not well known.
+        error = (3.0 + 4.0 / (len(found) - 1)) * spread / math.sqrt(len(found))
+        ranges = ((MEAN, _IS_MEAN), (SUM, _IS_SUM))
+        fits = [(k, low < middle < high) for k, (low, high) in ranges if low - error < middle < high + error]
+        if not fits:
+            return NEITHER
+        if len(fits) == 1 and fits[0][1]:
+            return fits[0][0]
+    return NEITHER if len(rounds) >= MOST_ROUNDS else None
