@@ -18,6 +18,7 @@ from swell.train.agent.generations import (
     Finish,
     Instruction,
     Kill,
+    Say,
     Spawn,
     Status,
     Turn,
@@ -342,7 +343,10 @@ def test_a_resize_before_the_launcher_is_there_is_not_lost() -> None:
     play = Play(target=2)
     play.m.resize(4, 0.0)
     play.m.resize(1, 0.0)
-    assert spawned(play.m.agent_connected([], 0.1)) == ["w0"]
+    out = play.m.agent_connected([], 0.1)
+    assert spawned(out) == ["w0"]
+    gone = [one.fields["worker"] for one in out if isinstance(one, Say) and one.event == "exited"]
+    assert gone == ["w1", "w2", "w3"], "who waits for their slots must hear that they are free"
 
 
 def test_a_worker_that_vanished_while_the_coordinator_was_away_is_lost() -> None:

@@ -20,6 +20,7 @@ from swell.train.agent.generations import (
     Fence,
     Instruction,
     Kill,
+    Say,
     Spawn,
     Status,
     Turn,
@@ -247,7 +248,10 @@ class Membership(Decisions):
             if worker.status is Status.STARTING and worker.address is None:
                 out.append(Spawn(worker.name, worker.slot))
             elif worker.status is Status.LEAVING:
+                # It may have been told to end before it was ever started; the engine waits for its slot.
+                out += [Say("exited", {"worker": worker.name, "code": 0})]
                 out += self.exited(worker.name, 0, now_s)
             else:
+                out += [Say("exited", {"worker": worker.name, "code": -9})]
                 out += self.lost(worker.name, "its process is gone", now_s)
         return [*out, *self._plan(now_s)]
