@@ -5,8 +5,8 @@ From outside one cannot see which. So before the first batch is divided, the lea
 whole while the others try: some samples, the same samples twice, and the same samples once. The loss of the
 second try is as large as that of the others if it is a mean, and twice as large if it is a sum. The third try
 cancels what the training changed meanwhile. Three tries are a round. With dropout the loss of the same
-samples differs from try to try, late in training by more than a factor of two; so a round that is not clear
-is followed by others, until only one answer is left that fits them all.
+samples differs from try to try; so a round that is not clear is followed by others, until only one answer is
+left that fits them all.
 
 One try is one step of the optimizer. If the script accumulates several batches in a step, all of them are of
 the same try, because Hugging Face's `Trainer` divides each batch's sum by the tokens of the whole step.
