@@ -439,3 +439,31 @@ def test_the_plain_example_on_changing_workers_is_as_good_as_ever(stage: Any) ->
     found = re.findall(r"final loss (\S+) accuracy (\S+)", job.output())
     assert len(found) == 1
     assert float(found[0][1]) >= 0.975, "plain runs reach 0.989 to 0.994 (benchmarks/runtime/auto.py)"
+
+
+NOISY = """
+    import sys, time
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(3)
+    x = torch.randn(640, 8)
+    train = DataLoader(TensorDataset(x, x @ torch.randn(8, 1)), batch_size=8, shuffle=True)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.95), nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    for epoch in range(4):
+        for a, b in train:
+            time.sleep(0.01)
+            optimizer.zero_grad()
+            loss = ((model(a) - b) ** 4).mean()
+            loss.backward()
+            optimizer.step()
+"""
+
+
+def test_a_script_is_shared_though_dropout_changes_the_loss_of_the_same_samples_manyfold(stage: Any) -> None:
+    job = _auto(stage, NOISY, workers=2)
+    assert job.wait() == 0, job.output()
+    assert "cannot be shared" not in job.output()
+    assert "several workers share each training batch" in job.output()

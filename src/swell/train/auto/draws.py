@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from swell.train.auto import confinement
+from swell.train.auto.dropout import Dropout
 from swell.train.auto.output import tell_of_parts
 from swell.train.auto.passes import Pass
 from swell.train.auto.position import Position
@@ -38,6 +39,8 @@ class Draws(Position):
         self._odd = confinement.NO_LOADER
         self._agreed = 0
         self._most_in_flight = 0
+        self.dropout = Dropout()
+        """Off while this worker tries what kind of loss the script has."""
         self._told = False
         """True once this worker, as the leader of several, has said what the script's numbers cover."""
 
@@ -96,6 +99,7 @@ class Draws(Position):
 
     def _cut(self, here: Pass, rank: int, world: int) -> list[Any] | None:
         """Draw a batch; returns this worker's samples of it, or None if nothing is left."""
+        self.dropout.set(off=world > 1 and rank > 0 and self.reduction.kind is None)
         if world == 1:
             all_of_it = here.take_whole()
             return None if all_of_it is None else all_of_it.window

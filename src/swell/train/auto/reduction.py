@@ -4,9 +4,9 @@ If it is a sum, the gradients of the workers' parts must be added, and if it is 
 From outside one cannot see which. So before the first batch is divided, the leader computes three batches
 whole while the others try: some samples, the same samples twice, and the same samples once. The loss of the
 second try is as large as that of the others if it is a mean, and twice as large if it is a sum. The third try
-cancels what the training changed meanwhile. Three tries are a round. With dropout the loss of the same
-samples differs from try to try; so a round that is not clear is followed by others, until only one answer is
-left that fits them all.
+cancels what the training changed meanwhile. Three tries are a round. Whoever tries computes without dropout
+(see `dropout`), but the loss of the same samples may still differ from try to try, and training changes it;
+so there are rounds until only one answer is left that fits them all.
 
 One try is one step of the optimizer. If the script accumulates several batches in a step, all of them are of
 the same try, because Hugging Face's `Trainer` divides each batch's sum by the tokens of the whole step.
@@ -23,12 +23,15 @@ MEAN, SUM, NEITHER = "mean", "sum", "neither"
 TRIES = 3
 MOST_ROUNDS = 30
 """A loss that is still undecided after so many rounds counts as neither."""
-_CLEAR = 0.1
-"""One round is enough if its figures are this close to those of a mean or of a sum."""
-_LEAST_ROUNDS = 3
+_CLEAR, _CLEAR_ROUNDS = 0.1, 2
+"""So many rounds are enough if the figures of all are this close to those of a mean, or of a sum. One of them
+may be by chance."""
+_LEAST_ROUNDS = 4
 """Else there are at least so many."""
 _LEAST_SPREAD = 0.1
 """Rounds are never taken to be more exact than this: a few of them may be alike by chance."""
+_MOST_SPREAD = 1.0
+"""Rounds that differ more than this from each other say nothing."""
 _IS_MEAN, _IS_SUM = (-0.74, 0.43), (0.68, 1.38)
 """In which range the factor of a round may be, for a mean and for a sum."""
 
@@ -99,12 +102,13 @@ def compare(losses: Sequence[float]) -> Round | None:
 def judge(rounds: Sequence[Round | None]) -> str | None:
     """MEAN, SUM or NEITHER, from all rounds so far; None if there must be more rounds."""
     found = [one.factor for one in rounds if one is not None]
-    if len(rounds) == 1 and rounds[0] is not None and abs(rounds[0].change) < _CLEAR:
+    if len(rounds) == _CLEAR_ROUNDS == len(found):
         for kind, factor in ((MEAN, 0.0), (SUM, 1.0)):
-            if abs(found[0] - factor) < _CLEAR:
+            if all(abs(one.change) < _CLEAR and abs(one.factor - factor) < _CLEAR for one in rounds if one):
                 return kind
-    if len(found) >= _LEAST_ROUNDS:
-        middle, spread = statistics.fmean(found), max(statistics.stdev(found), _LEAST_SPREAD)
+    spread = max(statistics.stdev(found), _LEAST_SPREAD) if len(found) >= _LEAST_ROUNDS else math.inf
+    if spread <= _MOST_SPREAD:
+        middle = statistics.fmean(found)
         # Three standard errors, and more for few rounds, whose spread is not well known.
         error = (3.0 + 4.0 / (len(found) - 1)) * spread / math.sqrt(len(found))
         ranges = ((MEAN, _IS_MEAN), (SUM, _IS_SUM))

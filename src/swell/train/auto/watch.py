@@ -207,6 +207,7 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = streams
+        observer.dropout.set(off=False)
         iterations.undo()
         patched.autograd.backward, patched.optim.Optimizer.__init__ = backward, make
         if initialize is not None:
