@@ -104,7 +104,7 @@ class Crew:
 
     def _meet(self, about: Header, candidate: int) -> None:
         """Map the memory of a member of `candidate`, and as a newcomer the state that it will copy."""
-        self.reducer.meet(about, candidate)
+        self.reducer.memory.meet(about, candidate)
         if not self.live:
             self.handover.map(about.get("state"))
 
@@ -121,7 +121,7 @@ class Crew:
     @property
     def nodes(self) -> int:
         """1 if all members are on one machine, 2 if they are on several (their number does not matter)."""
-        return 2 if any(self.reducer.is_far(rank) for rank in self.mesh.peers) else 1
+        return 2 if any(rank in self.reducer.memory.far for rank in self.mesh.peers) else 1
 
     # ------------------------------------------------------------------ operations
 
@@ -179,7 +179,7 @@ class Crew:
             return True
         if self._source is None or self._source.mesh is not mesh:
             self._drop_source()
-            self._source = Source(mesh, optimized, self.reducer.readable(mesh))
+            self._source = Source(mesh, optimized, self.reducer.memory.readable(mesh))
         return self._source.at_boundary()
 
     def needs_staging(self, mesh: Mesh) -> bool:
@@ -195,7 +195,7 @@ class Crew:
         self._level = False
         if optimized is not None:
             self._tries += 1
-            self._level = level.follow(mesh, optimized, self.reducer.readable(mesh), self._tries - 1)
+            self._level = level.follow(mesh, optimized, self.reducer.memory.readable(mesh), self._tries - 1)
 
     def _drop_source(self) -> None:
         if self._source is not None:
@@ -223,7 +223,7 @@ class Crew:
             "covered": covered,
             "facts": self._facts,
             "staging": self.handover.staging,
-            "reads": self.reducer.readable(mesh),
+            "reads": self.reducer.memory.readable(mesh),
             "level": level.fingerprint(self._carrier.steady()) if levelling else None,
         }
         begin = time.perf_counter()
@@ -282,12 +282,12 @@ class Crew:
         """Give the state of `source` to the ranks in `to`."""
         mesh = self.mesh
         if mesh.rank == source:
-            far = [r for r in to if self.reducer.is_far(r)]
+            far = [r for r in to if r in self.reducer.memory.far]
             mine = headers[source]["level"]
             equal = [r for r in far if mine is not None and headers[r]["level"] == mine]
             self.handover.give(mesh, to, far, equal, self.operation)
             return
-        near, staging = not self.reducer.is_far(source), headers[source]["staging"]
+        near, staging = source not in self.reducer.memory.far, headers[source]["staging"]
         operation = self.handover.take(mesh, source, mesh.rank in to, near, staging)
         if operation is not None:
             self.operation = operation
