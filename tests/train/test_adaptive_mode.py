@@ -241,6 +241,13 @@ def test_all_workers_keep_equal_statistics_through_resizes() -> None:
     assert fleet.modes[0].progress > 0
 
 
+def test_a_saved_state_has_the_form_that_checkpoints_have() -> None:
+    fleet = Fleet(_sgd, LIMITS)
+    fleet.resize(1)
+    keys = {"noise", "tuner", "batch", "micro_batch", "progress", "step", "measured"}
+    assert set(fleet.modes[0].state_dict()) == keys
+
+
 def test_the_learning_rate_is_scaled_for_the_step_only() -> None:
     fleet = Fleet(_sgd, LIMITS)
     fleet.resize(2)
