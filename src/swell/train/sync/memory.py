@@ -12,11 +12,16 @@ import threading
 import torch
 from torch import Tensor
 
+from swell.train.sync.adding import Raw
 from swell.train.sync.device import DeviceSegment
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.mesh import Header, Mesh
+from swell.train.sync.pieces import Piece
 from swell.train.sync.segment import Segment
 from swell.train.sync.transfer import let_go
+
+Travel = tuple[dict[int, list[Raw]], dict[int, list[Raw]]]
+"""By rank of a member on another host: what is sent to it, and what is received from it."""
 
 
 class MemberMemory:
@@ -113,3 +118,8 @@ class MemberMemory:
         # What is freed here would be unmapped while all members wait.
         let_go([*(segment for token, segment in before.items() if token not in maps | later), *places])
         self._maps, self._prepared = maps, later
+
+    def inputs(self, piece: Piece) -> Travel:
+        """The inputs of `piece`, to and from each member on another host."""
+        sent = {rank: [Raw(self.flat.inputs, piece, True)] for rank in self.far}
+        return sent, {rank: [Raw(self.inputs_of[rank], piece)] for rank in self.far}

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from swell.train.data.plan import Tree
-from swell.train.sync.adding import Adder, Norms, Raw, views
+from swell.train.sync.adding import Adder, Norms, views
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.groups import Grouping, GroupSums
 from swell.train.sync.memory import MemberMemory
@@ -119,10 +119,8 @@ class Reducer:
             squares = self._groups.add(self.flat, mesh, operation, bool(header.get("n", 1)), norms)
         else:
             whole = tuple(Stretch(i, 0, b.numel) for i, b in enumerate(self.flat.layout.buckets))
-            memory = self.memory
-            sent = {rank: [Raw(self.flat.inputs, whole, True)] for rank in memory.far}
-            received = {rank: [Raw(memory.inputs_of[rank], whole)] for rank in memory.far}
-            ways = (views(sent), views(received)) if memory.apart else (None, None)
+            sent, received = self.memory.inputs(whole)
+            ways = (views(sent), views(received)) if self.memory.apart else (None, None)
             headers = mesh.exchange(operation, READY, header, *ways)
             ready = time.perf_counter()
             for (raw,) in received.values():

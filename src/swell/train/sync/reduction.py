@@ -20,15 +20,12 @@ from dataclasses import dataclass, field
 
 from swell.train.data.plan import Tree
 from swell.train.sync.adding import Adder, Norms, Raw, views
-from swell.train.sync.memory import MemberMemory
+from swell.train.sync.memory import MemberMemory, Travel
 from swell.train.sync.mesh import PIECE, READY, Header, Mesh
 from swell.train.sync.pieces import Piece, Release, cut, part
 
 _PIECES, _PIECES_APART = 3, 8
 """Pieces of a large model on one host and on several: an exchange costs processor time, a network waits."""
-
-Travel = tuple[dict[int, list[Raw]], dict[int, list[Raw]]]
-"""By rank of a member on another host: what is sent to it, and what is received from it."""
 
 
 @dataclass(slots=True)
@@ -58,6 +55,7 @@ class PieceSums:
         self, mesh: Mesh, memory: MemberMemory, adder: Adder, adding: futures.ThreadPoolExecutor
     ) -> None:
         self.mesh = mesh
+        self.memory = memory
         self.flat = memory.flat
         self.adder = adder
         self.adding = adding
@@ -67,43 +65,36 @@ class PieceSums:
         count = 1 if not self.early else _PIECES_APART if memory.apart else _PIECES
         self.pieces = cut(self.flat.layout, count)
         self.release = Release(self.flat.layout, self.pieces, list(self.flat.parameters))
-        self._memory = memory
 
     @property
     def both_add(self) -> bool:
         """Whether there are two members that share no memory: both add everything."""
-        return self.mesh.size == 2 and bool(self._memory.far)
+        return self.mesh.size == 2 and bool(self.memory.far)
 
     def mine(self, piece: Piece) -> Piece:
         """The part of `piece` that this member sums for all."""
         return part(piece, self.mesh.rank, self.mesh.size)
-
-    def inputs(self, piece: Piece) -> Travel:
-        """All of `piece`, to and from each member on another host."""
-        far, inputs_of = self._memory.far, self._memory.inputs_of
-        sent = {rank: [Raw(self.flat.inputs, piece, True)] for rank in far}
-        return sent, {rank: [Raw(inputs_of[rank], piece)] for rank in far}
 
     def parts(self, piece: Piece, before: Piece) -> Travel | None:
         """The parts of `piece` and of the sum of `before`, to and from each member on another host.
 
         None if all members read each other's memory.
         """
-        if not self._memory.apart:
+        if not self.memory.apart:
             return None
         flat, size = self.flat, self.mesh.size
         mine, summed = self.mine(piece), self.mine(before)
         sent: dict[int, list[Raw]] = {}
         received: dict[int, list[Raw]] = {}
-        for rank in self._memory.far:
+        for rank in self.memory.far:
             theirs, other = part(piece, rank, size), part(before, rank, size)
             sent[rank] = [Raw(flat.inputs, theirs, True), Raw(flat.outputs, summed, True)]
-            received[rank] = [Raw(self._memory.inputs_of[rank], mine), Raw(flat.outputs, other)]
+            received[rank] = [Raw(self.memory.inputs_of[rank], mine), Raw(flat.outputs, other)]
         return sent, received
 
     def copy_near(self, piece: Piece) -> None:
         """Copy what the members whose memory can be read have summed of `piece`."""
-        for rank, theirs in self._memory.outputs_of.items():
+        for rank, theirs in self.memory.outputs_of.items():
             for bucket, low, high in part(piece, rank, self.mesh.size):
                 self.flat.outputs[bucket][low:high].copy_(theirs[bucket][low:high])
 
@@ -226,7 +217,7 @@ class Reduction:
                 sums.flat.settle()
                 begin = time.perf_counter()
                 said = self._said() if index == len(pieces) - 1 else {}
-                closings = self._send(sums.inputs(piece), said)
+                closings = self._send(sums.memory.inputs(piece), said)
                 result.spans.append(("send", begin, time.perf_counter()))
                 added.append(sums.adding.submit(add, piece))
         finally:
