@@ -119,7 +119,7 @@ def test_passes_that_remain_are_told_by_what_they_are_worth() -> None:
     assert done < 10 * 20, "a sample of a large batch is worth less"
     at_end, at_half = job.adaptive.progress(10, 10.0), job.adaptive.progress(20, 10.0)
     assert at_end == {"done": done, "of": pytest.approx(done, rel=0.03)}
-    worth = job.adaptive.noise.efficiency(job.adaptive._mode.batch / 16)
+    worth = job.adaptive.noise.efficiency(job.adaptive._mode.agreed.batch / 16)
     assert at_half["of"] == pytest.approx(done + 10 * 20 * worth, rel=0.03)
 
 
@@ -131,7 +131,7 @@ def test_the_limits_told_are_those_applied() -> None:
         "min_local": 2,
         "max_local": 64,
     }
-    job.adaptive._mode.tuner.out_of_memory(32)
+    job.adaptive._mode.agreed.tuner.out_of_memory(32)
     assert job.adaptive.beat()["limits"]["max_local"] < 32, "what did not fit is not planned with"
 
 

@@ -12,6 +12,8 @@ from swell.perf.batch import BatchLimits
 from swell.perf.throughput import ThroughputParams, step_times
 from swell.train.modes.adaptive import OutOfMemory
 from swell.train.modes.adaptive_mode import AdaptiveMode
+from swell.train.modes.agreed import AgreedBatch
+from swell.train.modes.meter import NoiseMeter, StepGradient
 from swell.train.modes.noise import AdamPreconditioner, direct_noise_scale
 
 MACHINE = ThroughputParams(
@@ -64,7 +66,8 @@ class Fleet:
             if AdamPreconditioner.applies_to(self.optimizer)
             else None
         )
-        return AdaptiveMode(self.optimizer, self.limits, adam=adam, weights=[weights])
+        meter = NoiseMeter(adam=adam, weights=[weights])
+        return AdaptiveMode(self.optimizer, meter, AgreedBatch(self.limits))
 
     def resize(self, count: int) -> None:
         state = self.modes[0].state_dict() if self.modes else None
@@ -84,7 +87,7 @@ class Fleet:
 
     def step(self, window: Tensor, update: bool = True) -> None:
         count = len(self.modes)
-        limit = self.modes[0].micro_batch
+        limit = self.modes[0].agreed.micro_batch
         parts = torch.tensor_split(window, count)
         squares, shares = [], []
         pieces = -(-len(parts[0]) // limit)
@@ -95,26 +98,28 @@ class Fleet:
                     share += self.gradient(micro, len(micro) / len(window))
                     if i == 0 and count == 1 and pieces > 1:
                         self.modes[0].keep_first([share], len(micro))
-            weights = self.modes[0].weights
+            weights = self.modes[0].meter.weights
             weighted = share if weights is None else share * weights[0]
             squares.append(float(weighted.dot(weighted)))
             shares.append(share)
         whole = sum(shares, torch.zeros(self.size))
-        weights = self.modes[0].weights
+        weights = self.modes[0].meter.weights
         weighted = whole if weights is None else whole * weights[0]
-        headers = [mode.header() for mode in self.modes]
+        headers = [mode.agreed.header() for mode in self.modes]
         grad_s, step_s = step_times(MACHINE, 1, count, -(-len(parts[0]) // pieces))
         for mode, part in zip(self.modes, parts):
             mode.commit(
                 headers,
-                part_samples=[len(p) for p in parts],
-                part_squares=squares,
-                total_square=float(weighted.dot(weighted)),
+                StepGradient(
+                    part_samples=[len(p) for p in parts],
+                    part_squares=squares,
+                    total_square=float(weighted.dot(weighted)),
+                    whole=lambda: [whole],
+                ),
                 nodes=1,
                 epochs_done=self.seen / self.epoch_size,
-                whole=lambda: [whole],
             )
-            mode.observe(
+            mode.agreed.observe(
                 float(grad_s) * (pieces - 1) + float(step_s), float(step_s - grad_s), len(part), pieces
             )
         assert len({mode.factor for mode in self.modes}) == 1
@@ -132,7 +137,7 @@ class Fleet:
         order = torch.randperm(self.epoch_size, generator=self.rng)
         cursor = 0
         while cursor < self.epoch_size:
-            batch = self.modes[0].batch
+            batch = self.modes[0].agreed.batch
             self.step(order[cursor : cursor + batch])
             cursor += batch
 
@@ -154,7 +159,7 @@ def _adam(params: Any) -> torch.optim.Optimizer:
 
 def _direct(fleet: Fleet, draws: int = 500) -> float:
     """Noise scale from many gradients at fixed weights, preconditioned as the mode does it."""
-    weights = fleet.modes[0].weights
+    weights = fleet.modes[0].meter.weights
     rng = torch.Generator().manual_seed(99)
 
     def gradients() -> Any:
@@ -183,29 +188,30 @@ def test_noise_scale_agrees_with_a_direct_measurement(
     for _ in range(2):
         fleet.epoch()
     for mode in fleet.modes:
-        mode.noise.restart()
+        mode.meter.noise.restart()
     rng = torch.Generator().manual_seed(5)
     for _ in range(600):
         for mode in fleet.modes:
-            mode.micro_batch = limit
+            mode.agreed.micro_batch = limit
         fleet.step(torch.randint(fleet.epoch_size, (32,), generator=rng), update=False)
-    measured = fleet.modes[0].noise.noise_scale(32)
+    measured = fleet.modes[0].meter.noise.noise_scale(32)
     assert measured == pytest.approx(_direct(fleet), rel=0.2)
-    assert fleet.modes[0].noise.biased == (workers == 1 and limit == 32)
+    assert fleet.modes[0].meter.noise.biased == (workers == 1 and limit == 32)
 
 
 @pytest.mark.parametrize(("limit", "biased", "updates"), [(16, False, 100), (32, True, 100)])
 def test_a_single_worker_may_measure_one_step_of_four(limit: int, biased: bool, updates: int) -> None:
     fleet = Fleet(_sgd, LIMITS)
-    mode = AdaptiveMode(fleet.optimizer, LIMITS, alone_every=4, decide_every=10_000)
+    agreed = AgreedBatch(LIMITS, decide_every=10_000)
+    mode = AdaptiveMode(fleet.optimizer, NoiseMeter(alone_every=4), agreed)
     fleet.modes = [mode]
     rng = torch.Generator().manual_seed(5)
     for _ in range(400):
-        mode.micro_batch = limit
+        mode.agreed.micro_batch = limit
         fleet.step(torch.randint(fleet.epoch_size, (32,), generator=rng), update=False)
-    assert mode.noise.updates == updates
-    assert mode.noise.biased == biased
-    assert mode.noise.noise_scale(32) == pytest.approx(_direct(fleet), rel=0.35)
+    assert mode.meter.noise.updates == updates
+    assert mode.meter.noise.biased == biased
+    assert mode.meter.noise.noise_scale(32) == pytest.approx(_direct(fleet), rel=0.35)
 
 
 @pytest.mark.parametrize("optimizer", [_sgd, _adam])
@@ -231,8 +237,15 @@ def test_all_workers_keep_equal_statistics_through_resizes() -> None:
         fleet.epoch()
         states = [mode.state_dict() for mode in fleet.modes]
         assert all(state == states[0] for state in states)
-    assert fleet.modes[0].noise.ready
+    assert fleet.modes[0].meter.noise.ready
     assert fleet.modes[0].progress > 0
+
+
+def test_a_saved_state_has_the_form_that_checkpoints_have() -> None:
+    fleet = Fleet(_sgd, LIMITS)
+    fleet.resize(1)
+    keys = {"noise", "tuner", "batch", "micro_batch", "progress", "step", "measured"}
+    assert set(fleet.modes[0].state_dict()) == keys
 
 
 def test_the_learning_rate_is_scaled_for_the_step_only() -> None:
@@ -265,19 +278,13 @@ def test_a_plan_from_rank_0_is_adopted_by_everybody_at_once() -> None:
     headers = [{"plan": [17, 2]}, {}, {"plan": [1, 1]}]
     for mode in fleet.modes:
         _commit(mode, headers)
-    assert {(mode.batch, mode.micro_batch) for mode in fleet.modes} == {(17 * 3 * 3, 17)}
+    assert {(mode.agreed.batch, mode.agreed.micro_batch) for mode in fleet.modes} == {(17 * 3 * 3, 17)}
 
 
 def _commit(mode: AdaptiveMode, headers: list[dict[str, Any]]) -> None:
     count = len(headers)
-    mode.commit(
-        headers,
-        part_samples=[9] * count,
-        part_squares=[1.0] * count,
-        total_square=0.1,
-        nodes=1,
-        epochs_done=0.0,
-    )
+    gradient = StepGradient(part_samples=[9] * count, part_squares=[1.0] * count, total_square=0.1)
+    mode.commit(headers, gradient, nodes=1, epochs_done=0.0)
 
 
 def test_a_resize_leaves_the_batch_alone_until_everybody_has_agreed_on_a_new_one() -> None:
@@ -285,10 +292,10 @@ def test_a_resize_leaves_the_batch_alone_until_everybody_has_agreed_on_a_new_one
     fleet.resize(4)
     for _ in range(4):
         fleet.epoch()
-    batch = fleet.modes[0].batch
+    batch = fleet.modes[0].agreed.batch
     assert batch > LIMITS.init_batch
     fleet.resize(2)
-    assert {mode.batch for mode in fleet.modes} == {batch}
+    assert {mode.agreed.batch for mode in fleet.modes} == {batch}
 
 
 def test_the_short_last_batch_keeps_the_tuned_learning_rate() -> None:
@@ -303,22 +310,22 @@ def test_what_does_not_fit_on_one_worker_is_avoided_by_all() -> None:
     fleet = Fleet(_sgd, LIMITS)
     fleet.resize(2)
     fleet.step(torch.arange(32))
-    assert fleet.modes[1].out_of_memory(16) == 8
+    assert fleet.modes[1].agreed.out_of_memory(16) == 8
     fleet.step(torch.arange(32))
-    assert len({mode.micro_batch for mode in fleet.modes}) == 1
-    assert LIMITS.min_local <= fleet.modes[0].micro_batch < 16
-    assert fleet.modes[1].header().get("failed") is None
+    assert len({mode.agreed.micro_batch for mode in fleet.modes}) == 1
+    assert LIMITS.min_local <= fleet.modes[0].agreed.micro_batch < 16
+    assert fleet.modes[1].agreed.header().get("failed") is None
     for _ in range(3):
         fleet.epoch()
-    assert all(mode.micro_batch < 16 for mode in fleet.modes)
-    assert fleet.modes[0].batch >= LIMITS.init_batch
+    assert all(mode.agreed.micro_batch < 16 for mode in fleet.modes)
+    assert fleet.modes[0].agreed.batch >= LIMITS.init_batch
 
 
 def test_when_the_smallest_batch_does_not_fit_the_message_says_so() -> None:
     fleet = Fleet(_sgd, LIMITS)
     fleet.resize(1)
     with pytest.raises(OutOfMemory, match="smallest allowed"):
-        fleet.modes[0].out_of_memory(4)
+        fleet.modes[0].agreed.out_of_memory(4)
 
 
 def test_a_scaled_loss_does_not_change_the_statistics() -> None:
@@ -326,17 +333,15 @@ def test_a_scaled_loss_does_not_change_the_statistics() -> None:
     for fleet, factor in ((plain, 1.0), (scaled, 2.0**16)):
         fleet.resize(2)
         for mode in fleet.modes:
-            mode.commit(
-                [{}, {}],
+            gradient = StepGradient(
                 part_samples=[16, 16],
                 part_squares=[2.0 * factor**2, 3.0 * factor**2],
                 total_square=4.0 * factor**2,
-                nodes=1,
-                epochs_done=0.0,
                 unscale=factor**-2,
             )
-    assert scaled.modes[0].noise.sqr == pytest.approx(plain.modes[0].noise.sqr)
-    assert scaled.modes[0].noise.var == pytest.approx(plain.modes[0].noise.var)
+            mode.commit([{}, {}], gradient, nodes=1, epochs_done=0.0)
+    assert scaled.modes[0].meter.noise.sqr == pytest.approx(plain.modes[0].meter.noise.sqr)
+    assert scaled.modes[0].meter.noise.var == pytest.approx(plain.modes[0].meter.noise.var)
 
 
 def test_reports_are_plain_numbers() -> None:
@@ -349,7 +354,12 @@ def test_reports_are_plain_numbers() -> None:
     assert all(isinstance(v, (int, float, bool, type(None))) for v in report.values())
 
 
-@pytest.mark.parametrize("field", ["every", "alone_every", "decide_every"])
-def test_bad_settings_are_refused_by_name(field: str) -> None:
+@pytest.mark.parametrize("field", ["every", "alone_every"])
+def test_bad_settings_of_the_meter_are_refused_by_name(field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        AdaptiveMode(_sgd([nn.Parameter(torch.ones(1))]), LIMITS, **{field: 0})
+        NoiseMeter(**{field: 0})
+
+
+def test_a_bad_interval_of_decisions_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="decide_every"):
+        AgreedBatch(LIMITS, decide_every=0)

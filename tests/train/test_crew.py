@@ -13,7 +13,7 @@ from torch import nn
 from swell.train.agent.errors import Misfit, OutOfStep, PeerLost, UsageError
 from swell.train.job import Job
 from swell.train.options import Options
-from swell.train.sync.crew import misfits
+from swell.train.sync.entering import RollCall
 from swell.train.sync.mesh import Mesh
 
 
@@ -104,7 +104,25 @@ NEW = at(0, live=False)
     ],
 )
 def test_whoever_stands_elsewhere_in_the_script_is_found_by_all(headers: Any, out: set[int]) -> None:
-    assert set(misfits(headers)) == out
+    assert set(RollCall(headers).misfits()) == out
+
+
+@pytest.mark.parametrize(
+    ("headers", "complete", "covered"),
+    [
+        pytest.param([at(5, held=5), at(5, held=5)], [True, True], {}, id="all hold the sum"),
+        pytest.param([at(5, held=5), at(5)], [False, False], {"l": [(0, 5), (0, 5)]}, id="one does not"),
+        pytest.param([at(6), at(5, held=5)], [False, True], {"l": [(0, 6)]}, id="one has used it"),
+        pytest.param([at(5, held=5), NEW], [False, False], {"l": [(0, 5)]}, id="a newcomer has no sum"),
+        pytest.param([NEW, NEW], [False, False], {}, id="nobody has state"),
+    ],
+)
+def test_what_is_complete_and_what_is_covered_follows_from_what_all_said(
+    headers: Any, complete: list[bool], covered: Any
+) -> None:
+    roll = RollCall([{**header, "covered": {"l": [[0, header["operation"]]]}} for header in headers])
+    assert [roll.complete(rank) for rank in range(2)] == complete
+    assert roll.covered() == covered
 
 
 def test_a_member_that_is_out_of_step_says_what_it_did() -> None:

@@ -37,7 +37,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(layout: Layout, most: int, smallest_bytes: int = 64) -> list[pieces.Piece]:
         return real(layout, max(most, 4), smallest_bytes)
 
-    monkeypatch.setattr("swell.train.sync.reducer.pieces.cut", cut)
+    monkeypatch.setattr("swell.train.sync.reduction.cut", cut)
 
 
 class Toy(nn.Module):
@@ -97,9 +97,10 @@ def crowd(size: int, far: bool) -> list[Worker]:
     abouts = [{} if far else {"segment": w.flat.describe()} for w in workers]
     for worker, mesh in zip(workers, meshes(size, abouts)):
         for peer in mesh.peers.values():
-            worker.reducer.meet(peer.about)
-        worker.reducer.connect(mesh, set(worker.reducer.readable(mesh)))
-        assert worker.reducer.early_now and len(worker.reducer.pieces) > 3
+            worker.reducer.memory.meet(peer.about)
+        worker.reducer.connect(mesh, set(worker.reducer.memory.readable(mesh)))
+        assert worker.reducer.early_now and worker.reducer.in_pieces is not None
+        assert len(worker.reducer.in_pieces.pieces) > 3
     return workers
 
 
@@ -158,7 +159,7 @@ def test_two_hosts_send_the_next_piece_while_the_last_one_is_added() -> None:
     workers = crowd(2, True)
     mesh: Any = workers[0].reducer._mesh
     exchange, add = mesh.exchange, workers[0].reducer.adder.add
-    exchanged = [threading.Event() for _ in workers[0].reducer.pieces]
+    exchanged = [threading.Event() for _ in workers[0].reducer.in_pieces.pieces]  # type: ignore[union-attr]
     count = iter(exchanged)
 
     def counted(operation: int, phase: int, *arguments: Any) -> Any:

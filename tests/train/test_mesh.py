@@ -180,9 +180,9 @@ def test_all_members_have_the_same_sum_bit_for_bit(width: int, far: bool) -> Non
     reducers = [Reducer(f) for f in flats]
     for reducer, mesh in zip(reducers, meshes(size, abouts)):
         for peer in mesh.peers.values():
-            reducer.meet(peer.about)
-        reducer.connect(mesh, set(reducer.readable(mesh)))
-        assert [reducer.is_far(r) for r in mesh.peers] == [far] * (size - 1)
+            reducer.memory.meet(peer.about)
+        reducer.connect(mesh, set(reducer.memory.readable(mesh)))
+        assert [r in reducer.memory.far for r in mesh.peers] == [far] * (size - 1)
         reducer.flat.gather(1.0)
     tree = balanced([0, 1, 2])
     results = together(
@@ -211,8 +211,8 @@ def test_a_member_without_samples_takes_part_but_adds_nothing() -> None:
     reducers = [Reducer(f) for f in flats]
     for reducer, mesh in zip(reducers, meshes(2, [{"segment": f.describe()} for f in flats])):
         for peer in mesh.peers.values():
-            reducer.meet(peer.about)
-        reducer.connect(mesh, set(reducer.readable(mesh)))
+            reducer.memory.meet(peer.about)
+        reducer.connect(mesh, set(reducer.memory.readable(mesh)))
     flats[1].gather(1.0)
     together(*[lambda r=r: r.all_reduce(1, {}, lambda _: 1) for r in reducers])
     flats[0].adopt(set())
@@ -234,13 +234,13 @@ def test_memory_mapped_beforehand_is_what_a_switch_uses(monkeypatch: pytest.Monk
     flats = [FlatModel(wide(seed, 8)) for seed in range(2)]
     mesh = meshes(2, [{"segment": f.describe()} for f in flats])[0]
     reducer = Reducer(flats[0])
-    reducer.meet(mesh.peers[1].about)
+    reducer.memory.meet(mesh.peers[1].about)
 
     def opened_in_the_pause(_: object) -> None:
         raise AssertionError("mapped while everybody waits")
 
-    monkeypatch.setattr("swell.train.sync.reducer.Segment.open", opened_in_the_pause)
-    reducer.connect(mesh, set(reducer.readable(mesh)))
-    assert not reducer.is_far(1)
+    monkeypatch.setattr("swell.train.sync.memory.Segment.open", opened_in_the_pause)
+    reducer.connect(mesh, set(reducer.memory.readable(mesh)))
+    assert 1 not in reducer.memory.far
     flats[1].inputs[0].fill_(7.0)
-    assert torch.equal(reducer.inputs_of[1][0], flats[1].inputs[0])
+    assert torch.equal(reducer.memory.inputs_of[1][0], flats[1].inputs[0])

@@ -22,8 +22,8 @@ from swell.train.agent.errors import PeerLost
 from swell.train.sync import mesh as meshing
 from swell.train.sync import transfer
 from swell.train.sync.flat import FlatModel
+from swell.train.sync.memory import MemberMemory
 from swell.train.sync.mesh import Mesh
-from swell.train.sync.reducer import Reducer
 
 __all__ = ["_small"]
 """The fixture by which tiny models count as large."""
@@ -70,17 +70,17 @@ def test_the_memory_of_a_former_peer_is_unmapped_after_the_switch_and_not_in_it(
 def test_whoever_was_met_and_never_joined_is_unmapped_later_and_whoever_comes_next_stays_mapped() -> None:
     flats = [FlatModel(wide(seed, 8)) for seed in range(4)]
     abouts = [{"segment": flat.describe()} for flat in flats]
-    reducer = Reducer(flats[0])
-    reducer.meet(abouts[1], 1)
-    reducer.connect(numbered(1, meshes(2, abouts[:2])[0]), {1})
-    reducer.meet(abouts[2], 2)  # replaced by candidate 3, whose members are met while it is entered ...
-    reducer.meet(abouts[1], 4)
-    reducer.meet(abouts[3], 4)  # ... and so are those of the next one
-    reducer.connect(numbered(3, meshes(1)[0]), set())
+    memory = MemberMemory(flats[0])
+    memory.meet(abouts[1], 1)
+    memory.connect(numbered(1, meshes(2, abouts[:2])[0]), {1})
+    memory.meet(abouts[2], 2)  # replaced by candidate 3, whose members are met while it is entered ...
+    memory.meet(abouts[1], 4)
+    memory.meet(abouts[3], 4)  # ... and so are those of the next one
+    memory.connect(numbered(3, meshes(1)[0]), set())
     assert [mapped(flat) for flat in flats] == [1, 2, 2, 2]
     wait_until(lambda: mapped(flats[2]) == 1, 5, "the end of the mapping")
     last = numbered(4, meshes(3, [abouts[0], abouts[1], abouts[3]])[0])
-    assert reducer.readable(last) == [1, 2]
+    assert memory.readable(last) == [1, 2]
 
 
 def test_a_newcomer_keeps_no_memory_of_the_state_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_newcomer_keeps_no_memory_of_the_state_it_got(monkeypatch: pytest.Monk
     pair = meshes(2, abouts)
     for one, mesh in zip((old, new), pair):
         for peer in mesh.peers.values():
-            one._crew.reducer.meet(peer.about, 1)
+            one._crew.reducer.memory.meet(peer.about, 1)
     runs = []
     capture = old._state.capture
     monkeypatch.setattr(old._state, "capture", lambda: runs.append(gc.isenabled()) or capture())
@@ -111,17 +111,17 @@ def test_a_newcomer_keeps_no_memory_of_the_state_it_got(monkeypatch: pytest.Monk
 
 
 def test_places_for_members_on_other_hosts_are_there_before_a_switch_and_used_again() -> None:
-    reducer = Reducer(FlatModel(wide(0, 8)))
+    memory = MemberMemory(FlatModel(wide(0, 8)))
     for number in (1, 2):
         for _ in range(number):
-            reducer.meet({}, number)
-    (place, other) = (vectors[0].data_ptr() for vectors in reducer._places)
-    reducer.connect(numbered(2, meshes(3)[0]), set())
-    assert {reducer.inputs_of[rank][0].data_ptr() for rank in (1, 2)} == {place, other}
-    reducer.meet({}, 3)
-    assert reducer._places == [], "there is one already"
-    reducer.connect(numbered(3, meshes(2)[0]), set())
-    assert reducer.inputs_of[1][0].data_ptr() in (place, other)
+            memory.meet({}, number)
+    (place, other) = (vectors[0].data_ptr() for vectors in memory._places)
+    memory.connect(numbered(2, meshes(3)[0]), set())
+    assert {memory.inputs_of[rank][0].data_ptr() for rank in (1, 2)} == {place, other}
+    memory.meet({}, 3)
+    assert memory._places == [], "there is one already"
+    memory.connect(numbered(3, meshes(2)[0]), set())
+    assert memory.inputs_of[1][0].data_ptr() in (place, other)
 
 
 def test_two_hosts_add_in_one_thread_as_long_as_they_live() -> None:

@@ -125,7 +125,7 @@ class Member:
                 return False
             standing = self._progress.epoch
             try:
-                self._crew.follow(found)
+                self._crew.levelling.follow(found)
                 entered = self._crew.enter(found, {})
             except PeerLost:
                 found.close()
@@ -183,7 +183,7 @@ class Member:
             return True  # replaced by a newer candidate: no member will agree on this one
         if mesh is None or set(mesh.members) <= set(self._crew.mesh.members):
             return True
-        if not self._crew.levelled(mesh):
+        if not self._crew.levelling.done(mesh):
             return False
         if not self._crew.needs_staging(mesh):
             return True

@@ -23,7 +23,9 @@ from swell.perf.batch import BatchLimits
 from swell.train.agent.errors import UsageError
 from swell.train.data.loader import ElasticLoader
 from swell.train.modes.adaptive import warm_up
-from swell.train.modes.adaptive_mode import AdaptiveMode, Header
+from swell.train.modes.adaptive_mode import AdaptiveMode
+from swell.train.modes.agreed import AgreedBatch, Header
+from swell.train.modes.meter import NoiseMeter, StepGradient
 from swell.train.modes.noise import AdamPreconditioner, NoiseScale
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.reducer import Norms, Reduced
@@ -82,24 +84,27 @@ class Adaptation:
         """The present gradient as this worker takes norms of it: by bucket on a GPU, else by parameter."""
         elements = sum(p.numel() for p in flat.parameters.values())
         every = next(steps for size, steps in _EVERY if elements >= size)
-        self._mode = AdaptiveMode(
-            optimizer,
-            limits,
+        meter = NoiseMeter(
             every=every if adam is not None else 1,
             alone_every=every,
-            learning_rate_rule=learning_rate_rule,
-            warmup_epochs=warmup_epochs,
-            epoch_scale=len(loader.dataset) / tuned,
             adam=adam,
             weights=per_parameter if packed is None else packed.weights(self._buckets),
+            epoch_scale=len(loader.dataset) / tuned,
         )
-        self.noise: NoiseScale = self._mode.noise
+        self._mode = AdaptiveMode(
+            optimizer,
+            meter,
+            AgreedBatch(limits),
+            learning_rate_rule=learning_rate_rule,
+            warmup_epochs=warmup_epochs,
+        )
+        self.noise: NoiseScale = meter.noise
         """The running statistics; the same on every worker."""
         self._said_of = 0.0
         self.until_epochs: float | None = None
         """Training ends, even in the middle of a pass, once it is worth this many epochs."""
         warm_up()
-        loader.micro_batch = self._mode.micro_batch
+        loader.micro_batch = self._mode.agreed.micro_batch
 
     # ------------------------------------------------------------------ one step
 
@@ -108,14 +113,14 @@ class Adaptation:
         """How the reducer takes norms in this step, if it has to."""
         if not self._mode.measuring:
             return None
-        return Norms(self._stride, self._buckets if self._mode.weights is not None else None)
+        return Norms(self._stride, self._buckets if self._mode.meter.weights is not None else None)
 
     def header(self, generation: int) -> Header:
         """What goes into the header of the step, under one key."""
         if generation != self._generation:
             self._generation = generation
             self._mode.membership_changed()
-        return {"adaptive": self._mode.header()}
+        return {"adaptive": self._mode.agreed.header()}
 
     def after_backward(self, samples: int) -> None:
         """Called by a single worker after the first of several micro-batches."""
@@ -126,27 +131,29 @@ class Adaptation:
         loader = self._loader
         self._mode.commit(
             [header.get("adaptive", {}) for header in reduced.headers],
-            part_samples=[int(header["n"]) for header in reduced.headers],
-            part_squares=reduced.part_squares,
-            total_square=reduced.total_square,
+            StepGradient(
+                part_samples=[int(header["n"]) for header in reduced.headers],
+                part_squares=reduced.part_squares,
+                total_square=reduced.total_square,
+                whole=self._gradients if alone else None,
+                unscale=unscale * (self._stride if alone else 1),
+            ),
             nodes=nodes,
             epochs_done=loader.passes + loader.cursor / len(loader.dataset),
-            whole=self._gradients if alone else None,
-            unscale=unscale * (self._stride if alone else 1),
         )
 
     def follow(self) -> None:
         """Set the loader to the agreed batch, after a step has taken effect."""
-        self._loader.batch_size = self._mode.batch
-        self._loader.micro_batch = self._mode.micro_batch
+        self._loader.batch_size = self._mode.agreed.batch
+        self._loader.micro_batch = self._mode.agreed.micro_batch
 
     def observe(self, step_s: float, sync_s: float, samples: int, micro_batches: int) -> None:
         """Record how long this worker's last step took, and what it computed."""
-        self._mode.observe(step_s, sync_s, samples, max(micro_batches, 1))
+        self._mode.agreed.observe(step_s, sync_s, samples, max(micro_batches, 1))
 
     def out_of_memory(self, samples: int) -> int:
         """Record that a micro-batch did not fit; returns the size to cut this step's part into."""
-        return self._mode.out_of_memory(samples)
+        return self._mode.agreed.out_of_memory(samples)
 
     def scaled_learning_rate(self) -> AbstractContextManager[None]:
         """The learning rate for this step, for the duration of the optimizer's step."""
@@ -157,12 +164,12 @@ class Adaptation:
     @property
     def noise_scale(self) -> float:
         """The batch size, in samples, at which noise and signal of the gradient are equally strong."""
-        return self._mode.noise.noise_scale(self._tuned)
+        return self.noise.noise_scale(self._tuned)
 
     @property
     def preconditioner(self) -> list[Tensor] | None:
         """Flat, by parameter: the factors on the gradients before norms are taken; or None."""
-        return self._mode.weights
+        return self._mode.meter.weights
 
     def enough(self) -> bool:
         """Whether training has made the progress that was asked for."""
@@ -195,7 +202,7 @@ class Adaptation:
             return {"done": done, "of": None}
         if passes_done is None:
             return {"done": done, "of": epochs * self.steps_per_epoch}
-        worth = self.noise.efficiency(max(self._mode.batch / self._tuned, 1.0))
+        worth = self.noise.efficiency(max(self._mode.agreed.batch / self._tuned, 1.0))
         of = done + max(epochs - passes_done, 0.0) * self.steps_per_epoch * worth
         if abs(of - self._said_of) > _NEW_LENGTH * of:
             self._said_of = of
@@ -207,7 +214,7 @@ class Adaptation:
 
     def beat(self) -> dict[str, Any]:
         """What goes into the job's reports: all statistics, and separately the figures a scheduler reads."""
-        out: dict[str, Any] = {"adaptive": self.report(), "limits": self._mode.tuner.limits.as_dict()}
+        out: dict[str, Any] = {"adaptive": self.report(), "limits": self._mode.agreed.tuner.limits.as_dict()}
         if self.noise.ready:
             out |= {"sqr": self.noise.sqr, "var": self.noise.var, "noise_updates": self.noise.updates}
         return out

@@ -12,20 +12,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from swell.train.agent.errors import Misfit, UsageError
+from swell.train.agent.errors import Misfit
 from swell.train.data.plan import Range, Tree
-from swell.train.sync import level
+from swell.train.sync.entering import STEP, RollCall
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.groups import Grouping
 from swell.train.sync.handover import Carrier, HandOver
-from swell.train.sync.level import Optimized, Source
+from swell.train.sync.levelling import Levelling
 from swell.train.sync.link import Link
 from swell.train.sync.mesh import ENTER, READY, VOTE, Header, Mesh, solo
 from swell.train.sync.reducer import Norms, Reduced, Reducer
 from swell.train.sync.reduction import Reduction
-
-STEP = "step"
-"""What a member is doing that sums gradients; other operations are named by what the script called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +78,7 @@ class Crew:
         self._doing = ""
         """What the present operation is (`STEP`, "reduce", ...); empty between two operations."""
         self.handover = HandOver(carrier, flat.device)
-        self._source: Source | None = None
-        """What brings the newcomers of the present candidate level."""
-        self._level = False
-        self._tries = 0
-        """How often this newcomer began to become level."""
+        self.levelling = Levelling(carrier, self.reducer.memory)
         self._grouping = grouping
         if link is not None:
             link.peers.introduce, link.peers.meet = self._introduce, self._meet
@@ -104,7 +97,7 @@ class Crew:
 
     def _meet(self, about: Header, candidate: int) -> None:
         """Map the memory of a member of `candidate`, and as a newcomer the state that it will copy."""
-        self.reducer.meet(about, candidate)
+        self.reducer.memory.meet(about, candidate)
         if not self.live:
             self.handover.map(about.get("state"))
 
@@ -121,7 +114,7 @@ class Crew:
     @property
     def nodes(self) -> int:
         """1 if all members are on one machine, 2 if they are on several (their number does not matter)."""
-        return 2 if any(self.reducer.is_far(rank) for rank in self.mesh.peers) else 1
+        return 2 if any(rank in self.reducer.memory.far for rank in self.mesh.peers) else 1
 
     # ------------------------------------------------------------------ operations
 
@@ -167,127 +160,81 @@ class Crew:
 
     # ------------------------------------------------------------------ generations
 
-    def _levels(self, mesh: Mesh) -> Optimized | None:
-        """What newcomers on other hosts get in the background; None if the model is small."""
-        large = self.flat.layout.region_bytes >= level.LEAST_BYTES
-        return self._carrier.optimized() if large and not mesh.recovery else None
-
-    def levelled(self, mesh: Mesh) -> bool:
-        """Between two steps: whether the newcomers of candidate `mesh` are as level as they can be."""
-        optimized = self._levels(mesh)
-        if optimized is None:
-            return True
-        if self._source is None or self._source.mesh is not mesh:
-            self._drop_source()
-            self._source = Source(mesh, optimized, self.reducer.readable(mesh))
-        return self._source.at_boundary()
-
     def needs_staging(self, mesh: Mesh) -> bool:
         """Whether some newcomer of `mesh` gets the whole state in the pause."""
-        members = set(self.mesh.members)
-        newcomers = [rank for rank, name in enumerate(mesh.members) if name not in members]
-        source = self._source
-        return source is None or source.gave_up or set(newcomers) != set(source.newcomers)
-
-    def follow(self, mesh: Mesh) -> None:
-        """As a newcomer: become level with the members of candidate `mesh`, until they switch to it."""
-        optimized = self._levels(mesh)
-        self._level = False
-        if optimized is not None:
-            self._tries += 1
-            self._level = level.follow(mesh, optimized, self.reducer.readable(mesh), self._tries - 1)
-
-    def _drop_source(self) -> None:
-        if self._source is not None:
-            self._source.close()
-            self._source = None
+        newcomers = {rank for rank, name in enumerate(mesh.members) if name not in self.mesh.members}
+        return not self.levelling.reaches(newcomers)
 
     @_uncollected()
     def enter(self, mesh: Mesh, covered: dict[str, list[Range]]) -> Entered:
-        """Begin a generation: agree on the position of all members, and give state to those without."""
+        """Begin a generation: agree on the position of all members, and give state to those without.
+
+        Every member says where it is and what it has, and all of them conclude the same from that. Those that
+        fit connect their memory, newcomers get their state, and an operation that some members had begun is
+        either complete for all of them or is made again.
+        """
         self.mesh = mesh
-        levelling = self._level
-        if self._source is not None:
-            levelling = self._source.mesh is mesh and bool(self._source.newcomers)
-            if self._source.mesh is mesh:
-                self._source.finish()
-            self._drop_source()
-        self._level = False
-        holding = max(self._held, self.reducer.held)
-        mine: Header = {
+        mine = self._position(covered, level=self.levelling.end(mesh))
+        begin = time.perf_counter()
+        roll = RollCall(mesh.exchange(0, ENTER, mine))
+        waited_s = time.perf_counter() - begin
+        self._check(roll)
+        self.reducer.connect(mesh, roll.near(mesh.rank), roll.apart)
+        self._bring_state(roll)
+        complete = roll.complete(mesh.rank)
+        if not complete:
+            self._held = self.reducer.held = -1
+        joined, self.live = not self.live, True
+        self.proven = self.proven or bool(roll.live)
+        return Entered(complete, roll.covered(), joined, waited_s, len(roll.level_with(mesh.rank)))
+
+    def _position(self, covered: dict[str, list[Range]], level: str | None) -> Header:
+        """What this worker says as it enters the generation: where it is, and what it has."""
+        return {
             "what": "enter",
             "live": self.live,
             "operation": self.operation,
-            "held": holding,
+            "held": max(self._held, self.reducer.held),
             "doing": self._doing,
             "covered": covered,
             "facts": self._facts,
             "staging": self.handover.staging,
-            "reads": self.reducer.readable(mesh),
-            "level": level.fingerprint(self._carrier.steady()) if levelling else None,
+            "reads": self.reducer.memory.readable(self.mesh),
+            "level": level,
         }
-        begin = time.perf_counter()
-        headers = mesh.exchange(0, ENTER, mine)
-        waited_s = time.perf_counter() - begin
-        if unfit := misfits(headers):
-            if mesh.rank in unfit:
-                raise Misfit(unfit[mesh.rank])
+
+    def _check(self, roll: RollCall) -> None:
+        """Raise an error if this worker or another one cannot go on with the others."""
+        mesh, unfit = self.mesh, roll.misfits()
+        if mesh.rank in unfit:
+            raise Misfit(unfit[mesh.rank])
+        if unfit:
             raise mesh.gone(min(unfit))
         if self.link is not None:
             self.link.hold(mesh.number)
-        for name, header in zip(mesh.members, headers):
-            for fact, value in self._facts.items():
-                if header["facts"].get(fact) != value:
-                    raise UsageError(
-                        f"{fact}: worker {name} has {header['facts'].get(fact)!r}, worker "
-                        f"{mesh.members[mesh.rank]} has {value!r}; every worker must build the same"
-                    )
-        reads = mine["reads"]
-        pairs = {(a, b) for a in range(mesh.size) for b in headers[a]["reads"]}
-        apart = any((b, a) not in pairs for a in range(mesh.size) for b in range(mesh.size) if a != b)
-        self.reducer.connect(mesh, {r for r in reads if mesh.rank in headers[r]["reads"]}, apart)
-        live = [rank for rank, header in enumerate(headers) if header["live"]]
-        top = max((headers[r]["operation"] for r in live), default=self.operation)
-        joined = not self.live
-        stride = self.flat.stride
+        roll.check_facts(mesh.members, mesh.rank)
+
+    def _bring_state(self, roll: RollCall) -> None:
+        """Give the job's state to the members without; if no member has it, the first one begins."""
+        mesh, stride = self.mesh, self.flat.stride
         alike = range(mesh.rank % stride, mesh.size, stride)  # those with the same part of the model
-        if not live:
+        if not roll.live:
             if mesh.rank < stride:
                 self.operation = self._carrier.found()
             if mesh.size > stride:
-                self._hand_over(alike[0], list(alike[1:]), headers)
-        elif len(live) < mesh.size:
-            source = next(r for r in alike if r in live and headers[r]["operation"] == top)
-            self._hand_over(source, [r for r in alike if r not in live], headers)
-        complete = False
-        if not joined:
-            if self.operation < top:
-                complete = True  # all members voted for it, so this one holds its sum
-            else:
-                # A newcomer has no sum to complete the operation with: then all members do it again.
-                complete = all(h["live"] and h["operation"] == top and h["held"] == top for h in headers)
-        self.live, self.proven = True, self.proven or bool(live)
-        merged: dict[str, list[Range]] = {}
-        if not complete or self.operation < top:
-            for header in headers:
-                if header["live"] and header["operation"] == top:
-                    for name, ranges in header["covered"].items():
-                        merged.setdefault(name, []).extend((int(a), int(b)) for a, b in ranges)
-        if not complete:
-            self._held = self.reducer.held = -1
-        equal = sum(not h["live"] and h["level"] is not None and h["level"] == mine["level"] for h in headers)
-        return Entered(complete, merged, joined, waited_s, equal)
+                self._hand_over(alike[0], list(alike[1:]), roll)
+        elif len(roll.live) < mesh.size:
+            self._hand_over(roll.furthest(alike), [r for r in alike if r not in roll.live], roll)
 
-    def _hand_over(self, source: int, to: list[int], headers: list[Header]) -> None:
+    def _hand_over(self, source: int, to: list[int], roll: RollCall) -> None:
         """Give the state of `source` to the ranks in `to`."""
         mesh = self.mesh
         if mesh.rank == source:
-            far = [r for r in to if self.reducer.is_far(r)]
-            mine = headers[source]["level"]
-            equal = [r for r in far if mine is not None and headers[r]["level"] == mine]
-            self.handover.give(mesh, to, far, equal, self.operation)
+            far = [r for r in to if r in self.reducer.memory.far]
+            level = [r for r in roll.level_with(source) if r in far]
+            self.handover.give(mesh, to, far, level, self.operation)
             return
-        near, staging = not self.reducer.is_far(source), headers[source]["staging"]
+        near, staging = source not in self.reducer.memory.far, roll.headers[source]["staging"]
         operation = self.handover.take(mesh, source, mesh.rank in to, near, staging)
         if operation is not None:
             self.operation = operation
@@ -295,6 +242,7 @@ class Crew:
     def lay_out(self, flat: FlatModel) -> None:
         """Sum other parameters from now on; only in a generation of one, or before the first."""
         self.flat, self.reducer = flat, Reducer(flat, self._grouping)
+        self.levelling.memory = self.reducer.memory
         self._facts["model"] = flat.layout.digest
         if self.live:
             self.reducer.connect(self.mesh, set())
@@ -302,29 +250,3 @@ class Crew:
     def close(self) -> None:
         """Leave the generation."""
         self.mesh.close()
-
-
-def misfits(headers: list[Header]) -> dict[int, str]:
-    """The ranks that cannot go on with the others in a new generation, and why; all members find the same.
-
-    Members go on from the last operation that any of them completed. A worker without state begins where the
-    script draws a batch, so it can join members in a step, but not members that are at a `job.reduce` after
-    it: their state no longer says where that is. If members are at different operations, the oldest of them
-    is right.
-    """
-    live = [header for header in headers if header["live"]]
-    if not live:
-        return {}
-    top = max(header["operation"] for header in live)
-    doing = next((h["doing"] for h in live if h["operation"] == top and h["doing"]), "")
-    out: dict[int, str] = {}
-    for rank, header in enumerate(headers):
-        if not header["live"]:
-            if doing not in ("", STEP):
-                out[rank] = f"it has no state yet, and the others are not at a step but at job.{doing}"
-        elif header["operation"] == top:
-            if header["doing"] not in ("", doing):
-                out[rank] = f"it is at {header['doing']}, and the others are at {doing}"
-        elif header["operation"] < top - 1 or header["held"] != header["operation"]:
-            out[rank] = f"it is at operation {header['operation']}, and the others are at {top}"
-    return out

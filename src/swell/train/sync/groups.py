@@ -25,7 +25,9 @@ from torch import Tensor
 
 from swell.train.agent.errors import PeerLost, UsageError
 from swell.train.agent.jobdir import own_host
-from swell.train.sync.mesh import Header, Mesh
+from swell.train.sync.adding import Norms
+from swell.train.sync.flat import FlatModel
+from swell.train.sync.mesh import REDUCED, Header, Mesh
 from swell.train.sync.notes import NoteStore
 
 log = logging.getLogger(__name__)
@@ -139,6 +141,62 @@ class Group:
         self._group = group
         if self._closed:
             self.close()
+
+
+class GroupSums:
+    """Sums by the process group of the present generation, from the step on in which all members have it."""
+
+    def __init__(self, grouping: Grouping | None) -> None:
+        self._grouping = grouping
+        self._group: Group | None = None
+        self.adds_next = False
+        """Whether the process group makes the next sum: then all members said that it is ready."""
+
+    @property
+    def way(self) -> str:
+        """What makes the next sum: the mesh, or the process group's backend."""
+        return self._grouping.backend if self.adds_next and self._grouping is not None else "mesh"
+
+    def connect(self, mesh: Mesh) -> None:
+        """Leave the group of the last generation, and have that of `mesh` built."""
+        if self._group is not None:
+            self._group.close()
+        self._group = self._grouping.begin(mesh) if self._grouping is not None else None
+        self.adds_next = False
+
+    def tell(self, header: Header) -> Header:
+        """The header of a step with what this member says of its group."""
+        return {**header, "group": True} if self._group is not None and self._group.ready else header
+
+    def decide(self, headers: list[Header]) -> None:
+        """Choose what makes the next sum. All members have the same headers, so they choose the same."""
+        self.adds_next = all(header.get("group") for header in headers)
+
+    def add(
+        self, flat: FlatModel, mesh: Mesh, operation: int, any_samples: bool, norms: Norms | None
+    ) -> list[float]:
+        """Sum all members' inputs into every output; the inputs stay as they are.
+
+        With `norms`, returns the squared norms of each rank's gradients, and last that of their sum.
+        """
+        assert self._group is not None
+        for out, own in zip(flat.outputs, flat.inputs):
+            if any_samples:
+                out.copy_(own)
+            else:
+                out.zero_()
+        mine = _output_square(flat, norms) if norms is not None and any_samples else 0.0
+        self._group.add(flat.outputs)
+        if norms is None:
+            return []
+        answers = mesh.exchange(operation, REDUCED, {"square": mine})
+        return [*(float(answer["square"]) for answer in answers), _output_square(flat, norms)]
+
+
+def _output_square(flat: FlatModel, norms: Norms) -> float:
+    """Squared norm of the gradients in the output."""
+    buckets = enumerate(zip(flat.layout.buckets, flat.outputs))
+    return float(sum(norms.square(out, index, 0, bucket.gradients) for index, (bucket, out) in buckets))
 
 
 def gloo_group(store: Any, rank: int, size: int, timeout: timedelta, host: str) -> Any:

@@ -6,6 +6,8 @@ backward is still running: a header each, then for every piece this member's inp
 the sum of the piece before (*gather*), then the vote. Two members that share no memory send each other their
 whole inputs and both add: that is as many bytes, nothing has to be gathered, and the network does not wait
 for additions.
+
+`PieceSums` has what is the same for all sums of a generation; a `Reduction` is one of them.
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ import time
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from swell.train.data.plan import Tree
-from swell.train.sync.adding import Norms, Raw, views
+from swell.train.sync.adding import Adder, Norms, Raw, views
+from swell.train.sync.memory import MemberMemory, Travel
 from swell.train.sync.mesh import PIECE, READY, Header, Mesh
-from swell.train.sync.pieces import Piece, Release, part
+from swell.train.sync.pieces import Piece, Release, cut, part
 
-if TYPE_CHECKING:
-    from swell.train.sync.reducer import Reducer
+_PIECES, _PIECES_APART = 3, 8
+"""Pieces of a large model on one host and on several: an exchange costs processor time, a network waits."""
 
 
 @dataclass(slots=True)
@@ -46,23 +48,73 @@ class Reduced:
     """When this member's own input was complete, by the same clock."""
 
 
+class PieceSums:
+    """A large model in pieces, as the members of one generation exchange and add them."""
+
+    def __init__(
+        self, mesh: Mesh, memory: MemberMemory, adder: Adder, adding: futures.ThreadPoolExecutor
+    ) -> None:
+        self.mesh = mesh
+        self.memory = memory
+        self.flat = memory.flat
+        self.adder = adder
+        self.adding = adding
+        """A thread that adds a piece while the next one is on its way."""
+        self.early = self.flat.device.type == "cpu"
+        """Whether sums can begin while backward runs: on CPUs, until one of them was too early."""
+        count = 1 if not self.early else _PIECES_APART if memory.apart else _PIECES
+        self.pieces = cut(self.flat.layout, count)
+        self.release = Release(self.flat.layout, self.pieces, list(self.flat.parameters))
+
+    @property
+    def both_add(self) -> bool:
+        """Whether there are two members that share no memory: both add everything."""
+        return self.mesh.size == 2 and bool(self.memory.far)
+
+    def mine(self, piece: Piece) -> Piece:
+        """The part of `piece` that this member sums for all."""
+        return part(piece, self.mesh.rank, self.mesh.size)
+
+    def parts(self, piece: Piece, before: Piece) -> Travel | None:
+        """The parts of `piece` and of the sum of `before`, to and from each member on another host.
+
+        None if all members read each other's memory.
+        """
+        if not self.memory.apart:
+            return None
+        flat, size = self.flat, self.mesh.size
+        mine, summed = self.mine(piece), self.mine(before)
+        sent: dict[int, list[Raw]] = {}
+        received: dict[int, list[Raw]] = {}
+        for rank in self.memory.far:
+            theirs, other = part(piece, rank, size), part(before, rank, size)
+            sent[rank] = [Raw(flat.inputs, theirs, True), Raw(flat.outputs, summed, True)]
+            received[rank] = [Raw(self.memory.inputs_of[rank], mine), Raw(flat.outputs, other)]
+        return sent, received
+
+    def copy_near(self, piece: Piece) -> None:
+        """Copy what the members whose memory can be read have summed of `piece`."""
+        for rank, theirs in self.memory.outputs_of.items():
+            for bucket, low, high in part(piece, rank, self.mesh.size):
+                self.flat.outputs[bucket][low:high].copy_(theirs[bucket][low:high])
+
+
 class Reduction:
     """A sum under way: `ready` and `complete` release its pieces, `result` waits for it."""
 
     def __init__(
         self,
-        reducer: Reducer,
-        mesh: Mesh,
-        release: Release,
+        sums: PieceSums,
         operation: int,
         header: Header,
         tree: Callable[[list[Header]], Tree | None],
         norms: Norms | None,
+        agree: Callable[[int, Reduced, float], Reduced],
     ) -> None:
+        """`agree` waits until all members have the sum, given the operation, the result and when it began."""
         self.header = header
-        self._reducer = reducer
-        self._mesh = mesh
-        self._release = release
+        self._sums = sums
+        self._agree = agree
         self._operation = operation
         self._tree = tree
         self._norms = norms
@@ -71,7 +123,7 @@ class Reduction:
         self._thread: threading.Thread | None = None
         self._reduced: Reduced | None = None
         self._error: BaseException | None = None
-        release.begin()
+        sums.release.begin()
 
     def start(self) -> None:
         """Exchange in a thread from now on."""
@@ -80,12 +132,12 @@ class Reduction:
 
     def ready(self, parameter: int) -> None:
         """This parameter's gradient is in its place in the input."""
-        self._release.ready(parameter)
+        self._sums.release.ready(parameter)
 
     def complete(self, closing: Header) -> None:
         """The whole input is in place; `closing` is what this member's header could not yet say."""
         self._closing, self._complete_s = closing, time.perf_counter()
-        self._release.all()
+        self._sums.release.all()
 
     def result(self) -> Reduced:
         """Wait until all members hold the sum."""
@@ -103,45 +155,44 @@ class Reduction:
 
     def _run(self) -> None:
         try:
-            headers = self._mesh.exchange(self._operation, READY, self.header)
+            headers = self._sums.mesh.exchange(self._operation, READY, self.header)
             result = Reduced(headers, 0.0, 0.0)
             closings = self._exchange(result, self._tree(headers))
             if any(closing.get("late") for closing in closings):
                 # Some gradient changed after its piece had been sent; by now all are complete.
-                self._reducer.early = False
-                self._release.late = False
+                self._sums.early = False
+                self._sums.release.late = False
                 closings = self._exchange(result, self._tree(headers))
             for header, closing in zip(headers, closings):
                 header.update({"unused": closing["unused"]} if "unused" in closing else {})
             result.complete_s = self._complete_s
             waited = [float(closing["waited"]) for closing in closings]
-            result.wait_s = waited[self._mesh.rank] - min(waited)
-            self._reduced = self._reducer.agree(self._operation, result, self._complete_s + result.wait_s)
+            result.wait_s = waited[self._sums.mesh.rank] - min(waited)
+            self._reduced = self._agree(self._operation, result, self._complete_s + result.wait_s)
         except BaseException as error:  # raised again in the main thread
             self._error = error
 
     def _exchange(self, result: Reduced, order: Tree | None) -> list[Header]:
         """Exchange and sum all pieces; returns what the members said at the end."""
-        if self._mesh.size == 2 and self._reducer.far:
+        sums, pieces = self._sums, self._sums.pieces
+        if sums.both_add:
             return self._exchange_whole(result, order)
-        mesh, pieces = self._mesh, self._reducer.pieces
-        squares = [0.0] * (mesh.size + 1)
+        squares = [0.0] * (sums.mesh.size + 1)
         before: Piece = ()  # the piece that was summed last, whose parts are gathered next
         closings: list[Header] = []
         for index in range(len(pieces) + 1):
             piece: Piece = ()
             if index < len(pieces):
                 piece = pieces[index]
-                self._release.wait(index)
-            self._reducer.flat.settle()
-            mine = part(piece, mesh.rank, mesh.size)
+                sums.release.wait(index)
+            sums.flat.settle()
             said = {**self._said(), "squares": squares} if index == len(pieces) else {}
             begin = time.perf_counter()
-            closings = self._send(piece, mine, before, said)
+            closings = self._send(sums.parts(piece, before), said)
             sent = time.perf_counter()
-            self._copy_near(before)
+            sums.copy_near(before)
             if piece:
-                found = self._reducer.adder.add(order, mine, self._norms)
+                found = sums.adder.add(order, sums.mine(piece), self._norms)
                 squares = [a + b for a, b in zip(squares, found)]
                 result.spans += [("send", begin, sent), ("add", sent, time.perf_counter())]
             before = piece
@@ -150,24 +201,25 @@ class Reduction:
 
     def _exchange_whole(self, result: Reduced, order: Tree | None) -> list[Header]:
         """The same of two members that share no memory. A piece is added while the next one is on its way."""
-        squares = [0.0] * (self._mesh.size + 1)
+        sums, pieces = self._sums, self._sums.pieces
+        squares = [0.0] * (sums.mesh.size + 1)
         closings: list[Header] = []
 
         def add(piece: Piece) -> None:
             begin = time.perf_counter()
-            squares[:] = [a + b for a, b in zip(squares, self._reducer.adder.add(order, piece, self._norms))]
+            squares[:] = [a + b for a, b in zip(squares, sums.adder.add(order, piece, self._norms))]
             result.spans.append(("add", begin, time.perf_counter()))
 
-        pieces = self._reducer.pieces
         added: list[futures.Future[None]] = []
         try:
             for index, piece in enumerate(pieces):
-                self._release.wait(index)
-                self._reducer.flat.settle()
+                sums.release.wait(index)
+                sums.flat.settle()
                 begin = time.perf_counter()
-                closings = self._send_whole(piece, self._said() if index == len(pieces) - 1 else {})
+                said = self._said() if index == len(pieces) - 1 else {}
+                closings = self._send(sums.memory.inputs(piece), said)
                 result.spans.append(("send", begin, time.perf_counter()))
-                added.append(self._reducer.adding.submit(add, piece))
+                added.append(sums.adding.submit(add, piece))
         finally:
             futures.wait(added)  # whatever happens, nothing is added any more after this
         for one in added:
@@ -179,43 +231,19 @@ class Reduction:
     def _said(self) -> Header:
         """What this member says with the last exchange."""
         said = {**self._closing, "waited": round(time.perf_counter() - self._complete_s, 6)}
-        return said | ({"late": True} if self._release.late else {})
+        return said | ({"late": True} if self._sums.release.late else {})
 
     def _note_squares(self, result: Reduced, squares: list[float]) -> None:
         if self._norms is not None:
             *result.part_squares, result.total_square = squares
 
-    def _send_whole(self, piece: Piece, said: Header) -> list[Header]:
-        """Exchange `piece` with the one other member."""
-        (rank,) = self._reducer.far
-        out = Raw(self._reducer.flat.inputs, piece, True)
-        into = Raw(self._reducer.inputs_of[rank], piece)
-        ways = views({rank: [out]}), views({rank: [into]})
-        answers = self._mesh.exchange(self._operation, PIECE, said, *ways)
-        into.store()
-        return answers
-
-    def _send(self, piece: Piece, mine: Piece, before: Piece, said: Header) -> list[Header]:
-        """Exchange `piece`, and the parts of the sum of the piece `before`, with members on other hosts."""
-        mesh, reducer, flat = self._mesh, self._reducer, self._reducer.flat
-        if not reducer.apart:
-            return mesh.exchange(self._operation, PIECE, said)
-        sent: dict[int, list[Raw]] = {}
-        received: dict[int, list[Raw]] = {}
-        for rank in reducer.far:
-            theirs = part(piece, rank, mesh.size)
-            own, other = part(before, mesh.rank, mesh.size), part(before, rank, mesh.size)
-            sent[rank] = [Raw(flat.inputs, theirs, True), Raw(flat.outputs, own, True)]
-            received[rank] = [Raw(reducer.inputs_of[rank], mine), Raw(flat.outputs, other)]
-        answers = mesh.exchange(self._operation, PIECE, said, views(sent), views(received))
+    def _send(self, travel: Travel | None, said: Header) -> list[Header]:
+        """Exchange what of a piece travels between hosts; returns what the members said with it."""
+        if travel is None:
+            return self._sums.mesh.exchange(self._operation, PIECE, said)
+        sent, received = travel
+        answers = self._sums.mesh.exchange(self._operation, PIECE, said, views(sent), views(received))
         for several in received.values():
             for raw in several:
                 raw.store()
         return answers
-
-    def _copy_near(self, piece: Piece) -> None:
-        """Copy what the members whose memory can be read have summed of `piece`."""
-        reducer = self._reducer
-        for rank, theirs in reducer.outputs_of.items():
-            for bucket, low, high in part(piece, rank, self._mesh.size):
-                reducer.flat.outputs[bucket][low:high].copy_(theirs[bucket][low:high])
