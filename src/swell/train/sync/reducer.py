@@ -6,7 +6,7 @@ with the messages (`memory`). If the vectors are small, every member sums all of
 Otherwise rank r sums part r of every piece, and the sums begin while backward still runs (`reduction`). If
 there is a process group of torch (`groups`), it adds on the devices, between the same ready and vote phases.
 
-No member uses a sum before all members hold it (`voted`): so the survivors of a death can agree on it.
+No member uses a sum before all members hold it (`_agree`): so the survivors of a death can agree on it.
 """
 
 from __future__ import annotations
