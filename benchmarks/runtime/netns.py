@@ -95,7 +95,7 @@ class Hosts:
         return f"{self._net}.{host + 1}"
 
     def describe(self) -> dict[str, object]:
-        """What a `HostsLauncher` needs."""
+        """What `HostsWorkers` need."""
         return {
             "namespaces": [self.namespace(host) for host in range(self.count)],
             "addresses": [self.address(host) for host in range(self.count)],

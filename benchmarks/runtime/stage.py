@@ -76,9 +76,9 @@ def _launch(fields: dict[str, Any]) -> int:
             if hosts is None:
                 code = Launcher(config, say).run()
             else:
-                from benchmarks.runtime.hosts_launcher import HostsLauncher
+                from benchmarks.runtime.hosts_workers import HostsWorkers
 
-                code = HostsLauncher(config, say, hosts).run()
+                code = Launcher(config, say, HostsWorkers(config, hosts)).run()
     finally:
         os._exit(code & 0xFF)
 

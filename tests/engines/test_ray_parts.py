@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import struct
-from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,9 @@ from swell.engines.ray.places import (
     to_cluster,
 )
 from swell.engines.supervised_job import SupervisedJob
+from swell.train.agent.polling import readable
 from swell.train.agent.wire import Connection
+from swell.train.agent.worker_processes import Exited, Failed, Lost, News
 
 ROOT = Path(__file__).parents[2]
 
@@ -273,7 +274,7 @@ def test_nothing_of_ours_ends_processes_by_name() -> None:
 
 
 def test_a_reset_connection_does_not_end_the_lifeline() -> None:
-    from swell.engines.ray.launcher import _Lifeline
+    from swell.engines.ray.workers import _Lifeline
 
     lifeline = _Lifeline("127.0.0.1")
     host, port, token = lifeline.address
@@ -306,11 +307,11 @@ class _Call:
         return self._future
 
 
-def _launcher(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[_Call], list[tuple[str, int]]]:
-    """A launcher with one worker, the calls that ask its holder how it ended, and the ends that were told."""
-    from swell.engines.ray import launcher as module
+def _workers() -> tuple[Any, list[_Call]]:
+    """One worker on Ray, and the calls that ask its holder how it ended."""
+    from swell.engines.ray import workers as module
 
-    made: Any = object.__new__(module.RayLauncher)
+    made: Any = object.__new__(module.RayWorkers)
     asked: list[_Call] = []
 
     class Actor:
@@ -320,42 +321,49 @@ def _launcher(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[_Call], list[t
                 asked.append(_Call())
                 return asked[-1]
 
-    ends: list[tuple[str, int]] = []
-    made._news, made._wake_w, made._pip, made._finish = deque(), -1, False, None
-    made._workers = {"w0": 1}
+    made._answers, made._unplaced, made._pip, made._ray = module._Answers(), [], False, None
     made._held = {"w0": module._Held(Actor(), 0, 0.0, up=True)}
-    monkeypatch.setattr(module.Launcher, "_turn", lambda self, timeout_s: None)
-    monkeypatch.setattr(made, "_drop", lambda held: None, raising=False)
-    monkeypatch.setattr(made, "_tell", lambda message: ends.append((message["type"], 0)), raising=False)
-    monkeypatch.setattr(made, "_exited", lambda worker, code: ends.append((worker, code)), raising=False)
-    return made, asked, ends
+    return made, asked
 
 
 def test_a_holder_behind_a_cut_link_is_asked_again_and_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, asked, ends = _launcher(monkeypatch)
-    monkeypatch.setattr("swell.engines.ray.launcher.ASK_AGAIN_S", 0.0)
+    made, asked = _workers()
+    monkeypatch.setattr("swell.engines.ray.workers.ASK_AGAIN_S", 0.0)
+    news: list[News] = []
+
+    def asked_again() -> bool:
+        news.extend(made.hear())
+        return bool(asked)
+
     first = _Call()
-    made._follow("w0", "ended", first)
+    made._answers.follow("w0", "ended", first)
     first.future().set_exception(ActorUnavailableError())
     for _ in range(3):  # the link is still cut
-        wait_until(lambda: made._turn(0.0) or asked, 30, "the holder to be asked again")
+        wait_until(asked_again, 30, "the holder to be asked again")
         asked.pop().future().set_exception(ActorUnavailableError())
-    assert not ends
-    wait_until(lambda: made._turn(0.0) or asked, 30, "the holder to be asked again")
+    wait_until(asked_again, 30, "the holder to be asked again")
+    assert not news
     asked.pop().future().set_result({"code": 0, "verdict": "", "warm": True})
-    made._turn(0.0)
-    assert ends == [("w0", 0)]
+    assert readable(made.watched(), 10)
+    assert made.hear() == [Exited("w0", 0)] and not made.names()
 
 
 def test_a_holder_that_is_dead_or_cut_off_for_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for error, limit_s in ((RuntimeError("dead"), 60.0), (ActorUnavailableError(), -1.0)):
-        monkeypatch.setattr("swell.engines.ray.launcher.CUT_S", limit_s)
-        made, _, ends = _launcher(monkeypatch)
+        monkeypatch.setattr("swell.engines.ray.workers.CUT_S", limit_s)
+        made, _ = _workers()
         call = _Call()
-        made._follow("w0", "ended", call)
+        made._answers.follow("w0", "ended", call)
         call.future().set_exception(error)
-        made._turn(0.0)
-        assert ends == [("lost", 0)] and not made._held
+        assert made.hear() == [Lost("w0")] and not made.names()
+
+
+def test_a_worker_beyond_its_memory_ends_the_job_and_is_told_as_ended() -> None:
+    made, _ = _workers()
+    call = _Call()
+    made._answers.follow("w0", "ended", call)
+    call.future().set_result({"code": -9, "verdict": "it used too much", "warm": False})
+    assert made.hear() == [Failed(137, "it used too much", aloud=True), Exited("w0", -9)]
 
 
 @pytest.mark.parametrize(("command", "ours"), [(True, {"a": 1}), (False, {})])

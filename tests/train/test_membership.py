@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.train.agent.decisions import MAX_FRUITLESS_DEATHS, SETTLE_S, SPARE_AFTER_S
+from swell.train.agent.ending import MAX_FRUITLESS_DEATHS
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.generations import (
     Announce,
@@ -23,8 +23,10 @@ from swell.train.agent.generations import (
     Status,
     Turn,
 )
-from swell.train.agent.membership import Membership
+from swell.train.agent.membership import Membership, Rules
 from swell.train.agent.membership_json import from_json, to_json
+from swell.train.agent.patience import SETTLE_S, SPARE_AFTER_S
+from swell.train.agent.scale import Scale
 
 
 def spawned(instructions: list[Instruction]) -> list[str]:
@@ -39,15 +41,17 @@ def announced(instructions: list[Instruction]) -> Candidate | None:
 class Play:
     """A job driven by hand; time is a number we count up."""
 
-    def __init__(self, target: int = 2, maximum: int = 4, **options: Any) -> None:
-        self.m = Membership(minimum=1, maximum=maximum, target=target, **options)
+    def __init__(
+        self, target: int = 2, maximum: int = 4, slots: tuple[int, ...] | None = None, **rules: Any
+    ) -> None:
+        self.m = Membership(Scale(1, maximum, target, slots), Rules(**rules))
         self.now = 0.0
 
     def ready(self, *names: str) -> list[Instruction]:
         out: list[Instruction] = []
         for name in names:
             out += self.m.hello(name, ("127.0.0.1", 1), "starting", 0, [], self.now)
-            out += self.m.ready(name, self.m.epoch, self.now)
+            out += self.m.ready(name, self.m.generation.epoch, self.now)
         return out
 
     def switch(self) -> list[Instruction]:
@@ -59,7 +63,7 @@ class Play:
         play = cls(target=workers, **options)
         play.ready(*spawned(play.m.agent_connected([], 0.0)))
         play.switch()
-        assert play.m.members == [f"w{i}" for i in range(workers)]
+        assert play.m.generation.members == [f"w{i}" for i in range(workers)]
         return play
 
 
@@ -75,7 +79,7 @@ def test_growing_prepares_first_and_announces_when_the_newcomer_is_ready() -> No
     assert play.m.resize(3, play.now) == [Spawn("w2")]
     assert announced(play.ready("w2")) == Candidate(2, ("w0", "w1", "w2"))
     play.switch()
-    assert play.m.members == ["w0", "w1", "w2"]
+    assert play.m.generation.members == ["w0", "w1", "w2"]
 
 
 def test_a_spare_is_prepared_when_a_switch_is_over_and_not_beside_it() -> None:
@@ -191,7 +195,7 @@ def test_when_everybody_is_dead_prepared_newcomers_start_afresh_too() -> None:
     play.ready("w1")
     out = play.m.exited("w0", -9, play.now)
     assert Kill("w1") in out and len(spawned(out)) == 2
-    assert not play.m.live
+    assert not play.m.generation.live
 
 
 def test_a_silent_member_is_fenced_killed_and_refused_when_it_wakes() -> None:
@@ -261,7 +265,7 @@ def test_a_leader_that_freezes_when_its_part_is_done_does_not_hold_the_job_for_e
     assert not any(early), "it may take its time to end"
     out = play.m.tick(since_s + 18.4)
     assert Kill("w0") in out and any(isinstance(one, Spawn) for one in out), "the job begins again"
-    assert play.m.result is None
+    assert not play.m.ending.over
 
 
 def test_before_the_first_step_of_a_job_a_member_may_be_silent_for_longer() -> None:
@@ -328,9 +332,9 @@ def test_a_restarted_coordinator_adopts_the_generation_its_workers_report() -> N
     again = from_json(saved, 0.0)
     for name in members:
         again.hello(name, ("127.0.0.1", 1), "member", 2, members, 0.0)
-    assert (again.generation, again.members, again.target) == (2, members, 3)
+    assert (again.generation.number, again.generation.members, again.scale.target) == (2, members, 3)
     assert again.candidate is None
-    assert again.counter >= 2, "numbers are never used twice"
+    assert again.generation.counter >= 2, "numbers are never used twice"
 
 
 def test_a_launcher_that_never_heard_of_a_worker_is_asked_again() -> None:
@@ -378,7 +382,7 @@ def test_whatever_happens_the_invariants_hold(events: list[tuple[str, int]]) -> 
         alive = sorted(play.m.workers)
         name = alive[value % len(alive)] if alive else "w0"
         if kind == "resize":
-            out = play.m.resize(value, play.now) if play.m.result is None else []
+            out = play.m.resize(value, play.now) if not play.m.ending.over else []
         elif kind == "ready" and alive:
             out = play.ready(name)
         elif kind == "switch" and play.m.candidate is not None:
@@ -390,16 +394,17 @@ def test_whatever_happens_the_invariants_hold(events: list[tuple[str, int]]) -> 
         elif kind == "restart":
             play.m = from_json(json.loads(json.dumps(to_json(play.m))), play.now)
         m = play.m
-        assert len(set(m.members)) == len(m.members)
-        assert m.result is not None or all(name in m.workers for name in m.members)
+        members = m.generation.members
+        assert len(set(members)) == len(members)
+        assert m.ending.over or all(name in m.workers for name in members)
         numbers += [i.candidate.number for i in out if isinstance(i, Announce) and i.candidate is not None]
         out = []
-        if m.candidate is not None and m.result is None:  # a job that is over has no next generation
-            assert m.candidate.number > m.generation
+        if m.candidate is not None and not m.ending.over:  # a job that is over has no next generation
+            assert m.candidate.number > m.generation.number
             assert all(name in m.workers for name in m.candidate.members)
-            assert len(m.candidate.members) <= m.maximum
+            assert len(m.candidate.members) <= m.scale.maximum
         busy = [w for w in m.workers.values() if w.status is not Status.LEAVING]
-        assert len(busy) <= m.maximum + len(m.members)
+        assert len(busy) <= m.scale.maximum + len(members)
     assert numbers == sorted(numbers)
 
 
@@ -412,5 +417,5 @@ def test_a_launcher_that_connects_after_the_job_was_stopped_is_told_so() -> None
 def test_a_coordinator_that_was_killed_as_the_job_ended_begins_again_without_members_that_are_gone() -> None:
     saved = to_json(Play.training(1).m) | {"workers": {}}
     again = from_json(json.loads(json.dumps(saved)), 1.0)
-    assert isinstance(again, Membership) and again.members == []
+    assert isinstance(again, Membership) and again.generation.members == []
     assert any(isinstance(one, Spawn) for one in again.agent_connected([], 1.1))

@@ -6,18 +6,20 @@ import json
 
 import pytest
 
-from swell.train.agent.decisions import MAX_FRUITLESS_DEATHS
+from swell.train.agent.ending import MAX_FRUITLESS_DEATHS
 from swell.train.agent.generations import Announce, Candidate, Fence, Instruction, Kill, Spawn
 from swell.train.agent.links import LEAVE_S
-from swell.train.agent.membership import AWAY_S, Membership
+from swell.train.agent.membership import Membership, Rules
 from swell.train.agent.membership_json import from_json, to_json
+from swell.train.agent.patience import AWAY_S
+from swell.train.agent.scale import Scale
 
 
 class Play:
     """A job on slots, driven by hand."""
 
     def __init__(self, *slots: int, minimum: int = 1) -> None:
-        self.m = Membership(minimum=minimum, maximum=8, target=len(slots), slots=slots, gather_s=0.0)
+        self.m = Membership(Scale(minimum, 8, len(slots), slots), Rules(gather_s=0.0))
         self.now = 0.0
         self.join(self.m.agent_connected([], self.now))
 
@@ -25,21 +27,21 @@ class Play:
         """Whoever is started gets ready, and every candidate is switched to until there is none."""
         for name in [i.worker for i in out if isinstance(i, Spawn)]:
             self.m.hello(name, ("127.0.0.1", 1), "starting", 0, [], self.now)
-            self.m.ready(name, self.m.epoch, self.now)
+            self.m.ready(name, self.m.generation.epoch, self.now)
         self.settle()
 
     def settle(self) -> None:
         for _ in range(5):
             if self.m.candidate is None:
                 return
-            before = set(self.m.members)
+            before = set(self.m.generation.members)
             self.m.switched(self.m.candidate.number, list(self.m.candidate.members), self.now)
-            for name in before - set(self.m.members):
+            for name in before - set(self.m.generation.members):
                 self.m.exited(name, 0, self.now)
 
     @property
     def on(self) -> list[int | None]:
-        return [self.m.workers[name].slot for name in self.m.members]
+        return [self.m.workers[name].slot for name in self.m.generation.members]
 
 
 def candidates(out: list[Instruction]) -> list[Candidate]:
@@ -55,7 +57,7 @@ def test_a_leaver_that_does_not_end_is_killed_once_because_its_slot_is_meant_for
     told_first: str,
 ) -> None:
     play = Play(0, 1)
-    leaver = play.m.members[1]
+    leaver = play.m.generation.members[1]
     play.m.resize(1, 0.0, [0])
     assert play.m.candidate is not None
     number, members = play.m.candidate.number, list(play.m.candidate.members)
@@ -68,11 +70,11 @@ def test_a_leaver_that_does_not_end_is_killed_once_because_its_slot_is_meant_for
     assert Kill(leaver) not in play.m.tick(1.0 + LEAVE_S)
     assert Kill(leaver) in play.m.tick(1.01 + LEAVE_S), "the time counts from the first word of it"
     assert Kill(leaver) not in play.m.tick(2.0 + LEAVE_S)
-    assert play.m.exited(leaver, -9, 3.0) == [] and play.m.result is None, "that is no death"
+    assert play.m.exited(leaver, -9, 3.0) == [] and not play.m.ending.over, "that is no death"
 
 
 def test_a_leaver_without_a_slot_may_take_its_time() -> None:
-    m = Membership(minimum=1, maximum=2, target=2)
+    m = Membership(Scale(1, 2, 2))
     for name in [i.worker for i in m.agent_connected([], 0.0) if isinstance(i, Spawn)]:
         m.hello(name, ("127.0.0.1", 1), "starting", 0, [], 0.0)
         m.ready(name, 0, 0.0)
@@ -129,7 +131,7 @@ def test_a_newcomer_on_a_slot_that_is_withdrawn_again_is_ended() -> None:
 
 def test_a_dead_worker_is_replaced_where_it_was() -> None:
     play = Play(2, 5)
-    name = next(n for n in play.m.members if play.m.workers[n].slot == 5)
+    name = next(n for n in play.m.generation.members if play.m.workers[n].slot == 5)
     play.m.exited(name, -9, 0.0)
     play.settle()
     assert spawns(play.m.tick(1.0)) == [5]
@@ -137,14 +139,14 @@ def test_a_dead_worker_is_replaced_where_it_was() -> None:
 
 def test_a_worker_that_cannot_be_reached_is_fenced_and_its_place_left_alone_for_a_while() -> None:
     play = Play(0, 1)
-    name = play.m.members[1]
+    name = play.m.generation.members[1]
     out = play.m.vanished(name, 1.0)
     assert Fence(name) in out and not spawns(out)
     assert [c.recovery for c in candidates(out)] == [True]
     play.settle()
     assert spawns(play.m.tick(1.0 + AWAY_S / 2)) == []
     assert spawns(play.m.resize(2, 1.0 + AWAY_S, [0, 2])) == [2]
-    late = play.m.hello(name, ("127.0.0.1", 1), "member", 1, list(play.m.members), 3.0)
+    late = play.m.hello(name, ("127.0.0.1", 1), "member", 1, list(play.m.generation.members), 3.0)
     assert late == [Fence(name)], "when it comes back it is told that it was given up"
 
 
@@ -156,13 +158,13 @@ def test_places_that_cannot_be_reached_do_not_make_a_job_fail() -> None:
         for name in list(play.m.workers):
             play.m.vanished(name, now)
         play.m.tick(now + 1.5 * AWAY_S)
-    assert play.m.result is None
+    assert not play.m.ending.over
 
 
 def test_slots_survive_a_restart_of_the_coordinator() -> None:
     play = Play(3, 4)
     again = from_json(json.loads(json.dumps(to_json(play.m))), 1.0)
-    assert again.slots == (3, 4)
+    assert again.scale.slots == (3, 4)
     assert {w.slot for w in again.workers.values()} == {3, 4}
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.train.test_membership import Play, announced, spawned
 
-from swell.train.agent.decisions import SETTLE_S
 from swell.train.agent.generations import Announce, Candidate, Check, Fence, Instruction, Kill, Say, Status
+from swell.train.agent.patience import SETTLE_S
 from swell.train.agent.reach import AGAIN_S, CHECK_S, HOLD_S, MOST_HOLD_S, Pair, connected, pair
 from swell.train.agent.slots import age
 
@@ -68,7 +68,7 @@ class Net(Play):
         out: list[Instruction] = []
         for name in names:
             out += self.m.hello(name, (f"host-{name}", 1), "starting", 0, [], self.now)
-            out += self.m.ready(name, self.m.epoch, self.now)
+            out += self.m.ready(name, self.m.generation.epoch, self.now)
         return out
 
     def cut(self, one: str, other: str) -> None:
@@ -97,7 +97,7 @@ def test_of_two_that_lose_each_other_the_younger_is_left_out_and_the_others_go_o
     assert Fence("w2") in out and Kill("w2") in out
     assert net.m.hello("w2", ("h", 1), "member", 1, ["w0", "w1", "w2"], net.now) == [Fence("w2")]
     assert net.m.exited("w2", 76, net.now) == []
-    assert net.m.fruitless == 0 and net.m.result is None
+    assert net.m.ending.fruitless == 0 and not net.m.ending.over
 
 
 def test_the_oldest_is_left_out_if_nobody_reaches_it_whoever_speaks_first() -> None:
@@ -160,7 +160,7 @@ def test_a_newcomer_that_cannot_be_reached_waits_and_joins_when_it_can() -> None
     net.cut("w1", "w2")
     out = net.suspect("w2", "w1")
     assert said(out) == [("unreachable", {"worker": "w2", "by": ["w1"]})]
-    assert Announce(None, ("w0", "w1", "w2")) in out and net.m.members == ["w0", "w1"]
+    assert Announce(None, ("w0", "w1", "w2")) in out and net.m.generation.members == ["w0", "w1"]
     waits = HOLD_S
     for _ in range(5):
         net.now += waits - 0.1
@@ -176,7 +176,7 @@ def test_a_newcomer_that_cannot_be_reached_waits_and_joins_when_it_can() -> None
     net.beats()
     net.m.tick(net.now)
     net.switch()
-    assert net.m.members == ["w0", "w1", "w2"]
+    assert net.m.generation.members == ["w0", "w1", "w2"]
 
 
 def test_whoever_comes_in_the_place_of_one_that_was_left_out_is_back() -> None:
@@ -201,12 +201,12 @@ def test_a_first_generation_begins_without_those_that_cannot_be_reached() -> Non
 
 def test_a_coordinator_that_hears_nobody_waits_because_its_own_link_may_be_down() -> None:
     net = Net.training(3, silent_after_s=5.0, away_s=60.0)
-    for name in net.m.members:
+    for name in net.m.generation.members:
         net.m.disconnected(name, net.now)
     for _ in range(50):
         net.now += 1.0
         assert net.m.tick(net.now) == []
-    net.m.hello("w1", ("host-w1", 1), "member", 1, net.m.members, net.now)
+    net.m.hello("w1", ("host-w1", 1), "member", 1, net.m.generation.members, net.now)
     net.now += 1.0
     assert net.m.tick(net.now) == [], "the others get the time to speak again"
     for _ in range(6):
@@ -217,7 +217,7 @@ def test_a_coordinator_that_hears_nobody_waits_because_its_own_link_may_be_down(
             break
     assert announced(out) == Candidate(3, ("w1",), recovery=True), "and are given up if they do not"
     net = Net.training(3, silent_after_s=5.0, away_s=60.0)
-    for name in net.m.members:
+    for name in net.m.generation.members:
         net.m.disconnected(name, net.now)
     out = []
     for _ in range(62):
@@ -253,7 +253,7 @@ def test_a_newcomer_that_never_reached_the_coordinator_does_not_count_as_a_failu
     name = next(n for n, w in net.m.workers.items() if w.status is Status.STARTING)
     for _ in range(20):
         (name,) = spawned(net.m.exited(name, 75, net.now))
-    assert net.m.result is None
+    assert not net.m.ending.over
 
 
 EVENTS = st.lists(
@@ -288,19 +288,21 @@ def test_with_links_cut_at_random_members_always_reach_each_other_in_the_end(
             net.now += 1.0
             for worker in [w for w in net.m.workers.values() if w.address and not w.connected]:
                 address, status = worker.address, worker.status.value  # it finds the coordinator again
-                net.m.hello(worker.name, address, status, net.m.generation, net.m.members, net.now)
+                net.m.hello(
+                    worker.name, address, status, net.m.generation.number, net.m.generation.members, net.now
+                )
             net.beats()
             net.ready(*(n for n, w in list(net.m.workers.items()) if w.status is Status.STARTING))
             net.m.tick(net.now)
             candidate = net.m.candidate
-            together = [*net.m.members, *(candidate.members if candidate is not None else ())]
+            together = [*net.m.generation.members, *(candidate.members if candidate is not None else ())]
             torn = [p for p in combinations(dict.fromkeys(together), 2) if pair(*p) in net.cuts]
             if torn:
                 out = net.suspect(*torn[0])
             elif candidate is not None:
                 # All are connected: it is entered (a recovery), or agreed on at the next step.
                 net.switch()
-            elif len(net.m.members) == net.m.target and net.now > net.m.calm_s:
+            elif len(net.m.generation.members) == net.m.scale.target and net.now > net.m.quiet.calm_s:
                 return
 
     numbers: list[int] = []
@@ -319,7 +321,7 @@ def test_with_links_cut_at_random_members_always_reach_each_other_in_the_end(
             out = net.m.resize(a, net.now)
         elif kind == "kill" and one in net.m.workers:
             net.m.step += 1
-            net.m.fruitless = 0
+            net.m.ending.fruitless = 0
             out = net.m.exited(one, -9, net.now)
         elif kind == "switch":
             settle(1)
@@ -330,16 +332,18 @@ def test_with_links_cut_at_random_members_always_reach_each_other_in_the_end(
                 net.now += 0.5
                 net.beats(*(n for n, w in net.m.workers.items() if w.connected))
                 net.m.tick(net.now)
-        assert net.m.result is None, net.m.result
-        assert len(set(net.m.members)) == len(net.m.members)
-        assert all(member in net.m.workers for member in net.m.members)
-        assert not net.m.fenced & set(net.m.workers)
+        assert not net.m.ending.over, net.m.ending.result
+        assert len(set(net.m.generation.members)) == len(net.m.generation.members)
+        assert all(member in net.m.workers for member in net.m.generation.members)
+        assert not net.m.given_up.fenced & set(net.m.workers)
         numbers += [i.candidate.number for i in out if isinstance(i, Announce) and i.candidate is not None]
         assert numbers == sorted(numbers), "a number is never used twice"
         out = []
     settle()
-    assert net.m.members, "somebody trains"
-    assert not [p for p in combinations(net.m.members, 2) if pair(*p) in net.cuts], "and all reach each other"
+    assert net.m.generation.members, "somebody trains"
+    assert not [p for p in combinations(net.m.generation.members, 2) if pair(*p) in net.cuts], (
+        "and all reach each other"
+    )
     net.cuts.clear()
     settle(60)
-    assert len(net.m.members) == net.m.target, "everybody is back"
+    assert len(net.m.generation.members) == net.m.scale.target, "everybody is back"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from swell.train.agent.decisions import SETTLE_S
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.generations import Announce, Candidate, Finish, Instruction, Kill, Spawn, Turn
 from swell.train.agent.membership_json import from_json, of_job, to_json
+from swell.train.agent.patience import SETTLE_S
 from swell.train.agent.replicas.membership import Replicas
 from swell.train.agent.replicas.names import replica_of, workers_of
 from swell.train.data import plan
@@ -44,7 +44,7 @@ class Play:
         out: list[Instruction] = []
         for name in names:
             out += self.m.hello(name, ("127.0.0.1", 1), "starting", 0, [], self.now)
-            out += self.m.ready(name, self.m.epoch, self.now)
+            out += self.m.ready(name, self.m.generation.epoch, self.now)
         return out
 
     def switch(self, candidate: Candidate | None) -> list[Instruction]:
@@ -56,7 +56,7 @@ class Play:
         play = cls(workers, **config)
         names = [name for name, _ in spawned(play.m.agent_connected([], 0.0))]
         play.switch(announced(play.ready(*names)))
-        assert play.m.members == names
+        assert play.m.generation.members == names
         return play
 
 
@@ -150,9 +150,18 @@ def test_slots_are_grouped_in_order_and_whole_groups_stay() -> None:
     assert spawned(out) == [("w4", 8), ("w5", 9)]
 
 
+def test_a_refused_resize_leaves_the_slots_as_they_were() -> None:
+    play = Play.training(2, slots=[0, 1])
+    play.m.resize(4, play.now, [0, 1, 2, 3])
+    play.m.exited("w2", -9, play.now)
+    with pytest.raises(ValueError, match="this job allows 1 to 4"):
+        play.m.resize(10, play.now, list(range(4, 14)))
+    assert play.m.scale.slots == (0, 1, 2, 3)
+
+
 def test_a_job_ends_well_when_all_workers_of_its_leading_replica_have() -> None:
     play = Play.training(4)
-    for name in play.m.members:
+    for name in play.m.generation.members:
         play.m.done(name, 30, play.now)
     out = [i for name in ("w3", "w1", "w2") for i in play.m.exited(name, 0, play.now)]
     assert not any(isinstance(i, Finish) for i in out)
@@ -163,7 +172,7 @@ def test_a_restarted_coordinator_goes_on_with_the_same_replicas() -> None:
     play = Play.training(4, slots=[0, 1, 2, 3])
     saved = json.loads(json.dumps(to_json(play.m)))
     again = from_json(saved, 1.0)
-    assert isinstance(again, Replicas) and again.members == play.m.members
+    assert isinstance(again, Replicas) and again.generation.members == play.m.generation.members
     alive = ["w0", "w1", "w2"]  # w3 died meanwhile
     out = again.agent_connected(alive, 1.0)
     assert killed(out) == ["w2"]

@@ -9,22 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.train.agent.decisions import MAX_FRUITLESS_DEATHS
+from swell.train.agent.ending import MAX_FRUITLESS_DEATHS
 from swell.train.agent.generations import Begin, Finish, Instruction, Kill, Save, Say, Spawn
 from swell.train.agent.lines import Pace, said
+from swell.train.agent.membership_json import from_json, to_json
 from swell.train.agent.restarts import FAULT_S, FINISH_S, MISSING_S, SAVE_S, SAVED, SILENT_S, Restarts
+from swell.train.agent.scale import Scale
 
 
 def begun(target: int = 2, slots: tuple[int, ...] | None = None) -> Restarts:
     """A job whose first generation runs."""
-    made = Restarts(1, 4, target, slots)
+    made = Restarts(Scale(1, 4, target, slots))
     made.agent_connected([], 0.0)
-    assert made.generation == 1
+    assert made.generation.number == 1
     return made
 
 
 def test_a_job_begins_with_all_workers_and_writes_down_who_they_are_first() -> None:
-    made = Restarts(1, 4, 2, (5, 7))
+    made = Restarts(Scale(1, 4, 2, (5, 7)))
     assert made.agent_connected([], 0.0) == [Begin(1, ("w0", "w1")), Spawn("w0", 5), Spawn("w1", 7)]
 
 
@@ -54,7 +56,7 @@ def test_workers_that_do_not_save_in_time_are_killed() -> None:
     assert set(job.tick(SAVE_S)) == {Kill("w0"), Kill("w1")}
     job.exited("w0", -9, SAVE_S)
     assert job.exited("w1", -9, SAVE_S)[0] == Begin(2, ("w2",))
-    assert job.fruitless == 0, "they were killed by us"
+    assert job.ending.fruitless == 0, "they were killed by us"
 
 
 def test_a_death_ends_the_others_and_the_job_begins_again() -> None:
@@ -104,10 +106,10 @@ def test_deaths_without_progress_end_the_job_sooner_or_later_and_lost_slots_do_n
     job = begun(1)
     for i in range(20):
         job.vanished(f"w{i}", float(i))
-    assert job.result is None
+    assert not job.ending.over
     for i in range(20, 20 + MAX_FRUITLESS_DEATHS + 1):
         job.exited(f"w{i}", -11, float(i))
-    assert job.result is not None and "without any progress" in job.result.reason
+    assert job.ending.result is not None and "without any progress" in job.ending.result.reason
 
 
 def test_a_silent_program_has_its_pause_told_too() -> None:
@@ -120,12 +122,12 @@ def test_a_silent_program_has_its_pause_told_too() -> None:
 def test_a_restarted_coordinator_goes_on_where_it_was() -> None:
     job = begun(2, (0, 1))
     job.resize(3, 5.0, [0, 1, 2])
-    again = Restarts.from_json(json.loads(json.dumps(job.to_json())), 6.0)
+    again = from_json(json.loads(json.dumps(to_json(job))), 6.0)
     assert Save(1) in again.agent_connected(["w0"], 6.0)
     assert again.tick(6.0) == [], "the exit code of w1 may be on its way"
     again.exited("w1", SAVED, 6.1)
     assert again.exited("w0", SAVED, 6.2)[0] == Begin(2, ("w2", "w3", "w4"))
-    lost = Restarts.from_json(json.loads(json.dumps(begun(1).to_json())), 6.0)
+    lost = from_json(json.loads(json.dumps(to_json(begun(1)))), 6.0)
     lost.agent_connected([], 6.0)
     assert lost.tick(6.0 + MISSING_S)[0] == Begin(2, ("w1",))
 
@@ -134,7 +136,7 @@ def test_a_restarted_coordinator_goes_on_where_it_was() -> None:
 @given(st.data())
 def test_whatever_happens_generations_never_overlap_and_the_job_ends(data: Any) -> None:
     """The launcher's part is played here: processes exist between their spawn and their exit."""
-    job, now_s = Restarts(1, 4, data.draw(st.integers(1, 4))), 0.0
+    job, now_s = Restarts(Scale(1, 4, data.draw(st.integers(1, 4)))), 0.0
     alive: dict[str, int] = {}
     killed: set[str] = set()
 
@@ -143,9 +145,9 @@ def test_whatever_happens_generations_never_overlap_and_the_job_ends(data: Any) 
             match one:
                 case Begin(number, _):
                     assert not alive, "workers of two generations at once"
-                    assert number == job.generation
+                    assert number == job.generation.number
                 case Spawn(worker, _):
-                    alive[worker] = job.generation
+                    alive[worker] = job.generation.number
                 case Kill(worker):
                     killed.add(worker)
 
@@ -153,7 +155,7 @@ def test_whatever_happens_generations_never_overlap_and_the_job_ends(data: Any) 
     for _ in range(data.draw(st.integers(1, 25))):
         now_s += data.draw(st.sampled_from([0.1, 2.0, 60.0]))
         what = data.draw(st.sampled_from(["resize", "exit", "vanish", "said", "tick", "stop"]))
-        if job.result is not None:
+        if job.ending.over:
             break
         if what == "resize":
             carry_out(job.resize(data.draw(st.integers(1, 4)), now_s))
@@ -175,7 +177,7 @@ def test_whatever_happens_generations_never_overlap_and_the_job_ends(data: Any) 
         for worker in [w for w in alive if w in killed]:
             del alive[worker]
             carry_out(job.exited(worker, -9, now_s))
-    assert job.result is not None, "a stop is over in the end, whatever the workers do"
+    assert job.ending.over, "a stop is over in the end, whatever the workers do"
 
 
 def test_a_line_of_output_is_a_report() -> None:

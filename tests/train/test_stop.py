@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from swell.train.agent.decisions import STOPPED
-from swell.train.agent.generations import Finish, Status, Stop, Worker
+from swell.train.agent.ending import STOPPED
+from swell.train.agent.generations import Finish, Generation, Status, Stop, Worker
 from swell.train.agent.membership import Membership
 from swell.train.agent.membership_json import from_json, to_json
+from swell.train.agent.scale import Scale
 from swell.train.reporting import Pace
 
 
 def _running(*names: str) -> Membership:
-    job = Membership(minimum=1, maximum=4, target=len(names))
+    job = Membership(Scale(1, 4, len(names)))
     job.workers = {n: Worker(n, Status.MEMBER, 0.0) for n in names}
-    job.members, job.live, job.generation = list(names), True, 1
+    job.generation = Generation(1, list(names), live=True)
     return job
 
 
@@ -25,7 +26,7 @@ def test_members_are_asked_and_the_leaders_word_ends_the_job() -> None:
 
 
 def test_a_job_without_state_stops_at_once() -> None:
-    job = Membership(minimum=1, maximum=4, target=2)
+    job = Membership(Scale(1, 4, 2))
     assert job.stop(0.0) == [Finish(0, STOPPED)]
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.train.test_membership import Play, announced, spawned
 
-from swell.train.agent.decisions import SETTLE_S
 from swell.train.agent.generations import Instruction, Say
+from swell.train.agent.patience import SETTLE_S
 from swell.train.agent.stragglers import PERSISTS_S, REST_S, SLOWER, Stragglers
 from swell.train.reporting import MOST_OWN, Pace
 
@@ -29,11 +29,11 @@ class Watched:
         for _ in range(round(2 * for_s)):
             self.step += 10
             self.play.now += 0.5
-            for name in self.play.m.members:
+            for name in self.play.m.generation.members:
                 self.play.m.beat(name, self.step, self.play.now)
                 many = samples if isinstance(samples, int) else samples.get(name, 8)
                 report = {
-                    "generation": self.play.m.generation,
+                    "generation": self.play.m.generation.number,
                     "own_s": own_s.get(name, 0.01),
                     "samples": many,
                 }
@@ -60,7 +60,7 @@ def test_a_member_at_half_speed_leaves_and_another_comes(slow: str) -> None:
     assert spawned(out + job.play.m.tick(job.play.now + SETTLE_S)) == ["w3"]
     job.play.ready("w3")
     job.play.switch()
-    assert job.play.m.members == [*staying, "w3"]
+    assert job.play.m.generation.members == [*staying, "w3"]
 
 
 def test_its_slot_is_named_and_gets_the_new_worker() -> None:
@@ -88,7 +88,7 @@ def test_each_replacement_is_followed_by_a_longer_rest() -> None:
     job = Watched(2)
     times_s = []
     for _ in range(2000):
-        if said(job.goes_on(0.5, **{job.play.m.members[-1]: 0.05})):
+        if said(job.goes_on(0.5, **{job.play.m.generation.members[-1]: 0.05})):
             times_s.append(job.play.now)
         while job.play.m.candidate is not None:
             job.play.switch()

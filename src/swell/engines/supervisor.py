@@ -39,6 +39,7 @@ from swell.train.agent.outputs import FILE, OutputFile
 from swell.train.agent.regular import open_regular, read_regular
 from swell.train.agent.run_config import RunConfig
 from swell.train.agent.slots import GPU_FILE, PER_GPU
+from swell.train.agent.worker_processes import LocalWorkers
 
 T = TypeVar("T")
 
@@ -213,30 +214,22 @@ def _run(order: Order, run_dir: Path, say: Callable[[str], None]) -> tuple[int, 
 
 
 def _launcher(order: Order, config: RunConfig, say: Callable[[str], None]) -> Launcher:
-    """The launcher for the place where the job's workers live."""
+    """The launcher, for the place where the job's workers live."""
     if "ray" in order.extras:
-        from swell.engines.ray.launcher import RayLauncher
+        from swell.engines.ray.workers import RayWorkers
 
-        return RayLauncher(config, say, order)
-    return _SlotLauncher(config, say, order.extras)
+        return Launcher(config, say, RayWorkers(config, order))
+    return Launcher(config, say, LocalWorkers(lambda slot: _gpu_env(slot, order.extras)))
 
 
-class _SlotLauncher(Launcher):
-    """A launcher whose workers each see only the GPU of their slot, if there are any."""
-
-    def __init__(self, config: RunConfig, say: Any, extras: Mapping[str, Any]) -> None:
-        super().__init__(config, say)
-        self._gpus, self._per_gpu = extras.get("gpus", 0), extras.get("per_gpu", 1)
-        self._gpu_files = extras.get("gpu_files")
-
-    def _order(self, worker: str, slot: int | None = None) -> dict[str, Any]:
-        order = super()._order(worker, slot)
-        if self._gpus and slot is not None:
-            gpu = str(gpu_of_slot(slot, self._gpus))
-            order["env"] |= {"CUDA_VISIBLE_DEVICES": gpu, PER_GPU: str(self._per_gpu)}
-            if self._gpu_files is not None:
-                order["env"][GPU_FILE] = f"{self._gpu_files}/{gpu}"
-        return order
+def _gpu_env(slot: int, extras: Mapping[str, Any]) -> dict[str, str]:
+    """What makes a worker see only the GPU of its slot, if there are any."""
+    if not extras.get("gpus", 0):
+        return {}
+    gpu = str(gpu_of_slot(slot, extras["gpus"]))
+    env = {"CUDA_VISIBLE_DEVICES": gpu, PER_GPU: str(extras.get("per_gpu", 1))}
+    files = extras.get("gpu_files")
+    return env if files is None else env | {GPU_FILE: f"{files}/{gpu}"}
 
 
 class _MemoryWatch:

@@ -173,26 +173,24 @@ class Coordinator:
         m = self.membership
         return {
             "job": self.config["name"],
-            "generation": m.generation,
-            "members": m.members,
-            "target": m.target,
-            "minimum": m.minimum,
-            "maximum": m.maximum,
-            "confined": "" if isinstance(m, Restarts) else m.confined,
+            "generation": m.generation.number,
+            "members": m.generation.members,
+            "target": m.scale.target,
+            "minimum": m.scale.minimum,
+            "maximum": m.scale.maximum,
+            "confined": m.scale.confined,
             "workers": {w.name: w.status.value for w in m.workers.values()},
             "slots": {w.name: w.slot for w in m.workers.values() if w.slot is not None},
-            "epoch": m.epoch,
+            "epoch": 0 if isinstance(m, Restarts) else m.generation.epoch,  # a program counts itself
             "step": m.step,
-            "over": m.result is not None,
+            "over": m.ending.over,
             "pids": {n: p for n, p in self.pids.items() if n in m.workers},
             "reports": {n: r for n, r in self.reports.items() if n in m.workers},
         }
 
     def save(self) -> None:
         """Write the state to disk if it has changed."""
-        m = self.membership
-        saved = m.to_json() if isinstance(m, Restarts) else membership_json.to_json(m)
-        text = json.dumps({"port": self.port, "membership": saved})
+        text = json.dumps({"port": self.port, "membership": membership_json.to_json(self.membership)})
         if text == self._last_saved:
             return
         try:

@@ -1,17 +1,18 @@
 """What a job's membership decides: whom to start, whom to end, and which generation comes next.
 
-`membership` has what happens; both are one pure state machine.
+`membership` has the state and what happens to it, `links` what follows from cut links. Each function here
+changes the `Membership` and returns the instructions that carry its decision out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from swell.train.agent import links
+from swell.train.agent.ending import FINISHED, MAX_FRUITLESS_DEATHS, STOPPED
 from swell.train.agent.generations import (
     Announce,
     Candidate,
-    Finish,
     Instruction,
     Kill,
     Spawn,
@@ -19,266 +20,205 @@ from swell.train.agent.generations import (
     Stop,
     Worker,
 )
-from swell.train.agent.reach import Reach
-from swell.train.agent.slots import age, check_target, ended_early, newcomers, open_slots, place
+from swell.train.agent.slots import age, newcomers, open_slots
 
-MAX_FRUITLESS_DEATHS = 5
-"""The job fails after this many workers have died in a row without a step in between."""
+if TYPE_CHECKING:
+    from swell.train.agent.membership import Membership
 
-SETTLE_S = 0.3
-"""After a death no new worker is started for this long, so that the survivors recover undisturbed."""
-SPARE_AFTER_S = 1.0
-"""After a switch no spare is started for this long, so that the new generation trains undisturbed."""
-
-STOPPED = "stopped"
-"""Reason of a job that was asked to save its state and end."""
+# ---------------------------------------------------------------------- towards the target
 
 
-@dataclass(slots=True)
-class Decisions:
-    """The job's membership and its plans. Invariants: members are alive and unique; numbers only grow; one
-    candidate."""
+def plan(m: Membership, now_s: float) -> list[Instruction]:
+    """Start or end workers and announce a candidate, as the target requires."""
+    if m.ending.over:
+        return []
+    if m.ending.stopping:
+        if _some(m, Status.MEMBER, Status.DONE):
+            return [Stop(tuple(m.generation.members))]
+        return m.finish(0, STOPPED)  # no worker has state that is not on disk
+    if m.recovering or _some(m, Status.DONE):
+        return []
+    staying = _staying(m)
+    out = _start_and_end(m, staying, now_s)
+    wanted = _next_members(m, staying, now_s)
+    if not wanted or wanted == m.generation.members:
+        if m.candidate is not None:
+            out.append(Announce(None, m.concerned()))
+            m.candidate = None
+    elif m.candidate is None or list(m.candidate.members) != wanted:
+        out += announce(m, wanted)
+    return out
 
-    minimum: int
-    maximum: int
-    target: int
-    spares: int = 0
-    silent_after_s: float = 5.0
-    kill_silent: bool = True
-    """Whether to kill the process of a silent worker; if not, it is only fenced."""
-    gather_s: float = 1.0
-    """How long a prepared newcomer waits for others that are being prepared, to join in one switch."""
-    slots: tuple[int, ...] | None = None
-    """The slots of the workers, one for each; None for a job without slots."""
-    host: str = ""
-    """The coordinator's address, which tells who is on another host; empty if nobody is."""
-    away_s: float = 60.0
-    """How long a coordinator that hears nobody on other hosts waits, because its own link may be down."""
 
-    generation: int = 0
-    members: list[str] = field(default_factory=list)
-    counter: int = 0
-    epoch: int = 0
-    live: bool = False
-    """True if there is (or was a moment ago) a generation with live state."""
-    candidate: Candidate | None = None
-    workers: dict[str, Worker] = field(default_factory=dict)
-    fenced: set[str] = field(default_factory=set)
-    accused: set[str] = field(default_factory=set)
-    """Members of which a peer reported that their connection ended."""
-    reach: Reach = field(default_factory=Reach)
-    missing: dict[str, int | None] = field(default_factory=dict)
-    """Members that were left out because of cut links, with their slots: others come in their place."""
-    stood_at: int = -1
-    """The step that was last reported to stand still."""
-    born: int = 0
-    step: int = 0
-    founded_at: int | None = None
-    """The step that a job without live state began at, until a later one is reported; None then."""
-    fruitless: int = 0
-    leader: str = ""
-    """The first member of the generation: what it prints and saves is the job's result."""
-    stopping: bool = False
-    """True once the job was asked to save its state and end."""
-    finished: bool = False
-    """True once the leader has run its whole script."""
-    ticked_s: float | None = None
-    calm_s: float = 0.0
-    """Before this time no worker is started, because survivors of a death come first."""
-    settled_s: float = 0.0
-    """Before this time no spare is started, because a switch comes first."""
-    result: Finish | None = None
-    confined: str = ""
-    """Why the job may have fewer workers than it was started with, or ''."""
-    prefix: str = "w"
-    """What the names of workers begin with; "r" if they are replicas (see `replicas`)."""
+def _staying(m: Membership) -> list[str]:
+    """Members that go on under the present target, in their order."""
+    slow = {w.name for w in m.workers.values() if w.slow}
+    members = [name for name in m.generation.members if name not in slow]
+    if m.scale.slots is None:
+        return members[: m.scale.target]
+    there = [m.workers[name] for name in members if name in m.workers]
+    return [w.name for w in there if w.slot in m.scale.slots]
 
-    def resize(self, target: int, now_s: float, slots: list[int] | None = None) -> list[Instruction]:
-        """Change the number of workers to `target`, on these slots if the job has slots."""
-        check_target(target, self.minimum, self.maximum, self.confined, over=self.result is not None)
-        self.slots = place(target, slots, self.slots)
-        self.target = target
-        return self._plan(now_s)
 
-    def confine(self, most: int, reason: str, now_s: float) -> list[Instruction]:
-        """Allow no more than `most` workers from now on: a worker found out that the job cannot use more."""
-        self.maximum = max(self.minimum, min(most, self.maximum))
-        self.confined = reason
-        if self.target <= self.maximum:
-            return []
-        slots = None if self.slots is None else list(self.slots[: self.maximum])
-        return self.resize(self.maximum, now_s, slots)
+def _start_and_end(m: Membership, staying: list[str], now_s: float) -> list[Instruction]:
+    """Start the workers that are missing beside those that stay, and end newcomers that are too many."""
+    present = [*_oldest_first(m, Status.READY), *_oldest_first(m, Status.STARTING)]
+    free = open_slots(m.scale.slots, [m.workers[name] for name in staying])
+    missing = m.scale.target - len(staying)
+    waiting = max(missing, 0) + m.rules.spares
+    # A spare starts only after a switch, because its preparation would slow the steps around it.
+    urgent = missing if missing > 0 or now_s < m.quiet.settled_s else waiting
+    needed, surplus = newcomers(present, free, waiting, urgent)
+    out: list[Instruction] = []
+    for worker in surplus:
+        worker.status = Status.LEAVING
+        out.append(Kill(worker.name))
+    for slot in needed if now_s >= m.quiet.calm_s else []:
+        name = m.names.new()
+        m.workers[name] = Worker(name, Status.STARTING, now_s, slot=slot)
+        out.append(Spawn(name, slot))
+    return out
 
-    def _plan(self, now_s: float) -> list[Instruction]:
-        """Start or end workers and announce a candidate, as the target requires."""
-        if self.stopping and self.result is None:
-            if any(w.status in (Status.MEMBER, Status.DONE) for w in self.workers.values()):
-                return [Stop(tuple(self.members))]
-            return self.finish(0, STOPPED)  # no worker has state that is not on disk
-        if self.result is not None or (self.candidate is not None and self.candidate.recovery):
-            return []
-        if any(w.status is Status.DONE for w in self.workers.values()):
-            return []
-        out: list[Instruction] = []
-        staying = self._staying()
-        ready = sorted(self._with(Status.READY), key=lambda w: age(w.name))
-        starting = sorted(self._with(Status.STARTING), key=lambda w: age(w.name))
-        free = open_slots(self.slots, [self.workers[name] for name in staying])
-        missing = self.target - len(staying)
-        waiting = max(missing, 0) + self.spares
-        # A spare starts only after a switch, because its preparation would slow the steps around it.
-        urgent = missing if missing > 0 or now_s < self.settled_s else waiting
-        needed, surplus = newcomers(ready + starting, free, waiting, urgent)
-        for worker in surplus:
+
+def _next_members(m: Membership, staying: list[str], now_s: float) -> list[str]:
+    """The members that the next generation should have: those that stay, and newcomers that can join now."""
+    ready = _oldest_first(m, Status.READY)
+    missing = m.scale.target - len(staying)
+    joiners = [w for w in ready if w.connected and not m.reach.held(w.name, now_s)][:missing]
+    if missing > len(joiners) and joiners and _some(m, Status.STARTING):
+        # Others are still being prepared: wait for them, so that one switch is enough for all.
+        waited = now_s - min(w.ready_s for w in joiners)
+        if waited < m.rules.gather_s:
+            joiners = []
+    members, live = m.generation.members, m.generation.live
+    if not live and len(joiners) < min(m.scale.minimum, m.scale.target):
+        joiners = []
+    wanted = staying + [w.name for w in joiners]
+    if not staying and members and live:
+        # All workers move to other slots: one member stays until the newcomers have its state.
+        wanted = members[:1] + wanted if joiners else members
+    return wanted
+
+
+def announce(m: Membership, members: list[str], recovery: bool = False) -> list[Instruction]:
+    """Replace the candidate by one with these members."""
+    m.candidate = Candidate(m.generation.next_number(), tuple(members), recovery, m.generation.epoch)
+    return [Announce(m.candidate, m.concerned())]
+
+
+def adopt(m: Membership, number: int, members: list[str], now_s: float) -> list[Instruction]:
+    """Generation `number` has begun with these members."""
+    present = m.generation
+    left = [name for name in present.members if name not in members]
+    out: list[Instruction] = list(links.returned(m, members))
+    m.quiet.after_switch(now_s)
+    present.number, present.live, present.leader = number, True, members[0]
+    present.counter = max(present.counter, number)
+    present.members = [name for name in members if name in m.workers]
+    for name in left:
+        if name in m.workers:
+            links.leaves(m.workers[name], now_s)
+    for worker in [m.workers[name] for name in present.members]:
+        if worker.status is not Status.DONE:
+            worker.status, worker.seen_s = Status.MEMBER, max(now_s, worker.seen_s)
+    if m.candidate is not None and m.candidate.number <= number:
+        m.candidate = None
+    if len(present.members) < len(members) and present.members:  # a member died around the switch
+        out += recover(m, now_s)
+    return out
+
+
+# ---------------------------------------------------------------------- losses
+
+
+def lost(m: Membership, name: str, reason: str, now_s: float) -> list[Instruction]:
+    """A worker is dead or given up: form a generation without it, and replace it."""
+    if m.workers.pop(name, None) is None:
+        return []
+    if over := died_fruitless(m, name, reason):
+        return over
+    if name not in m.generation.members:
+        return plan(m, now_s)
+    m.generation.members.remove(name)
+    if m.generation.members:
+        return [*recover(m, now_s), *plan(m, now_s)]
+    return closing(m) or begin_again(m, now_s)
+
+
+def recover(m: Membership, now_s: float) -> list[Instruction]:
+    """Have the members that train on form a new generation at once."""
+    m.quiet.after_loss(now_s)
+    going = _going(m)
+    return announce(m, going, recovery=True) if going else []
+
+
+def _going(m: Membership) -> list[str]:
+    """Members that train on."""
+    there = [m.workers[name] for name in m.generation.members if name in m.workers]
+    return [w.name for w in there if w.status not in (Status.DONE, Status.LEAVING)]
+
+
+def part(m: Membership, now_s: float) -> list[Instruction]:
+    """A check is over: go on with the largest set of members that all reach each other."""
+    cuts, mute = m.reach.end(now_s)
+    if m.ending.over or not cuts:
+        return []
+    before = _going(m)
+    out = [*links.leave_out(m, before, cuts, mute), *links.hold_back(m, cuts, now_s)]
+    if len(_going(m)) < len(before):
+        out += recover(m, now_s)
+    return [*out, *plan(m, now_s)]
+
+
+def give_up(m: Membership, name: str, now_s: float) -> list[Instruction]:
+    """Go on without `name`, and make sure that it cannot come back."""
+    m.given_up.fence(name)
+    kill: list[Instruction] = [Kill(name)] if m.rules.kill_silent else []
+    return [*lost(m, name, "it does not answer", now_s), *kill]
+
+
+def recover_without(m: Membership, name: str, now_s: float) -> list[Instruction]:
+    """Announce a recovery again without `name`, if `name` was part of it."""
+    if not m.recovering or m.candidate is None or name not in m.candidate.members:
+        return []
+    m.generation.members = [member for member in m.generation.members if member != name]
+    return recover(m, now_s)
+
+
+def begin_again(m: Membership, now_s: float) -> list[Instruction]:
+    """Start over without live state; newcomers, prepared for another position, are replaced too."""
+    out: list[Instruction] = []
+    for worker in m.workers.values():
+        if worker.status is not Status.LEAVING:
             worker.status = Status.LEAVING
             out.append(Kill(worker.name))
-        ready = [w for w in ready if w.status is Status.READY]
-        starting = [w for w in starting if w.status is Status.STARTING]
-        for slot in needed if now_s >= self.calm_s else []:
-            name = f"{self.prefix}{self.born}"
-            self.born += 1
-            self.workers[name] = Worker(name, Status.STARTING, now_s, slot=slot)
-            out.append(Spawn(name, slot))
-            starting.append(self.workers[name])
+    m.generation.live, m.generation.epoch, m.candidate = False, 0, None
+    return out + plan(m, now_s)
 
-        joiners = [w for w in ready if w.connected and not self.reach.held(w.name, now_s)][:missing]
-        if missing > len(joiners) and starting and joiners:
-            # Others are still being prepared: wait for them, so that one switch is enough for all.
-            waited = now_s - min(w.ready_s for w in joiners)
-            if waited < self.gather_s:
-                joiners = []
-        if not self.live and len(joiners) < min(self.minimum, self.target):
-            joiners = []
-        wanted = staying + [w.name for w in joiners]
-        if not staying and self.members and self.live:
-            # All workers move to other slots: one member stays until the newcomers have its state.
-            wanted = self.members[:1] + wanted if joiners else self.members
-        if not wanted or wanted == self.members:
-            if self.candidate is not None:
-                out.append(Announce(None, self._concerned(self.candidate)))
-                self.candidate = None
-        elif self.candidate is None or list(self.candidate.members) != wanted:
-            out += self.announce(wanted)
-        return out
 
-    def _staying(self) -> list[str]:
-        """Members that go on under the present target, in their order."""
-        slow = {w.name for w in self.workers.values() if w.slow}
-        if self.slots is None:
-            return [m for m in self.members if m not in slow][: self.target]
-        there = [self.workers[m] for m in self.members if m in self.workers and m not in slow]
-        return [w.name for w in there if w.slot in self.slots]
+# ---------------------------------------------------------------------- the end
 
-    def announce(self, members: list[str], recovery: bool = False) -> list[Instruction]:
-        self.counter = max(self.counter, self.generation) + 1
-        self.candidate = Candidate(self.counter, tuple(members), recovery, self.epoch)
-        return [Announce(self.candidate, self._concerned(self.candidate))]
 
-    def _concerned(self, candidate: Candidate) -> tuple[str, ...]:
-        return tuple(dict.fromkeys([*self.members, *candidate.members]))
+def died_fruitless(m: Membership, name: str, reason: str) -> list[Instruction]:
+    """Count a death, and end the job if there were too many without a step in between."""
+    m.ending.fruitless += 1
+    if m.ending.fruitless <= MAX_FRUITLESS_DEATHS + m.scale.target:
+        return []
+    last = f"the last was {name} ({reason})"
+    return m.finish(1, f"{m.ending.fruitless} workers died without a single step in between; {last}")
 
-    def lost(self, name: str, reason: str, now_s: float) -> list[Instruction]:
-        """A worker is dead or given up: form a generation without it, and replace it."""
-        if self.workers.pop(name, None) is None:
-            return []
-        if over := self._died_fruitless(name, reason):
-            return over
-        if name not in self.members:
-            return self._plan(now_s)
-        self.members.remove(name)
-        if self.members:
-            return [*self._recover(now_s), *self._plan(now_s)]
-        return self._closing() or self._begin_again(now_s)
 
-    def _recover(self, now_s: float) -> list[Instruction]:
-        self.calm_s = max(self.calm_s, now_s + SETTLE_S)
-        going = self._going()
-        return self.announce(going, recovery=True) if going else []
+def closing(m: Membership) -> list[Instruction]:
+    """End the job with success once the script has finished and no worker trains any more."""
+    if not m.ending.finished or _some(m, Status.MEMBER, Status.DONE):
+        return []
+    return m.finish(0, FINISHED)
 
-    def _going(self) -> list[str]:
-        """Members that train on."""
-        there = [self.workers[m] for m in self.members if m in self.workers]
-        return [w.name for w in there if w.status not in (Status.DONE, Status.LEAVING)]
 
-    def _part(self, now_s: float) -> list[Instruction]:
-        """A check is over: go on with the largest set of members that all reach each other."""
-        cuts, mute = self.reach.end(now_s)
-        if self.result is not None or not cuts:
-            return []
-        before = self._going()
-        out = [*links.leave_out(self, before, cuts, mute), *links.hold_back(self, cuts, now_s)]
-        if len(self._going()) < len(before):
-            out += self._recover(now_s)
-        return [*out, *self._plan(now_s)]
+def _some(m: Membership, *status: Status) -> bool:
+    """Whether there is a worker with one of these."""
+    return any(worker.status in status for worker in m.workers.values())
 
-    def _give_up(self, name: str, now_s: float) -> list[Instruction]:
-        """Go on without `name`, and make sure that it cannot come back."""
-        self.fenced.add(name)
-        self.accused.discard(name)
-        kill: list[Instruction] = [Kill(name)] if self.kill_silent else []
-        return [*self.lost(name, "it does not answer", now_s), *kill]
 
-    def _without(self, name: str, now_s: float) -> list[Instruction]:
-        """Announce a recovery again without `name`, if `name` was part of it."""
-        if self.candidate is None or not self.candidate.recovery or name not in self.candidate.members:
-            return []
-        self.members = [m for m in self.members if m != name]
-        return self._recover(now_s)
-
-    def _adopt(self, number: int, members: list[str], now_s: float) -> list[Instruction]:
-        left = [m for m in self.members if m not in members]
-        out: list[Instruction] = list(links.returned(self, members))
-        self.generation, self.live, self.settled_s = number, True, now_s + SPARE_AFTER_S
-        self.counter = max(self.counter, number)
-        self.members = [m for m in members if m in self.workers]
-        self.leader = members[0]
-        for name in left:
-            if name in self.workers:
-                links.leaves(self.workers[name], now_s)
-        for name in self.members:
-            if self.workers[name].status is not Status.DONE:
-                self.workers[name].status = Status.MEMBER
-                self.workers[name].seen_s = max(now_s, self.workers[name].seen_s)
-        if self.candidate is not None and self.candidate.number <= number:
-            self.candidate = None
-        if len(self.members) < len(members) and self.members:  # a member died around the switch
-            out += self._recover(now_s)
-        return out
-
-    def _begin_again(self, now_s: float) -> list[Instruction]:
-        """Start over without live state; newcomers, prepared for another position, are replaced too."""
-        out: list[Instruction] = []
-        for worker in self.workers.values():
-            if worker.status is not Status.LEAVING:
-                worker.status = Status.LEAVING
-                out.append(Kill(worker.name))
-        self.live, self.candidate, self.epoch = False, None, 0
-        return out + self._plan(now_s)
-
-    def _died_fruitless(self, name: str, reason: str) -> list[Instruction]:
-        self.fruitless += 1
-        if self.fruitless <= MAX_FRUITLESS_DEATHS + self.target:
-            return []
-        last = f"the last was {name} ({reason})"
-        return self.finish(1, f"{self.fruitless} workers died without a single step in between; {last}")
-
-    def _ended_early(self, name: str) -> list[Instruction]:
-        return self.finish(1, ended_early(name, self.workers[name]))
-
-    def finish(self, code: int, reason: str) -> list[Instruction]:
-        """End the job; later calls change nothing."""
-        if self.result is not None:
-            return []
-        self.result = Finish(code, reason)
-        return [*(Kill(name) for name in self.workers), self.result]
-
-    def _closing(self) -> list[Instruction]:
-        """End the job with success once the script has finished and no worker trains any more."""
-        if self.result is not None or not self.finished:
-            return []
-        if any(w.status in (Status.MEMBER, Status.DONE) for w in self.workers.values()):
-            return []
-        return self.finish(0, "training is over")
-
-    def _with(self, status: Status) -> list[Worker]:
-        return [w for w in self.workers.values() if w.status is status]
+def _oldest_first(m: Membership, status: Status) -> list[Worker]:
+    return sorted((w for w in m.workers.values() if w.status is status), key=lambda w: age(w.name))

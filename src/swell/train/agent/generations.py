@@ -1,4 +1,4 @@
-"""The data types of `membership`: workers, candidates, and the instructions it gives."""
+"""The data types of `membership`: workers, generations, candidates, and the instructions it gives."""
 
 from __future__ import annotations
 
@@ -40,6 +40,58 @@ class Worker:
     """Whether it is to be replaced, because it is slower than the others."""
     leaving_s: float | None = None
     """For a worker that was a member and leaves: since when; None once it was killed for taking too long."""
+
+
+@dataclass(slots=True)
+class Names:
+    """The names of workers, numbered as they are started; none is used twice."""
+
+    prefix: str = "w"
+    """What the names begin with; "r" if the workers are replicas (see `replicas`)."""
+    born: int = 0
+    """How many names were given."""
+
+    def new(self) -> str:
+        """The name of a worker that is about to be started."""
+        self.born += 1
+        return f"{self.prefix}{self.born - 1}"
+
+
+@dataclass(slots=True)
+class GivenUp:
+    """Workers that the job goes on without, and those that it will as soon as there is proof."""
+
+    fenced: set[str] = field(default_factory=set)
+    """Workers that must end if they are heard again."""
+    accused: set[str] = field(default_factory=set)
+    """Members of which a peer reported that their connection ended."""
+    missing: dict[str, int | None] = field(default_factory=dict)
+    """Members that were left out because of cut links, with their slots: others come in their place."""
+
+    def fence(self, name: str) -> None:
+        """Make sure that a worker cannot come back."""
+        self.fenced.add(name)
+        self.accused.discard(name)
+
+
+@dataclass(slots=True)
+class Generation:
+    """The present generation. Invariants: members are alive and unique; numbers only grow."""
+
+    number: int = 0
+    members: list[str] = field(default_factory=list)
+    leader: str = ""
+    """The member that was first when the generation began: what it prints and saves is the job's result."""
+    epoch: int = 0
+    live: bool = False
+    """True if there is (or was a moment ago) a generation with live state."""
+    counter: int = 0
+    """The highest number that a generation or a candidate has had."""
+
+    def next_number(self) -> int:
+        """A number for a candidate, which none has had."""
+        self.counter = max(self.counter, self.number) + 1
+        return self.counter
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,8 @@ def _new_hello(c: Coordinator, client: Client, message: Message, now: float) -> 
         )
         if "epoch" in message and message["status"] == "member":
             out += m.at_epoch(int(message["epoch"]), now)
-        client.send({"type": "welcome", "live": m.live, "epoch": m.epoch, "generation": m.generation})
+        at = m.generation
+        client.send({"type": "welcome", "live": at.live, "epoch": at.epoch, "generation": at.number})
         if message["status"] == "ready":
             out += m.ready(client.name, int(message.get("epoch", 0)), now)
         if message.get("broken"):
@@ -109,7 +110,7 @@ def _worker_epoch(c: Coordinator, client: Client, message: Message, now: float) 
 @_hears("worker", "switched")
 def _worker_switched(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
     number = int(message["generation"])
-    if number > c.elastic.generation:
+    if number > c.elastic.generation.number:
         c.event("generation", number=number, members=message["members"], step=message.get("step"))
     step = int(message.get("step", 0))
     out = c.elastic.switched(number, [str(n) for n in message["members"]], now, step)
@@ -157,7 +158,7 @@ def _worker_done(c: Coordinator, client: Client, message: Message, now: float) -
 
 @_hears("worker", "failed")
 def _worker_failed(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    if c.elastic.result is None:
+    if not c.elastic.ending.over:
         c.event("failed", worker=client.name, code=message["code"])
         if c.agent is not None:
             c.agent.send({"type": "failed", "worker": client.name, "error": str(message["error"])})
@@ -191,7 +192,7 @@ def _agent_exited(c: Coordinator, client: Client, message: Message, now: float) 
     name, code = str(message["worker"]), int(message["code"])
     worker = c.membership.workers.get(name)
     leaving = worker is not None and worker.status is Status.LEAVING
-    ended_by_us = code < 0 and (leaving or c.membership.result is not None)
+    ended_by_us = code < 0 and (leaving or c.membership.ending.over)
     ended_by_us = ended_by_us or (leaving and isinstance(c.membership, Restarts))
     c.event("exited", worker=name, code=0 if ended_by_us else code)
     member = worker if worker is not None and worker.status is Status.MEMBER else None
@@ -215,7 +216,8 @@ def _agent_said(c: Coordinator, client: Client, message: Message, now: float) ->
         c.event("checkpoint", worker=name, step=max(int(saved), 0))
     if "done" not in figures:
         return []
-    report = c.pace.report(figures, restarts.generation, len(restarts.members), now)
+    present = restarts.generation
+    report = c.pace.report(figures, present.number, len(present.members), now)
     c.reports[name] = report
     c.publish({"type": "report", "worker": name, "report": report})
     return restarts.said(float(figures["done"]), now)
@@ -246,8 +248,8 @@ def _tool_resize(c: Coordinator, client: Client, message: Message, now: float) -
     slots = message.get("slots")
     places = None if slots is None else [int(slot) for slot in slots]
     out = c.membership.resize(int(message["workers"]), now, places)
-    c.event("resize", target=c.membership.target)
-    client.send({"type": "resized", "workers": c.membership.target})
+    c.event("resize", target=c.membership.scale.target)
+    client.send({"type": "resized", "workers": c.membership.scale.target})
     return out
 
 

@@ -6,39 +6,107 @@ CoDDL (NSDI'21, section 4), a newer request replaces an older one whose switch h
 
     starting --ready--> ready --(candidate switched)--> member --(candidate without it)--> leaving --> gone
         \\_______________ any of them may die: lost ______________________________________/
+
+`decisions` has what follows from what happens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from swell.train.agent import links
-from swell.train.agent.decisions import STOPPED, Decisions
+from swell.train.agent import decisions, links
+from swell.train.agent.ending import STOPPED, Ending
 from swell.train.agent.errors import FENCED, RESPAWN
 from swell.train.agent.generations import (
     Announce,
+    Candidate,
     Fence,
+    Generation,
+    GivenUp,
     Instruction,
     Kill,
+    Names,
     Say,
     Spawn,
     Status,
     Turn,
     Worker,
 )
+from swell.train.agent.patience import Quiet, Silence
+from swell.train.agent.reach import Reach
+from swell.train.agent.scale import Scale
+from swell.train.agent.slots import ended_early
 
-AWAY_S = 1.0
-"""No worker is started for this long after a slot was unreachable: the job may have lost it by then."""
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a job's membership was told when the job began, and keeps to."""
+
+    spares: int = 0
+    silent_after_s: float = 5.0
+    kill_silent: bool = True
+    """Whether to kill the process of a silent worker; if not, it is only fenced."""
+    gather_s: float = 1.0
+    """How long a prepared newcomer waits for others that are being prepared, to join in one switch."""
+    host: str = ""
+    """The coordinator's address, which tells who is on another host; empty if nobody is."""
+    away_s: float = 60.0
+    """How long a coordinator that hears nobody on other hosts waits, because its own link may be down."""
 
 
 @dataclass(slots=True)
-class Membership(Decisions):
-    """What happens in a job, and what it means for its members."""
+class Membership:
+    """What happens in a job, and what it means for its members. Invariant: there is one candidate at most."""
+
+    scale: Scale
+    rules: Rules = Rules()
+    workers: dict[str, Worker] = field(default_factory=dict)
+    """Every worker whose process is there, or about to be."""
+    names: Names = field(default_factory=Names)
+    given_up: GivenUp = field(default_factory=GivenUp)
+    generation: Generation = field(default_factory=Generation)
+    candidate: Candidate | None = None
+    step: int = 0
+    """The last step that was reported."""
+    ending: Ending = field(default_factory=Ending)
+    reach: Reach = field(default_factory=Reach)
+    quiet: Quiet = field(default_factory=Quiet)
+    silence: Silence = field(default_factory=Silence)
+
+    # ------------------------------------------------------------------ who is concerned
+
+    @property
+    def recovering(self) -> bool:
+        """Whether the present generation is broken, and its members enter the candidate at once."""
+        return self.candidate is not None and self.candidate.recovery
+
+    def concerned(self) -> tuple[str, ...]:
+        """The members, and those that the candidate would add."""
+        coming = self.candidate.members if self.candidate is not None else ()
+        return tuple(dict.fromkeys([*self.generation.members, *coming]))
+
+    # ------------------------------------------------------------------ requests
+
+    def resize(self, target: int, now_s: float, slots: list[int] | None = None) -> list[Instruction]:
+        """Change the number of workers to `target`, on these slots if the job has slots."""
+        self.scale.resize(target, slots, over=self.ending.over)
+        return decisions.plan(self, now_s)
+
+    def confine(self, most: int, reason: str, now_s: float) -> list[Instruction]:
+        """Allow no more than `most` workers from now on: a worker found out that the job cannot use more."""
+        return self.resize(self.scale.maximum, now_s) if self.scale.confine(most, reason) else []
 
     def stop(self, now_s: float) -> list[Instruction]:
         """Have the job save its state and end; it can be started again."""
-        self.stopping = True
-        return self._plan(now_s)
+        self.ending.stopping = True
+        return decisions.plan(self, now_s)
+
+    def finish(self, code: int, reason: str) -> list[Instruction]:
+        """End the job; later calls change nothing."""
+        over = self.ending.finish(code, reason)
+        return [*(Kill(name) for name in self.workers), *over] if over else []
+
+    # ------------------------------------------------------------------ what workers say
 
     def stopped(self) -> list[Instruction]:
         """The leader has written the state to disk."""
@@ -54,7 +122,7 @@ class Membership(Decisions):
         now_s: float,
     ) -> list[Instruction]:
         """A worker (re)connected and reports its status."""
-        if name in self.fenced:
+        if name in self.given_up.fenced:
             return [Fence(name)]
         worker = self.workers.get(name)
         if worker is None:
@@ -62,15 +130,15 @@ class Membership(Decisions):
         links.heard(self, worker, now_s)
         worker.address, worker.connected = address, True
         out: list[Instruction] = []
-        if generation > self.generation:
-            out += self._adopt(generation, members, now_s)
+        if generation > self.generation.number:
+            out += decisions.adopt(self, generation, members, now_s)
         if status == Status.DONE:
             worker.status = Status.DONE
-        if name in self.members and worker.status in (Status.STARTING, Status.READY):
+        if name in self.generation.members and worker.status in (Status.STARTING, Status.READY):
             worker.status = Status.MEMBER
-        if self.candidate is not None and name in self._concerned(self.candidate):
+        if self.candidate is not None and name in self.concerned():
             # All are told: after a restart of the coordinator they may not have this worker's address.
-            out.append(Announce(self.candidate, self._concerned(self.candidate)))
+            out.append(Announce(self.candidate, self.concerned()))
         return out
 
     def ready(self, name: str, epoch: int, now_s: float) -> list[Instruction]:
@@ -78,43 +146,42 @@ class Membership(Decisions):
         worker = self.workers.get(name)
         if worker is None or worker.status not in (Status.STARTING, Status.READY):
             return []
-        if self.live and epoch != self.epoch:
+        if self.generation.live and epoch != self.generation.epoch:
             worker.status = Status.STARTING
-            return [Turn(name, self.epoch)]
+            return [Turn(name, self.generation.epoch)]
         worker.status, worker.ready_s = Status.READY, now_s
-        return self._plan(now_s)
+        return decisions.plan(self, now_s)
 
     def at_epoch(self, epoch: int, now_s: float) -> list[Instruction]:
         """The members began `epoch`; newcomers that wait in an earlier one are told to go there."""
-        if epoch == self.epoch:
+        if epoch == self.generation.epoch:
             return []
-        self.epoch = epoch
+        self.generation.epoch = epoch
         out: list[Instruction] = []
         for worker in self.workers.values():
-            if worker.status is Status.READY and self.live:
+            if worker.status is Status.READY and self.generation.live:
                 worker.status = Status.STARTING
                 out.append(Turn(worker.name, epoch))
-        return out + self._plan(now_s)
+        return out + decisions.plan(self, now_s)
 
     def beat(self, name: str, step: int, now_s: float) -> None:
         """A worker is alive, at `step`."""
         worker = self.workers.get(name)
         if worker is not None:
             links.heard(self, worker, now_s)
-        if self.founded_at is not None and step > self.founded_at:
-            self.founded_at = None
+        self.silence.reached(step)
         if step > self.step:
-            self.step, self.fruitless = step, 0
+            self.step, self.ending.fruitless = step, 0
 
     def switched(
         self, number: int, members: list[str], now_s: float, step: int | None = None
     ) -> list[Instruction]:
         """A worker entered generation `number`, at `step`."""
-        if number <= self.generation:
+        if number <= self.generation.number:
             return []
-        if not self.live:
-            self.founded_at = step
-        return [*self._adopt(number, members, now_s), *self._plan(now_s)]
+        if not self.generation.live:
+            self.silence.founded_at = step
+        return [*decisions.adopt(self, number, members, now_s), *decisions.plan(self, now_s)]
 
     def broken(
         self, name: str, number: int, operation: int, now_s: float, lost: str = "", certain: bool = False
@@ -124,26 +191,26 @@ class Membership(Decisions):
         `lost` is the peer whose connection ended. That peer is dead if its connection to the coordinator has
         ended too, or if the system says that it is exiting (`certain`); its exit is reported later.
         """
-        if self.result is not None or name not in self.workers:
+        if self.ending.over or name not in self.workers:
             return []
         for other in self.workers.values():
             if other.status is Status.DONE and operation >= other.done_at:
-                return self._ended_early(other.name)
-        if lost in self.members and lost in self.workers:
-            self.accused.add(lost)
+                return self.finish(1, ended_early(other.name, other))
+        if lost in self.generation.members and lost in self.workers:
+            self.given_up.accused.add(lost)
             if certain or not self.workers[lost].connected:
-                return self._give_up(lost, now_s)
-        if self.candidate is not None and self.candidate.recovery and self.candidate.number > number:
+                return decisions.give_up(self, lost, now_s)
+        if self.candidate is not None and self.recovering and self.candidate.number > number:
             return [Announce(self.candidate, (name,))]
-        if number < self.generation:
+        if number < self.generation.number:
             return []  # others are in the next generation already, and this worker was told
-        return self._recover(now_s)
+        return decisions.recover(self, now_s)
 
     def left(self, name: str, number: int, now_s: float) -> list[Instruction]:
         """A member leaves, because candidate `number` was agreed on without it."""
         if (worker := self.workers.get(name)) is not None:
             links.leaves(worker, now_s)
-        return self._without(name, now_s)
+        return decisions.recover_without(self, name, now_s)
 
     def done(self, name: str, operation: int, now_s: float) -> list[Instruction]:
         """A worker left the training loop and takes no part in `operation` and later ones."""
@@ -155,94 +222,98 @@ class Membership(Decisions):
                     other.status = Status.LEAVING
         return [Kill(w.name) for w in self.workers.values() if w.status is Status.LEAVING]
 
-    def disconnected(self, name: str, now_s: float) -> list[Instruction]:
-        """A worker's connection closed. It counts as dead only if a peer lost its connection to it too."""
-        worker = self.workers.get(name)
-        if worker is None or self.result is not None:
-            return []
-        worker.connected = False
-        ended = worker.status in (Status.DONE, Status.LEAVING)
-        return self._give_up(name, now_s) if name in self.accused and not ended else []
-
-    def suspect(self, name: str, other: str, now_s: float) -> list[Instruction]:
-        """A worker's link to another one seems to be cut: have everybody check whom it reaches."""
-        return links.check(self, name, other, now_s) if self.result is None else []
-
-    def checked(self, name: str, number: int, unreachable: list[str], now_s: float) -> list[Instruction]:
-        """A worker says whom it cannot reach."""
-        return self._part(now_s) if self.reach.answer(name, number, unreachable) else []
-
-    def waiting(self, step: int, others: list[str], now_s: float) -> list[Instruction]:
-        """The step stands still, because these workers have not sent their part."""
-        return links.standstill(self, step, others) if self.result is None else []
-
-    def exited(self, name: str, code: int, now_s: float, note: str = "") -> list[Instruction]:
-        """A worker's process ended with `code` (negative: killed by that signal)."""
-        worker = self.workers.get(name)
-        if worker is None or self.result is not None:
-            self.workers.pop(name, None)
-            return self._closing()
-        if code == FENCED or name in self.fenced:
-            self.workers.pop(name)
-            return self._plan(now_s)
-        left = self.stopping and code == 0 and worker.status is not Status.DONE
-        if worker.status is Status.LEAVING or left:
-            self.workers.pop(name)
-            return [*self._without(name, now_s), *(self._closing() or self._plan(now_s))]
-        if code == RESPAWN and name not in self.members:
-            self.workers.pop(name)
-            if worker.address is None and self.live:  # it never reached the coordinator: a cut link, say
-                return self._plan(now_s)
-            return self._died_fruitless(name, "it asked to be started again") or self._plan(now_s)
-        if worker.status is Status.DONE and code <= 0:
-            self.workers.pop(name)
-            self.members = [m for m in self.members if m != name]
-            self.finished = self.finished or (code == 0 and name == self.leader)
-            return self._closing() if self.members or self.finished else self._begin_again(now_s)
-        if code == RESPAWN:
-            return self.lost(name, "it asked to be started again", now_s)
-        if code > 0:
-            return self.finish(code, note or f"worker {name} ended with exit code {code}")
-        if code == 0:
-            return self._ended_early(name)
-        return self.lost(name, f"killed by signal {-code}", now_s)
-
     def failed(self, name: str, code: int, now_s: float) -> list[Instruction]:
         """The user's script raised in worker `name`: the job is over, once, with that exit code."""
         return self.finish(code, f"the script failed in worker {name}")
 
+    def suspect(self, name: str, other: str, now_s: float) -> list[Instruction]:
+        """A worker's link to another one seems to be cut: have everybody check whom it reaches."""
+        return [] if self.ending.over else links.check(self, name, other, now_s)
+
+    def checked(self, name: str, number: int, unreachable: list[str], now_s: float) -> list[Instruction]:
+        """A worker says whom it cannot reach."""
+        return decisions.part(self, now_s) if self.reach.answer(name, number, unreachable) else []
+
+    def waiting(self, step: int, others: list[str], now_s: float) -> list[Instruction]:
+        """The step stands still, because these workers have not sent their part."""
+        return [] if self.ending.over else links.standstill(self, step, others)
+
+    # ------------------------------------------------------------------ what becomes of processes
+
+    def disconnected(self, name: str, now_s: float) -> list[Instruction]:
+        """A worker's connection closed. It counts as dead only if a peer lost its connection to it too."""
+        worker = self.workers.get(name)
+        if worker is None or self.ending.over:
+            return []
+        worker.connected = False
+        ended = worker.status in (Status.DONE, Status.LEAVING)
+        return decisions.give_up(self, name, now_s) if name in self.given_up.accused and not ended else []
+
+    def exited(self, name: str, code: int, now_s: float, note: str = "") -> list[Instruction]:
+        """A worker's process ended with `code` (negative: killed by that signal)."""
+        worker = self.workers.get(name)
+        if worker is None or self.ending.over:
+            self.workers.pop(name, None)
+            return decisions.closing(self)
+        if code == FENCED or name in self.given_up.fenced:
+            self.workers.pop(name)
+            return decisions.plan(self, now_s)
+        left = self.ending.stopping and code == 0 and worker.status is not Status.DONE
+        if worker.status is Status.LEAVING or left:
+            self.workers.pop(name)
+            again = decisions.recover_without(self, name, now_s)
+            return [*again, *(decisions.closing(self) or decisions.plan(self, now_s))]
+        if code == RESPAWN and name not in self.generation.members:
+            self.workers.pop(name)
+            # With live state, one that never reached the coordinator has a cut link, say: no failure.
+            counts = worker.address is not None or not self.generation.live
+            over = decisions.died_fruitless(self, name, "it asked to be started again") if counts else []
+            return over or decisions.plan(self, now_s)
+        if worker.status is Status.DONE and code <= 0:
+            self.workers.pop(name)
+            self.generation.members = [m for m in self.generation.members if m != name]
+            self.ending.finished |= code == 0 and name == self.generation.leader
+            goes_on = self.generation.members or self.ending.finished
+            return decisions.closing(self) if goes_on else decisions.begin_again(self, now_s)
+        if code == RESPAWN:
+            return decisions.lost(self, name, "it asked to be started again", now_s)
+        if code > 0:
+            return self.finish(code, note or f"worker {name} ended with exit code {code}")
+        if code == 0:
+            return self.finish(1, ended_early(name, worker))
+        return decisions.lost(self, name, f"killed by signal {-code}", now_s)
+
     def vanished(self, name: str, now_s: float) -> list[Instruction]:
         """A worker's slot cannot be reached: whether its process lives or not, it must not go on."""
         worker = self.workers.get(name)
-        if worker is None or self.result is not None or worker.status in (Status.LEAVING, Status.DONE):
+        if worker is None or self.ending.over or worker.status in (Status.LEAVING, Status.DONE):
             return self.exited(name, 0 if worker and worker.status is Status.LEAVING else -9, now_s)
-        self.calm_s = now_s + AWAY_S
-        self.fruitless -= 1  # not the script's fault
-        return [Fence(name), *self._give_up(name, now_s)]
+        self.quiet.after_lost_slot(now_s)
+        self.ending.fruitless -= 1  # not the script's fault
+        return [Fence(name), *decisions.give_up(self, name, now_s)]
 
     def tick(self, now_s: float) -> list[Instruction]:
         """Time passed: give up silent members, and let gathered newcomers join."""
-        out: list[Instruction] = self._part(now_s) if self.reach.late(now_s) else []
-        if self.ticked_s is not None and (gap_s := now_s - self.ticked_s) > 1.0:
-            # The coordinator itself did not run (a suspended machine, say), so it heard no worker.
-            for worker in self.workers.values():
-                worker.seen_s += gap_s
-        self.ticked_s = now_s
-        for worker in links.silent(self, now_s) if self.result is None else []:
-            out += [links.gone(self, worker, now_s), Fence(worker.name), *self._give_up(worker.name, now_s)]
+        out: list[Instruction] = decisions.part(self, now_s) if self.reach.late(now_s) else []
+        slept_s = self.silence.slept_s(now_s)
+        for worker in self.workers.values():
+            worker.seen_s += slept_s  # it could not be heard meanwhile
+        for worker in [] if self.ending.over else links.silent(self, now_s):
+            out += [links.gone(self, worker, now_s), Fence(worker.name)]
+            out += decisions.give_up(self, worker.name, now_s)
         for worker in links.stuck(self, now_s):
             out += [Kill(worker.name), *self.exited(worker.name, -9, now_s)]
         out += links.overdue(self, now_s)
-        return out or self._plan(now_s)
+        return out or decisions.plan(self, now_s)
 
     def agent_connected(self, alive: list[str], now_s: float) -> list[Instruction]:
         """The launcher (re)connected and says which processes exist; it missed instructions until now."""
-        if self.result is not None:  # the launcher was not connected when the job was finished
-            return [*(Kill(name) for name in alive), self.result]
+        if self.ending.result is not None:  # the launcher was not connected when the job was finished
+            return [*(Kill(name) for name in alive), self.ending.result]
         out: list[Instruction] = []
         for name in alive:
             worker = self.workers.get(name)
-            if worker is None or (worker.status is Status.LEAVING and name not in self.members):
+            if worker is None or (worker.status is Status.LEAVING and name not in self.generation.members):
                 out.append(Kill(name))
         for worker in [w for w in self.workers.values() if w.name not in alive]:
             if worker.status is Status.STARTING and worker.address is None:
@@ -253,5 +324,5 @@ class Membership(Decisions):
                 out += self.exited(worker.name, 0, now_s)
             else:
                 out += [Say("exited", {"worker": worker.name, "code": -9})]
-                out += self.lost(worker.name, "its process is gone", now_s)
-        return [*out, *self._plan(now_s)]
+                out += decisions.lost(self, worker.name, "its process is gone", now_s)
+        return [*out, *decisions.plan(self, now_s)]

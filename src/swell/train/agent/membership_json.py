@@ -2,97 +2,153 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from typing import Any
 
-from swell.train.agent.generations import Status, Worker
-from swell.train.agent.membership import Membership
+from swell.train.agent import decisions
+from swell.train.agent.ending import Ending
+from swell.train.agent.generations import Generation, GivenUp, Names, Status, Worker
+from swell.train.agent.membership import Membership, Rules
 from swell.train.agent.replicas.membership import Replicas
 from swell.train.agent.replicas.names import check_multiple
 from swell.train.agent.replicas.roll import Roll
-from swell.train.agent.restarts import Restarts
+from swell.train.agent.restarts import FINISH_S, SAVE_S, ProgramGeneration, Restarts
+from swell.train.agent.scale import Scale
 from swell.train.agent.slots import place
 
-_PLAIN = (
-    "minimum", "maximum", "target", "spares", "silent_after_s", "kill_silent", "gather_s", "slots",
-    "generation", "members", "counter", "epoch", "live", "born", "step", "leader", "stopping", "finished",
-    "host", "away_s", "missing", "confined", "prefix",
-)  # fmt: skip
-"""Fields that are written as they are."""
+AnyMembership = Membership | Replicas | Restarts
 
 
-def to_json(membership: Membership | Replicas) -> dict[str, Any]:
+def to_json(membership: AnyMembership) -> dict[str, Any]:
     """Everything needed to go on after a restart of the coordinator."""
-    if isinstance(membership, Replicas):
-        return {
-            "replica": membership.size,
-            "inner": to_json(membership.inner),
-            "groups": sorted([number, *slots] for number, slots in membership.groups.items()),
-            "ended": sorted(membership.roll.ended),
-            "through": sorted(membership.roll.through),
-        }
-    candidate = membership.candidate
-    return {name: getattr(membership, name) for name in _PLAIN} | {
-        "workers": {w.name: [w.status.value, w.slot] for w in membership.workers.values()},
-        "fenced": sorted(membership.fenced),
-        "recovering": candidate.number if candidate and candidate.recovery else 0,
+    match membership:
+        case Membership():
+            return _of_membership(membership)
+        case Restarts():
+            return _of_restarts(membership)
+        case Replicas():
+            return {
+                "kind": "replicas",
+                "size": membership.size,
+                "inner": _of_membership(membership.inner),
+                "groups": sorted([number, *slots] for number, slots in membership.groups.items()),
+                "ended": sorted(membership.roll.ended),
+                "through": sorted(membership.roll.through),
+            }
+
+
+def from_json(data: dict[str, Any], now_s: float) -> AnyMembership:
+    """The membership as it was; what was under way gets its full time again."""
+    if data["kind"] == "membership":
+        return _membership(data, now_s)
+    if data["kind"] == "restarts":
+        return _restarts(data, now_s)
+    groups = {number: tuple(slots) for number, *slots in data["groups"]}
+    roll = Roll(ended=set(data["ended"]), through=set(data["through"]))
+    return Replicas(data["size"], _membership(data["inner"], now_s), roll, groups)
+
+
+def _of_membership(m: Membership) -> dict[str, Any]:
+    return {
+        "kind": "membership",
+        "scale": asdict(m.scale),
+        "rules": asdict(m.rules),
+        "workers": _of_workers(m.workers),
+        "names": asdict(m.names),
+        "fenced": sorted(m.given_up.fenced),
+        "missing": m.given_up.missing,
+        "generation": asdict(m.generation),
+        "recovering": m.recovering,
+        "step": m.step,
+        "stopping": m.ending.stopping,
+        "finished": m.ending.finished,
     }
 
 
-def from_json(data: dict[str, Any], now_s: float) -> Membership | Replicas:
-    """The membership as it was; workers have `silent_after_s` to report again."""
-    data = dict(data)
-    if "replica" in data:
-        inner = from_json(data["inner"], now_s)
-        assert isinstance(inner, Membership)
-        groups = {number: tuple(slots) for number, *slots in data["groups"]}
-        roll = Roll(ended=set(data["ended"]), through=set(data["through"]))
-        return Replicas(data["replica"], inner, roll, groups)
-    workers = {
-        name: Worker(name, Status(status), now_s, slot=slot)
-        for name, (status, slot) in data.pop("workers").items()
-    }
-    slots = data.pop("slots")
-    recovering = data.pop("recovering")
-    fenced = set(data.pop("fenced"))
-    membership = Membership(
-        **data, slots=None if slots is None else tuple(slots), workers=workers, fenced=fenced
+def _membership(data: dict[str, Any], now_s: float) -> Membership:
+    """As it was; workers have `silent_after_s` to report again."""
+    made = Membership(
+        scale=_scale(data["scale"]),
+        rules=Rules(**data["rules"]),
+        workers=_workers(data["workers"], now_s),
+        names=Names(**data["names"]),
+        given_up=GivenUp(fenced=set(data["fenced"]), missing=dict(data["missing"])),
+        generation=Generation(**data["generation"]),
+        step=data["step"],
+        ending=Ending(stopping=data["stopping"], finished=data["finished"]),
     )
     # Members without a process: the job was over, which is not written down, when the coordinator was killed.
-    kept = [name for name in membership.members if name in workers]
-    if kept != membership.members:
-        membership.members, membership.live = kept, bool(kept)
-    if recovering and membership.members:
-        membership.announce(list(membership.members), recovery=True)
-    return membership
+    present = made.generation
+    kept = [name for name in present.members if name in made.workers]
+    if kept != present.members:
+        present.members, present.live = kept, bool(kept)
+    if data["recovering"] and kept:
+        decisions.announce(made, kept, recovery=True)
+    return made
 
 
-def of_job(
-    config: dict[str, Any], saved: dict[str, Any] | None, now_s: float
-) -> Membership | Replicas | Restarts:
+def _of_restarts(m: Restarts) -> dict[str, Any]:
+    return {
+        "kind": "restarts",
+        "scale": asdict(m.scale),
+        "workers": _of_workers(m.workers),
+        "names": asdict(m.names),
+        "generation": asdict(m.generation),
+        "done": m.done,
+        "fruitless": m.ending.fruitless,
+        "stopping": m.ending.stopping,
+        "finished": m.ending.finished,
+        "saving": m.saving,
+    }
+
+
+def _restarts(data: dict[str, Any], now_s: float) -> Restarts:
+    ending = Ending(data["stopping"], data["finished"], data["fruitless"])
+    generation = ProgramGeneration(**data["generation"] | {"began_s": now_s})
+    made = Restarts(
+        scale=_scale(data["scale"]),
+        generation=generation,
+        workers=_workers(data["workers"], now_s),
+        names=Names(**data["names"]),
+        done=data["done"],
+        ending=ending,
+    )
+    made.end_by_s = now_s + SAVE_S if data["saving"] else now_s + FINISH_S if ending.finished else None
+    return made
+
+
+def _of_workers(workers: dict[str, Worker]) -> dict[str, Any]:
+    return {w.name: [w.status.value, w.slot] for w in workers.values()}
+
+
+def _workers(data: dict[str, Any], now_s: float) -> dict[str, Worker]:
+    return {name: Worker(name, Status(status), now_s, slot=slot) for name, (status, slot) in data.items()}
+
+
+def _scale(data: dict[str, Any]) -> Scale:
+    return Scale(**data | {"slots": None if data["slots"] is None else tuple(data["slots"])})
+
+
+def of_job(config: dict[str, Any], saved: dict[str, Any] | None, now_s: float) -> AnyMembership:
     """The membership of a job: as it was saved, or of one that begins."""
-    slots = place(config["target"], config.get("slots"))
-    if config.get("command"):
-        if saved is not None:
-            return Restarts.from_json(saved, now_s)
-        return Restarts(config["minimum"], config["maximum"], config["target"], slots)
     if saved is not None:
         return from_json(saved, now_s)
+    slots = place(config["target"], config.get("slots"))
+    if config.get("command"):
+        return Restarts(Scale(config["minimum"], config["maximum"], config["target"], slots))
     size = int(config.get("workers_per_replica", 1))
-    membership = Membership(
+    scale = Scale(
         minimum=check_multiple(config["minimum"], size),
         maximum=check_multiple(config["maximum"], size),
         target=check_multiple(config["target"], size),
-        spares=check_multiple(config.get("spares", 0), size, "spares"),
-        silent_after_s=config.get("silent_after_s", 5.0),
-        kill_silent=config.get("kill_silent", True),
-        gather_s=config.get("gather_s", 1.0),
-        slots=slots,
-        host=config.get("host", ""),
-        away_s=config.get("away_s", 60.0),
+        slots=slots if size == 1 else None,
     )
+    told = {rule.name: config[rule.name] for rule in fields(Rules) if rule.name in config}
+    rules = Rules(**told | {"spares": check_multiple(config.get("spares", 0), size, "spares")})
     if size == 1:
-        return membership
-    replicas = Replicas(size, membership)
-    membership.prefix, membership.slots = "r", None
-    membership.slots = None if slots is None else tuple(replicas.group(slots))
+        return Membership(scale, rules)
+    replicas = Replicas(size, Membership(scale, rules, names=Names("r")))
+    if slots is not None:
+        numbers, replicas.groups = replicas.grouped(slots)
+        scale.slots = tuple(numbers)
     return replicas

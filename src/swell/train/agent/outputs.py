@@ -135,6 +135,7 @@ class Outputs:
         self._logs = logs
         self._tails: dict[str, Tail] = {}
         self._newest: deque[str] = deque(maxlen=500)
+        self._last: dict[str, str] = {}
 
     def new_lines(self, *, all_of_it: bool = False) -> Iterator[tuple[str, list[str]]]:
         """By worker: what came since the last call, bounded, and more at the end of the job."""
@@ -146,11 +147,16 @@ class Outputs:
                 if not lines:
                     break
                 self._newest.extend(lines)
+                self._last[path.stem] = next(filter(None, reversed(lines)), self._last.get(path.stem, ""))
                 yield path.stem, lines
 
     def had(self, text: str) -> bool:
         """Whether one of the lines that came last has this text in it."""
         return any(text in line for line in self._newest)
+
+    def last(self, worker: str) -> str | None:
+        """The last line that a worker printed, blank ones aside; None if it printed nothing."""
+        return self._last.get(worker)
 
     def close(self) -> None:
         """Close the files."""

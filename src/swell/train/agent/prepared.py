@@ -44,7 +44,7 @@ class ZygoteProcess:
 
     def order(self, order: dict[str, Any]) -> None:
         """Ask the zygote to fork a worker."""
-        with contextlib.suppress(OSError):  # the zygote is gone: `_reap` notices that
+        with contextlib.suppress(OSError):  # the zygote is gone: its end will be noticed
             self._sock.sendall(json.dumps(order).encode() + b"\n")
 
     def hear(self) -> list[dict[str, Any]]:

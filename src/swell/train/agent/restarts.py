@@ -13,13 +13,13 @@ not end in time after it was asked to is killed, and the next generation goes on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from swell.train.agent.decisions import MAX_FRUITLESS_DEATHS, STOPPED
+from swell.train.agent.ending import FINISHED, MAX_FRUITLESS_DEATHS, STOPPED, Ending
 from swell.train.agent.errors import RESPAWN
-from swell.train.agent.generations import Begin, Finish, Instruction, Kill, Save, Say, Spawn, Status, Worker
-from swell.train.agent.slots import check_target, place
+from swell.train.agent.generations import Begin, Instruction, Kill, Names, Save, Say, Spawn, Status, Worker
+from swell.train.agent.scale import Scale
 
 SAVED = RESPAWN
 """Exit code of a program that has saved its state and wants to go on later (EX_TEMPFAIL, 75)."""
@@ -40,71 +40,63 @@ FRUITFUL_S = 10.0
 
 
 @dataclass(slots=True)
+class ProgramGeneration:
+    """The processes that were started together last."""
+
+    number: int = 0
+    members: list[str] = field(default_factory=list)
+    """The workers by rank, those included that have ended."""
+    placed: Sequence[int] | None = None
+    """The slots of the workers; None for a job without slots."""
+    began_s: float = 0.0
+    reported: bool = False
+    """Whether the generation has reported progress."""
+
+
+@dataclass(slots=True)
 class Restarts:
     """The job's membership. Invariant: workers of two generations never run at the same time."""
 
-    minimum: int
-    maximum: int
-    target: int
-    slots: tuple[int, ...] | None = None
-    """The slots of the next workers, one for each; None for a job without slots."""
-    generation: int = 0
-    members: list[str] = field(default_factory=list)
-    """The workers of the present generation by rank, those included that have ended."""
+    scale: Scale
+    generation: ProgramGeneration = field(default_factory=ProgramGeneration)
     workers: dict[str, Worker] = field(default_factory=dict)
-    """Those of them whose process has not ended."""
-    placed: tuple[int, ...] | None = None
-    """The slots of the present generation; None for a job without slots."""
-    born: int = 0
-    step: int = 0
-    """The whole part of the progress that the program reported."""
+    """Workers of the present generation whose process has not ended."""
+    names: Names = field(default_factory=Names)
     done: float = 0.0
-    fruitless: int = 0
-    stopping: bool = False
-    """True once the job was asked to save its state and end."""
-    finished: bool = False
-    """True once rank 0 has ended with code 0."""
-    result: Finish | None = None
-    began_s: float = 0.0
-    """When the present generation began."""
-    reported: bool = False
-    """Whether the present generation has reported progress."""
+    """The progress that the program reported."""
+    ending: Ending = field(default_factory=Ending)
     end_by_s: float | None = None
     """When workers that were asked to save, or may still go on after the end, are killed."""
     standing: tuple[str, float] | None = None
     """Event ('switch' or 'recovery') of the pause under way, and when it began."""
     fault: tuple[int, str, float] | None = None
     """Exit code, reason and time of a failure that ends the job unless a death explains it."""
-    epoch: int = 0
-    """Always 0: the program counts its epochs itself."""
 
     # ------------------------------------------------------------------ events
 
     def resize(self, target: int, now_s: float, slots: list[int] | None = None) -> list[Instruction]:
         """Change the number of workers to `target`, on these slots if the job has slots."""
-        check_target(target, self.minimum, self.maximum, over=self.result is not None)
-        self.slots = place(target, slots, self.slots)
-        self.target = target
-        if not self.generation or self._as_wanted():
+        self.scale.resize(target, slots, over=self.ending.over)
+        if not self.generation.number or self._as_wanted():
             return []
         return self._save(now_s)
 
     def stop(self, now_s: float) -> list[Instruction]:
         """Have the program save its state and end; it can be started again."""
-        self.stopping = True
+        self.ending.stopping = True
         return self._save(now_s) if self.workers else self._settle(now_s)
 
     def exited(self, name: str, code: int, now_s: float, note: str = "") -> list[Instruction]:
         """A worker's process ended with `code` (negative: killed by that signal)."""
         worker = self.workers.pop(name, None)
-        if worker is None or self.result is not None:
+        if worker is None or self.ending.over:
             return []
         code = 128 - code if 128 < code < 160 else code  # a shell says it so
         ended_by_us = worker.status is Status.LEAVING
         out: list[Instruction] = []
-        if code == 0 and name == self.members[0]:
-            self.finished, self.end_by_s, self.fault = True, now_s + FINISH_S, None
-        elif self.saving or self.finished or ended_by_us or code == 0:
+        if code == 0 and name == self.generation.members[0]:
+            self.ending.finished, self.end_by_s, self.fault = True, now_s + FINISH_S, None
+        elif self.saving or self.ending.finished or ended_by_us or code == 0:
             if code < 0 and not ended_by_us and self.end_by_s is not None:
                 self.end_by_s = min(self.end_by_s, now_s + SAVE_ALONE_S)
         elif code == SAVED:
@@ -117,21 +109,21 @@ class Restarts:
 
     def vanished(self, name: str, now_s: float) -> list[Instruction]:
         """A worker's slot cannot be reached; that is not the program's fault."""
-        if self.workers.pop(name, None) is None or self.result is not None:
+        if self.workers.pop(name, None) is None or self.ending.over:
             return []
-        self.fruitless -= 1
+        self.ending.fruitless -= 1
         return [*self._lost(name, "its slot cannot be reached", now_s), *self._settle(now_s)]
 
     def said(self, done: float, now_s: float) -> list[Instruction]:
         """Rank 0 reported its progress."""
         if done > self.done:
-            self.fruitless = 0
-        self.done, self.step, self.reported = done, int(done), True
+            self.ending.fruitless = 0
+        self.done, self.generation.reported = done, True
         return self._pause_is_over(now_s)
 
     def tick(self, now_s: float) -> list[Instruction]:
         """Time passed: kill who is late, and let failures take effect."""
-        if self.result is not None:
+        if self.ending.over:
             return []
         out: list[Instruction] = []
         if self.fault is not None and now_s >= self.fault[2] + FAULT_S:
@@ -141,14 +133,14 @@ class Restarts:
         for worker in [w for w in self.workers.values() if w.status is Status.STARTING]:
             if now_s >= worker.seen_s + MISSING_S:
                 out += self.vanished(worker.name, now_s)
-        if not self.reported and now_s >= self.began_s + SILENT_S:
-            out += self._pause_is_over(self.began_s)
+        if not self.generation.reported and now_s >= self.generation.began_s + SILENT_S:
+            out += self._pause_is_over(self.generation.began_s)
         return [*out, *self._settle(now_s)]
 
     def agent_connected(self, alive: list[str], now_s: float) -> list[Instruction]:
         """The launcher (re)connected and says which processes exist; it missed instructions until now."""
-        if self.result is not None:  # the launcher was not connected when the job was finished
-            return [*(Kill(name) for name in alive), self.result]
+        if self.ending.result is not None:  # the launcher was not connected when the job was finished
+            return [*(Kill(name) for name in alive), self.ending.result]
         out: list[Instruction] = [Kill(name) for name in alive if name not in self.workers]
         for worker in self.workers.values():
             if worker.name not in alive:  # its exit code is on its way, or it was never started
@@ -156,54 +148,57 @@ class Restarts:
             elif worker.status is Status.LEAVING:
                 out.append(Kill(worker.name))
         if self.saving and self.workers:
-            out.append(Save(self.generation))
+            out.append(Save(self.generation.number))
         return [*out, *self._settle(now_s)]
 
     def finish(self, code: int, reason: str) -> list[Instruction]:
         """End the job; later calls change nothing."""
-        if self.result is not None:
-            return []
-        self.result = Finish(code, reason)
-        return [*self._kill_all(), self.result]
+        over = self.ending.finish(code, reason)
+        return [*self._kill_all(), *over] if over else []
 
     # ------------------------------------------------------------------ what others ask
 
     @property
+    def step(self) -> int:
+        """The whole part of the progress."""
+        return int(self.done)
+
+    @property
     def saving(self) -> bool:
         """Whether the workers were asked to save and end."""
-        return self.end_by_s is not None and not self.finished
+        return self.end_by_s is not None and not self.ending.finished
 
     def rank(self, worker: str) -> int | None:
         """The rank of a worker of the present generation."""
-        return self.members.index(worker) if worker in self.members else None
+        return self.generation.members.index(worker) if worker in self.generation.members else None
 
     # ------------------------------------------------------------------ decisions
 
     def _as_wanted(self) -> bool:
         """Whether the present workers are what the target asks for."""
-        if self.saving or self.finished or not self.workers:
+        if self.saving or self.ending.finished or not self.workers:
             return True  # the next generation, if there is one, will be
-        if self.slots is None or self.placed is None:
-            return len(self.members) == self.target
-        return set(self.placed) == set(self.slots)
+        placed, slots = self.generation.placed, self.scale.slots
+        if slots is None or placed is None:
+            return len(self.generation.members) == self.scale.target
+        return set(placed) == set(slots)
 
     def _save(self, now_s: float) -> list[Instruction]:
-        if self.end_by_s is not None or not self.generation:
+        if self.end_by_s is not None or not self.generation.number:
             return []
         self.end_by_s = now_s + SAVE_S
         self.standing = self.standing or ("switch", now_s)
-        return [Save(self.generation)]
+        return [Save(self.generation.number)]
 
     def _lost(self, name: str, reason: str, now_s: float) -> list[Instruction]:
         """A worker died: end the others, which may wait for it for ever, and begin again."""
         self.fault = None
         self.standing = ("recovery", now_s)
-        if not self.reported and now_s < self.began_s + FRUITFUL_S:
-            self.fruitless += 1
-        if self.fruitless > MAX_FRUITLESS_DEATHS:
-            return self.finish(
-                1, f"workers died {self.fruitless} times without any progress; the last was {name} ({reason})"
-            )
+        if not self.generation.reported and now_s < self.generation.began_s + FRUITFUL_S:
+            self.ending.fruitless += 1
+        if (deaths := self.ending.fruitless) > MAX_FRUITLESS_DEATHS:
+            last = f"the last was {name} ({reason})"
+            return self.finish(1, f"workers died {deaths} times without any progress; {last}")
         return self._kill_all()
 
     def _kill_all(self) -> list[Instruction]:
@@ -213,64 +208,30 @@ class Restarts:
 
     def _settle(self, now_s: float) -> list[Instruction]:
         """What comes next once no worker is left."""
-        if self.result is not None or self.workers or self.fault is not None:
+        if self.ending.over or self.workers or self.fault is not None:
             return []
-        if self.finished:
-            return self.finish(0, "training is over")
-        if self.stopping:
+        if self.ending.finished:
+            return self.finish(0, FINISHED)
+        if self.ending.stopping:
             return self.finish(0, STOPPED)
         return self._begin(now_s)
 
     def _begin(self, now_s: float) -> list[Instruction]:
-        self.generation += 1
-        slots: list[int | None] = [None] * self.target if self.slots is None else list(self.slots)
-        self.members = [f"w{self.born + i}" for i in range(self.target)]
-        self.born += self.target
+        scale = self.scale
+        slots: list[int | None] = [None] * scale.target if scale.slots is None else [*scale.slots]
+        members = [self.names.new() for _ in slots]
         self.workers = {
-            name: Worker(name, Status.MEMBER, now_s, slot=slot) for name, slot in zip(self.members, slots)
+            name: Worker(name, Status.MEMBER, now_s, slot=slot) for name, slot in zip(members, slots)
         }
-        self.placed, self.began_s, self.reported = self.slots, now_s, False
+        self.generation = ProgramGeneration(self.generation.number + 1, members, scale.slots, now_s)
         self.end_by_s = self.fault = None
         spawns = [Spawn(worker.name, worker.slot) for worker in self.workers.values()]
-        return [Begin(self.generation, tuple(self.members)), *spawns]
+        return [Begin(self.generation.number, tuple(members)), *spawns]
 
     def _pause_is_over(self, now_s: float) -> list[Instruction]:
         ending = any(w.status is Status.LEAVING for w in self.workers.values())  # and not yet silent
         if self.standing is None or self.saving or ending:
             return []
         (event, since_s), self.standing = self.standing, None
-        return [Say(event, {"pause_s": round(max(now_s - since_s, 0.0), 6), "world": len(self.members)})]
-
-    # ------------------------------------------------------------------ restarts of the coordinator
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything needed to go on after a restart of the coordinator."""
-        return {name: getattr(self, name) for name in _PLAIN} | {
-            "workers": {w.name: [w.status.value, w.slot] for w in self.workers.values()},
-            "saving": self.saving,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any], now_s: float) -> Restarts:
-        """The membership as it was; what was under way gets its full time again."""
-        plain = {name: data[name] for name in _PLAIN}
-        for name in ("slots", "placed"):
-            plain[name] = None if plain[name] is None else tuple(plain[name])
-        made = cls(**plain)
-        made.workers = {
-            name: Worker(name, Status(status), now_s, slot=slot)
-            for name, (status, slot) in data["workers"].items()
-        }
-        made.began_s = now_s
-        if data["saving"]:
-            made.end_by_s = now_s + SAVE_S
-        elif made.finished:
-            made.end_by_s = now_s + FINISH_S
-        return made
-
-
-_PLAIN = (
-    "minimum", "maximum", "target", "slots", "placed", "generation", "members", "born", "step", "done",
-    "fruitless", "stopping", "finished", "reported",
-)  # fmt: skip
-"""Fields that are written as they are."""
+        pause_s, world = round(max(now_s - since_s, 0.0), 6), len(self.generation.members)
+        return [Say(event, {"pause_s": pause_s, "world": world})]

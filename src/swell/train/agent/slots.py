@@ -10,18 +10,6 @@ GPU_FILE = "SWELL_GPU_FILE"
 """The variable that tells a worker which file the jobs on its GPU keep together, if there may be several."""
 
 
-def check_target(target: int, minimum: int, maximum: int, confined: str = "", *, over: bool) -> None:
-    """Raise ValueError if a job with these bounds cannot be resized to `target`.
-
-    `confined`: why it can have only one worker, if so; `over`: it has ended.
-    """
-    if not minimum <= target <= maximum:
-        why = confined or f"it was started with --workers {minimum}:{maximum}"
-        raise ValueError(f"workers: got {target}, this job allows {minimum} to {maximum} ({why})")
-    if over:
-        raise ValueError("the job is over and cannot be resized; start it again to go on")
-
-
 def place(
     target: int, slots: list[int] | None, before: tuple[int, ...] | None = None
 ) -> tuple[int, ...] | None:

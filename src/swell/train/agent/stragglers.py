@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from swell.train.agent.decisions import SETTLE_S
 from swell.train.agent.generations import Instruction, Say
 
 if TYPE_CHECKING:
@@ -66,11 +65,11 @@ class Stragglers:
 
     def tick(self, m: Membership, now_s: float) -> list[Instruction]:
         """Replace a member that has been slower for long enough."""
-        name, times = self._slower(m.members)
+        name, times = self._slower(m.generation.members)
         if (
             name is None
             or name not in m.workers
-            or m.generation != self.generation
+            or m.generation.number != self.generation
             or m.candidate is not None
         ):
             self.slowest = None
@@ -84,9 +83,9 @@ class Stragglers:
         self.replaced += 1
         worker = m.workers[name]
         worker.slow = True  # the next plan is one without it
-        m.calm_s = max(m.calm_s, now_s + SETTLE_S)  # its GPU is free only once it has left
+        m.quiet.after_loss(now_s)  # its GPU is free only once it has left
         place: dict[str, Any] = {} if worker.slot is None else {"slot": worker.slot}
-        if name == m.leader:  # which may have more to do than the others, wherever it is
+        if name == m.generation.leader:  # which may have more to do than the others, wherever it is
             place["leader"] = True
         return [Say("straggler", {"worker": name, "times": round(times, 2), **place})]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from swell.train.agent.generations import Finish, Instruction, Kill, Worker
+from swell.train.agent.ending import Ending
+from swell.train.agent.generations import Generation, Instruction, Kill, Worker
 from swell.train.agent.membership import Membership
 from swell.train.agent.replicas.names import all_workers_of, check_multiple, replica_of, workers_of
 from swell.train.agent.replicas.orders import for_workers
 from swell.train.agent.replicas.roll import Roll
+from swell.train.agent.scale import Scale
 from swell.train.agent.slots import place
 
 
@@ -27,19 +29,21 @@ class InWorkers:
     # ------------------------------------------------------------------ what the coordinator reads
 
     @property
-    def generation(self) -> int:
-        """The number of the present generation."""
-        return self.inner.generation
+    def generation(self) -> Generation:
+        """The present generation; its members are workers, replica by replica."""
+        present = self.inner.generation
+        leader = workers_of(present.leader, self.size)[0] if present.leader else ""
+        return replace(present, members=all_workers_of(present.members, self.size), leader=leader)
 
     @property
-    def epoch(self) -> int:
-        """The epoch that the members are in."""
-        return self.inner.epoch
-
-    @property
-    def live(self) -> bool:
-        """True if there is (or was a moment ago) a generation with live state."""
-        return self.inner.live
+    def scale(self) -> Scale:
+        """How many workers the job may have and should have."""
+        size, scale = self.size, self.inner.scale
+        bounds = (scale.minimum * size, scale.maximum * size, scale.target * size)
+        slots = None
+        if scale.slots is not None:
+            slots = tuple(slot for number in scale.slots for slot in self.groups[number])
+        return Scale(*bounds, slots, scale.confined)
 
     @property
     def step(self) -> int:
@@ -47,34 +51,9 @@ class InWorkers:
         return self.inner.step
 
     @property
-    def result(self) -> Finish | None:
-        """How the job ended; None while it runs."""
-        return self.inner.result
-
-    @property
-    def confined(self) -> str:
-        """Why the job may have fewer workers than it was started with, or ''."""
-        return self.inner.confined
-
-    @property
-    def target(self) -> int:
-        """Workers that the job should have."""
-        return self.inner.target * self.size
-
-    @property
-    def minimum(self) -> int:
-        """Fewest workers that the job may have."""
-        return self.inner.minimum * self.size
-
-    @property
-    def maximum(self) -> int:
-        """Most workers that the job may have."""
-        return self.inner.maximum * self.size
-
-    @property
-    def members(self) -> list[str]:
-        """The workers of the present generation, replica by replica."""
-        return all_workers_of(self.inner.members, self.size)
+    def ending(self) -> Ending:
+        """How the job comes to its end."""
+        return self.inner.ending
 
     @property
     def workers(self) -> dict[str, Worker]:
@@ -94,34 +73,29 @@ class InWorkers:
     def resize(self, target: int, now_s: float, slots: list[int] | None = None) -> list[Instruction]:
         """Change the number of workers to `target`, a whole number of replicas."""
         check_multiple(target, self.size)
-        given = place(target, slots, self.slots)
-        return self.out(
-            self.inner.resize(target // self.size, now_s, None if given is None else self.group(given))
-        )
+        given = place(target, slots, self.scale.slots)
+        if given is None:
+            return self.out(self.inner.resize(target // self.size, now_s))
+        numbers, groups = self.grouped(given)
+        out = self.inner.resize(target // self.size, now_s, numbers)
+        self.groups = groups  # the groups stay as they are if the target is refused
+        return self.out(out)
 
-    @property
-    def slots(self) -> tuple[int, ...] | None:
-        """The slots of the workers; None for a job without slots."""
-        if self.inner.slots is None:
-            return None
-        return tuple(slot for number in self.inner.slots for slot in self.groups[number])
-
-    def group(self, slots: Sequence[int]) -> list[int]:
-        """Divide slots among replicas, and return the numbers of the groups.
+    def grouped(self, slots: Sequence[int]) -> tuple[list[int], dict[int, tuple[int, ...]]]:
+        """Divide slots among replicas: the numbers of their groups, and what is then in `groups`.
 
         Groups that have all their slots stay. The other slots are grouped in ascending order, so that a
         replica is on one node where it can be.
         """
-        given = set(slots)
-        kept = [n for n in self.inner.slots or () if given >= set(self.groups[n])]
-        rest = sorted(given - {slot for number in kept for slot in self.groups[number]})
+        given, groups = set(slots), dict(self.groups)
+        kept = [n for n in self.inner.scale.slots or () if given >= set(groups[n])]
+        rest = sorted(given - {slot for number in kept for slot in groups[number]})
         for at in range(0, len(rest), self.size):
-            number = max(self.groups, default=-1) + 1
-            self.groups[number] = tuple(rest[at : at + self.size])
+            number = max(groups, default=-1) + 1
+            groups[number] = tuple(rest[at : at + self.size])
             kept.append(number)
         used = {w.slot for w in self.inner.workers.values()}
-        self.groups = {n: group for n, group in self.groups.items() if n in kept or n in used}
-        return kept
+        return kept, {n: group for n, group in groups.items() if n in kept or n in used}
 
     def confine(self, most: int, reason: str, now_s: float) -> list[Instruction]:
         """Allow no more than `most` workers from now on."""

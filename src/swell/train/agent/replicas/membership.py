@@ -32,7 +32,7 @@ class Replicas(InWorkers):
     ) -> list[Instruction]:
         """A worker (re)connected; its replica has, once all its workers are connected."""
         replica = replica_of(name, self.size)
-        if replica in self.inner.fenced:
+        if replica in self.inner.given_up.fenced:
             return [Fence(name)]
         worker = self.roll.worker(name, now_s)
         worker.address, worker.connected, worker.seen_s = address, True, now_s
@@ -51,9 +51,9 @@ class Replicas(InWorkers):
 
     def ready(self, name: str, epoch: int, now_s: float) -> list[Instruction]:
         """A newcomer is prepared for `epoch`; its replica is when all its workers are."""
-        if self.inner.live and epoch != self.inner.epoch:
+        if self.inner.generation.live and epoch != self.inner.generation.epoch:
             self.roll.ready_in.pop(name, None)
-            return [Turn(name, self.inner.epoch)]
+            return [Turn(name, self.inner.generation.epoch)]
         self.roll.ready_in[name] = epoch
         replica = replica_of(name, self.size)
         if any(self.roll.ready_in.get(mate) != epoch for mate in workers_of(replica, self.size)):
@@ -62,11 +62,11 @@ class Replicas(InWorkers):
 
     def at_epoch(self, epoch: int, now_s: float) -> list[Instruction]:
         """The members began `epoch`; workers that wait in an earlier one are told to go there."""
-        if epoch == self.inner.epoch:
+        if epoch == self.inner.generation.epoch:
             return []
         out = self.out(self.inner.at_epoch(epoch, now_s))
         told = {i.worker for i in out if isinstance(i, Turn)}
-        for name in [n for n in self.roll.ready_in if n not in told and self.inner.live]:
+        for name in [n for n in self.roll.ready_in if n not in told and self.inner.generation.live]:
             del self.roll.ready_in[name]
             replica = self.inner.workers.get(replica_of(name, self.size))
             if replica is not None and replica.status is Status.STARTING:
@@ -148,13 +148,13 @@ class Replicas(InWorkers):
         replica = replica_of(name, self.size)
         known, mates = self.inner.workers.get(replica), workers_of(replica, self.size)
         self.roll.each.pop(name, None)
-        if self.inner.result is not None:
+        if self.inner.ending.over:
             return []
         if known is None:  # its replica was given up; still, a script that failed would fail again
             failed = code > 0 and code not in (RESPAWN, FENCED)
             return self.finish(code, note or f"worker {name} ended with exit code {code}") if failed else []
         over = name in self.roll.through and (code == 0 or name != mates[0])
-        if known.status is Status.LEAVING or over or (self.inner.stopping and code == 0):
+        if known.status is Status.LEAVING or over or (self.inner.ending.stopping and code == 0):
             self.roll.ended.add(name)
             if not self.roll.ended.issuperset(mates):
                 return []  # its slots are free once all have ended

@@ -1,18 +1,17 @@
-"""The launcher of a job on Ray: each worker has a `Holder` actor on the node of the worker's slot.
+"""The workers of a job on Ray: each has a `Holder` actor on the node of its slot.
 
-The launcher runs in the job's supervisor, which is a Ray driver: its holders end when it ends.
+The job's launcher runs in its supervisor, which is a Ray driver: the holders end when it ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,10 @@ from swell.engines.processes import MARK
 from swell.engines.ray import packaging, places
 from swell.engines.ray.connection import connect, is_loopback, own_address
 from swell.engines.ray.holder import Holder
-from swell.train.agent.launcher import Launcher
 from swell.train.agent.run_config import RunConfig
 from swell.train.agent.slots import PER_GPU
 from swell.train.agent.wire import MOST_STRANGERS, Connection, WireError, new_secret
+from swell.train.agent.worker_processes import Exited, Failed, Lost, News
 
 OUT_OF_MEMORY = 137
 UP_S = 60.0
@@ -59,36 +58,49 @@ class _Held:
     """When the last call failed because of that."""
 
 
-class RayLauncher(Launcher):
-    """Starts and ends workers through Ray."""
+class RayWorkers:
+    """Starts and ends workers through Ray (see `swell.train.agent.worker_processes.Workers`)."""
 
-    def __init__(self, config: RunConfig, say: Callable[[str], None], order: Order) -> None:
+    def __init__(self, config: RunConfig, order: Order) -> None:
+        """Connect to Ray, and tell the job's settings where its coordinator can be reached."""
         settings, request = order.extras["ray"], order.launch.request
         self._ray = connect(settings["address"], _runtime_env(order))
         self._settings = settings
-        self._memory_bytes: int | None = request.memory_bytes
         self._pip = bool(request.pip)
-        self._mark = str(order.launch.job_dir.resolve())
-        self._script = _script_path(config.path, order.launch.workdir)
+        self._additions = {
+            "script": _script_path(config.path, order.launch.workdir),
+            "memory_bytes": request.memory_bytes,
+            "visible": {MARK: str(order.launch.job_dir.resolve())},
+            "warm": None if self._pip or config.command else settings["warm"],
+        }
         here = self._ray.util.get_node_ip_address()
         self._host = "127.0.0.1" if is_loopback(here) else here
         if settings["address"].startswith("ray://"):
             self._host = own_address()
         config.settings |= {"host": self._host, "encrypt": settings.get("encrypt", True)}
-        super().__init__(config, say)
         self._holder = self._ray.remote(max_restarts=0, max_concurrency=4)(Holder)
         self._held: dict[str, _Held] = {}
-        self._news: deque[tuple[str, str, Any]] = deque()
+        self._lifeline: _Lifeline | None = None
+        self._answers = _Answers()
+        self._unplaced: list[str] = []
+        """Workers whose slot is on no node that is up, since the last news."""
+
+    def start(self, config: RunConfig, logs: Path) -> None:
+        """Open the line that holders connect to."""
         self._lifeline = _Lifeline(self._host)
 
-    # ------------------------------------------------------------------ what differs from local processes
+    def names(self) -> list[str]:
+        """The workers that were started and have not ended."""
+        return [*self._held, *self._unplaced]
 
-    def _spawn(self, worker: str, slot: int | None = None) -> None:
-        self._workers[worker] = 0
-        place = self._place(slot)
+    def spawn(self, order: dict[str, Any], slot: int | None) -> None:
+        """Have Ray start a holder on the node of the slot, and the holder the worker."""
+        worker, place = order["spawn"], self._place(slot)
         if place is None or slot is None:
-            self._lost(worker)
+            self._unplaced.append(worker)
+            self._answers.wake()
             return
+        assert self._lifeline is not None
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         resource = self._settings["resource"]
@@ -100,25 +112,19 @@ class RayLauncher(Launcher):
             options["num_gpus"] = amount
         else:
             options["resources"] = {resource: amount}
-        order = self._order(worker, slot)
         order["env"]["SWELL_HOST"] = "127.0.0.1" if is_loopback(place.address) else place.address
         if place.per_gpu > 1:
             order["env"][PER_GPU] = str(place.per_gpu)
-        order |= {
-            "script": self._script,
-            "memory_bytes": self._memory_bytes,
-            "shares_gpu": place.per_gpu > 1,
-            "visible": {MARK: self._mark},
-            "warm": None if self._pip or self.config.command else self._settings["warm"],
-        }
+        order |= self._additions | {"shares_gpu": place.per_gpu > 1}
         actor = self._holder.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False), **options
         ).remote(self._lifeline.address)
         self._held[worker] = _Held(actor, slot, time.monotonic())
-        self._follow(worker, "up", actor.__ray_ready__.remote())
-        self._follow(worker, "ended", actor.run.remote(order))
+        self._answers.follow(worker, "up", actor.__ray_ready__.remote())
+        self._answers.follow(worker, "ended", actor.run.remote(order))
 
-    def _kill(self, worker: str) -> None:
+    def kill(self, worker: str) -> None:
+        """Tell a worker's holder to end it."""
         held = self._held.get(worker)
         if held is not None and held.kill_by_s is None:
             held.kill_by_s = time.monotonic() + KILL_S
@@ -126,26 +132,44 @@ class RayLauncher(Launcher):
                 held.actor.end.remote()
             else:
                 held.kill_by_s = 0.0
+                self._answers.wake()
 
-    def _turn(self, timeout_s: float) -> None:
-        super()._turn(timeout_s)
-        while self._news:
-            self._hear_holder(*self._news.popleft())
+    def kill_all(self) -> None:
+        """Tell all holders to end their workers."""
+        for worker in list(self._held):
+            self.kill(worker)
+
+    def watched(self) -> list[Any]:
+        """What can be read from when a holder has answered."""
+        return [self._answers]
+
+    def hear(self) -> list[News]:
+        """Hear what holders answered, and give up those that take too long."""
+        unplaced, self._unplaced = self._unplaced, []
+        news: list[News] = [Lost(worker) for worker in unplaced]
+        for worker, what, answer in self._answers.taken():
+            news += self._hear_holder(worker, what, answer)
         now_s = time.monotonic()
         patience_s = UP_WITH_PIP_S if self._pip else UP_S
         for worker, held in list(self._held.items()):
             if held.ask_again_s is not None and now_s > held.ask_again_s:
                 held.ask_again_s = None
-                self._follow(worker, "ended", held.actor.ended.remote())
+                self._answers.follow(worker, "ended", held.actor.ended.remote())
             late = not held.up and now_s - held.asked_s > patience_s
             if late or (held.kill_by_s is not None and now_s > held.kill_by_s):
-                self._lost(worker)
+                news.append(self._give_up(worker))
+        return news
 
-    def _end_everything(self) -> None:
-        super()._end_everything()
+    def child_ended(self, pid: int, code: int, *, again: bool) -> list[News]:
+        """Nothing: no worker is a child of this process."""
+        return []
+
+    def close(self) -> None:
+        """End the holders that are left, and the connection to Ray."""
         for held in self._held.values():
             self._drop(held)
-        self._lifeline.close()
+        if self._lifeline is not None:
+            self._lifeline.close()
         with contextlib.suppress(Exception):
             self._ray.shutdown()
 
@@ -161,26 +185,10 @@ class RayLauncher(Launcher):
         place = places.slot_map(found).get(-1 if slot is None else slot)
         return place if place is not None and place.up else None
 
-    def _follow(self, worker: str, what: str, ref: Any) -> None:
-        """Put the answer to a call of a holder into `_news` once it arrives, also if it is an error."""
-
-        def done(future: Any) -> None:
-            error = future.exception()
-            if error is not None:
-                # Ray says that the actor lives and cannot be reached now: the link to its node is cut.
-                cut = type(error).__name__ == "ActorUnavailableError"
-                self._news.append((worker, f"cut {what}" if cut else "gone", error))
-            else:
-                self._news.append((worker, what, future.result()))
-            with contextlib.suppress(OSError):
-                os.write(self._wake_w, b"!")
-
-        ref.future().add_done_callback(done)
-
-    def _hear_holder(self, worker: str, what: str, answer: Any) -> None:
+    def _hear_holder(self, worker: str, what: str, answer: Any) -> list[News]:
         held = self._held.get(worker)
         if held is None:
-            return
+            return []
         now_s = time.monotonic()
         if what in ("up", "cut up"):
             held.up = True
@@ -189,33 +197,68 @@ class RayLauncher(Launcher):
                 held.cut_s = now_s
             held.failed_s, held.ask_again_s = now_s, now_s + ASK_AGAIN_S
             if now_s - held.cut_s > CUT_S:
-                self._lost(worker)
+                return [self._give_up(worker)]
         elif what == "gone":
-            self._lost(worker)
+            return [self._give_up(worker)]
         elif "blind" in answer:
-            self._finish = self._finish or (
-                1,
-                f"{answer['blind']}: swell's home (swell up --home) must be on storage that all nodes share",
-            )
+            need = "swell's home (swell up --home) must be on storage that all nodes share"
+            return [Failed(1, f"{answer['blind']}: {need}")]
         else:
-            if answer["verdict"] and self._finish is None:
-                self._finish = (OUT_OF_MEMORY, answer["verdict"])
-                self.say(answer["verdict"])
             self._drop(self._held.pop(worker))
-            self._workers[worker] = 0  # the process id belongs to another host
-            self._exited(worker, int(answer["code"]))
+            verdict = str(answer["verdict"])
+            over = [Failed(OUT_OF_MEMORY, verdict, aloud=True)] if verdict else []
+            return [*over, Exited(worker, int(answer["code"]))]
+        return []
 
-    def _lost(self, worker: str) -> None:
-        """Give up a worker whose holder or node Ray has lost; the worker itself may still be running."""
-        held = self._held.pop(worker, None)
-        if held is not None:
-            self._drop(held)
-        if self._workers.pop(worker, None) is not None:
-            self._tell({"type": "lost", "worker": worker})
+    def _give_up(self, worker: str) -> Lost:
+        """Drop a worker whose holder or node Ray has lost; the worker itself may still be running."""
+        self._drop(self._held.pop(worker))
+        return Lost(worker)
 
     def _drop(self, held: _Held) -> None:
         with contextlib.suppress(Exception):
             self._ray.kill(held.actor)
+
+
+class _Answers:
+    """What holders answered to calls, gathered by threads of Ray; readable when there is something."""
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[str, str, Any]] = deque()
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+
+    def fileno(self) -> int:
+        """The descriptor that shows an answer."""
+        return self._read.fileno()
+
+    def wake(self) -> None:
+        """Have the reader look, from any thread."""
+        with contextlib.suppress(OSError):
+            self._write.send(b"!")
+
+    def follow(self, worker: str, what: str, ref: Any) -> None:
+        """Take the answer to a call of a worker's holder once it arrives, also if it is an error."""
+
+        def done(future: Any) -> None:
+            error = future.exception()
+            if error is not None:
+                # Ray says that the actor lives and cannot be reached now: the link to its node is cut.
+                cut = type(error).__name__ == "ActorUnavailableError"
+                self._queue.append((worker, f"cut {what}" if cut else "gone", error))
+            else:
+                self._queue.append((worker, what, future.result()))
+            self.wake()
+
+        ref.future().add_done_callback(done)
+
+    def taken(self) -> Iterator[tuple[str, str, Any]]:
+        """The answers since the last call: worker, what it was asked, and the answer."""
+        with contextlib.suppress(BlockingIOError):
+            self._read.recv(4096)
+        while self._queue:
+            yield self._queue.popleft()
 
 
 class _Lifeline:
