@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.control.conftest import make_record
-from tests.control.virtual import Exact
+from tests.control.virtual import known_exactly
 
 from swell.control import views
 from swell.control.book import Book
@@ -39,10 +39,9 @@ def desk(store: Store) -> Scheduler:
 
 def hand_in(desk: Scheduler, job_id: str, work: float | None, **request: object) -> None:
     """A job of known length, or a script that nobody has seen."""
-    costs = {"startup_s": 1.0, "pause_s": 0.1, "closing_s": 0.0}
-    known: Knowledge = (
-        Knowledge("new") if work is None else Exact("kind", of=work, rates=RATES, **costs)  # type: ignore[arg-type]
-    )
+    known = Knowledge("new")
+    if work is not None:
+        known = known_exactly("kind", work, RATES, startup_s=1.0, pause_s=0.1)
     record = make_record(job_id, request=request, submitted_s=NOW_S)
     desk.book.add(record, known)
     desk.add(record, NOW_S)

@@ -122,8 +122,8 @@ class Profiling:
             if run.sizes is None and book.known[job_id].source == "none":
                 book.recall(job_id)  # another job of its kind may have been measured meanwhile
             knowledge = book.known[job_id]
-            if knowledge.seen:
-                reports = sum(n for (_, workers, _), n in knowledge.seen.items() if workers == run.size)
+            if seen := knowledge.timings.seen:
+                reports = sum(n for (_, workers, _), n in seen.items() if workers == run.size)
                 if reports < STEPS and now_s - run.since_s < SIZE_LIMIT_S:
                     continue
                 done = not run.next_size(now_s)

@@ -365,10 +365,10 @@ class Scheduler:
         held = [table.placement[row] for row in rows.tolist()]
         curves = believed_curves(jobs, held, cluster, widest, each_type=each_type, cautious=cautious)
         for row, (record, knowledge) in zip(rows.tolist(), jobs, strict=True):
-            table.belief[row] = knowledge.belief
+            table.belief[row] = knowledge.speed.belief
             table.team[row] = self.teams.of(record.owner)
             if each_type:
-                table.belief_by_type[row] = believed_on(knowledge, cluster.gpu_types)
+                table.belief_by_type[row] = believed_on(knowledge.speed, cluster.gpu_types)
         self._keep_promised_types()
         # Column by column: there may be thousands of jobs, and people wait for the answer.
         table.curve[rows] = np.arange(len(rows))
@@ -384,7 +384,7 @@ class Scheduler:
         table.min_gpus[rows] = least
         table.known[rows] = [knowledge.known for _, knowledge in jobs]
         table.max_gpus[rows] = [
-            max(knowledge.most_workers(bound), low)
+            max(knowledge.speed.most_workers(bound), low)
             for (_, knowledge), bound, low in zip(jobs, bounds, least, strict=True)
         ]
         self._enter_progress(table, rows, jobs, curves.rates, now_s)
@@ -435,10 +435,10 @@ class Scheduler:
             table.settle(int(rows[i]), now_s)
             table.rate[rows[i]] = speed[i]
         for i, (record, knowledge) in enumerate(jobs):
-            reported = (record.done, knowledge.of)
+            reported = (record.done, knowledge.length.of)
             if self._entered.get(record.job_id) != reported:
                 table.settle(int(rows[i]), now_s)
-                table.left[rows[i]] = knowledge.left(record.done)
+                table.left[rows[i]] = knowledge.length.left(record.done)
                 if live:
                     self._entered[record.job_id] = reported
 
