@@ -48,7 +48,7 @@ def hand_in(desk: Scheduler, job_id: str, work: float | None, **request: object)
 
 
 def held(desk: Scheduler) -> dict[str, int]:
-    return {job_id: int(desk.board.table.gpus[row]) for job_id, row in desk.rows.items()}
+    return {job_id: int(desk.board.table.gpus[row]) for job_id, row in desk.roster.rows.items()}
 
 
 def test_a_platform_that_was_told_no_policy_has_tide(store: Store, tmp_path: Path) -> None:

@@ -108,9 +108,10 @@ class GradientNoise:
     """Progress at the last report of settled figures."""
 
     def take(self, sqr: float, var: float, updates: int | None, latest: Reported | None) -> bool:
-        """Take in a mean over `updates` steps; False if the figures from before are better.
+        """Take in a mean over `updates` steps; False if what is known is better.
 
-        These are settled figures from history, or from before a restart. `latest` says how far the job is.
+        Settled figures, from history or from before a restart, are better than a mean over few steps.
+        `latest` says how far the job is.
         """
         settled = updates is None or updates >= SETTLED_UPDATES
         if self.settled and not settled:

@@ -40,7 +40,7 @@ class Speed:
 
     @property
     def known(self) -> bool:
-        """Whether the belief is more than the limits of the batch: there is a model of the speed."""
+        """Whether there is a model of the speed; at first a belief holds no more than the batch limits."""
         return self.belief is not None and self.belief.known
 
     # -- reports -----------------------------------------------------------------------------------------
