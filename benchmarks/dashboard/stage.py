@@ -20,9 +20,10 @@ import numpy as np
 from swell.api.schemas import ReplayRequest
 from swell.api.server import Server
 from swell.control.database import connect
-from swell.control.knowledge import Knowledge
+from swell.control.knowledge import Knowledge, Length
 from swell.control.model import JobRequest
 from swell.control.plane import ControlPlane
+from swell.control.speed import Speed
 from swell.control.store import Store
 from swell.domain import Cluster, FloatArray, Placement
 from swell.engines.base import Report
@@ -84,14 +85,10 @@ class Part:
 
 
 @dataclass(slots=True)
-class Known(Knowledge):
-    """What the platform knows of a pretended job: its true curve."""
+class TrueSpeed(Speed):
+    """The speed of a pretended job: its true curve."""
 
     rates: FloatArray = field(default_factory=lambda: np.zeros(1))
-
-    @property
-    def known(self) -> bool:
-        return len(self.rates) > 1
 
     def curve_on(
         self, gpu_type: str, max_gpus: int, gpus_per_node: int, *, cautious: bool = False
@@ -101,11 +98,16 @@ class Known(Knowledge):
     def most_workers(self, bound: int) -> int:
         return bound
 
+
+class Known(Knowledge):
+    """What the platform knows of a pretended job."""
+
     def noise_figures(self, batch_size: int | None) -> dict[str, float]:
         """Gradients get noisier as the loss falls, so larger batches get cheaper."""
-        if batch_size is None or self.batch_size is None or self._latest is None or not self.of:
+        latest, of = self.length.latest, self.length.of
+        if batch_size is None or self.batch_size is None or latest is None or not of:
             return {}
-        noise = self.batch_size * (0.4 + 9.0 * (self._latest[1] / self.of) ** 1.5)
+        noise = self.batch_size * (0.4 + 9.0 * (latest.done / of) ** 1.5)
         return {"noise_scale": noise, "efficiency": (noise + self.batch_size) / (noise + batch_size)}
 
 
@@ -230,8 +232,15 @@ class Stage:
             belief.observe(1, gpus, kind.batch // gpus, 1.0 / float(rates[gpus]), 0.01)
         work = kind.rate * (float(request.args[-1]) if request.args else 600.0)
         return Known(
-            kind.script, belief, work, "fixed", kind.batch, START_S, PAUSE_S, 0.5, "history", rates=rates
-        )  # fmt: skip
+            kind.script,
+            TrueSpeed(belief=belief, rates=rates),
+            Length(work),
+            batch_size=kind.batch,
+            startup_s=START_S,
+            pause_s=PAUSE_S,
+            closing_s=0.5,
+            source="history",
+        )
 
     # -- the play ----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.control.conftest import make_record
-from tests.control.virtual import Exact
+from tests.control.virtual import known_exactly
 
 from swell.control import views
 from swell.control.book import Book
@@ -39,17 +39,16 @@ def desk(store: Store) -> Scheduler:
 
 def hand_in(desk: Scheduler, job_id: str, work: float | None, **request: object) -> None:
     """A job of known length, or a script that nobody has seen."""
-    costs = {"startup_s": 1.0, "pause_s": 0.1, "closing_s": 0.0}
-    known: Knowledge = (
-        Knowledge("new") if work is None else Exact("kind", of=work, rates=RATES, **costs)  # type: ignore[arg-type]
-    )
+    known = Knowledge("new")
+    if work is not None:
+        known = known_exactly("kind", work, RATES, startup_s=1.0, pause_s=0.1)
     record = make_record(job_id, request=request, submitted_s=NOW_S)
     desk.book.add(record, known)
     desk.add(record, NOW_S)
 
 
 def held(desk: Scheduler) -> dict[str, int]:
-    return {job_id: int(desk.board.table.gpus[row]) for job_id, row in desk.rows.items()}
+    return {job_id: int(desk.board.table.gpus[row]) for job_id, row in desk.roster.rows.items()}
 
 
 def test_a_platform_that_was_told_no_policy_has_tide(store: Store, tmp_path: Path) -> None:

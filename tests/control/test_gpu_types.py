@@ -16,6 +16,7 @@ from swell.control.book import LEDGER, Book
 from swell.control.database import connect
 from swell.control.knowledge import Knowledge
 from swell.control.scheduler import Scheduler
+from swell.control.speed import Speed
 from swell.control.store import Store
 from swell.domain import Cluster
 from swell.engines.local import type_of_model
@@ -39,7 +40,7 @@ def timing(workers: int, step_s: float) -> dict[str, Any]:
 
 def taught(knowledge: Knowledge, gpu_type: str, step_s: float, *sizes: int) -> Knowledge:
     """Have the job report a few steps at each size; a step of one worker takes `step_s`."""
-    knowledge.of = 10_000.0
+    knowledge.length.of = 10_000.0
     for workers in sizes:
         for _ in range(3):
             knowledge.runs_on(gpu_type)
@@ -49,30 +50,31 @@ def taught(knowledge: Knowledge, gpu_type: str, step_s: float, *sizes: int) -> K
 
 def test_each_type_has_a_belief_of_its_own_and_reports_go_to_the_one_the_job_is_on() -> None:
     knowledge = taught(Knowledge("kind"), "t4", 0.4, 1, 2)
-    assert knowledge.measured_on("t4") and not knowledge.measured_on("a100")
+    speed = knowledge.speed
+    assert speed.measured_on("t4") and not speed.measured_on("a100")
     knowledge.runs_on("a100")
-    assert knowledge.measured_on("t4") and not knowledge.measured_on("a100"), "it has reported nothing yet"
-    assert knowledge.curve(4, 4)[1] == knowledge.curve_on("t4", 4, 4)[1]
+    assert speed.measured_on("t4") and not speed.measured_on("a100"), "it has reported nothing yet"
+    assert speed.curve(4, 4)[1] == speed.curve_on("t4", 4, 4)[1]
     taught(knowledge, "a100", 0.1, 1, 2)
-    assert knowledge.measured_on("t4") and knowledge.measured_on("a100")
-    t4, a100 = (knowledge.curve_on(kind, 4, 4) for kind in ("t4", "a100"))
+    assert speed.measured_on("t4") and speed.measured_on("a100")
+    t4, a100 = (speed.curve_on(kind, 4, 4) for kind in ("t4", "a100"))
     assert t4[1] == pytest.approx(1 / 0.4, rel=0.05) and a100[1] == pytest.approx(1 / 0.1, rel=0.05)
     knowledge.runs_on("t4")
-    assert knowledge.curve(4, 4)[1] == t4[1], "coming back, it is believed as it was left"
+    assert speed.curve(4, 4)[1] == t4[1], "coming back, it is believed as it was left"
 
 
 def test_a_type_that_the_job_has_not_run_on_is_believed_by_the_ratio_that_others_showed() -> None:
     ledger = RatioLedger()
     other = taught(Knowledge("other"), "t4", 0.8, 1)
-    assert other.belief is not None and ledger.note("other", "t4", other.belief)
+    assert other.speed.belief is not None and ledger.note("other", "t4", other.speed.belief)
     taught(other, "a100", 0.2, 1)
-    assert other.belief is not None and ledger.note("other", "a100", other.belief)
-    knowledge = taught(Knowledge("kind", ledger=ledger), "t4", 0.4, 1)
-    assert knowledge.curve_on("a100", 2, 2)[1] == pytest.approx(knowledge.curve_on("t4", 2, 2)[1])
-    assert not knowledge.curve_on("a100", 2, 2, cautious=True).any(), "nothing to promise with"
+    assert other.speed.belief is not None and ledger.note("other", "a100", other.speed.belief)
+    knowledge = taught(Knowledge("kind", Speed(ledger=ledger)), "t4", 0.4, 1)
+    assert knowledge.speed.curve_on("a100", 2, 2)[1] == pytest.approx(knowledge.speed.curve_on("t4", 2, 2)[1])
+    assert not knowledge.speed.curve_on("a100", 2, 2, cautious=True).any(), "nothing to promise with"
     ledger.learn()
-    assert knowledge.curve_on("a100", 2, 2)[1] == pytest.approx(4 / 0.4, rel=0.05)
-    careful = knowledge.curve_on("a100", 2, 2, cautious=True)[1]
+    assert knowledge.speed.curve_on("a100", 2, 2)[1] == pytest.approx(4 / 0.4, rel=0.05)
+    careful = knowledge.speed.curve_on("a100", 2, 2, cautious=True)[1]
     assert careful == pytest.approx(4 / 0.4 / (1 + PRIOR_ERROR), rel=0.05)
 
 
@@ -85,10 +87,10 @@ def test_history_remembers_the_types_and_the_ratios(store: Store) -> None:
         book.showed(knowledge)
     book.remember(record, 1.0)
     again = Book(store)
-    recalled = again._recalled("kind", "")
+    recalled = again._recalled("kind", "").speed
     for kind in ("t4", "a100"):
         assert recalled.measured_on(kind)
-        assert recalled.curve_on(kind, 2, 2) == pytest.approx(knowledge.curve_on(kind, 2, 2), rel=1e-6)
+        assert recalled.curve_on(kind, 2, 2) == pytest.approx(knowledge.speed.curve_on(kind, 2, 2), rel=1e-6)
     assert again.ledger.ratios.between("new", "t4", "a100").compute == pytest.approx(0.25, rel=0.05)
 
 
@@ -97,9 +99,9 @@ def test_an_entry_without_types_is_good_for_every_type() -> None:
     content = json.loads(json.dumps(knowledge.to_json()))
     del content["gpu_type"], content["types"]
     old = Knowledge.from_history("kind", content)
-    assert np.array_equal(old.curve_on("t4", 2, 2), old.curve_on("a100", 2, 2))
+    assert np.array_equal(old.speed.curve_on("t4", 2, 2), old.speed.curve_on("a100", 2, 2))
     old.runs_on("t4")
-    assert old.measured_on("t4") and not old.measured_on("a100")
+    assert old.speed.measured_on("t4") and not old.speed.measured_on("a100")
 
 
 @pytest.mark.parametrize(

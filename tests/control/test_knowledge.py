@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swell.control.knowledge import HISTORY_VERSION, Knowledge, fingerprint, fingerprints
+from swell.control.fingerprints import fingerprints
+from swell.control.knowledge import HISTORY_VERSION, Knowledge
 from swell.domain import JobRequest
 from swell.perf.goodput import BatchLimits, best_goodput
 from swell.perf.throughput import ThroughputParams, iteration_s, step_times
@@ -56,12 +57,12 @@ def test_what_a_model_was_fitted_on_is_told_as_the_goodput_it_makes() -> None:
     limits = BatchLimits(64, 64, 1, 64)
     seen = [(1, 64, 0), (1, 32, 1), (2, 32, 0), (4, 16, 0)]
     fixed = _told(Knowledge("kind"), [_timing(*one, mode="fixed", limits=limits) for one in seen])
-    assert fixed.belief is not None
-    points = {(one["workers"], one["local_batch"]): one for one in fixed.belief.measured()}
+    assert fixed.speed.belief is not None
+    points = {(one["workers"], one["local_batch"]): one for one in fixed.speed.belief.measured()}
     for workers, local_batch, accumulation in seen:
         rate = 1.0 / float(iteration_s(TRUE, 1, workers, local_batch, accumulation))
         assert points[workers, local_batch]["rate"] == pytest.approx(rate, rel=1e-3)
-    adaptive = _adaptive(sqr=0.5, var=9.0).belief
+    adaptive = _adaptive(sqr=0.5, var=9.0).speed.belief
     assert adaptive is not None
     # Each point is at most what the best batch of as many workers makes, as the curve has it.
     curve = adaptive.curve(4, 4)
@@ -70,18 +71,18 @@ def test_what_a_model_was_fitted_on_is_told_as_the_goodput_it_makes() -> None:
 
 def test_the_curve_of_an_adaptive_job_is_the_goodput_of_what_it_reported() -> None:
     knowledge = _adaptive(sqr=0.5, var=9.0)
-    assert knowledge.belief is not None and knowledge.belief.params is not None
+    assert knowledge.speed.belief is not None and knowledge.speed.belief.params is not None
     gpus = np.arange(9)
     nodes = -(-gpus // 4)
-    expected = best_goodput(knowledge.belief.params, 0.5, 9.0, LIMITS, nodes, gpus)[0]
-    assert knowledge.curve(8, 4) == pytest.approx(expected)
+    expected = best_goodput(knowledge.speed.belief.params, 0.5, 9.0, LIMITS, nodes, gpus)[0]
+    assert knowledge.speed.curve(8, 4) == pytest.approx(expected)
     # The model itself is what was reported: gradients of one micro-batch, not whole accumulated steps.
     truth = best_goodput(TRUE, 0.5, 9.0, LIMITS, 1, np.arange(1, 5))[0]
-    assert knowledge.curve(4, 4)[1:] == pytest.approx(truth, rel=0.05)
+    assert knowledge.speed.curve(4, 4)[1:] == pytest.approx(truth, rel=0.05)
 
 
 def test_noise_makes_a_larger_share_worth_more() -> None:
-    quiet, noisy = _adaptive(var=0.1).curve(8, 8), _adaptive(var=50.0).curve(8, 8)
+    quiet, noisy = _adaptive(var=0.1).speed.curve(8, 8), _adaptive(var=50.0).speed.curve(8, 8)
     assert noisy[8] / noisy[1] > 1.5 * quiet[8] / quiet[1]
 
 
@@ -94,38 +95,38 @@ def test_a_job_that_keeps_its_batch_is_planned_with_that_batch(mode: str) -> Non
         _timing(4, 64, 0, mode, limits),
     ]
     knowledge = _told(Knowledge("kind"), reports)
-    assert knowledge.belief is not None and knowledge.belief.fixed_batch == 256
+    assert knowledge.speed.belief is not None and knowledge.speed.belief.fixed_batch == 256
     steps_per_s = [1 / float(iteration_s(TRUE, 1, k, 64, 4 // k - 1)) for k in (1, 2, 4)]
-    assert knowledge.curve(4, 4)[[1, 2, 4]] == pytest.approx(steps_per_s, rel=0.05)
+    assert knowledge.speed.curve(4, 4)[[1, 2, 4]] == pytest.approx(steps_per_s, rel=0.05)
 
 
 def test_a_mode_that_becomes_known_late_switches_the_belief_over() -> None:
     old = {"params": TRUE.as_array().tolist(), "of": 900.0, "batch_size": 64, "most_gpus": 4}
     knowledge = Knowledge.from_history("kind", old)
     assert knowledge.known and knowledge.mode == "fixed"
-    pinned = knowledge.curve(4, 4)
+    pinned = knowledge.speed.curve(4, 4)
     assert knowledge.take("timing", 0.0, _timing(2, 32, 0)), "other batches call for another decision"
     assert knowledge.mode == "adaptive" and not knowledge.known, "its noise is not known yet"
     assert knowledge.take("noise", 0.0, {"sqr": 1.0, "var": 30.0})
     assert knowledge.known
     expected = best_goodput(TRUE, 1.0, 30.0, LIMITS, 1, np.arange(5))[0]
-    assert knowledge.curve(4, 4) == pytest.approx(expected)
-    assert knowledge.curve(4, 4)[4] > 1.5 * pinned[4]
+    assert knowledge.speed.curve(4, 4) == pytest.approx(expected)
+    assert knowledge.speed.curve(4, 4)[4] > 1.5 * pinned[4]
 
 
 def test_a_narrower_limit_that_is_reported_later_is_planned_with() -> None:
     knowledge = _adaptive(var=50.0)
     tight = BatchLimits(64, 64, 1, 32)
-    before = knowledge.curve(4, 4)
+    before = knowledge.speed.curve(4, 4)
     knowledge.take("timing", 0.0, _timing(2, 32, 0, limits=tight))
-    assert knowledge.belief is not None and knowledge.belief.limits == tight
-    assert knowledge.curve(4, 4)[4] < before[4]
+    assert knowledge.speed.belief is not None and knowledge.speed.belief.limits == tight
+    assert knowledge.speed.curve(4, 4)[4] < before[4]
 
 
 @pytest.mark.parametrize("limits", [None, {}, {"init_batch": 8}, LIMITS.as_dict() | {"max_batch": 1}, "all"])
 def test_limits_that_make_no_sense_are_not_believed(limits: Any) -> None:
     knowledge = _told(Knowledge("kind"), [_timing(2, 32, 0, "fixed") | {"limits": limits}])
-    assert knowledge.belief is not None and knowledge.belief.limits == BatchLimits(64, 64, 1, 64)
+    assert knowledge.speed.belief is not None and knowledge.speed.belief.limits == BatchLimits(64, 64, 1, 64)
 
 
 def test_history_of_an_adaptive_job_gives_the_same_curve_and_length() -> None:
@@ -135,10 +136,11 @@ def test_history_of_an_adaptive_job_gives_the_same_curve_and_length() -> None:
         knowledge.take("noise", float(done), {"sqr": 2.0, "var": 12.0})
     knowledge.finished(1001.0)
     again = Knowledge.from_history("kind", json.loads(json.dumps(knowledge.to_json())))
-    assert again.known and again.of == 1000.0 and again.mode == "adaptive" and again.source == "history"
-    assert again.belief is not None and again.belief.limits == LIMITS
-    assert again.curve(4, 4) == pytest.approx(knowledge.curve(4, 4), rel=1e-6)
-    assert again.belief.max_gpus(64) == 64, "a known job need not creep up"
+    assert again.known and again.length.of == 1000.0
+    assert again.mode == "adaptive" and again.source == "history"
+    assert again.speed.belief is not None and again.speed.belief.limits == LIMITS
+    assert again.speed.curve(4, 4) == pytest.approx(knowledge.speed.curve(4, 4), rel=1e-6)
+    assert again.speed.belief.max_gpus(64) == 64, "a known job need not creep up"
 
 
 def test_history_remembers_the_noise_of_the_whole_run_not_of_its_end() -> None:
@@ -159,22 +161,22 @@ def test_history_remembers_the_noise_of_the_whole_run_not_of_its_end() -> None:
 
 def test_a_few_steps_do_not_outweigh_what_history_says_of_the_noise() -> None:
     knowledge = Knowledge.from_history("kind", _adaptive(var=6.0).to_json())
-    before = knowledge.curve(4, 4)
+    before = knowledge.speed.curve(4, 4)
     knowledge.take("noise", 0.0, {"sqr": 1.0, "var": 0.1, "updates": 3})
-    assert knowledge.curve(4, 4) is before
+    assert knowledge.speed.curve(4, 4) is before
     knowledge.take("noise", 0.0, {"sqr": 1.0, "var": 0.1, "updates": 30})
-    assert knowledge.curve(4, 4)[4] < before[4]
+    assert knowledge.speed.curve(4, 4)[4] < before[4]
     first = _told(Knowledge("kind"), [_timing(2, 32, 0)])
     first.take("noise", 0.0, {"sqr": 1.0, "var": 6.0, "updates": 3})
-    assert first.belief is not None and first.belief.var == 6.0, "better than nothing"
+    assert first.speed.belief is not None and first.speed.belief.var == 6.0, "better than nothing"
     first.take("noise", 0.0, {"sqr": 1.0, "var": 8.0, "updates": 4})
-    assert first.belief.var == 8.0, "and the next ones are better still"
+    assert first.speed.belief.var == 8.0, "and the next ones are better still"
 
 
 def test_an_entry_of_a_later_version_is_not_misread() -> None:
     content = _adaptive().to_json() | {"version": HISTORY_VERSION + 1}
     knowledge = Knowledge.from_history("kind", content)
-    assert knowledge.belief is None and knowledge.of is None and knowledge.source == "none"
+    assert knowledge.speed.belief is None and knowledge.length.of is None and knowledge.source == "none"
 
 
 def test_the_error_of_an_adaptive_job_includes_how_its_noise_changed() -> None:
@@ -184,7 +186,7 @@ def test_the_error_of_an_adaptive_job_includes_how_its_noise_changed() -> None:
             knowledge.take("progress", float(done), {"done": float(done), "of": 100.0})
             knowledge.take("noise", float(done), {"sqr": 1.0, "var": var})
     assert steady.error(4) < changing.error(4)
-    assert steady.left(40.0) == 60.0
+    assert steady.length.left(40.0) == 60.0
 
 
 def _train_until(knowledge: Knowledge, upto: int, at_most: float | None = None) -> None:
@@ -198,20 +200,20 @@ def _train_until(knowledge: Knowledge, upto: int, at_most: float | None = None) 
 
 def test_the_length_of_a_job_with_a_target_is_predicted_from_its_losses() -> None:
     knowledge = _told(Knowledge("kind"), [_timing(1, 64, 0, "fixed", BatchLimits(64, 64, 1, 64))])
-    assert not knowledge.known and not knowledge.length_is_predicted
+    assert not knowledge.known and not knowledge.length.is_predicted
     _train_until(knowledge, 200)
-    assert knowledge.known and knowledge.length_is_predicted
-    assert knowledge.of == pytest.approx(400, rel=0.15)
+    assert knowledge.known and knowledge.length.is_predicted
+    assert knowledge.length.of == pytest.approx(400, rel=0.15)
     speed_alone = _told(Knowledge("kind"), [_timing(1, 64, 0, "fixed", BatchLimits(64, 64, 1, 64))]).error(1)
     assert knowledge.error(1) > 1.2 * speed_alone
     _train_until(knowledge, 300)
-    assert knowledge.of == pytest.approx(400, rel=0.08)
+    assert knowledge.length.of == pytest.approx(400, rel=0.08)
 
 
 def test_a_prediction_does_not_exceed_the_most_a_job_trains() -> None:
     knowledge = _told(Knowledge("kind"), [_timing(1, 64, 0)])
     _train_until(knowledge, 200, at_most=250.0)
-    assert knowledge.of == 250.0
+    assert knowledge.length.of == 250.0
 
 
 def test_a_job_with_a_target_starts_with_how_long_the_last_one_took() -> None:
@@ -220,28 +222,28 @@ def test_a_job_with_a_target_starts_with_how_long_the_last_one_took() -> None:
     assert knowledge.to_json()["of"] is None, "what is only predicted so far is not history"
     _train_until(knowledge, 401)
     knowledge.finished(402.0)
-    assert knowledge.of == 400.0
+    assert knowledge.length.of == 400.0
     again = Knowledge.from_history("kind", json.loads(json.dumps(knowledge.to_json())))
-    assert again.known and again.of == 400.0
-    assert again.length_is_predicted, "no guarantee is given on it"
+    assert again.known and again.length.of == 400.0
+    assert again.length.is_predicted, "no guarantee is given on it"
     _train_until(again, 100)
-    assert again.of == pytest.approx(400, rel=0.2)
+    assert again.length.of == pytest.approx(400, rel=0.2)
 
 
 def test_progress_alone_works_as_it_did() -> None:
     knowledge = Knowledge("kind")
-    knowledge.of = 30.0
-    assert not knowledge.progressed(1.0, 3.0)
-    assert knowledge.of == 30.0 and knowledge.left(3.0) == 27.0
+    knowledge.length.of = 30.0
+    assert not knowledge.length.progressed(1.0, 3.0)
+    assert knowledge.length.of == 30.0 and knowledge.length.left(3.0) == 27.0
 
 
 def test_any_command_is_known_by_the_file_that_it_runs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("one")
 
     def kind(*args: str) -> str:
-        return fingerprint(
+        return fingerprints(
             JobRequest(name="a", script="/bin/sh", args=args, workdir=str(tmp_path), command=True)
-        )
+        )[0]
 
     first = kind("train.py", "--lr", "1")
     assert kind("train.py", "--lr", "1") == first
@@ -267,14 +269,14 @@ def test_a_job_without_history_of_its_own_is_estimated_from_its_kin_until_it_is_
     limits = BatchLimits(64, 64, 1, 64)
     reports = [_timing(workers, 64 // workers, 0, mode="fixed", limits=limits) for workers in (1, 2)]
     kin = _told(Knowledge("kin", source="kin"), reports)
-    kin.of, kin.source = 100.0, "kin"
+    kin.length.of, kin.source = 100.0, "kin"
     job = Knowledge("kind", kin=kin)
     assert not job.known and job.basis(0.0) is kin
     _told(job, reports)
     basis = job.basis(40.0)
     assert not job.known, "no guarantee is made from kin"
-    assert basis is not None and basis.belief is job.belief, "its own speed"
-    assert (basis.of, basis.source, basis.left(40.0)) == (100.0, "kin", 60.0)
+    assert basis is not None and basis.speed.belief is job.speed.belief, "its own speed"
+    assert (basis.length.of, basis.source, basis.length.left(40.0)) == (100.0, "kin", 60.0)
     assert job.basis(100.0) is None, "it trains longer than its kin did"
-    job.of = 300.0
+    job.length.of = 300.0
     assert job.basis(200.0) is job

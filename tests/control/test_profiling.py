@@ -119,7 +119,7 @@ def test_a_deadline_counts_only_once_it_was_promised(store: Store) -> None:
     desk = Desk(store, 2)
     desk.add(_record("a"), profile=False)
     desk.decide()
-    table, row = desk.scheduler.board.table, desk.scheduler.rows["a"]
+    table, row = desk.scheduler.board.table, desk.scheduler.roster.rows["a"]
     assert table.deadline_s[row] == float("inf")
     promised = replace(UNANSWERED, pending=False, guaranteed_s=1000.0)
     desk.book.records["a"] = replace(desk.book.records["a"], promise=promised)

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.control.conftest import make_record
-from tests.control.virtual import Exact
+from tests.control.virtual import Exact, known_exactly
 
 from swell.control import lookahead, promises
 from swell.control.book import Book
 from swell.control.database import connect
-from swell.control.knowledge import Knowledge
+from swell.control.knowledge import Knowledge, Timings
 from swell.control.model import JobRecord, Phase
 from swell.control.scheduler import Scheduler
 from swell.control.store import Store
@@ -33,9 +33,8 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def exact(work: float, **more: object) -> Exact:
-    values = {"of": work, "rates": RATES, "startup_s": 0.0, "pause_s": 0.0, "closing_s": 0.0}
-    return Exact("kind", source="history", **(values | more))  # type: ignore[arg-type]
+def exact(work: float, *, startup_s: float = 0.0, closing_s: float = 0.0) -> Exact:
+    return known_exactly("kind", work, RATES, startup_s=startup_s, pause_s=0.0, closing_s=closing_s)
 
 
 def desk(store: Store, policy: str = "elasticflow", round_s: float | None = None) -> Scheduler:
@@ -91,7 +90,8 @@ def test_a_policy_that_gives_no_guarantees_says_so(store: Store) -> None:
 
 
 def test_a_length_that_is_only_predicted_is_never_promised(store: Store) -> None:
-    known = exact(10.0, target=TargetLength(0.3))
+    known = exact(10.0)
+    known.length.target = TargetLength(0.3)
     promise, _ = promises.promise(record(deadline_s=NOW_S + 1e6), known, desk(store), NOW_S)
     assert (promise.admitted, promise.reason) == (False, promises.PREDICTED)
     promise, _ = promises.promise(record(), known, desk(store), NOW_S)
@@ -195,6 +195,6 @@ def test_a_deadline_refused_for_an_unknown_length_says_what_to_do(
     store: Store, auto: bool, advice: str
 ) -> None:
     job = make_record("a", request={"deadline_s": NOW_S + 200, "auto": auto}, started_s=NOW_S)
-    known = Knowledge("kind", seen={(1, 1, 8): 3})
+    known = Knowledge("kind", timings=Timings(seen={(1, 1, 8): 3}))
     refusal, _ = promises.after_profiling(job, known, desk(store), NOW_S)
     assert not refusal.admitted and advice in refusal.reason

@@ -35,7 +35,7 @@ def state(plane: ControlPlane) -> list[Any]:
     }
     return [
         columns, board.active.tolist(), board.next_number, list(board._free_rows), dict(board._node_counts),
-        dict(scheduler.rows), dict(scheduler._entered), scheduler.rhythm.due_s,
+        dict(scheduler.roster.rows), dict(scheduler.roster._entered), scheduler.rhythm.due_s,
         list(scheduler.profiling.runs), policy,
         dict(plane._conductor.book.records), list(plane._conductor.book.known), plane.store.last_seq(),
         board.placer.occupancy.owner.copy(),

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from swell.control.database import connect
-from swell.control.knowledge import Knowledge
+from swell.control.knowledge import Knowledge, Length
 from swell.control.limits import Limits
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
+from swell.control.speed import Speed
 from swell.control.store import Store
 from swell.domain import (
     NO_RESERVATIONS,
@@ -39,13 +40,25 @@ from swell.sim import DemandChange, NodeFailure
 from swell.sim.sharing import SharedGpus, alone_speeds
 
 
-@dataclass(slots=True)
-class Exact(Knowledge):
-    """Knowledge of a job whose curve is known exactly."""
+@dataclass(slots=True, kw_only=True)
+class ExactSpeed(Speed):
+    """The speed of a job whose curve is known exactly."""
 
-    rates: FloatArray = field(default_factory=lambda: np.zeros(1))
-    faster: dict[str, float] = field(default_factory=dict)
+    rates: FloatArray
+    faster: dict[str, float]
     """By GPU type: how many times as fast as `rates`."""
+
+    def curve_on(
+        self, gpu_type: str, max_gpus: int, gpus_per_node: int, *, cautious: bool = False
+    ) -> FloatArray:
+        return self.rates[: max_gpus + 1] * self.faster.get(gpu_type, 1.0)
+
+    def most_workers(self, bound: int) -> int:
+        return bound
+
+
+class Exact(Knowledge):
+    """Knowledge of a job whose curve and costs are known exactly."""
 
     def __setattr__(self, name: str, value: object) -> None:
         """Keep the cost of a start: the first report of a job that was resized while it started is late."""
@@ -56,13 +69,22 @@ class Exact(Knowledge):
     def known(self) -> bool:
         return True
 
-    def curve_on(
-        self, gpu_type: str, max_gpus: int, gpus_per_node: int, *, cautious: bool = False
-    ) -> FloatArray:
-        return self.rates[: max_gpus + 1] * self.faster.get(gpu_type, 1.0)
 
-    def most_workers(self, bound: int) -> int:
-        return bound
+def known_exactly(
+    mark: str,
+    of: float,
+    rates: FloatArray,
+    *,
+    startup_s: float,
+    pause_s: float,
+    closing_s: float = 0.0,
+    faster: dict[str, float] | None = None,
+) -> Exact:
+    """What is known of a job of this length and with these progresses per second, before it runs."""
+    return Exact(
+        mark, ExactSpeed(rates=rates, faster=faster or {}), Length(of),
+        startup_s=startup_s, pause_s=pause_s, closing_s=closing_s, source="history",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -189,10 +211,9 @@ class VirtualPlatform:
         return self.now_s
 
     def recall(self, request: JobRequest) -> Knowledge:
-        return Exact(
-            request.name, of=self._work[request.name], rates=self.trace.believed(request.name),
-            faster=self.trace.faster.get(request.name, {}),
-            startup_s=self.cost_s, pause_s=self.cost_s, closing_s=0.0, source="history",
+        return known_exactly(
+            request.name, self._work[request.name], self.trace.believed(request.name),
+            faster=self.trace.faster.get(request.name), startup_s=self.cost_s, pause_s=self.cost_s,
         )  # fmt: skip
 
     # -- the truth, for the engine -----------------------------------------------------------------------

@@ -55,12 +55,12 @@ def test_the_job_whose_noise_rewards_a_larger_batch_gets_the_larger_share(here: 
     book = here.plane._conductor.scheduler.book
     for job_id in (clean, noisy):
         knowledge = book.known[job_id]
-        belief = knowledge.belief
+        belief = knowledge.speed.belief
         assert belief is not None and belief.params is not None and knowledge.mode == "adaptive"
         assert (belief.limits.init_batch, belief.limits.max_batch) == (32, 1024)
         gpus = np.arange(SLOTS + 1)
         expected = best_goodput(belief.params, belief.sqr, belief.var, belief.limits, 1, gpus)[0]
-        assert knowledge.curve(SLOTS, SLOTS) == pytest.approx(expected)
+        assert knowledge.speed.curve(SLOTS, SLOTS) == pytest.approx(expected)
     progress = here.plane.jobs.series(noisy)
     assert max(v for v in progress["curves"]["batch_size"] if v) > 32, "its batch follows its noise"
     assert progress["curves"]["noise_scale"][-1] > 300

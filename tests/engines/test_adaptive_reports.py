@@ -61,10 +61,10 @@ def test_reports_say_what_goodput_depends_on_and_noise_is_what_the_data_says(ben
             if report.job_id == job_id:
                 knowledge.take(report.kind, report.time_s, report.data)
         assert knowledge.known and knowledge.mode == "adaptive" and knowledge.batch_size == 32
-        assert knowledge.belief is not None and knowledge.belief.params is not None
+        assert knowledge.speed.belief is not None and knowledge.speed.belief.params is not None
         limits, gpus = BatchLimits(**LIMITS), np.arange(5)
-        expected = best_goodput(knowledge.belief.params, noise["sqr"], noise["var"], limits, 1, gpus)[0]
-        curve = knowledge.curve(4, 4)
+        expected = best_goodput(knowledge.speed.belief.params, noise["sqr"], noise["var"], limits, 1, gpus)[0]
+        curve = knowledge.speed.curve(4, 4)
         assert curve == pytest.approx(expected)
         shares[job_id] = curve[4] / curve[1]
     assert scales["clean"] < 32 < 160 < scales["noisy"], scales
@@ -91,11 +91,11 @@ def test_the_length_of_a_job_with_a_target_is_predicted_from_its_reports(bench: 
     knowledge, predicted = Knowledge("a"), []
     for report in bench.reports:
         knowledge.take(report.kind, report.time_s, report.data)
-        if report.kind == "progress" and knowledge.of is not None:
-            predicted.append((report.data["done"], knowledge.of))
+        if report.kind == "progress" and knowledge.length.of is not None:
+            predicted.append((report.data["done"], knowledge.length.of))
     knowledge.finished(bench.reports[-1].time_s)
-    assert knowledge.length_is_predicted and knowledge.known
-    took = knowledge.of
+    assert knowledge.length.is_predicted and knowledge.known
+    took = knowledge.length.of
     assert took is not None and FEWEST_LOSSES < took < 100 * 256, "it ended by its loss"
     # This loss falls faster than the model's, which therefore expects a longer job until late.
     late = [of for done, of in predicted if 0.8 * took <= done < took]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.control.virtual import Exact, Trace, VirtualPlatform
+from tests.control.virtual import Exact, Trace, VirtualPlatform, known_exactly
 
 from swell.api.schemas import EventView
 from swell.control.model import JobRequest
@@ -42,10 +42,7 @@ class Pretended(VirtualPlatform):
         self.plane.come_up()
 
     def recall(self, request: JobRequest) -> Exact:
-        return Exact(
-            request.name, of=float(EPOCHS), rates=RATES, startup_s=1.5, pause_s=0.1, closing_s=0.0,
-            source="history",
-        )  # fmt: skip
+        return known_exactly(request.name, float(EPOCHS), RATES, startup_s=1.5, pause_s=0.1)
 
     def work(self, job_id: str) -> float:
         return float(EPOCHS)

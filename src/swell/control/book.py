@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from swell.control import lifecycle
-from swell.control.knowledge import Knowledge, fingerprints
+from swell.control.fingerprints import fingerprints
+from swell.control.knowledge import Knowledge
 from swell.control.model import JobRecord, JobRequest, Phase
 from swell.control.store import Store
 from swell.domain import Event, EventKind, InputError, Placement
@@ -59,14 +60,15 @@ class Book:
         """What is known of a job before it runs: what earlier jobs of its kind taught. Changes nothing."""
         knowledge = self._recall(record.request)
         if record.of is not None:
-            knowledge.of = record.of
+            knowledge.length.of = record.of
         return knowledge
 
     def recall(self, job_id: str) -> None:
         """Read the history again for a job that has not run: others of its kind may have ended meanwhile."""
         before, record = self.known[job_id], self.records[job_id]
-        self.known[job_id] = self._recalled(before.fingerprint, before.kin_mark)
-        self.known[job_id].of = record.of if record.of is not None else self.known[job_id].of
+        knowledge = self.known[job_id] = self._recalled(before.fingerprint, before.kin_mark)
+        if record.of is not None:
+            knowledge.length.of = record.of
 
     def remove(self, job_id: str) -> None:
         """Take a job out of the book; the store keeps it."""
@@ -108,7 +110,7 @@ class Book:
         except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
             log.error("the history of %s cannot be used: %r", mark, error)
             knowledge = Knowledge(mark)
-        knowledge.ledger = self.ledger
+        knowledge.speed.ledger = self.ledger
         return knowledge
 
     def _with_figures(self, event: Event) -> Event:
@@ -125,7 +127,7 @@ class Book:
 
     def showed(self, knowledge: Knowledge) -> None:
         """Take what a job has shown on its GPU type into the ratios between types."""
-        belief, kind = knowledge.belief, knowledge.gpu_type
+        belief, kind = knowledge.speed.belief, knowledge.speed.gpu_type
         if kind and belief is not None and self.ledger.note(knowledge.fingerprint, kind, belief):
             self.ledger.learn()
             self._ledger_changed = True
@@ -135,8 +137,9 @@ class Book:
         knowledge = self.known.get(record.job_id)
         if knowledge is not None and record.phase is Phase.FINISHED:
             knowledge.finished(now_s)
-            knowledge.of = knowledge.of or record.done or None  # the job may never have reported its length
-        if knowledge is not None and knowledge.belief is not None and knowledge.belief.known:
+            length = knowledge.length
+            length.of = length.of or record.done or None  # the job may never have reported its length
+        if knowledge is not None and knowledge.speed.known:
             self.store.remember(knowledge.fingerprint, now_s, knowledge.to_json())
             if knowledge.kin_mark and record.phase is Phase.FINISHED:
                 self.store.remember(knowledge.kin_mark, now_s, knowledge.to_json())

@@ -249,7 +249,7 @@ class Conductor:
         started_s = self._starting.pop(record.job_id, None)
         if started_s is not None:
             knowledge.startup_s = max(report.time_s - started_s, 0.1)
-            self.scheduler.trains_from(record.job_id, report.time_s, now_s)
+            self.scheduler.roster.trains_from(record.job_id, report.time_s, now_s)
         # Progress goes to disk only now and then, with its event; a new length goes at once, because
         # promises depend on it.
         self.feed(record, given, now_s, save=of is not None and record.of != of)
@@ -264,7 +264,7 @@ class Conductor:
             knowledge.pause_s = max(pause_s, 0.05)
         until_s = float(report.data.get("until_s", report.time_s))
         if record.job_id not in self._starting:
-            self.scheduler.trains_from(record.job_id, until_s, now_s)
+            self.scheduler.roster.trains_from(record.job_id, until_s, now_s)
         gpus = tuple(int(slot) for slot in report.data.get("gpus", record.wanted))
         self.feed(record, lifecycle.Switched(gpus, pause_s), report.time_s)
 
@@ -419,9 +419,9 @@ class Conductor:
         if changed.phase.over:
             self.book.remember(changed, now_s)
             self.forget(changed.job_id, now_s)
-        elif record.wanted and not changed.wanted and changed.job_id in self.scheduler.rows:
+        elif record.wanted and not changed.wanted and changed.job_id in self.scheduler.roster.rows:
             # Whoever took the slots away, the board must know before the next decision.
-            self.scheduler.released(changed.job_id, now_s)
+            self.scheduler.roster.released(changed.job_id, now_s)
 
     def forget(self, job_id: str, now_s: float) -> None:
         """Drop a job that is over from memory; the store keeps it."""

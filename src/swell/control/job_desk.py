@@ -12,8 +12,8 @@ from typing import Any
 from swell.control import lifecycle, promises, teams, views
 from swell.control.access import Access
 from swell.control.errors import NotFound, TooMany
+from swell.control.fingerprints import MAX_SCRIPT_BYTES
 from swell.control.intake import Intake, Ticket
-from swell.control.knowledge import MAX_SCRIPT_BYTES
 from swell.control.limits import Gate, Limits
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
 from swell.control.series import series

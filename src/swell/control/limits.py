@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swell.control.errors import TooMany
 from swell.control.model import JobRecord
-from swell.policies.by_user import NOTHING, Use, UserLimits
+from swell.policies.by_user import UserLimits
 
 MINUTE_S = 60.0
 
@@ -34,15 +34,6 @@ class Limits:
 
 
 NO_LIMITS = Limits()
-
-
-def used_by(runs: Iterable[tuple[str, int]]) -> dict[str, Use]:
-    """By user: what profiling runs use, given as owner and slots."""
-    used: dict[str, Use] = {}
-    for owner, slots in runs:
-        before = used.get(owner, NOTHING)
-        used[owner] = Use(before.jobs + 1, before.slots + slots)
-    return used
 
 
 def left_by(promised: Sequence[JobRecord], limits: Limits, capacity: int) -> int:

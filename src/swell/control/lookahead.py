@@ -98,10 +98,10 @@ def _as_simulated(
 ) -> tuple[JobSpec, MeasuredCounts]:
     """The rest of a job and its believed speed, in the simulator's terms; its clock is 0 at `began_s`."""
     request, deadline_s = record.request, record.request.deadline_s
-    width = widest_nodes(cluster)
-    curves = {kind: knowledge.curve_on(kind, cluster.capacity, width[kind]) for kind in cluster.gpu_types}
+    width, speed = widest_nodes(cluster), knowledge.speed
+    curves = {kind: speed.curve_on(kind, cluster.capacity, width[kind]) for kind in cluster.gpu_types}
     curve = curves[gpu_type_of(cluster, record.wanted) or main_type(cluster)]
-    work = knowledge.left(record.done)
+    work = knowledge.length.left(record.done)
     if record.wanted:
         # The job runs already, but the simulator charges it for a start: take that cost off its work.
         work -= cost.startup_s * curve[min(len(record.wanted), cluster.capacity)]
@@ -154,9 +154,9 @@ def estimate(
         capacity = max(int(calendar.ahead(cluster, now_s).gpus[0]), 1)
         share = max(capacity // len(records), 1)
         on = gpu_type_of(cluster, record.wanted) or main_type(cluster)
-        rate = float(knowledge.curve_on(on, share, cluster.gpus_per_node)[share])
+        rate = float(knowledge.speed.curve_on(on, share, cluster.gpus_per_node)[share])
         wait = max(len(records) / capacity, 1.0)
-        left_s = knowledge.left(record.done) / rate if rate > 0 else np.inf
+        left_s = knowledge.length.left(record.done) / rate if rate > 0 else np.inf
         finish_s = now_s + knowledge.startup_s + wait * left_s if np.isfinite(left_s) else None
     if finish_s is None:
         return Estimate(finish_s=None, source=knowledge.source)

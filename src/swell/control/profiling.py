@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,9 @@ import numpy as np
 from swell.board import Board
 from swell.control.book import Book
 from swell.control.model import JobRecord, Phase
-from swell.domain import Cluster
+from swell.domain import Teams
 from swell.placement import FREE
+from swell.policies.by_user import NOTHING, Use
 
 STEPS = 3
 """Timing reports wanted at each size."""
@@ -122,8 +123,8 @@ class Profiling:
             if run.sizes is None and book.known[job_id].source == "none":
                 book.recall(job_id)  # another job of its kind may have been measured meanwhile
             knowledge = book.known[job_id]
-            if knowledge.seen:
-                reports = sum(n for (_, workers, _), n in knowledge.seen.items() if workers == run.size)
+            if seen := knowledge.timings.seen:
+                reports = sum(n for (_, workers, _), n in seen.items() if workers == run.size)
                 if reports < STEPS and now_s - run.since_s < SIZE_LIMIT_S:
                     continue
                 done = not run.next_size(now_s)
@@ -136,23 +137,44 @@ class Profiling:
                 over.append(job_id)
         return over, changed
 
-    def shares(self, rows: Mapping[str, int]) -> dict[int, int]:
-        """How many slots each run that has begun should have, by the row of its job."""
-        return {rows[job_id]: run.size for job_id, run in self.runs.items() if run.size and job_id in rows}
+    def begun(self, jobs: Container[str]) -> list[tuple[str, ProfilingRun]]:
+        """Those of these jobs whose run has begun, with the run."""
+        return [(job_id, run) for job_id, run in self.runs.items() if run.size and job_id in jobs]
 
-    def capacity(self, cluster: Cluster, job_id: str) -> int:
-        """How many slots there are of the GPU type that a job is measured on."""
-        kind, nodes = self.runs[job_id].gpu_type, cluster.nodes
-        return sum(int(gpus) for node, gpus in zip(nodes, cluster.node_gpus) if node.gpu_type == kind)
+    def shares(self, board: Board, rows: Mapping[str, int]) -> dict[int, int]:
+        """The slots that each run should have, by the row of its job, as far as its GPU type has enough."""
+        shares: dict[int, int] = {}
+        nodes = list(zip(board.cluster.nodes, board.cluster.node_gpus.tolist()))
+        for job_id, run in self.begun(rows):
+            of_type = sum(gpus for node, gpus in nodes if node.gpu_type == run.gpu_type)
+            free, row = of_type - sum(shares.values()), rows[job_id]
+            shares[row] = min(run.size, free) if free >= board.table.min_gpus[row] else 0
+        return shares
+
+    def slots_by_team(self, records: Mapping[str, JobRecord], teams: Teams) -> dict[str, int]:
+        """By team: the slots of its runs."""
+        taken: dict[str, int] = {}
+        for job_id, run in self.begun(records):
+            team = teams.of(records[job_id].owner)
+            taken[team] = taken.get(team, 0) + run.size
+        return taken
+
+    def use_by_user(self, records: Mapping[str, JobRecord], shown: Container[str]) -> dict[str, Use]:
+        """By user: what runs of other jobs than those `shown` use."""
+        used: dict[str, Use] = {}
+        for job_id, run in self.begun(records):
+            if job_id not in shown:
+                owner = records[job_id].owner
+                before = used.get(owner, NOTHING)
+                used[owner] = Use(before.jobs + 1, before.slots + run.size)
+        return used
 
     def reserved(self, board: Board, rows: Mapping[str, int]) -> list[int]:
         """Slots that runs hold or are about to get; the policy must not give them to other jobs."""
         taken: list[int] = []
         cluster, occupancy = board.cluster, board.placer.occupancy
         owner, free, node_of = occupancy.owner, occupancy.free, cluster.node_of_gpu
-        for job_id, run in self.runs.items():
-            if not run.size or job_id not in rows:
-                continue
+        for job_id, run in self.begun(rows):
             held = board.table.placement[rows[job_id]][: run.size]
             taken += held
             missing = run.size - len(held)

@@ -71,7 +71,7 @@ def promise(
     if not knowledge.known:
         guess = estimated(record, knowledge, scheduler, now_s, quick=quick)
         return Promise(admitted=True, pending=True, estimate=guess, reason=UNKNOWN), None
-    if deadline_s is not None and knowledge.length_is_predicted:
+    if deadline_s is not None and knowledge.length.is_predicted:
         guess = estimated(record, knowledge, scheduler, now_s, quick=quick)
         return Promise(admitted=False, estimate=guess, reason=PREDICTED), None
     asked = scheduler.admission(record, knowledge, now_s)
@@ -99,6 +99,6 @@ def after_profiling(
     """The answer to a job whose profiling run is over."""
     if not knowledge.known:
         unsaid = TEACH if record.request.auto or record.request.command else NO_LENGTH
-        reason = unsaid if knowledge.seen else UNSEEN if record.started_s is not None else NO_ROOM
+        reason = unsaid if knowledge.timings.seen else UNSEEN if record.started_s is not None else NO_ROOM
         return Promise(admitted=False, estimate=Estimate(finish_s=None), reason=reason), None
     return promise(record, knowledge, scheduler, now_s)

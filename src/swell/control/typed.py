@@ -9,6 +9,7 @@ import numpy as np
 
 from swell.control.knowledge import Knowledge
 from swell.control.model import JobRecord
+from swell.control.speed import Speed
 from swell.domain import Cluster, FloatArray, Placement
 from swell.perf.belief import JobBelief
 from swell.perf.curves import Curves, in_steps
@@ -61,18 +62,18 @@ def believed_curves(
     rates = np.zeros((max(len(jobs), 1), widest + 1))
     by_type: dict[str, FloatArray] = {kind: np.zeros(rates.shape) for kind in kinds}
     for i, (record, knowledge) in enumerate(jobs):
-        replica = record.request.workers_per_replica
+        replica, speed = record.request.workers_per_replica, knowledge.speed
         for kind, own in by_type.items():
-            own[i] = in_steps(knowledge.curve_on(kind, widest, width[kind], cautious=cautious), replica)
+            own[i] = in_steps(speed.curve_on(kind, widest, width[kind], cautious=cautious), replica)
         on = gpu_type_of(cluster, held[i]) or first
         if each_type:
             rates[i] = by_type[on][i]
         else:
-            rates[i] = in_steps(knowledge.curve_on(on, widest, width[on], cautious=cautious), replica)
+            rates[i] = in_steps(speed.curve_on(on, widest, width[on], cautious=cautious), replica)
     return Curves(rates, {kind: Curves(own) for kind, own in by_type.items()})
 
 
-def believed_on(knowledge: Knowledge, kinds: Sequence[str]) -> Mapping[str, JobBelief]:
+def believed_on(speed: Speed, kinds: Sequence[str]) -> Mapping[str, JobBelief]:
     """The belief about a job on each of these types, as far as there is one."""
-    found = {kind: knowledge.belief_on(kind) for kind in kinds}
+    found = {kind: speed.on(kind) for kind in kinds}
     return {kind: belief for kind, belief in found.items() if belief is not None}

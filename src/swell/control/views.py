@@ -17,6 +17,7 @@ from swell.control.promises import estimated
 from swell.control.renting import Renting
 from swell.control.scheduler import Scheduler
 from swell.control.slow_nodes import SlowNode
+from swell.control.speed import Speed
 from swell.control.typed import widest_nodes
 from swell.domain import NORMAL, Cluster, Event, EventKind, many, rank_of
 from swell.perf.belief import JobBelief
@@ -193,7 +194,7 @@ def explain(
     if knowledge is not None and not record.phase.over:
         answer["estimate"] = asdict(estimated(record, knowledge, scheduler, now_s))
         basis = knowledge.basis(record.done)
-        answer["expected"] = None if record.of is not None or basis is None else basis.of
+        answer["expected"] = None if record.of is not None or basis is None else basis.length.of
     return answer | _speed(record, knowledge, events, cluster)
 
 
@@ -204,19 +205,19 @@ def _speed(
 
     Of a job that is over these are what the log says of it.
     """
-    belief: Knowledge | JobBelief | None = None
+    belief: Speed | JobBelief | None = None
     rates, measured = dict[int, float](), list[dict[str, float]]()
     if knowledge is not None and not record.phase.over:
-        rates = {workers: made / s for workers, (made, s) in sorted(knowledge.ran.items()) if made > 0}
-        if knowledge.belief is not None and knowledge.belief.known:
-            belief, measured = knowledge, knowledge.belief.measured()
+        rates, speed = knowledge.timings.rates, knowledge.speed
+        if speed.belief is not None and speed.belief.known:
+            belief, measured = speed, speed.belief.measured()
     elif figures := next((e.data for e in reversed(events) if e.data.get("params") is not None), None):
         rates = {int(workers): float(rate) for workers, rate in (figures.get("rates") or {}).items()}
         belief = JobBelief.from_figures(figures)
     most = min(cluster.capacity or 1, record.most_workers or sys.maxsize)
     curve = None if belief is None else belief.curve(most, cluster.gpus_per_node)
     types = []
-    if isinstance(belief, Knowledge) and len(cluster.gpu_types) > 1:
+    if isinstance(belief, Speed) and len(cluster.gpu_types) > 1:
         for kind, width in widest_nodes(cluster).items():
             own = [round(float(rate), 6) for rate in belief.curve_on(kind, most, width)]
             types.append({"gpu_type": kind, "measured": belief.measured_on(kind), "curve": own})
@@ -267,7 +268,7 @@ def submission(record: JobRecord, knowledge: Knowledge, scheduler: Scheduler) ->
     events = [Event(record.submitted_s, EventKind.SUBMITTED, job_id=record.job_id, data=data)]
     if not promise.admitted:
         refusal = {"reason": promise.reason, "earliest_deadline_s": promise.earliest_deadline_s}
-        learnt = {"work": knowledge.of} | knowledge.figures()
+        learnt = {"work": knowledge.length.of} | knowledge.figures()
         events.append(
             Event(record.submitted_s, EventKind.REJECTED, job_id=record.job_id, data=refusal | learnt)
         )
