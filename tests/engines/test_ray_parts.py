@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
 import socket
 import struct
+import subprocess
+import time
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,9 +21,8 @@ from tests.waiting import wait_until
 from swell.domain import InputError, JobRequest
 from swell.engines import Launch
 from swell.engines.job_state import JobState, Stage, Workers
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
 from swell.engines.ray import packaging
-from swell.engines.ray.engine import PENDING_S, RayEngine, RayOptions
 from swell.engines.ray.holder import gpu_file, sees
 from swell.engines.ray.places import (
     Foreign,
@@ -36,6 +40,10 @@ from swell.engines.ray.places import (
     slot_map,
     to_cluster,
 )
+from swell.engines.ray.scout_process import SILENT_S, ScoutProcess
+from swell.engines.ray.site import RayOptions, RaySite
+from swell.engines.ray.slot_book import PENDING_S, ours
+from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.wire import Connection
 
@@ -145,7 +153,7 @@ def test_a_number_of_slots_of_each_gpu_that_cannot_be_is_refused(
     assert refused.value.field == "per_gpu"
     rented = RentedNodes(nodes=1, slots=2, gpu_type="gpu") if rents else None
     with pytest.raises(InputError, match=said):
-        RayEngine(tmp_path, RayOptions(per_gpu=per_gpu, resource=resource, rented=rented))
+        RaySite(tmp_path, RayOptions(per_gpu=per_gpu, resource=resource, rented=rented))
     for fine in (1, 2, 64):
         check_per_gpu(fine, None, rents=False)
     check_per_gpu(1, "CPU", rents=True)
@@ -154,16 +162,16 @@ def test_a_number_of_slots_of_each_gpu_that_cannot_be_is_refused(
 def test_gpus_of_several_slots_are_refused_where_ray_has_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swell.engines.ray.engine.SLOTS_S", 0.0)
-    engine = RayEngine(tmp_path, RayOptions(address="127.0.0.1:1", per_gpu=2))
+    monkeypatch.setattr("swell.engines.ray.site.SLOTS_S", 0.0)
+    site = RaySite(tmp_path, RayOptions(address="127.0.0.1:1", per_gpu=2))
     for name in ("prepare", "_start_scout"):
-        monkeypatch.setattr(engine, name, lambda: None)
+        monkeypatch.setattr(site, name, lambda: None)
     total = {"CPU": 8.0}
     cpus = {"id": "c", "name": "cpus", "address": "127.0.0.1", "total": total, "available": total}
-    engine._line = {"address": "127.0.0.1:1", "session": "", "nodes": [cpus], "warm": {}}
-    engine._first.set()
+    line = {"address": "127.0.0.1:1", "session": "", "nodes": [cpus], "warm": {}}
+    site._scout._hear(json.dumps(line).encode())
     with pytest.raises(InputError, match="got 2, must be 1, because no node of the Ray cluster") as refused:
-        engine.start(lambda: None)
+        site.open(lambda: None)
     assert refused.value.field == "per_gpu"
 
 
@@ -227,15 +235,15 @@ def test_a_directory_that_is_too_large_is_refused_with_its_largest_entries(tmp_p
         path.write_bytes(b"\0" * size)
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "pack").write_bytes(b"\0" * (9 << 20))
-    engine = RayEngine(tmp_path / "home", RayOptions(address="127.0.0.1:1", workdir_bytes=4 << 20))
+    site = RaySite(tmp_path / "home", RayOptions(address="127.0.0.1:1", workdir_bytes=4 << 20))
     launch = _launch(tmp_path)
     with pytest.raises(InputError) as refused:
-        engine.check(launch)
+        site.check(launch)
     said = str(refused.value)
     assert re.search(r"is 6\.0 MiB .* limit is 4\.0 MiB", said) and refused.value.field == "workdir"
     assert re.search(r"big\.bin \(3\.0 MiB\), data \(2\.0 MiB\), c\.bin \(1\.0 MiB\)", said)
     (tmp_path / ".gitignore").write_text("*.bin\n!c.bin\n")
-    engine.check(launch)
+    site.check(launch)
 
 
 def test_swells_own_directory_stays_behind() -> None:
@@ -247,7 +255,7 @@ def test_swells_own_directory_stays_behind() -> None:
 def test_requirements_are_refused_where_they_cannot_be_installed(tmp_path: Path) -> None:
     launch = _launch(tmp_path, pip=("einops",))
     with pytest.raises(InputError, match="--engine ray"):
-        LocalEngine(tmp_path, slots=1).check(launch)
+        LocalSite(tmp_path, slots=1).check(launch)
 
 
 def test_a_job_directory_that_is_not_the_supervisors_is_noticed(tmp_path: Path) -> None:
@@ -358,12 +366,51 @@ def test_a_holder_that_is_dead_or_cut_off_for_too_long_is_given_up(monkeypatch: 
         assert ends == [("lost", 0)] and not made._held
 
 
-@pytest.mark.parametrize(("command", "ours"), [(True, {"a": 1}), (False, {})])
+@pytest.mark.parametrize(("command", "counts"), [(True, {"a": 1}), (False, {})])
 def test_slots_of_any_program_stay_ours_although_its_workers_never_say_that_they_are_ready(
-    tmp_path: Path, command: bool, ours: dict[str, int]
+    tmp_path: Path, command: bool, counts: dict[str, int]
 ) -> None:
-    engine = RayEngine(tmp_path, RayOptions(address="127.0.0.1:1"))
     job = SupervisedJob(_launch(tmp_path, command=command))
     job.state = JobState(stage=Stage.STARTING, told=(1,), told_s=0.0, workers=Workers(live={"w0": 1}))
-    engine._jobs["a"] = job
-    assert engine._ours(follow([], [node("a")]), now_s=PENDING_S + 1) == (ours, {1} if command else set())
+    seen = ours([job], follow([], [node("a")]), now_s=PENDING_S + 1)
+    assert seen == (counts, {1} if command else set())
+
+
+def test_jobs_of_an_earlier_run_of_the_cluster_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, sent = RaySite(tmp_path, RayOptions(address="127.0.0.1:1")), list[signal.Signals]()
+    monkeypatch.setattr(SupervisedJob, "has_processes", lambda job: True)
+    monkeypatch.setattr(SupervisedJob, "send_signal", lambda job, number: sent.append(number))
+    monkeypatch.setattr(site, "cluster", lambda: to_cluster(follow([], [node("a")])))
+    engine, job = SupervisedEngine(site), SupervisedJob(_launch(tmp_path))
+    job.directory.mkdir()
+    for ran_in, runs_now, ended in [("s1", "s1", []), ("s1", "s2", [signal.SIGKILL]), ("", "s2", [])]:
+        site._session = ran_in
+        job.write_order((0,), 1, site.order_extras())
+        site._session = runs_now
+        engine._tend(job)
+        assert sent == ended
+        sent.clear()
+
+
+def test_a_scout_that_ends_or_falls_silent_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+    # In place of the scout there is `cat`, which says whatever it is asked.
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **options: start(["cat"], **options))
+    scout = ScoutProcess(tmp_path / "scout.log")
+    assert scout.is_due(time.monotonic()) and not scout.runs
+    scout.start({}, os.environ)
+    scout.request([{"CPU": 2}])
+    assert scout.wait_first(30.0) == "" and scout.runs
+    assert scout.take_line() == {"bundles": [{"CPU": 2}]} and scout.take_line() is None
+    assert not scout.is_due(scout.heard_s + SILENT_S - 1.0)
+    late_s = scout.heard_s + SILENT_S + 1.0
+    wait_until(lambda: scout.is_due(late_s), 30, "the silent scout to be killed")
+    scout.expect_first()
+    scout.start({}, os.environ)
+    assert "did not list its nodes within 0 s" in scout.wait_first(0.0)
+    scout.stop()
+    assert "stopped unexpectedly" in scout.wait_first(30.0) and not scout.runs
