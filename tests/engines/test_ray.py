@@ -316,6 +316,28 @@ def test_where_there_are_gpus_they_are_the_slots_and_each_worker_sees_the_one_th
         node.stop()
 
 
+def test_a_job_is_left_alone_when_gpus_join_and_they_are_the_slots_once_it_is_over(ray: Ray) -> None:
+    engine = ray.engine(spares=False)
+    launch = ray.launch("a", TOY, "--epochs", 400, "--sample-ms", 1, "--hurry", ray.hurry)
+    engine.apply(launch, (0, 2))
+    _trains_on(ray, "a", (0, 2))
+    node = ray.cluster.join("gpus", 1, gpus=2)
+    try:
+        until(lambda: engine.cluster().capacity == 9)  # with the CPU of the new node
+        engine.apply(launch, (0, 2, 4))
+        _trains_on(ray, "a", (0, 2, 4))
+        ray.hurry.touch()
+        until(lambda: state(engine, "a") is RunState.FINISHED)
+        until(lambda: [(n.name, n.gpus) for n in engine.cluster().nodes if n.up] == [("gpus-2", 2)])
+        assert len(list((launch.job_dir / "runs").iterdir())) == 1, "it never began anew"
+        engine.apply(ray.launch("b", TOY, "--epochs", 3, "--sample-ms", 1), (9, 10))
+        until(lambda: state(engine, "b") is RunState.FINISHED)
+        seen = [line.split()[2] for line in ray.output("b").splitlines() if "| device " in line]
+        assert sorted(seen) == ["0", "1"]
+    finally:
+        node.stop()
+
+
 def test_two_jobs_share_a_gpu_that_ray_chose_and_rays_books_show_half_of_it_for_each(
     ray: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

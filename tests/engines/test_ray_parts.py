@@ -34,15 +34,17 @@ from swell.engines.ray.places import (
     follow,
     held_slots,
     load,
+    nodes_with_gpus,
     read_nodes,
     retired_slots,
     share,
     slot_map,
+    slot_resource,
     to_cluster,
 )
 from swell.engines.ray.scout_process import SILENT_S, ScoutProcess
 from swell.engines.ray.site import RayOptions, RaySite
-from swell.engines.ray.slot_book import PENDING_S, ours
+from swell.engines.ray.slot_book import FILE, PENDING_S, SlotBook, ours
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.wire import Connection
@@ -85,12 +87,54 @@ def test_slots_are_gpus_where_there_are_any_and_the_head_without_them_gives_none
             "available": {"CPU": 8.0, "GPU": 2.5},
         },
     ]
-    resource, nodes = read_nodes(found, None)
-    assert resource == "GPU"
+    assert (nodes_with_gpus(found), nodes_with_gpus(found[:1])) == (["gpu"], [])
+    nodes = read_nodes(found, "GPU")
     assert [(n.name, n.slots, n.gpu_type, n.used) for n in nodes] == [("gpu", 4, "a100", 2)]
-    resource, nodes = read_nodes(found[:1], None)
-    assert (resource, [n.slots for n in nodes]) == ("CPU", [8])
-    assert read_nodes(found, "trainer") == ("trainer", [])
+    assert [n.slots for n in read_nodes(found[:1], "CPU")] == [8]
+    assert read_nodes(found, "trainer") == []
+
+
+def test_gpus_that_come_late_are_the_slots_once_no_job_runs_and_from_then_on() -> None:
+    assert [slot_resource(None, gpus, busy=busy) for gpus in ([], ["g"]) for busy in (True, False)] == [
+        "CPU", "CPU", "GPU", "GPU",
+    ]  # fmt: skip
+    assert slot_resource("CPU", ["g"], busy=True) == "CPU", "jobs that run have CPUs"
+    assert slot_resource("CPU", ["g"], busy=False) == "GPU"
+    assert slot_resource("GPU", [], busy=False) == "GPU", "the node may return"
+
+
+def test_a_node_with_gpus_that_comes_late_changes_the_slots_when_the_jobs_are_over_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    total = {"CPU": 8.0}
+    head = {"id": "h", "name": "head", "address": "", "total": total, "available": total}
+    both, now_s = [head, _gpu_node(2.0)], iter(range(100))
+
+    def see(book: SlotBook, found: list[dict[str, Any]], *, busy: bool) -> list[tuple[str, int, bool]]:
+        at_s = float(next(now_s))
+        book.see(found, at_s, busy=busy)
+        book.follow([], at_s)
+        return [(node.name, node.gpus, node.up) for node in book.cluster().nodes]
+
+    def again(wanted: str | None = None) -> SlotBook:
+        return SlotBook(tmp_path / FILE, wanted, 1, None)
+
+    first = again()
+    assert see(first, [head], busy=False) == [("head", 8, True)]
+    second = again()
+    for book in (first, first, second):
+        assert see(book, both, busy=True) == [("head", 8, True), ("gpu", 4, True)], "also after a restart"
+    assert caplog.text.count("gpu: there are GPUs now") == 2, "once for each engine"
+    assert second.kind.resource == "CPU" and not second.retired
+    on_gpus = [("head", 8, False), ("gpu", 4, False), ("gpu-2", 2, True)]
+    assert see(second, both, busy=False) == on_gpus
+    assert "slots are GPUs from now on (gpu)" in caplog.text
+    assert second.kind.resource == "GPU" and second.retired == {8, 9, 10, 11}
+    lost = [(name, slots, False) for name, slots, _ in on_gpus]
+    for book in (second, again()):
+        assert see(book, [head], busy=False) == lost, "jobs for GPUs are not moved to the head's CPUs"
+        assert see(book, both, busy=True) == on_gpus
+    assert see(again("CPU"), both, busy=False)[:2] == [("head", 8, True), ("gpu", 4, True)]
 
 
 def _gpu_node(free: float, gpus: float = 2.0) -> dict[str, Any]:
@@ -100,8 +144,8 @@ def _gpu_node(free: float, gpus: float = 2.0) -> dict[str, Any]:
 
 def test_a_gpu_is_several_slots_and_what_others_use_of_it_is_rounded_up_to_slots() -> None:
     def used(per_gpu: int, taken: float) -> int:
-        resource, (found,) = read_nodes([_gpu_node(2.0 - taken)], "GPU", per_gpu)
-        assert (resource, found.slots, found.per_gpu) == ("GPU", 2 * per_gpu, per_gpu)
+        (found,) = read_nodes([_gpu_node(2.0 - taken)], "GPU", per_gpu)
+        assert (found.slots, found.per_gpu) == (2 * per_gpu, per_gpu)
         return found.used
 
     assert [used(n, 0.5) for n in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4], "another user's half of a GPU"
@@ -109,7 +153,7 @@ def test_a_gpu_is_several_slots_and_what_others_use_of_it_is_rounded_up_to_slots
     for n in range(1, 65):
         for workers in range(2 * n + 1):
             assert used(n, workers * share(n)) == workers, "our own workers are one slot each"
-    places = follow([], read_nodes([_gpu_node(1.0)], "GPU", 4)[1])
+    places = follow([], read_nodes([_gpu_node(1.0)], "GPU", 4))
     assert [(n.gpus, n.per_gpu, n.real_gpus) for n in to_cluster(places).nodes] == [(8, 4, 2)]
     assert held_slots(places, {"g": 2}, ours=[7, 6]) == {4, 5}
 
@@ -122,7 +166,7 @@ def test_as_many_workers_as_slots_fit_a_gpu_of_rays_books_and_never_one_more() -
 
 
 def test_a_node_whose_gpus_are_other_slots_than_before_gets_another_place_and_its_old_one_back() -> None:
-    whole, shared = (read_nodes([_gpu_node(2.0)], "GPU", n)[1] for n in (1, 2))
+    whole, shared = (read_nodes([_gpu_node(2.0)], "GPU", n) for n in (1, 2))
     before = follow([], whole)
     after = follow(load(dump(before)), shared)
     assert names(after) == [("gpu", False), ("gpu-2", True)]
@@ -195,7 +239,8 @@ def test_the_type_of_a_node_is_the_one_it_was_given_else_that_of_the_gpus_that_a
         total = {"CPU": 4.0} | resources
         names = {f"ray.io/{name.replace('_', '-')}": value for name, value in labels.items()}
         found = {"id": "a", "name": "a", "address": "", "total": total, "available": total, "labels": names}
-        return read_nodes([found], wanted)[1][0].gpu_type
+        resource = wanted or slot_resource(None, nodes_with_gpus([found]), busy=False)
+        return read_nodes([found], resource)[0].gpu_type
 
     assert kind({}) == "cpu" and kind({"GPU": 1.0}) == "gpu"
     assert kind({"GPU": 1.0, "accelerator_type:T4": 1.0}) == "t4"

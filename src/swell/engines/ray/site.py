@@ -6,6 +6,7 @@ go, and the `SlotBook` keeps their slots. Slots that other users of the cluster 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,10 @@ from swell.engines.ray.places import RentedNodes
 from swell.engines.ray.scout_process import Bundles, ScoutProcess
 from swell.engines.ray.slot_book import SlotBook
 from swell.engines.supervised_job import SupervisedJob
+from swell.engines.supervisor import is_locked
 from swell.train.agent.children import Child
+
+log = logging.getLogger(__name__)
 
 FIRST_SIGHT_S = 45.0
 """How long the first look at the cluster may take."""
@@ -36,7 +40,7 @@ class RayOptions:
     address: str | None = None
     """Address of a Ray cluster; None to start a Ray for swell alone."""
     resource: str | None = None
-    """What a slot is; None for GPUs if there are any, else CPUs."""
+    """What a slot is; None for GPUs if there are any, else CPUs (`places.slot_resource`)."""
     per_gpu: int = 1
     """How many slots each GPU is; with more than 1 only GPUs are slots."""
     spares: bool = True
@@ -101,18 +105,7 @@ class RaySite:
 
     def look(self, jobs: Sequence[SupervisedJob], now_s: float) -> bool:
         """Follow the nodes, as the scout sees them; replace a scout that has ended or hangs."""
-        if self._scout.is_due(now_s):
-            if self.options.address is None:  # if swell's own Ray died, start it again
-                head.begin(self.home, slots=self.options.rented is None)
-            self._start_scout()
-        line = self._scout.take_line()
-        if line is not None:
-            self._address, self._session = str(line["address"]), str(line["session"])
-            self._book.see(line["nodes"], now_s)
-        changed = self._book.follow(jobs, now_s)
-        if line is not None:
-            self.spares = self._book.by_name(line["warm"])
-        return changed
+        return self._follow(jobs, now_s, busy=any(job.state.up for job in jobs))
 
     # -- the slots ---------------------------------------------------------------------------------------
 
@@ -148,7 +141,7 @@ class RaySite:
             "ray": {
                 "address": self._address,
                 "session": self._session,
-                "resource": self._book.resource,
+                "resource": self._book.kind.resource,
                 "places": str(self._book.file),
                 "home": str(self.home.resolve()),
                 "warm": self._key if self.options.spares else None,
@@ -186,7 +179,7 @@ class RaySite:
     @property
     def resource(self) -> str:
         """What a slot is."""
-        return self._book.resource
+        return self._book.kind.resource
 
     def access(self) -> dict[str, str]:
         """The environment of a process of the platform that connects to Ray."""
@@ -200,12 +193,16 @@ class RaySite:
 
     def _wait_for_slots(self) -> None:
         """Raise SwellError if there are none after a moment."""
+        orders = (self.home / "jobs").glob("*/start.json")
+        busy = any(is_locked(order.parent) for order in orders)  # jobs that an earlier engine has started
         give_up_s = time.monotonic() + SLOTS_S
-        self.look((), time.monotonic())
+        self._follow((), time.monotonic(), busy=busy)
         while self._book.empty and time.monotonic() < give_up_s:
             time.sleep(0.1)
-            self.look((), time.monotonic())
+            self._follow((), time.monotonic(), busy=busy)
         if not self._book.empty:
+            if not self.cluster().capacity and self.options.rented is None:
+                log.warning("slots are %ss, and no node of the Ray cluster has one now", self.resource)
             return
         per_gpu = self.options.per_gpu
         if per_gpu > 1:
@@ -216,8 +213,22 @@ class RaySite:
         what = self.options.resource or "GPUs and no CPUs"
         raise SwellError(f"no node of the Ray cluster has {what}: add a node, or name another --ray-resource")
 
+    def _follow(self, jobs: Sequence[SupervisedJob], now_s: float, *, busy: bool) -> bool:
+        if self._scout.is_due(now_s):
+            if self.options.address is None:  # if swell's own Ray died, start it again
+                head.begin(self.home, slots=self.options.rented is None)
+            self._start_scout()
+        line = self._scout.take_line()
+        if line is not None:
+            self._address, self._session = str(line["address"]), str(line["session"])
+            self._book.see(line["nodes"], now_s, busy=busy)
+        changed = self._book.follow(jobs, now_s)
+        if line is not None:
+            self.spares = self._book.by_name(line["warm"])
+        return changed
+
     def _start_scout(self) -> None:
-        options, wanted = self.options, self._book.wanted
+        options, wanted = self.options, self._book.kind.wanted
         address = options.address or head.address(self.home)
         asked = {
             "address": address,

@@ -7,6 +7,7 @@ started again, and because the supervisors of jobs look there for the nodes of t
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from swell.engines.files import write_json
 from swell.engines.ray import places
 from swell.engines.ray.places import Foreign, Place, RayNode, RentedNodes
 from swell.engines.supervised_job import SupervisedJob
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -31,16 +34,49 @@ PENDING_S = 90.0
 user."""
 
 
+class SlotKind:
+    """What a slot is: the resource of Ray that a worker takes one of."""
+
+    def __init__(self, wanted: str | None, before: str | None) -> None:
+        """`wanted`: the resource that was asked for; None for GPUs if there are any, else CPUs. `before`: the
+        one that an earlier engine counted."""
+        self.wanted = wanted
+        self._resource = wanted or before
+        self._gpus_wait = False
+        """Whether there are GPUs, and slots are CPUs until no job runs."""
+
+    @property
+    def resource(self) -> str:
+        """The resource."""
+        return self._resource or "CPU"
+
+    def see(self, found: Sequence[Mapping[str, Any]], *, busy: bool) -> None:
+        """Decide anew for the nodes of a scout's line, and say in the log if it changes."""
+        if self.wanted is not None:
+            return
+        before, gpus = self._resource, places.nodes_with_gpus(found)
+        self._resource = places.slot_resource(before, gpus, busy=busy)
+        wait = bool(gpus) and self._resource == "CPU"
+        if wait and not self._gpus_wait:
+            log.warning(
+                "%s: there are GPUs now, but jobs run and slots are CPUs; they will be GPUs once no job runs "
+                "('swell down' and 'swell up': jobs save their state, and go on with GPUs)",
+                ", ".join(gpus),
+            )
+        if before == "CPU" and self._resource == "GPU":
+            log.warning("slots are GPUs from now on (%s), and CPUs no longer", ", ".join(gpus))
+        self._gpus_wait = wait
+
+
 class SlotBook:
     """All slots that there are or were. `cluster` may be called from any thread."""
 
     def __init__(self, file: Path, wanted: str | None, per_gpu: int, rented: RentedNodes | None) -> None:
         """`wanted`: what a slot is, None for GPUs if there are any, else CPUs."""
+        before, resource = _remembered(file)
         self.file = file
-        self.wanted, self._per_gpu = wanted, per_gpu
-        self.resource = wanted or "CPU"
-        """What a slot is."""
-        self._places, self.rented_names = places.with_rented(_remembered(file), rented)
+        self.kind, self._per_gpu = SlotKind(wanted, resource), per_gpu
+        self._places, self.rented_names = places.with_rented(before, rented)
         self._nodes: list[RayNode] = []
         self._seen_s = float("-inf")
         self._foreign = Foreign(SETTLE_S)
@@ -75,10 +111,11 @@ class SlotBook:
         names = {place.node_id: place.name for place in self._places if place.up}
         return {names[node_id]: one for node_id, one in of_nodes.items() if node_id in names}
 
-    def see(self, found: Sequence[Mapping[str, Any]], now_s: float) -> None:
-        """Take in the nodes of a scout's line."""
+    def see(self, found: Sequence[Mapping[str, Any]], now_s: float, *, busy: bool) -> None:
+        """Take in the nodes of a scout's line. `busy`: jobs run, as far as is known."""
         self._seen_s = now_s
-        self.resource, self._nodes = places.read_nodes(found, self.wanted, self._per_gpu)
+        self.kind.see(found, busy=busy)
+        self._nodes = places.read_nodes(found, self.kind.resource, self._per_gpu)
 
     def follow(self, jobs: Iterable[SupervisedJob], now_s: float) -> bool:
         """Bring the book up to date; True if the nodes have changed, or which slots other users hold."""
@@ -93,7 +130,7 @@ class SlotBook:
             self._places, self._held = after, held
         if moved:
             self.retired = frozenset(places.retired_slots(after))
-            write_json(self.file, {"places": places.dump(after)})
+            write_json(self.file, {"places": places.dump(after), "resource": self.kind.resource})
         return changed
 
 
@@ -113,9 +150,12 @@ def ours(jobs: Iterable[SupervisedJob], after: list[Place], now_s: float) -> tup
     return counts, slots
 
 
-def _remembered(file: Path) -> list[Place]:
-    """The places of an earlier engine, none of them up."""
+def _remembered(file: Path) -> tuple[list[Place], str | None]:
+    """The places of an earlier engine, none of them up, and whether a slot was a GPU or a CPU then."""
     try:
-        return places.load(json.loads(file.read_text())["places"])
+        content = json.loads(file.read_text())
+        before = places.load(content["places"])
     except (OSError, ValueError, KeyError, TypeError):
-        return []
+        return [], None
+    resource = content.get("resource")
+    return before, resource if resource in ("CPU", "GPU") else None
