@@ -28,7 +28,8 @@ from swell.control.model import JobRequest
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.domain import EventKind, Reservation
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
+from swell.engines.supervised import SupervisedEngine
 
 SCRIPT = Path(__file__).parents[1] / "tests" / "engines" / "toy.py"
 WAVE_S = 40.0
@@ -48,7 +49,8 @@ def load(at_s: float, slots: int) -> int:
 def beside(home: Path, slots: int, run_s: float) -> dict[str, Any]:
     """Train beside the service for so long."""
     store = Store(connect(str(home / "store.db")))
-    plane = ControlPlane(store, LocalEngine(home, slots=slots), home=home, policy="tide", interval_s=0.5)
+    engine = SupervisedEngine(LocalSite(home, slots=slots))
+    plane = ControlPlane(store, engine, home=home, policy="tide", interval_s=0.5)
     plane.start()
     service: list[subprocess.Popen[bytes]] = []
     try:

@@ -20,7 +20,8 @@ from swell.control.database import connect
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
+from swell.engines.supervised import SupervisedEngine
 from swell.report import svg
 from swell.report.runs import Run
 
@@ -32,7 +33,8 @@ LIMIT_S = 300.0
 def both(home: Path, policy: str, least: int, epochs: int) -> tuple[dict[str, Any], Run]:
     """Submit one job, and another when the first trains; returns times and utilisation, and the whole run."""
     store = Store(connect(str(home / "store.db")))
-    plane = ControlPlane(store, LocalEngine(home, slots=SLOTS), home=home, policy=policy, interval_s=0.5)
+    engine = SupervisedEngine(LocalSite(home, slots=SLOTS))
+    plane = ControlPlane(store, engine, home=home, policy=policy, interval_s=0.5)
     plane.start()
     try:
         jobs = []

@@ -40,9 +40,7 @@ def main() -> None:
     parser.add_argument("--cluster", action="append", help="default: 1x8 and 4x2")
     parser.add_argument("--days", type=int, default=DAYS)
     parser.add_argument("--jobs", type=int, default=JOBS)
-    parser.add_argument(
-        "--promises", type=int, metavar="TRACES", help="count late promises in them"
-    )
+    parser.add_argument("--promises", type=int, metavar="TRACES", help="count late promises in them")
     given = parser.parse_args()
     profiles, records = ProfileSet.load(None), []
     if given.promises is not None:

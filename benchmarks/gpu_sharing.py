@@ -22,7 +22,8 @@ import torch
 
 from swell.domain import JobRequest
 from swell.engines import Launch, RunState
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
+from swell.engines.supervised import SupervisedEngine
 
 HEAVY = ("--batch-size", "512", "--width", "512", "--layers", "6", "--context", "128", "--bf16")
 TRIAL_S = 8.0
@@ -35,7 +36,7 @@ class Bench:
 
     def __init__(self, home: Path, per_gpu: int, *, heavy: bool) -> None:
         self.home, self.heavy = home, heavy
-        self.engine = LocalEngine(home, per_gpu=per_gpu)
+        self.engine = SupervisedEngine(LocalSite(home, per_gpu=per_gpu))
         self.engine.start(lambda: None)
         self.steps: dict[str, list[tuple[float, float]]] = {}
         """By job: times and steps done."""

@@ -28,8 +28,9 @@ from swell.control.model import JobRecord, JobRequest, Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.domain import EventKind, Reservation
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
 from swell.engines.processes import processes_of
+from swell.engines.supervised import SupervisedEngine
 
 BOUND_S = 2.0
 """Training must have left the slots that a service wants within this time."""
@@ -60,7 +61,8 @@ def reclaim_at_random(
     """Run jobs and reclaim slots from them; returns figures, and problems (none if all is well)."""
     chance, hurry = random.Random(seed), home / "hurry"
     store = Store(connect(str(home / "store.db")))
-    plane = ControlPlane(store, LocalEngine(home, slots=slots), home=home, policy="tide", interval_s=0.5)
+    engine = SupervisedEngine(LocalSite(home, slots=slots))
+    plane = ControlPlane(store, engine, home=home, policy="tide", interval_s=0.5)
     plane.start()
     epochs, left_s, sizes = EPOCHS * max(reclaims, 12), list[float](), list[int]()
     spans: list[tuple[float, float]] = []

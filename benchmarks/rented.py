@@ -26,7 +26,8 @@ from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.domain import EventKind
 from swell.engines.ray import head, raylet
-from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray.site import RayOptions, RaySite
+from swell.engines.supervised import SupervisedEngine
 
 WAITS = """#!/bin/sh
 echo ready
@@ -47,7 +48,7 @@ def renting_platform(home: Path) -> Iterator[ControlPlane]:
     """A platform on a Ray of its own that rents up to three nodes of one slot."""
     need_ray()
     store, rented = Store(connect(str(home / "store.db"))), (f"0:{MOST}x1,idle=1,interval=2", "local")
-    engine = RayEngine(home, with_rented(RayOptions(spares=False), *rented))
+    engine = SupervisedEngine(RaySite(home, with_rented(RayOptions(spares=False), *rented)))
     plane = ControlPlane(store, engine, home=home, interval_s=1.0, renting=make_renting(*rented, engine))
     try:
         plane.start()

@@ -203,10 +203,12 @@ def come_back(home: Path, *, returns: int, slots: int) -> dict[str, Any]:
     from swell.control.plane import ControlPlane
     from swell.control.store import Store
     from swell.domain import Team
-    from swell.engines.local import LocalEngine
+    from swell.engines.local import LocalSite
+    from swell.engines.supervised import SupervisedEngine
 
     store = Store(connect(str(home / "store.db")))
-    plane = ControlPlane(store, LocalEngine(home, slots=slots), home=home, policy="tide", interval_s=0.5)
+    engine = SupervisedEngine(LocalSite(home, slots=slots))
+    plane = ControlPlane(store, engine, home=home, policy="tide", interval_s=0.5)
     plane.start()
 
     def submit(name: str) -> str:

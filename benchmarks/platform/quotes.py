@@ -19,7 +19,8 @@ from swell.control.database import connect
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
+from swell.engines.supervised import SupervisedEngine
 from swell.policies import DEFAULT
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,8 @@ def run(home: Path, name: str, policy: str, rounds: int, slots: int = 4) -> list
     """The first run of a script and those after it."""
     script, args = SCRIPTS[name]
     store = Store(connect(str(home / f"{name}.db")))
-    plane = ControlPlane(store, LocalEngine(home / name, slots=slots), home=home / name, policy=policy)
+    engine = SupervisedEngine(LocalSite(home / name, slots=slots))
+    plane = ControlPlane(store, engine, home=home / name, policy=policy)
     plane.start()
     try:
         return [submit(plane, name, script, args) for _ in range(1 + rounds)]

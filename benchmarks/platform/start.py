@@ -17,19 +17,21 @@ from pathlib import Path
 from benchmarks.common import table, write_json
 from swell.domain import JobRequest
 from swell.engines import Launch
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
 from swell.engines.nursery import SHARED
+from swell.engines.supervised import SupervisedEngine
 
 TOY = Path(__file__).parents[2] / "tests" / "engines" / "toy.py"
 
 
 def measure(home: Path, rounds: int) -> float:
     """Median seconds from `apply` to the first step that a job of one worker prints."""
-    engine = LocalEngine(home, slots=1)
+    site = LocalSite(home, slots=1)
+    engine = SupervisedEngine(site)
     engine.start(lambda: None)
     took = []
     try:
-        while engine._nursery is not None and engine._nursery.in_preparation:
+        while site._nursery is not None and site._nursery.in_preparation:
             time.sleep(0.05)
         for i in range(rounds):
             request = JobRequest(name="toy", script=str(TOY), args=("--epochs", "1", "--sample-ms", "0"))

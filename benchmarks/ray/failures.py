@@ -26,7 +26,8 @@ from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.engines.processes import descendants
 from swell.engines.ray import head
-from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray.site import RayOptions, RaySite
+from swell.engines.supervised import SupervisedEngine
 from swell.train.agent.client import JobClient
 from swell.train.agent.jobdir import JobDirectory
 
@@ -39,7 +40,7 @@ class Scene:
 
     def __init__(self, home: Path, address: str | None, min_members: int = 4) -> None:
         self.home, self._min_members = home, min_members
-        self.engine = RayEngine(home, RayOptions(address=address))
+        self.engine = SupervisedEngine(RaySite(home, RayOptions(address=address)))
         store = Store(connect(str(home / "store.db")))
         self.plane = ControlPlane(store, self.engine, home=home, policy="elasticflow", interval_s=1.0)
         self.plane.start()

@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.ray.cluster import RayCluster
 from swell.domain import JobRequest, Placement
 from swell.engines import Launch
-from swell.engines.local import LocalEngine
-from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.local import LocalSite
+from swell.engines.ray.site import RayOptions, RaySite
 from swell.engines.supervised import SupervisedEngine
 from swell.train.agent.client import JobClient
 from swell.train.agent.jobdir import JobDirectory
@@ -105,14 +105,17 @@ def measure(rounds: int = 4) -> dict[str, Any]:
             home = Path(tempfile.mkdtemp(prefix="swell-bench-"))
             engine: SupervisedEngine
             if name == "local":
-                engine = LocalEngine(home, nodes="4x2")
+                engine = SupervisedEngine(LocalSite(home, nodes="4x2"))
             else:
-                engine = RayEngine(home, RayOptions(address=cluster.address, spares=name == "with spares"))
+                site = RaySite(home, RayOptions(address=cluster.address, spares=name == "with spares"))
+                engine = SupervisedEngine(site)
             engine.start(lambda: None)
             try:
-                if isinstance(engine, RayEngine) and name == "with spares":
-                    _until(lambda e=engine: len(e.spares) == 4 and all(s["ready"] for s in e.spares.values()))
-                    bytes_each = [state["bytes"] for state in engine.spares.values()]
+                if name == "with spares":
+                    _until(
+                        lambda s=site: len(s.spares) == 4 and all(one["ready"] for one in s.spares.values())
+                    )
+                    bytes_each = [state["bytes"] for state in site.spares.values()]
                     result["spare_mib"] = round(statistics.median(bytes_each) / 2**20, 1)
                 result[name] = play(engine, home, name.replace(" ", "-"), rounds)
             finally:

@@ -29,7 +29,8 @@ from swell.control.database import connect
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
-from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray.site import RayOptions, RaySite
+from swell.engines.supervised import SupervisedEngine
 
 SCRIPT = Path(__file__).parent / "steps_script.py"
 OUT = Path("out") / "ray_head_away.json"
@@ -66,7 +67,7 @@ def _job(hosts: netns.Hosts, home: Path, address: str, away_s: float) -> dict[st
     steps, end = home / "steps", home / "end"
     steps.mkdir()
     store = Store(connect(str(home / "store.db")))
-    engine = RayEngine(home, RayOptions(address=address))
+    engine = SupervisedEngine(RaySite(home, RayOptions(address=address)))
     plane = ControlPlane(store, engine, home=home, policy="max-min", interval_s=1.0)
     plane.start()
     try:

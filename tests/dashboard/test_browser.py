@@ -20,9 +20,10 @@ from swell.control.database import connect
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.domain import Team
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
 from swell.engines.processes import processes_of
+from swell.engines.supervised import SupervisedEngine
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -67,7 +68,7 @@ class _Platform:
 
     def _plane(self) -> ControlPlane:
         store = Store(connect(str(self.home / "store.db")))
-        engine = LocalEngine(self.home, nodes="1x4")
+        engine = SupervisedEngine(LocalSite(self.home, nodes="1x4"))
         plane = ControlPlane(store, engine, home=self.home, policy="elasticflow", interval_s=1.0)
         plane.start()
         return plane

@@ -49,7 +49,8 @@ from swell.control.database import connect
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.domain import InputError
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
+from swell.engines.supervised import SupervisedEngine
 
 here = Path(sys.argv[1])
 home = here / "home"
@@ -76,7 +77,7 @@ script, options = script_and_options(**flags)
 assert (options["patience_s"], options["labels"]) == (180.0, ["a", "b"])
 
 store = Store(connect(str(home / "store.db")))
-plane = ControlPlane(store, LocalEngine(home, slots=1), home=home, policy="afs-l")
+plane = ControlPlane(store, SupervisedEngine(LocalSite(home, slots=1)), home=home, policy="afs-l")
 plane.start()
 server = Server(plane, store, home=home, port=0)
 server.start()

@@ -18,10 +18,11 @@ from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.domain import Event
 from swell.engines import Engine
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
 from swell.engines.processes import processes_of
-from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray.site import RayOptions, RaySite
+from swell.engines.supervised import SupervisedEngine
 from swell.policies import DEFAULT
 
 TOY = Path(__file__).parent.parent / "engines" / "toy.py"
@@ -117,9 +118,9 @@ def _prepared(nursery: Nursery) -> None:
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Engine]:
     """Makes an engine; `nodes` such as 2x2 is what a local one shall be like."""
     if request.param == "local":
-        return lambda nodes: LocalEngine(tmp_path, nodes=nodes)
+        return lambda nodes: SupervisedEngine(LocalSite(tmp_path, nodes=nodes))
     address = request.getfixturevalue("ray_cluster").address
-    return lambda _: RayEngine(tmp_path, RayOptions(address=address))
+    return lambda _: SupervisedEngine(RaySite(tmp_path, RayOptions(address=address)))
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import pytest
 from tests.end_to_end.conftest import Platform
 
 from swell.control.model import JobRequest, Phase
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
+from swell.engines.supervised import SupervisedEngine
 from swell.perf.goodput import best_goodput
 
 SCRIPT = Path(__file__).parent.parent / "engines" / "adaptive_toy.py"
@@ -22,7 +23,9 @@ NOISY = ("--label-noise", 40)
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Platform]:
     """A platform under pollux with rounds of two seconds."""
-    platform = Platform(tmp_path, lambda: LocalEngine(tmp_path, slots=SLOTS), "pollux", round_s=2.0)
+    platform = Platform(
+        tmp_path, lambda: SupervisedEngine(LocalSite(tmp_path, slots=SLOTS)), "pollux", round_s=2.0
+    )
     yield platform
     for record in platform.plane.jobs.find():
         if not record.phase.over:

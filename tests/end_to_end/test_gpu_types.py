@@ -11,7 +11,8 @@ from tests.end_to_end.conftest import Platform, finished
 from tests.waiting import wait_until
 
 from swell.domain import EventKind
-from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray.site import RayOptions, RaySite
+from swell.engines.supervised import SupervisedEngine
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ def test_a_job_is_whole_on_one_type_and_what_it_shows_on_each_is_kept_apart(
         for kind in ("t4", "a100")
     ]
     options = RayOptions(address=ray_cluster.address, resource="typed")
-    platform = Platform(tmp_path, lambda: RayEngine(tmp_path, options), "tide")
+    platform = Platform(tmp_path, lambda: SupervisedEngine(RaySite(tmp_path, options)), "tide")
     hurry, slower = tmp_path / "hurry", tmp_path / "slower"
 
     def types(job_id: str) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from tests.commands import Commands
 from tests.waiting import wait_until
 
 from swell.engines.ray import head
-from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray.site import RayOptions, RaySite
+from swell.engines.supervised import SupervisedEngine
 
 from .conftest import TOY
 
@@ -50,7 +51,9 @@ def test_down_saves_the_jobs_and_leaves_a_ray_that_was_there_before_running(
 
     for node in [ray_cluster.head, *ray_cluster.nodes]:
         os.kill(node.raylet, 0)
-    again = RayEngine(tmp_path / "other", RayOptions(address=ray_cluster.address, spares=False))
+    again = SupervisedEngine(
+        RaySite(tmp_path / "other", RayOptions(address=ray_cluster.address, spares=False))
+    )
     (tmp_path / "other").mkdir()
     again.start(lambda: None)
     try:

@@ -14,9 +14,10 @@ from tests.waiting import wait_until
 
 from swell.domain import JobRequest
 from swell.engines import Launch, Observed, Report
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
 from swell.engines.processes import processes_of
+from swell.engines.supervised import SupervisedEngine
 
 TOY = Path(__file__).with_name("toy.py")
 
@@ -26,12 +27,12 @@ class Bench:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.engines: list[LocalEngine] = []
+        self.engines: list[SupervisedEngine] = []
         self.reports: list[Report] = []
 
-    def engine(self, slots: int = 4, **options: object) -> LocalEngine:
+    def engine(self, slots: int = 4, **options: object) -> SupervisedEngine:
         """Another engine on the same home, as after a restart of the control plane."""
-        made = LocalEngine(self.home, slots=slots, **options)  # type: ignore[arg-type]
+        made = SupervisedEngine(LocalSite(self.home, slots=slots, **options))  # type: ignore[arg-type]
         made.start(lambda: None)
         self.engines.append(made)
         return made
@@ -49,7 +50,7 @@ class Bench:
 
     def wait(
         self,
-        engine: LocalEngine,
+        engine: SupervisedEngine,
         job_id: str,
         condition: Callable[[Observed | None], object],
         timeout_s: float = 60,

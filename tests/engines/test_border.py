@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import string
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from swell.domain import Cluster, JobRequest
 from swell.engines import Launch, Report, RunState, coordinator_line
 from swell.engines.border import BadMessage, read_beat, read_event, read_status
 from swell.engines.job_state import JobState, Stage
-from swell.engines.local import LocalEngine
+from swell.engines.listener import Listener
 from swell.engines.null import NullEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.jobdir import JobDirectory
@@ -171,16 +172,15 @@ def malformed(count: int) -> Iterator[dict[str, Any]]:
 
 
 def test_ten_thousand_malformed_messages_leave_the_engine_and_the_other_jobs_alone(tmp_path: Path) -> None:
-    engine = LocalEngine(tmp_path, slots=4)
+    listener = Listener(lambda: Cluster.parse("1x4"), threading.Lock())
     bad, good = running("bad", tmp_path), running("good", tmp_path)
-    engine._jobs = {"bad": bad, "good": good}
     bad.line.connection = mouth = Mouth([])  # type: ignore[assignment]
     for message in malformed(10_000):
         mouth.messages = [message]
-        engine._read_messages(bad)
+        listener.read(bad)
     good.line.connection = Mouth([{"type": "report", "report": GOOD}])  # type: ignore[assignment]
-    engine._read_messages(good)
-    reports = list(engine.reports())
+    listener.read(good)
+    reports = list(listener.reports())
     assert [r.kind for r in reports if r.job_id == "good"] == ["progress", "timing"]
     assert len(reports) < 500, "one job's reports do not push out those of others"
     assert bad.complaints > 5_000 and good.complaints == 0
@@ -295,11 +295,11 @@ def test_nonsense_about_links_and_slow_workers_is_refused(event: dict[str, Any])
 
 
 def test_a_job_without_a_living_worker_is_not_running_and_each_loss_is_told_once(tmp_path: Path) -> None:
-    engine = LocalEngine(tmp_path, slots=2)
+    listener = Listener(lambda: Cluster.parse("1x2"), threading.Lock())
     job = running("a", tmp_path)
 
     def happens(**event: Any) -> None:
-        engine._take_event(job, {"type": "event", **event})
+        listener._take_event(job, {"type": "event", **event})
 
     def seen() -> RunState | None:
         observed = job.state.observed("a")
@@ -312,7 +312,7 @@ def test_a_job_without_a_living_worker_is_not_running_and_each_loss_is_told_once
     happens(event="left_out", worker="w1", by=["w0"])
     happens(event="fenced", worker="w1")
     assert seen() is RunState.RUNNING
-    told = [(r.kind, r.data.get("reason") or r.data.get("text")) for r in engine.reports()]
+    told = [(r.kind, r.data.get("reason") or r.data.get("text")) for r in listener.reports()]
     assert [one for one in told if one[0] != "resized"] == [
         ("noticed", "step 5 stands still and waits for w1"),
         ("worker_lost", "w1 was left out: w0 cannot reach it"),
@@ -321,5 +321,5 @@ def test_a_job_without_a_living_worker_is_not_running_and_each_loss_is_told_once
     happens(event="exited", worker="w0", code=-9)
     assert seen() is RunState.STARTING
     happens(event="spawn", worker="w2")
-    engine._take_report(job, {"step": 5, "rank": 0})
+    listener._take_report(job, {"step": 5, "rank": 0})
     assert seen() is RunState.RUNNING

@@ -7,9 +7,11 @@ from typing import Any
 
 from tests.waiting import wait_until
 
-from swell.domain import Cluster, JobRequest
+from swell.domain import JobRequest
 from swell.engines import Launch
 from swell.engines.fencing import Fence, order_outdated
+from swell.engines.local import LocalSite
+from swell.engines.nursery import Nursery
 from swell.engines.order import Order
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
@@ -42,20 +44,14 @@ def test_a_supervisor_with_the_order_of_a_former_leader_does_not_run(tmp_path: P
     assert not (given.job_dir / "runs").exists() and not (given.job_dir / "exit.json").exists()
 
 
-class Watched(SupervisedEngine):
-    """An engine that only notes which jobs it would have started."""
+class Watched(LocalSite):
+    """A site that only notes which jobs it would have started."""
 
     def __init__(self, home: Path) -> None:
-        super().__init__(home)
+        super().__init__(home, slots=1)
         self.started: list[str] = []
 
-    def cluster(self) -> Cluster:
-        return Cluster.parse("1x1")
-
-    def _order_extras(self, job: SupervisedJob) -> dict[str, Any]:
-        return {}
-
-    def _start_supervisor(self, job: Any, env: Any) -> Any:
+    def start_supervisor(self, job: SupervisedJob) -> Any:
         self.started.append(job.directory.name)
 
         class Child:
@@ -68,8 +64,9 @@ class Watched(SupervisedEngine):
         return Child()
 
 
-def test_an_engine_touches_no_job_unless_its_control_plane_leads(tmp_path: Path) -> None:
-    engine, asked = Watched(tmp_path), list[int]()
+def test_an_engine_touches_no_job_unless_its_control_plane_leads(tmp_path: Path, nursery: Nursery) -> None:
+    site, asked = Watched(tmp_path), list[int]()
+    engine = SupervisedEngine(site)
     leads = False
 
     def may_act() -> bool:
@@ -82,8 +79,8 @@ def test_an_engine_touches_no_job_unless_its_control_plane_leads(tmp_path: Path)
         engine.apply(launch(tmp_path), (0,))
         before = len(asked)
         wait_until(lambda: len(asked) > before + 2, 30, "the engine to ask twice whether it may act")
-        assert not engine.started
+        assert not site.started
         leads = True
-        wait_until(lambda: engine.started, 30, "the engine to start the job")
+        wait_until(lambda: site.started, 30, "the engine to start the job")
     finally:
         engine.close()

@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 from swell.domain import InputError
 from swell.engines import RunState
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
 from swell.engines.processes import workers_of
 from swell.engines.supervisor import is_locked
 
@@ -286,10 +286,10 @@ def test_jobs_that_slow_each_other_on_a_gpu_take_turns_and_say_so(
 
 def test_nodes_and_slots_are_checked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not both"):
-        LocalEngine(tmp_path, nodes="2x2", slots=4)
+        LocalSite(tmp_path, nodes="2x2", slots=4)
     with pytest.raises(InputError, match="at least 1"):
-        LocalEngine(tmp_path, slots=0)
+        LocalSite(tmp_path, slots=0)
     with pytest.raises(InputError, match="got 2, must be 1, because this machine has no GPU"):
-        LocalEngine(tmp_path, per_gpu=2)
-    cluster = LocalEngine(tmp_path, nodes="2x2").cluster()
+        LocalSite(tmp_path, per_gpu=2)
+    cluster = LocalSite(tmp_path, nodes="2x2").cluster()
     assert [(n.gpus, n.up) for n in cluster.nodes] == [(2, True), (2, True)]

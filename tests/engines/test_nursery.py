@@ -10,6 +10,7 @@ import pytest
 from tests.waiting import wait_until
 
 from swell.engines import RunState, nursery
+from swell.engines.local import LocalSite
 from swell.engines.nursery import SHARED
 from swell.engines.processes import MARK, mark, parent, workers_of
 
@@ -71,7 +72,8 @@ def test_a_nursery_forks_for_its_engine_alone_and_comes_back(
     monkeypatch.delenv(SHARED)
     monkeypatch.setattr(nursery, "_RENEW_S", 0.0)
     engine = bench.engine()
-    made = engine._nursery
+    assert isinstance(engine.site, LocalSite)
+    made = engine.site._nursery
     assert made is not None and made._process is not None
     wait_until(made.path.exists, 120, "the nursery")
     (bench.home / "jobs" / "a").mkdir(parents=True)

@@ -10,8 +10,9 @@ from tests.waiting import wait_until
 
 from swell.engines import parts
 from swell.engines.clock import SteadyClock
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
 from swell.engines.parts import Part
+from swell.engines.supervised import SupervisedEngine
 
 
 def test_a_part_that_fails_is_started_again_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,14 +62,15 @@ def test_an_engine_whose_thread_fails_goes_on_and_says_so(
 ) -> None:
     monkeypatch.setattr(parts, "AGAIN_S", 0.01)
     monkeypatch.setattr("swell.engines.local.Nursery", lambda log: None)
-    engine, ticks = LocalEngine(tmp_path, slots=1), []
+    engine, ticks = SupervisedEngine(LocalSite(tmp_path, slots=1)), []
 
-    def tick(now_s: float) -> None:
+    def look(self: LocalSite, jobs: object, now_s: float) -> bool:
         ticks.append(now_s)
         if len(ticks) == 2:
             raise SystemExit("the engine's thread is gone")
+        return False
 
-    engine._tick = tick  # type: ignore[method-assign]
+    monkeypatch.setattr(LocalSite, "look", look)
     engine.start(lambda: None)
     (part,) = engine.parts()
     wait_until(lambda: "engine" in part.look(), 30, "the trouble to be seen", poll_s=0.005)

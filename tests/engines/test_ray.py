@@ -21,13 +21,14 @@ from tests.waiting import wait_until
 
 from swell.domain import JobRequest, SwellError
 from swell.engines import Launch, RunState
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
 from swell.engines.processes import descendants, processes_of
 from swell.engines.ray import places
 from swell.engines.ray.connection import environment
-from swell.engines.ray.engine import SETTLE_S, RayEngine, RayOptions
 from swell.engines.ray.holder import gpu_file
+from swell.engines.ray.site import RayOptions, RaySite
+from swell.engines.ray.slot_book import SETTLE_S
 from swell.engines.supervised import SupervisedEngine
 from swell.train.agent.client import JobClient
 from swell.train.agent.jobdir import JobDirectory
@@ -47,9 +48,9 @@ class Ray:
         """Once this file is there, jobs that were given it do not take their time any more."""
         self.engines: list[SupervisedEngine] = []
 
-    def engine(self, **options: object) -> RayEngine:
+    def engine(self, **options: object) -> SupervisedEngine:
         """An engine that has found all eight slots."""
-        made = RayEngine(self.home, RayOptions(address=self.cluster.address, **options))  # type: ignore[arg-type]
+        made = SupervisedEngine(RaySite(self.home, RayOptions(address=self.cluster.address, **options)))  # type: ignore[arg-type]
         made.start(lambda: None)
         self.engines.append(made)
         until(lambda: made.cluster().capacity == 8)
@@ -101,7 +102,7 @@ def ray(tmp_path: Path, ray_cluster: RayCluster, nursery: Nursery) -> Iterator[R
 def test_growing_across_nodes_and_shrinking_gives_the_very_weights_of_a_local_run(
     ray: Ray, tmp_path: Path
 ) -> None:
-    alone = LocalEngine(tmp_path, slots=1)
+    alone = SupervisedEngine(LocalSite(tmp_path, slots=1))
     alone.start(lambda: None)
     ray.engines.append(alone)
     local = _identity(ray, "local", 0.0)
@@ -268,7 +269,9 @@ def test_slots_of_another_ray_user_are_left_alone_and_used_once_free(ray: Ray, t
         until(lambda: " of 2" in ray.output("a"))
         # Our own workers must not be taken for somebody else's by what the engine hears of them later.
         all_there_s = time.monotonic()
-        until(lambda: engine._heard_s > all_there_s + SETTLE_S + 0.5)
+        assert isinstance(engine.site, RaySite)
+        scout = engine.site._scout
+        until(lambda: scout.heard_s > all_there_s + SETTLE_S + 0.5)
         assert engine.cluster().held == theirs
     finally:
         foreign.terminate()
@@ -301,13 +304,35 @@ def test_where_there_are_gpus_they_are_the_slots_and_each_worker_sees_the_one_th
 ) -> None:
     node = ray.cluster.join("gpus", 1, gpus=2)
     try:
-        engine = RayEngine(ray.home, RayOptions(address=ray.cluster.address, spares=False))
+        engine = SupervisedEngine(RaySite(ray.home, RayOptions(address=ray.cluster.address, spares=False)))
         engine.start(lambda: None)
         ray.engines.append(engine)
         assert [(n.name, n.gpus, n.gpu_type) for n in engine.cluster().nodes] == [("gpus", 2, "gpu")]
         engine.apply(ray.launch("a", TOY, "--epochs", 3, "--sample-ms", 1), (0, 1))
         until(lambda: state(engine, "a") is RunState.FINISHED)
         seen = [line.split()[2] for line in ray.output("a").splitlines() if "| device " in line]
+        assert sorted(seen) == ["0", "1"]
+    finally:
+        node.stop()
+
+
+def test_a_job_is_left_alone_when_gpus_join_and_they_are_the_slots_once_it_is_over(ray: Ray) -> None:
+    engine = ray.engine(spares=False)
+    launch = ray.launch("a", TOY, "--epochs", 400, "--sample-ms", 1, "--hurry", ray.hurry)
+    engine.apply(launch, (0, 2))
+    _trains_on(ray, "a", (0, 2))
+    node = ray.cluster.join("gpus", 1, gpus=2)
+    try:
+        until(lambda: engine.cluster().capacity == 9)  # with the CPU of the new node
+        engine.apply(launch, (0, 2, 4))
+        _trains_on(ray, "a", (0, 2, 4))
+        ray.hurry.touch()
+        until(lambda: state(engine, "a") is RunState.FINISHED)
+        until(lambda: [(n.name, n.gpus) for n in engine.cluster().nodes if n.up] == [("gpus-2", 2)])
+        assert len(list((launch.job_dir / "runs").iterdir())) == 1, "it never began anew"
+        engine.apply(ray.launch("b", TOY, "--epochs", 3, "--sample-ms", 1), (9, 10))
+        until(lambda: state(engine, "b") is RunState.FINISHED)
+        seen = [line.split()[2] for line in ray.output("b").splitlines() if "| device " in line]
         assert sorted(seen) == ["0", "1"]
     finally:
         node.stop()
@@ -326,7 +351,9 @@ def test_two_jobs_share_a_gpu_that_ray_chose_and_rays_books_show_half_of_it_for_
     monkeypatch.setattr(places, "read_nodes", read)
     node = ray.cluster.join("gpus", 1, gpus=2)
     try:
-        engine = RayEngine(ray.home, RayOptions(address=ray.cluster.address, per_gpu=2, spares=False))
+        engine = SupervisedEngine(
+            RaySite(ray.home, RayOptions(address=ray.cluster.address, per_gpu=2, spares=False))
+        )
         engine.start(lambda: None)
         ray.engines.append(engine)
         assert [(n.name, n.gpus, n.per_gpu) for n in engine.cluster().nodes] == [("gpus", 4, 2)]
@@ -356,7 +383,7 @@ def test_a_job_goes_on_when_the_gpus_that_it_fills_become_several_slots_each(ray
         launch = ray.launch("a", TOY, "--epochs", 400, "--sample-ms", 1, "--hurry", ray.hurry)
         for per_gpu, slots in ((1, (0, 1)), (2, (2, 3))):
             options = RayOptions(address=ray.cluster.address, resource="GPU", per_gpu=per_gpu, spares=False)
-            engine = RayEngine(ray.home, options)
+            engine = SupervisedEngine(RaySite(ray.home, options))
             engine.start(lambda: None)
             ray.engines.append(engine)
             engine.apply(launch, slots)
@@ -381,8 +408,8 @@ def test_a_cluster_that_cannot_be_used_is_refused_at_once(
 ) -> None:
     began_s = time.monotonic()
     with pytest.raises(SwellError, match="nothing listens"):
-        RayEngine(tmp_path, RayOptions(address="127.0.0.1:1")).start(lambda: None)
+        SupervisedEngine(RaySite(tmp_path, RayOptions(address="127.0.0.1:1"))).start(lambda: None)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "another-token-than-the-one-of-this-cluster")
     with pytest.raises(SwellError, match="RAY_AUTH_TOKEN"):
-        RayEngine(tmp_path, RayOptions(address=ray_cluster.address)).start(lambda: None)
+        SupervisedEngine(RaySite(tmp_path, RayOptions(address=ray_cluster.address))).start(lambda: None)
     assert time.monotonic() - began_s < 45

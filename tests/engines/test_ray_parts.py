@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
 import socket
 import struct
+import subprocess
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -15,9 +20,8 @@ from tests.waiting import wait_until
 from swell.domain import InputError, JobRequest
 from swell.engines import Launch
 from swell.engines.job_state import JobState, Stage, Workers
-from swell.engines.local import LocalEngine
+from swell.engines.local import LocalSite
 from swell.engines.ray import packaging
-from swell.engines.ray.engine import PENDING_S, RayEngine, RayOptions
 from swell.engines.ray.holder import gpu_file, sees
 from swell.engines.ray.places import (
     Foreign,
@@ -29,12 +33,18 @@ from swell.engines.ray.places import (
     follow,
     held_slots,
     load,
+    nodes_with_gpus,
     read_nodes,
     retired_slots,
     share,
     slot_map,
+    slot_resource,
     to_cluster,
 )
+from swell.engines.ray.scout_process import SILENT_S, ScoutProcess
+from swell.engines.ray.site import RayOptions, RaySite
+from swell.engines.ray.slot_book import FILE, PENDING_S, SlotBook, ours
+from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.polling import readable
 from swell.train.agent.wire import Connection
@@ -78,12 +88,54 @@ def test_slots_are_gpus_where_there_are_any_and_the_head_without_them_gives_none
             "available": {"CPU": 8.0, "GPU": 2.5},
         },
     ]
-    resource, nodes = read_nodes(found, None)
-    assert resource == "GPU"
+    assert (nodes_with_gpus(found), nodes_with_gpus(found[:1])) == (["gpu"], [])
+    nodes = read_nodes(found, "GPU")
     assert [(n.name, n.slots, n.gpu_type, n.used) for n in nodes] == [("gpu", 4, "a100", 2)]
-    resource, nodes = read_nodes(found[:1], None)
-    assert (resource, [n.slots for n in nodes]) == ("CPU", [8])
-    assert read_nodes(found, "trainer") == ("trainer", [])
+    assert [n.slots for n in read_nodes(found[:1], "CPU")] == [8]
+    assert read_nodes(found, "trainer") == []
+
+
+def test_gpus_that_come_late_are_the_slots_once_no_job_runs_and_from_then_on() -> None:
+    assert [slot_resource(None, gpus, busy=busy) for gpus in ([], ["g"]) for busy in (True, False)] == [
+        "CPU", "CPU", "GPU", "GPU",
+    ]  # fmt: skip
+    assert slot_resource("CPU", ["g"], busy=True) == "CPU", "jobs that run have CPUs"
+    assert slot_resource("CPU", ["g"], busy=False) == "GPU"
+    assert slot_resource("GPU", [], busy=False) == "GPU", "the node may return"
+
+
+def test_a_node_with_gpus_that_comes_late_changes_the_slots_when_the_jobs_are_over_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    total = {"CPU": 8.0}
+    head = {"id": "h", "name": "head", "address": "", "total": total, "available": total}
+    both, now_s = [head, _gpu_node(2.0)], iter(range(100))
+
+    def see(book: SlotBook, found: list[dict[str, Any]], *, busy: bool) -> list[tuple[str, int, bool]]:
+        at_s = float(next(now_s))
+        book.see(found, at_s, busy=busy)
+        book.follow([], at_s)
+        return [(node.name, node.gpus, node.up) for node in book.cluster().nodes]
+
+    def again(wanted: str | None = None) -> SlotBook:
+        return SlotBook(tmp_path / FILE, wanted, 1, None)
+
+    first = again()
+    assert see(first, [head], busy=False) == [("head", 8, True)]
+    second = again()
+    for book in (first, first, second):
+        assert see(book, both, busy=True) == [("head", 8, True), ("gpu", 4, True)], "also after a restart"
+    assert caplog.text.count("gpu: there are GPUs now") == 2, "once for each engine"
+    assert second.kind.resource == "CPU" and not second.retired
+    on_gpus = [("head", 8, False), ("gpu", 4, False), ("gpu-2", 2, True)]
+    assert see(second, both, busy=False) == on_gpus
+    assert "slots are GPUs from now on (gpu)" in caplog.text
+    assert second.kind.resource == "GPU" and second.retired == {8, 9, 10, 11}
+    lost = [(name, slots, False) for name, slots, _ in on_gpus]
+    for book in (second, again()):
+        assert see(book, [head], busy=False) == lost, "jobs for GPUs are not moved to the head's CPUs"
+        assert see(book, both, busy=True) == on_gpus
+    assert see(again("CPU"), both, busy=False)[:2] == [("head", 8, True), ("gpu", 4, True)]
 
 
 def _gpu_node(free: float, gpus: float = 2.0) -> dict[str, Any]:
@@ -93,8 +145,8 @@ def _gpu_node(free: float, gpus: float = 2.0) -> dict[str, Any]:
 
 def test_a_gpu_is_several_slots_and_what_others_use_of_it_is_rounded_up_to_slots() -> None:
     def used(per_gpu: int, taken: float) -> int:
-        resource, (found,) = read_nodes([_gpu_node(2.0 - taken)], "GPU", per_gpu)
-        assert (resource, found.slots, found.per_gpu) == ("GPU", 2 * per_gpu, per_gpu)
+        (found,) = read_nodes([_gpu_node(2.0 - taken)], "GPU", per_gpu)
+        assert (found.slots, found.per_gpu) == (2 * per_gpu, per_gpu)
         return found.used
 
     assert [used(n, 0.5) for n in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4], "another user's half of a GPU"
@@ -102,7 +154,7 @@ def test_a_gpu_is_several_slots_and_what_others_use_of_it_is_rounded_up_to_slots
     for n in range(1, 65):
         for workers in range(2 * n + 1):
             assert used(n, workers * share(n)) == workers, "our own workers are one slot each"
-    places = follow([], read_nodes([_gpu_node(1.0)], "GPU", 4)[1])
+    places = follow([], read_nodes([_gpu_node(1.0)], "GPU", 4))
     assert [(n.gpus, n.per_gpu, n.real_gpus) for n in to_cluster(places).nodes] == [(8, 4, 2)]
     assert held_slots(places, {"g": 2}, ours=[7, 6]) == {4, 5}
 
@@ -115,7 +167,7 @@ def test_as_many_workers_as_slots_fit_a_gpu_of_rays_books_and_never_one_more() -
 
 
 def test_a_node_whose_gpus_are_other_slots_than_before_gets_another_place_and_its_old_one_back() -> None:
-    whole, shared = (read_nodes([_gpu_node(2.0)], "GPU", n)[1] for n in (1, 2))
+    whole, shared = (read_nodes([_gpu_node(2.0)], "GPU", n) for n in (1, 2))
     before = follow([], whole)
     after = follow(load(dump(before)), shared)
     assert names(after) == [("gpu", False), ("gpu-2", True)]
@@ -146,7 +198,7 @@ def test_a_number_of_slots_of_each_gpu_that_cannot_be_is_refused(
     assert refused.value.field == "per_gpu"
     rented = RentedNodes(nodes=1, slots=2, gpu_type="gpu") if rents else None
     with pytest.raises(InputError, match=said):
-        RayEngine(tmp_path, RayOptions(per_gpu=per_gpu, resource=resource, rented=rented))
+        RaySite(tmp_path, RayOptions(per_gpu=per_gpu, resource=resource, rented=rented))
     for fine in (1, 2, 64):
         check_per_gpu(fine, None, rents=False)
     check_per_gpu(1, "CPU", rents=True)
@@ -155,16 +207,16 @@ def test_a_number_of_slots_of_each_gpu_that_cannot_be_is_refused(
 def test_gpus_of_several_slots_are_refused_where_ray_has_no_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swell.engines.ray.engine.SLOTS_S", 0.0)
-    engine = RayEngine(tmp_path, RayOptions(address="127.0.0.1:1", per_gpu=2))
+    monkeypatch.setattr("swell.engines.ray.site.SLOTS_S", 0.0)
+    site = RaySite(tmp_path, RayOptions(address="127.0.0.1:1", per_gpu=2))
     for name in ("prepare", "_start_scout"):
-        monkeypatch.setattr(engine, name, lambda: None)
+        monkeypatch.setattr(site, name, lambda: None)
     total = {"CPU": 8.0}
     cpus = {"id": "c", "name": "cpus", "address": "127.0.0.1", "total": total, "available": total}
-    engine._line = {"address": "127.0.0.1:1", "session": "", "nodes": [cpus], "warm": {}}
-    engine._first.set()
+    line = {"address": "127.0.0.1:1", "session": "", "nodes": [cpus], "warm": {}}
+    site._scout._hear(json.dumps(line).encode())
     with pytest.raises(InputError, match="got 2, must be 1, because no node of the Ray cluster") as refused:
-        engine.start(lambda: None)
+        site.open(lambda: None)
     assert refused.value.field == "per_gpu"
 
 
@@ -188,7 +240,8 @@ def test_the_type_of_a_node_is_the_one_it_was_given_else_that_of_the_gpus_that_a
         total = {"CPU": 4.0} | resources
         names = {f"ray.io/{name.replace('_', '-')}": value for name, value in labels.items()}
         found = {"id": "a", "name": "a", "address": "", "total": total, "available": total, "labels": names}
-        return read_nodes([found], wanted)[1][0].gpu_type
+        resource = wanted or slot_resource(None, nodes_with_gpus([found]), busy=False)
+        return read_nodes([found], resource)[0].gpu_type
 
     assert kind({}) == "cpu" and kind({"GPU": 1.0}) == "gpu"
     assert kind({"GPU": 1.0, "accelerator_type:T4": 1.0}) == "t4"
@@ -228,15 +281,15 @@ def test_a_directory_that_is_too_large_is_refused_with_its_largest_entries(tmp_p
         path.write_bytes(b"\0" * size)
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "pack").write_bytes(b"\0" * (9 << 20))
-    engine = RayEngine(tmp_path / "home", RayOptions(address="127.0.0.1:1", workdir_bytes=4 << 20))
+    site = RaySite(tmp_path / "home", RayOptions(address="127.0.0.1:1", workdir_bytes=4 << 20))
     launch = _launch(tmp_path)
     with pytest.raises(InputError) as refused:
-        engine.check(launch)
+        site.check(launch)
     said = str(refused.value)
     assert re.search(r"is 6\.0 MiB .* limit is 4\.0 MiB", said) and refused.value.field == "workdir"
     assert re.search(r"big\.bin \(3\.0 MiB\), data \(2\.0 MiB\), c\.bin \(1\.0 MiB\)", said)
     (tmp_path / ".gitignore").write_text("*.bin\n!c.bin\n")
-    engine.check(launch)
+    site.check(launch)
 
 
 def test_swells_own_directory_stays_behind() -> None:
@@ -248,7 +301,7 @@ def test_swells_own_directory_stays_behind() -> None:
 def test_requirements_are_refused_where_they_cannot_be_installed(tmp_path: Path) -> None:
     launch = _launch(tmp_path, pip=("einops",))
     with pytest.raises(InputError, match="--engine ray"):
-        LocalEngine(tmp_path, slots=1).check(launch)
+        LocalSite(tmp_path, slots=1).check(launch)
 
 
 def test_a_job_directory_that_is_not_the_supervisors_is_noticed(tmp_path: Path) -> None:
@@ -366,12 +419,51 @@ def test_a_worker_beyond_its_memory_ends_the_job_and_is_told_as_ended() -> None:
     assert made.hear() == [Failed(137, "it used too much", aloud=True), Exited("w0", -9)]
 
 
-@pytest.mark.parametrize(("command", "ours"), [(True, {"a": 1}), (False, {})])
+@pytest.mark.parametrize(("command", "counts"), [(True, {"a": 1}), (False, {})])
 def test_slots_of_any_program_stay_ours_although_its_workers_never_say_that_they_are_ready(
-    tmp_path: Path, command: bool, ours: dict[str, int]
+    tmp_path: Path, command: bool, counts: dict[str, int]
 ) -> None:
-    engine = RayEngine(tmp_path, RayOptions(address="127.0.0.1:1"))
     job = SupervisedJob(_launch(tmp_path, command=command))
     job.state = JobState(stage=Stage.STARTING, told=(1,), told_s=0.0, workers=Workers(live={"w0": 1}))
-    engine._jobs["a"] = job
-    assert engine._ours(follow([], [node("a")]), now_s=PENDING_S + 1) == (ours, {1} if command else set())
+    seen = ours([job], follow([], [node("a")]), now_s=PENDING_S + 1)
+    assert seen == (counts, {1} if command else set())
+
+
+def test_jobs_of_an_earlier_run_of_the_cluster_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, sent = RaySite(tmp_path, RayOptions(address="127.0.0.1:1")), list[signal.Signals]()
+    monkeypatch.setattr(SupervisedJob, "has_processes", lambda job: True)
+    monkeypatch.setattr(SupervisedJob, "send_signal", lambda job, number: sent.append(number))
+    monkeypatch.setattr(site, "cluster", lambda: to_cluster(follow([], [node("a")])))
+    engine, job = SupervisedEngine(site), SupervisedJob(_launch(tmp_path))
+    job.directory.mkdir()
+    for ran_in, runs_now, ended in [("s1", "s1", []), ("s1", "s2", [signal.SIGKILL]), ("", "s2", [])]:
+        site._session = ran_in
+        job.write_order((0,), 1, site.order_extras())
+        site._session = runs_now
+        engine._tend(job)
+        assert sent == ended
+        sent.clear()
+
+
+def test_a_scout_that_ends_or_falls_silent_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+    # In place of the scout there is `cat`, which says whatever it is asked.
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **options: start(["cat"], **options))
+    scout = ScoutProcess(tmp_path / "scout.log")
+    assert scout.is_due(time.monotonic()) and not scout.runs
+    scout.start({}, os.environ)
+    scout.request([{"CPU": 2}])
+    assert scout.wait_first(30.0) == "" and scout.runs
+    assert scout.take_line() == {"bundles": [{"CPU": 2}]} and scout.take_line() is None
+    assert not scout.is_due(scout.heard_s + SILENT_S - 1.0)
+    late_s = scout.heard_s + SILENT_S + 1.0
+    wait_until(lambda: scout.is_due(late_s), 30, "the silent scout to be killed")
+    scout.expect_first()
+    scout.start({}, os.environ)
+    assert "did not list its nodes within 0 s" in scout.wait_first(0.0)
+    scout.stop()
+    assert "stopped unexpectedly" in scout.wait_first(30.0) and not scout.runs

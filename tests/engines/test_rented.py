@@ -16,12 +16,13 @@ from swell.cli._rented import with_rented
 from swell.cloud import Offer, Supply
 from swell.control.plane import ControlPlane
 from swell.domain import EventKind
-from swell.engines.ray import engine as engine_module
 from swell.engines.ray import head, raylet
-from swell.engines.ray.engine import RayEngine, RayOptions
+from swell.engines.ray import site as site_module
 from swell.engines.ray.places import RayNode, RentedNodes, dump, follow, load, to_cluster
 from swell.engines.ray.places import with_rented as with_places
 from swell.engines.ray.providers import LocalProvider, RayProvider
+from swell.engines.ray.site import RayOptions, RaySite
+from swell.engines.supervised import SupervisedEngine
 
 READ = """
 import sys
@@ -37,7 +38,7 @@ LONG_S = 200.0
 def plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlPlane]:
     """A platform on a Ray of its own that rents up to three nodes of one slot."""
     monkeypatch.setattr(head, "STARTED_S", LONG_S)
-    monkeypatch.setattr(engine_module, "FIRST_SIGHT_S", LONG_S)
+    monkeypatch.setattr(site_module, "FIRST_SIGHT_S", LONG_S)
     with renting_platform(tmp_path) as made:
         yield made
 
@@ -56,15 +57,16 @@ def test_nodes_follow_the_queue_from_none_to_three_and_back(plane: ControlPlane,
     assert len(gone) >= 3 and gone[-1] == "let go: no jobs"
 
     # On the same Ray, what can be tried of Ray's own autoscaler: that it is asked for whole nodes.
-    engine = plane.engine
-    assert isinstance(engine, RayEngine)
-    by_ray = RayProvider(engine, Offer(gpus_per_node=2))
+    assert isinstance(plane.engine, SupervisedEngine)
+    site = plane.engine.site
+    assert isinstance(site, RaySite)
+    by_ray = RayProvider(site, Offer(gpus_per_node=2))
     by_ray.request(3)
     assert by_ray.supply() == Supply((), 3)
-    heard_s = engine._heard_s
-    wait_until(lambda: engine._heard_s > heard_s + 1.0, LONG_S, "the scout, after it has asked", poll_s=0.2)
-    words = [sys.executable, "-c", READ, engine.address]
-    read = subprocess.run(words, env=engine.access(), capture_output=True, text=True, timeout=LONG_S)
+    scout, heard_s = site._scout, site._scout.heard_s
+    wait_until(lambda: scout.heard_s > heard_s + 1.0, LONG_S, "the scout, after it has asked", poll_s=0.2)
+    words = [sys.executable, "-c", READ, site.address]
+    read = subprocess.run(words, env=site.access(), capture_output=True, text=True, timeout=LONG_S)
     assert json.loads(read.stdout) == [{"CPU": 2}] * 3, read.stderr
 
 
@@ -84,9 +86,9 @@ class Processes:
 def test_the_local_provider_drops_nodes_that_start_first_and_reuses_no_name_before_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = RayEngine(tmp_path, with_rented(RayOptions(), "0:3x1", "local"))
-    monkeypatch.setattr(RayEngine, "address", "a:1")
-    provider, processes = LocalProvider(engine, Offer(gpus_per_node=1)), Processes(monkeypatch)
+    site = RaySite(tmp_path, with_rented(RayOptions(), "0:3x1", "local"))
+    monkeypatch.setattr(RaySite, "address", "a:1")
+    provider, processes = LocalProvider(site, Offer(gpus_per_node=1)), Processes(monkeypatch)
     provider.request(2)
     assert provider.supply() == Supply((), 2)
     processes.living["rented-1"] = "a:1"
@@ -103,7 +105,7 @@ def test_the_local_provider_drops_nodes_that_start_first_and_reuses_no_name_befo
     processes.living |= {"rented-2": "a:1", "rented-3": "a:1"}
     provider.request(1, ["rented-3", "rented-1"])
     assert provider.supply() == Supply(("rented-2",), 0)
-    monkeypatch.setattr(RayEngine, "address", "a:2")
+    monkeypatch.setattr(RaySite, "address", "a:2")
     assert provider.supply() == Supply((), 0), "Ray was started again: the node can never be used"
     assert processes.told_to_end == ["rented-2", "rented-3", "rented-1", "rented-2"]
 

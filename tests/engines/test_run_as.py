@@ -80,8 +80,7 @@ def test_a_job_runs_as_its_account_and_reads_nothing_of_the_platforms(home: Path
     (home / "script.py").write_text(SCRIPT)
     (home / "script.py").chmod(0o644)
     bench = Bench(home)
-    engine = bench.engine()
-    engine.run_as = SUBMITTER
+    engine = bench.engine(run_as=SUBMITTER)
     secrets = [str(home / "tokens" / "admin"), str(home / "store.db"), f"/proc/{os.getpid()}/environ"]
     request = JobRequest(name="a", script=str(home / "script.py"), args=tuple(secrets), workdir="/")
     launch = Launch(job_id="a", request=request, job_dir=home / "jobs" / "a", owner="nobody")

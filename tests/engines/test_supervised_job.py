@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from swell.domain import JobRequest
+from swell.domain import Cluster, JobRequest
 from swell.engines import Launch, supervisor
 from swell.engines.border import BadMessage, Confined, JobStatus, read_event, read_status
 from swell.engines.job_state import JobState, Stage, Workers
-from swell.engines.local import LocalEngine
+from swell.engines.listener import Listener
+from swell.engines.local import LocalSite
+from swell.engines.nursery import Nursery
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import Allowance, SupervisedJob
 from swell.train.agent.jobdir import JobDirectory
@@ -39,28 +42,28 @@ def _status(workers: dict[str, int]) -> JobStatus:
     return read_status({"workers": names, "slots": workers, "members": list(workers), "target": 1}, 4)
 
 
-def _told_by(engine: LocalEngine, job: SupervisedJob, now_s: float = 0.0) -> list[Any]:
+def _told_by(engine: SupervisedEngine, job: SupervisedJob, now_s: float = 0.0) -> list[Any]:
     """What a turn of the engine sends the job's coordinator."""
     job.line.connection = cast(Connection, line := _Line())
     engine._jobs[job.job_id] = job
     engine._send_target(job, now_s)
-    engine._report(job, job.state.unlogged())
+    engine._listener.report(job, job.state.unlogged())
     return [message["slots"] for message in line.sent]
 
 
-def _gpus(engine: LocalEngine) -> list[tuple[int, ...]]:
+def _gpus(engine: SupervisedEngine) -> list[tuple[int, ...]]:
     return [report.data["gpus"] for report in engine.reports() if report.kind == "resized"]
 
 
 def test_a_job_that_moves_before_it_trains_is_reported_on_its_new_slot(tmp_path: Path) -> None:
-    engine = LocalEngine(tmp_path, slots=4)
+    engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
     job = _running(tmp_path, wanted=(3,), told=(0,), logged=(0,))
     assert _told_by(engine, job) == [[3]] and job.state.told == (3,)
     assert _gpus(engine) == [(3,)]
 
 
 def test_a_job_gets_a_slot_only_when_no_worker_of_another_job_is_on_it(tmp_path: Path) -> None:
-    engine = LocalEngine(tmp_path, slots=4)
+    engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
     other = _running(tmp_path, "other", Workers(live={"w0": 3}), logged=(2,))
     job = _running(tmp_path, wanted=(0, 3), told=(0,), logged=(0,))
     engine._jobs["other"] = other
@@ -79,7 +82,7 @@ def test_a_job_that_was_found_keeps_what_its_coordinator_was_told_and_what_the_l
     monkeypatch.setattr("swell.engines.supervised_job.is_locked", lambda directory: True)
     directory = tmp_path / "jobs" / "a"
     directory.mkdir(parents=True)
-    earlier = LocalEngine(tmp_path, slots=4)
+    earlier = SupervisedEngine(LocalSite(tmp_path, slots=4))
     job = _running(directory, wanted=(0,))
     job.write_order((0,), 4, {})
     job.state.started((0,), 0.0)
@@ -92,22 +95,22 @@ def test_a_job_that_was_found_keeps_what_its_coordinator_was_told_and_what_the_l
     state.logged = (0, 2)
     assert state.wanted == (0,) and state.slots(0.0) == {0, 1, 2}
     state.connected(_status({"w0": 0, "w1": 1}))
-    engine = LocalEngine(tmp_path, slots=4)
+    engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
     assert _told_by(engine, found) == [[0]], "it is told again, whatever it was told before"
     assert _gpus(engine) == [(0, 1)] and state.slots(0.0) == {0, 1}
     assert _told_by(engine, found) == [], "once for each connection"
 
 
 def test_a_job_that_was_killed_together_with_the_control_plane_keeps_the_slots_of_the_log(
-    tmp_path: Path,
+    tmp_path: Path, nursery: Nursery
 ) -> None:
     directory = tmp_path / "jobs" / "a"
     directory.mkdir(parents=True)
     launch = _launch(directory)
     SupervisedJob(launch, JobState(wanted=(2, 3))).write_order((2, 3), 4, {})
-    engine = LocalEngine(tmp_path, slots=4)
+    engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
     engine.may_act = lambda: False  # its thread is to do nothing
-    SupervisedEngine.start(engine, lambda: None, {"a": (2, 3)})
+    engine.start(lambda: None, {"a": (2, 3)})
     try:
         (job,) = engine._jobs.values()
         now_s = time.monotonic() + 10.0
@@ -124,7 +127,7 @@ def test_a_job_that_was_killed_together_with_the_control_plane_keeps_the_slots_o
 def test_a_full_disk_keeps_a_job_from_growing_but_not_from_shrinking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = LocalEngine(tmp_path, slots=4)
+    engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
     job = _running(tmp_path, wanted=(0, 1), told=(0, 1))
     job.write_order((0, 1), 4, {})
 
@@ -148,16 +151,16 @@ def test_a_job_of_replicas_uses_only_as_many_slots_as_whole_replicas_need(tmp_pa
 
 
 def test_a_job_that_shrinks_keeps_its_slots_until_it_goes_on_without_them(tmp_path: Path) -> None:
-    engine = LocalEngine(tmp_path, slots=4)
+    engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
     workers = Workers(live={"w0": 0, "w1": 1})
     job = _running(tmp_path, workers=workers, wanted=(0, 1), told=(0, 1))
-    engine._report(job, [("resized", {"pause_s": 0.0, "gpus": (0, 1)})])
+    engine._listener.report(job, [("resized", {"pause_s": 0.0, "gpus": (0, 1)})])
     job.state.told = (0,)
     workers.live, workers.members = {"w0": 0}, {"w0", "w1"}  # the other one has left
-    engine._report(job, job.state.unlogged())
+    engine._listener.report(job, job.state.unlogged())
     assert job.state.slots(0.0) == {0, 1}, "the log still shows it on both, until it says who goes on"
     workers.members = {"w0"}
-    engine._report(job, job.state.unlogged())
+    engine._listener.report(job, job.state.unlogged())
     assert job.state.slots(0.0) == {0} and _gpus(engine) == [(0, 1), (0,)]
     (tmp_path / "exit.json").write_text(json.dumps({"code": 0, "reason": ""}))
     engine._supervisor_ended(job)
@@ -165,26 +168,26 @@ def test_a_job_that_shrinks_keeps_its_slots_until_it_goes_on_without_them(tmp_pa
 
 
 def test_a_report_that_was_not_listened_to_is_made_later(tmp_path: Path) -> None:
-    engine = LocalEngine(tmp_path, slots=4)
+    engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
     workers = Workers(live={"w0": 0}, members={"w0"})
     job = _running(tmp_path, workers=workers, wanted=(0,), told=(0,), logged=(0, 1))
     job.allowance = Allowance(rate=0.0, _left=0.0)
-    engine._report(job, job.state.unlogged())
+    engine._listener.report(job, job.state.unlogged())
     assert job.state.slots(0.0) == {0, 1} and _gpus(engine) == []
     job.allowance = Allowance()
-    engine._report(job, job.state.unlogged())
+    engine._listener.report(job, job.state.unlogged())
     assert job.state.slots(0.0) == {0} and _gpus(engine) == [(0,)]
 
 
 def test_a_job_that_can_use_one_worker_only_is_reported_as_it_says_so_and_when_it_is_taken_over(
     tmp_path: Path,
 ) -> None:
-    engine = LocalEngine(tmp_path, slots=4)
+    listener = Listener(lambda: Cluster.parse("1x4"), threading.Lock())
     job = _running(tmp_path, wanted=(0,), told=(0,))
     reason = "three workers could not follow it (KeyError:\n  'x')"
-    engine._take_event(job, {"event": "confined", "workers": 1, "reason": reason})
+    listener._take_event(job, {"event": "confined", "workers": 1, "reason": reason})
     expected = {"workers": 1, "reason": "three workers could not follow it (KeyError: 'x')"}
-    assert [(r.kind, r.data) for r in engine.reports()] == [("confined", expected)]
+    assert [(r.kind, r.data) for r in listener.reports()] == [("confined", expected)]
     status = {"workers": {}, "members": [], "target": 1, "maximum": 1}
     assert read_status(status | {"confined": ""}, 4).confined is None
     assert read_status(status | {"confined": reason}, 4).confined == Confined(1, expected["reason"])
@@ -224,11 +227,12 @@ class _Line:
 
 
 def test_a_slow_worker_is_reported_with_its_own_slot_unless_it_leads(tmp_path: Path) -> None:
-    engine, job = LocalEngine(tmp_path, slots=4), _running(tmp_path, workers=Workers(live={"w1": 2}))
+    listener = Listener(lambda: Cluster.parse("1x4"), threading.Lock())
+    job = _running(tmp_path, workers=Workers(live={"w1": 2}))
     slow = {"event": "straggler", "worker": "w1", "times": 2.0, "slot": 3}
     for event in (slow | {"leader": True}, slow | {"worker": "w9"}, slow):
-        engine._take_event(job, event)
-    reports = [(report.kind, report.data) for report in engine.reports()]
+        listener._take_event(job, event)
+    reports = [(report.kind, report.data) for report in listener.reports()]
     assert [kind for kind, _ in reports] == ["noticed", "noticed", "noticed", "slow"]
     assert reports[-1][1] == {"slot": 2, "times": 2.0}, (
         "the slot that the engine has it on, whatever the job says"
@@ -236,7 +240,7 @@ def test_a_slow_worker_is_reported_with_its_own_slot_unless_it_leads(tmp_path: P
 
 
 def test_a_job_that_waits_for_other_slots_leaves_those_that_services_want_at_once(tmp_path: Path) -> None:
-    engine = LocalEngine(tmp_path, slots=8)
+    engine = SupervisedEngine(LocalSite(tmp_path, slots=8))
     engine._jobs["b"] = _running(tmp_path / "b", "b", wanted=(6, 7), told=(6, 7))
     workers = Workers(live={"w0": 0, "w1": 1, "w2": 2, "w3": 3})
     workers.members = workers.former = set(workers.live)

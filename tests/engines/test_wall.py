@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.waiting import wait_until
@@ -13,7 +14,7 @@ from tests.waiting import wait_until
 from swell.domain import InputError, JobRequest
 from swell.engines import Launch, RunState, groups, wall
 from swell.engines.accounts import no_script
-from swell.engines.local import LocalEngine, try_wall, wall_trouble
+from swell.engines.local import LocalSite, try_wall, wall_trouble
 from swell.engines.supervisor import signal_supervisor
 
 from .conftest import Bench
@@ -83,8 +84,7 @@ def test_a_walled_job_reads_no_tokens_and_reaches_nobody_outside(bench: Bench) -
     for name in ("tokens/admin", "store.db", "jobs/other/output.log"):
         (bench.home / name).parent.mkdir(parents=True, exist_ok=True)
         (bench.home / name).write_text("secret")
-    engine = bench.engine()
-    engine.walled = True
+    engine = bench.engine(walled=True)
     engine.apply(launch(bench, "curious", CURIOUS, bench.home, os.getpid()), (0,))
     seen = bench.wait(engine, "curious", lambda o: o and o.state in OVER, 200)
     assert seen is not None and seen.state is RunState.FINISHED, bench.output("curious")
@@ -118,12 +118,12 @@ def test_a_script_that_the_job_could_not_read_is_not_there(tmp_path: Path) -> No
     for name in ("tokens/admin", "work/train.py"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
-    engine = LocalEngine(tmp_path, slots=1)
 
-    def answer(script: str) -> str:
+    def answer(script: str, **options: Any) -> str:
+        site = LocalSite(tmp_path, slots=1, **options)
         request = JobRequest(name="a", script=script, workdir=str(tmp_path / "work"))
         try:
-            engine.check(Launch(job_id="a", request=request, job_dir=tmp_path / "jobs" / "a", owner="nobody"))
+            site.check(Launch(job_id="a", request=request, job_dir=tmp_path / "jobs" / "a", owner="nobody"))
         except InputError as error:
             assert error.field == "script"
             return str(error)
@@ -131,12 +131,10 @@ def test_a_script_that_the_job_could_not_read_is_not_there(tmp_path: Path) -> No
 
     secret, absent = str(tmp_path / "tokens" / "admin"), str(no_script(tmp_path / "tokens" / "admin"))
     assert answer(secret) == "" and answer("train.py") == ""
-    engine.walled = True
-    assert answer(secret) == absent and answer("train.py") == ""
-    engine.walled, engine.run_as = False, "nobody"
+    assert answer(secret, walled=True) == absent and answer("train.py", walled=True) == ""
     if os.geteuid() == 0:  # nobody may not even pass through pytest's folder
-        assert answer(secret) == absent
-        assert answer("/etc/passwd") == ""
+        assert answer(secret, run_as="nobody") == absent
+        assert answer("/etc/passwd", run_as="nobody") == ""
 
 
 def test_what_a_job_started_ends_with_it_though_its_supervisor_is_killed(bench: Bench) -> None:

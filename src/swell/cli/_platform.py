@@ -252,16 +252,23 @@ def keep_from_debuggers() -> None:
 
 def make_engine(settings: Settings) -> SupervisedEngine:
     """The engine that the settings ask for."""
-    if settings.engine == "local":
-        from swell.engines.local import LocalEngine
+    from swell.engines.supervised import SupervisedEngine
 
-        local = LocalEngine(
-            settings.home, nodes=settings.nodes, slots=settings.slots, per_gpu=settings.per_gpu or 1
+    if settings.engine == "local":
+        from swell.engines.local import LocalSite
+
+        local = LocalSite(
+            settings.home,
+            nodes=settings.nodes,
+            slots=settings.slots,
+            per_gpu=settings.per_gpu or 1,
+            walled=settings.wall,
+            run_as=settings.run_as,
+            pass_env=settings.pass_env,
         )
-        local.pass_env, local.run_as, local.walled = settings.pass_env, settings.run_as, settings.wall
-        return local
+        return SupervisedEngine(local)
     need_ray()
-    from swell.engines.ray.engine import RayEngine, RayOptions
+    from swell.engines.ray.site import RayOptions, RaySite
 
     options = RayOptions(
         address=settings.address,
@@ -276,9 +283,7 @@ def make_engine(settings: Settings) -> SupervisedEngine:
         from swell.cli._rented import with_rented
 
         options = with_rented(options, settings.autoscale, settings.provider)
-    on_ray = RayEngine(settings.home, options)
-    on_ray.pass_env = settings.pass_env
-    return on_ray
+    return SupervisedEngine(RaySite(settings.home, options, pass_env=settings.pass_env))
 
 
 def need_ray() -> None:
@@ -428,7 +433,8 @@ def stop_jobs(home: Path, say: Callable[[int], None]) -> list[str]:
 
     `say` is called with the number of jobs as soon as it is known. Returns the ids of the stopped jobs.
     """
-    from swell.engines.local import LocalEngine
+    from swell.engines.local import LocalSite
+    from swell.engines.supervised import SupervisedEngine
     from swell.engines.supervisor import is_locked
 
     with only_one(home):
@@ -436,7 +442,7 @@ def stop_jobs(home: Path, say: Callable[[int], None]) -> list[str]:
         say(len(directories))
         if not directories:
             return []
-        engine = LocalEngine(home, slots=MOST_SLOTS)
+        engine = SupervisedEngine(LocalSite(home, slots=MOST_SLOTS))
         engine.start(lambda: None)
         try:
             for directory in directories:

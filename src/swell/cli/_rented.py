@@ -10,7 +10,7 @@ from swell.domain import InputError
 
 if TYPE_CHECKING:
     from swell.control.renting import Renting
-    from swell.engines.ray.engine import RayOptions
+    from swell.engines.ray.site import RayOptions
     from swell.engines.supervised import SupervisedEngine
 
 _START_S = {"local": 15.0, "ray": 120.0}
@@ -67,13 +67,14 @@ def make_renting(autoscale: str | None, provider: str | None, engine: Supervised
     if autoscale is None:
         return None
     from swell.control.renting import Renting
-    from swell.engines.ray.engine import RayEngine
     from swell.engines.ray.providers import LocalProvider, RayProvider
+    from swell.engines.ray.site import RaySite
 
-    assert isinstance(engine, RayEngine)
+    site = engine.site
+    assert isinstance(site, RaySite)
     rentable = _rentable(autoscale, provider)
     make = LocalProvider if provider == "local" else RayProvider
-    return Renting(make(engine, rentable.offer), rentable.terms, engine.rented_names)
+    return Renting(make(site, rentable.offer), rentable.terms, site.rented_names)
 
 
 def _rentable(autoscale: str, provider: str | None) -> Rentable:

@@ -1,4 +1,4 @@
-"""The interface of an engine: the place where workers live, such as local processes or Ray.
+"""The interface of an engine, which has the workers of jobs run: as processes of this machine, or on Ray.
 
 The control plane says what should run (`apply`) and asks what does run (`observe`). An engine keeps no state
 that matters in memory: all it needs to find its jobs again after the control plane was killed is on disk or

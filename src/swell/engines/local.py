@@ -1,4 +1,4 @@
-"""The local engine: real worker processes on this machine's GPUs, or on CPU slots where there are none.
+"""This machine as a site: real worker processes on its GPUs, or on CPU slots where there are none.
 
 Where there are GPUs, the worker on a slot has the GPU of that slot, or its part of one that several share.
 """
@@ -10,18 +10,18 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swell.domain import ANY_GPU, Cluster, InputError, clean_type
+from swell.domain import ANY_GPU, Cluster, InputError, Placement, clean_type
 from swell.engines import groups, wall
-from swell.engines.accounts import no_script, of_job
-from swell.engines.base import NOTHING_HELD, Held, Launch
+from swell.engines.accounts import Account, no_script, of_job
+from swell.engines.base import Launch
+from swell.engines.environment import for_jobs
 from swell.engines.nursery import Nursery
 from swell.engines.processes import sweep
-from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.children import Child
 
@@ -79,21 +79,31 @@ def wall_trouble(trial: subprocess.Popen[str], home: Path) -> str:
     return "" if trial.returncode == 0 else said.strip() or f"exit code {trial.returncode}"
 
 
-class LocalEngine(SupervisedEngine):
+class LocalSite:
     """Workers as processes of this machine."""
 
     name = "local"
 
     def __init__(
-        self, home: Path, nodes: str | None = None, slots: int | None = None, per_gpu: int = 1
+        self,
+        home: Path,
+        nodes: str | None = None,
+        slots: int | None = None,
+        per_gpu: int = 1,
+        *,
+        walled: bool = False,
+        run_as: str | None = None,
+        pass_env: tuple[str, ...] = (),
     ) -> None:
         """`nodes`: virtual nodes, such as '2x4'. Without it there is one node with `slots` slots, by default
-        `per_gpu` for each GPU, or one for each core if there are no GPUs."""
+        `per_gpu` for each GPU, or one for each core if there are no GPUs. `run_as`: the account that jobs run
+        as, 'submitter' for that of each job's owner, None for this process's. `pass_env`: variables of the
+        platform's environment that jobs get besides those on the list."""
         if nodes is not None and slots is not None:
             raise InputError("give either nodes or slots, not both", field="nodes")
         if slots is not None and slots < 1:
             raise InputError(f"slots must be at least 1, got {slots}", field="slots")
-        super().__init__(home)
+        self.home = home
         self._gpus, self._per_gpu = detect_gpus(), per_gpu
         if per_gpu < 1 or (per_gpu > 1 and not self._gpus):
             allowed = "at least 1" if self._gpus else "1, because this machine has no GPU"
@@ -101,45 +111,57 @@ class LocalEngine(SupervisedEngine):
         count = slots or self._gpus * per_gpu or os.cpu_count() or 1
         parsed = Cluster.parse(nodes or f"1x{count}", detect_gpu_type())
         self._cluster = Cluster(tuple(replace(node, per_gpu=per_gpu) for node in parsed.nodes))
-        self.walled = False
+        self._walled = walled
         """Whether jobs are kept from the platform and from each other by a wall, where this machine can."""
+        self._run_as, self._pass_env = run_as, pass_env
         self._wall_trial: subprocess.Popen[str] | None = None
         self._nursery: Nursery | None = None
 
     def prepare(self) -> None:
         """Start the nursery, which has to import torch."""
         if self._nursery is None:
-            self._nursery = Nursery(self._home / "nursery.log")
+            self._nursery = Nursery(self.home / "nursery.log")
 
-    def start(self, wake: Callable[[], None], held: Held = NOTHING_HELD) -> None:
-        """Find the jobs that already run, and prepare for those to come."""
+    def open(self, poke: Callable[[], None]) -> None:
+        """Prepare for the jobs to come."""
         groups.tidy()
         if self._per_gpu > 1:
             self._make_gpu_files()
-        if self.walled:
+        if self._walled:
             self._wall_trial = try_wall()
         self.prepare()
-        super().start(wake, held)
 
     def close(self) -> None:
-        """Stop listening. Jobs go on."""
-        super().close()
+        """End the nursery. Jobs go on."""
         if self._nursery is not None:
             self._nursery.close()
 
-    def _tick(self, now_s: float) -> None:
-        """Have a nursery that was killed come back."""
+    def look(self, jobs: Sequence[SupervisedJob], now_s: float) -> bool:
+        """Have a nursery that was killed come back. The nodes never change here."""
         if self._nursery is not None:
             self._nursery.renew()
+        return False
+
+    # -- the slots ---------------------------------------------------------------------------------------
 
     def cluster(self) -> Cluster:
         """The nodes. They never change here."""
         return self._cluster
 
+    def usable(self, slots: Placement) -> Placement:
+        """All of them."""
+        return slots
+
+    def retired(self) -> frozenset[int]:
+        """None."""
+        return frozenset()
+
+    # -- the jobs ----------------------------------------------------------------------------------------
+
     def check(self, launch: Launch) -> None:
         """Refuse jobs with requirements of their own, because all workers share this machine's Python; and
         jobs of users without the account that their jobs would run as."""
-        account, script = of_job(self.run_as, launch.owner), launch.workdir / launch.request.script
+        account, script = self.account(launch.owner), launch.workdir / launch.request.script
         if (account is not None and not account.can_read(script)) or self._hides(launch, script):
             raise no_script(script)  # as if it were not there: whether it is, is none of the user's business
         if launch.request.pip:
@@ -149,24 +171,36 @@ class LocalEngine(SupervisedEngine):
                 field="pip",
             )
 
-    def _hides(self, launch: Launch, script: Path) -> bool:
-        """Whether the wall would hide a job's script from it."""
-        real = script.resolve()
-        if not self.walled or not real.is_relative_to(self._home.resolve()):
-            return False
-        visible = wall.shown(self._home, launch.job_dir, [launch.workdir, script])
-        return not any(real.is_relative_to(path) for path in visible)
+    def account(self, owner: str) -> Account | None:
+        """The account that jobs of this user run as; None for the platform's own."""
+        return of_job(self._run_as, owner)
 
-    def _start_supervisor(self, job: SupervisedJob, env: dict[str, str]) -> Child:
+    def may_start(self, job: SupervisedJob) -> bool:
+        """Wait for a nursery that is being prepared, and for processes of an earlier run that still end."""
+        nursery = None if job.runs_any_command else self._nursery
+        if nursery is not None and nursery.in_preparation:
+            return False  # the job starts sooner from there than without it
+        return groups.end_orphans(job.directory)
+
+    def order_extras(self) -> dict[str, Any]:
+        """The GPUs, and how many slots each of them is."""
+        extras: dict[str, Any] = {"gpus": self._gpus, "per_gpu": self._per_gpu}
+        if self._per_gpu > 1:
+            extras["gpu_files"] = str(self._gpu_files.resolve())
+        return extras
+
+    def start_supervisor(self, job: SupervisedJob) -> Child:
+        """Fork the supervisor from the nursery, or start it as a new process; in a group of its own."""
+        env = job.environment(for_jobs(os.environ, self._pass_env))
         name = None if job.account is None else job.account.name
         if groups.where() is not None:
-            env = {**env, groups.VARIABLE: groups.beginning(job.directory)}
+            env[groups.VARIABLE] = groups.beginning(job.directory)
         if self._can_wall():
-            env = {**env, wall.VARIABLE: json.dumps(self._hidden())}
+            env[wall.VARIABLE] = json.dumps(self._hidden())
         child: Child | None = None
         if self._nursery is not None and not job.runs_any_command:
             child = self._nursery.supervisor(job.directory, env, name)
-        child = child or super()._start_supervisor(job, env)
+        child = child or job.spawn_supervisor(env)
         try:
             groups.enter(job.directory, child.pid)  # the supervisor waits for this
         except OSError:
@@ -174,45 +208,48 @@ class LocalEngine(SupervisedEngine):
             raise
         return child
 
-    def _sweep(self, job: SupervisedJob) -> bool:
+    def abandoned(self, job: SupervisedJob) -> bool:
+        """Never: this machine ends with all of its processes."""
+        return False
+
+    def sweep(self, job: SupervisedJob) -> bool:
         """Kill what is left of a job: what is in its control group, and what carries its mark."""
         return groups.end_orphans(job.directory) and sweep(job.directory)
+
+    # -- the wall ----------------------------------------------------------------------------------------
+
+    def _hides(self, launch: Launch, script: Path) -> bool:
+        """Whether the wall would hide a job's script from it."""
+        real = script.resolve()
+        if not self._walled or not real.is_relative_to(self.home.resolve()):
+            return False
+        visible = wall.shown(self.home, launch.job_dir, [launch.workdir, script])
+        return not any(real.is_relative_to(path) for path in visible)
 
     def _can_wall(self) -> bool:
         """Whether jobs are walled off: they are to be, and this machine allows it."""
         if self._wall_trial is not None:
-            why_not = wall_trouble(self._wall_trial, self._home)
-            self._wall_trial, self.walled = None, not why_not
+            why_not = wall_trouble(self._wall_trial, self.home)
+            self._wall_trial, self._walled = None, not why_not
             if why_not:
                 log.warning("jobs are not walled off from the platform (docs/security.md): %s", why_not)
-        return self.walled
+        return self._walled
 
     def _hidden(self) -> dict[str, Any]:
         """The home that jobs must not see, and what they must not change: the groups they are found by."""
         mounted = groups.mount_point() if groups.where() is not None else None
         return {
-            "home": str(self._home.resolve()),
+            "home": str(self.home.resolve()),
             "shared": [str(self._gpu_files.resolve())],
             "read_only": [] if mounted is None else [str(mounted)],
         }
 
-    def _may_start(self, job: SupervisedJob) -> bool:
-        """Wait for a nursery that is being prepared, and for processes of an earlier run that still end."""
-        nursery = None if job.runs_any_command else self._nursery
-        if nursery is not None and nursery.in_preparation:
-            return False  # the job starts sooner from there than without it
-        return groups.end_orphans(job.directory)
-
-    def _order_extras(self, job: SupervisedJob) -> dict[str, Any]:
-        extras: dict[str, Any] = {"gpus": self._gpus, "per_gpu": self._per_gpu}
-        if self._per_gpu > 1:
-            extras["gpu_files"] = str(self._gpu_files.resolve())
-        return extras
+    # -- files of GPUs that several jobs share -----------------------------------------------------------
 
     @property
     def _gpu_files(self) -> Path:
         """The files that jobs on the same GPU keep together, one for each GPU (`swell.train.turns`)."""
-        return self._home / "gpus"
+        return self.home / "gpus"
 
     def _make_gpu_files(self) -> None:
         """Make them so that jobs can write them, whatever account they have, but not replace them."""
@@ -220,4 +257,4 @@ class LocalEngine(SupervisedEngine):
         for gpu in range(self._gpus):
             path = self._gpu_files / str(gpu)
             path.touch()
-            path.chmod(0o600 if self.run_as is None else 0o666)
+            path.chmod(0o600 if self._run_as is None else 0o666)

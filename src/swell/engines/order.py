@@ -33,7 +33,7 @@ class Order:
     placement: Placement
     """The slots that the job is to have, for an engine that takes the job over."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """What one kind of engine adds: 'gpus' and 'per_gpu' (local), or 'ray'."""
+    """What the site adds: 'gpus' and 'per_gpu' (local), or 'ray'."""
 
     def write(self, account: Account | None = None) -> None:
         """Put the order into the job's directory, for this account to read."""

@@ -1,4 +1,4 @@
-"""The common part of engines that run each job as a detached process tree under a `supervisor`.
+"""The engine that runs each job as a detached process tree under a `supervisor`, on this machine or on Ray.
 
 Such a tree runs without the engine. The engine is a thread that starts the trees, speaks to their
 coordinators over the wire protocol, and listens to their reports. All it must know after a restart is in the
@@ -6,7 +6,8 @@ jobs' directories: a job whose lock is held is alive, a job with an exit.json is
 has lost all its processes.
 
 No two workers use a slot at once: a job is told to grow only when the workers of other jobs have left the
-slots. The kinds of engine differ in where workers live. `job_state` decides what is to be done for a job.
+slots. `Site` is where the workers live. `job_state` decides what is to be done for a job, and `Listener`
+takes in what jobs say.
 """
 
 from __future__ import annotations
@@ -15,77 +16,99 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from swell.domain import Cluster, Placement
-from swell.engines import clock
-from swell.engines.accounts import of_job
-from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, drain
-from swell.engines.border import BadMessage, read_beat, read_event
-from swell.engines.coordinator_line import END, STOP
-from swell.engines.environment import for_jobs
+from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report
+from swell.engines.border import BadMessage
+from swell.engines.coordinator_line import STOP
 from swell.engines.fencing import Fence
-from swell.engines.job_state import NOTE_END_S, Said, Stage, Step
+from swell.engines.job_state import NOTE_END_S, Stage, Step
+from swell.engines.listener import Listener
 from swell.engines.parts import Part
-from swell.engines.processes import MARK, mark, sweep
+from swell.engines.site import Site
 from swell.engines.supervised_job import SupervisedJob
-from swell.engines.supervisor import signal_supervisor
 from swell.train.agent import outputs
-from swell.train.agent.children import Child, Forked
+from swell.train.agent.children import Forked
 from swell.train.agent.polling import readable
-from swell.train.agent.regular import open_for_append
-from swell.train.agent.wire import Connection, Message
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 
 
+class Bell:
+    """Ends the wait of a thread that polls connections, from any other thread."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int:
+        """Readable once the bell was rung."""
+        return self._read
+
+    def ring(self) -> None:
+        """End the wait, or the next one."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write, b"!")
+
+    def quiet(self) -> None:
+        """Forget that it was rung."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+
+
+@contextlib.contextmanager
+def _sparing_others(job: SupervisedJob) -> Iterator[None]:
+    """Have what fails for one job (a full disk, an error of ours) disturb no other job."""
+    try:
+        yield
+    except OSError as error:
+        job.complain(str(error))
+    except Exception as error:
+        if job.complain(f"internal error: {error!r}"):
+            log.exception("job %s", job.job_id)
+
+
 class SupervisedEngine:
-    """Runs each job as a process tree of its own; subclasses decide where the workers live."""
+    """Runs each job as a process tree of its own, with workers on a site."""
 
-    name = ""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self.run_as: str | None = None
-        """The account that jobs run as, 'submitter' for that of each job's owner, None for this process's."""
-        self.pass_env: tuple[str, ...] = ()
-        """Variables of the platform's environment that jobs get besides those on the list."""
+    def __init__(self, site: Site) -> None:
+        self.name = site.name
+        self.site = site
         self.may_act: Callable[[], bool] = lambda: True
         """Whether this control plane leads. If it does not, jobs are left to the one that does."""
         self.fence: Fence | None = None
         """Which leader this control plane is; None if there can be no other."""
         self._jobs: dict[str, SupervisedJob] = {}
         self._reserved: frozenset[int] = frozenset()
-        self._reports: deque[Report] = deque(maxlen=100_000)
+        """The slots that services hold."""
         self._lock = threading.RLock()
         """Held for every change of `_jobs` and of a job's wanted slots; never held while waiting."""
-        self._wake: Callable[[], None] = lambda: None
+        self._listener = Listener(site.cluster, self._lock)
         self._part = Part("engine", self._loop)
-        self._poke_r, self._poke_w = os.pipe()
-        os.set_blocking(self._poke_w, False)
-        os.set_blocking(self._poke_r, False)
+        self._bell = Bell()
 
     def prepare(self) -> None:
         """Begin with what takes long and touches no job, for a control plane that may have to lead soon."""
+        self.site.prepare()
 
     def start(self, wake: Callable[[], None], held: Held = NOTHING_HELD) -> None:
         """Find the jobs that already run, and begin to listen to them."""
-        now_s = time.monotonic()
-        self._wake = wake
+        self.site.open(self._bell.ring)
+        self._listener.wake = wake
         # Before looking which jobs run: a supervisor that an earlier leader has started either holds its
         # job's lock by now and is found, or reads this number and does not run.
         if self.fence is not None and self.may_act():
-            self.fence.raise_in(self._home)
-        for path in sorted((self._home / "jobs").glob("*/start.json")):
+            self.fence.raise_in(self.site.home)
+        now_s = time.monotonic()
+        for path in sorted((self.site.home / "jobs").glob("*/start.json")):
             try:
                 job = SupervisedJob.found(path.parent)
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -100,65 +123,21 @@ class SupervisedEngine:
     def close(self) -> None:
         """Stop listening. Jobs go on."""
         self._part.stopping.set()
-        self._poke()
+        self._bell.ring()
         self._part.stop(10.0)
         for job in self._jobs.values():
             job.line.close()
+        self.site.close()
 
-    # -- what subclasses provide -------------------------------------------------------------------------
+    # -- the interface -----------------------------------------------------------------------------------
 
     def cluster(self) -> Cluster:
         """The present nodes and slots."""
-        raise NotImplementedError
+        return self.site.cluster()
 
     def check(self, launch: Launch) -> None:
         """Raise InputError for a job that could never run here; called before a job is accepted."""
-        raise NotImplementedError
-
-    def _order_extras(self, job: SupervisedJob) -> dict[str, Any]:
-        """What this kind of engine adds to the order for a job's supervisor."""
-        raise NotImplementedError
-
-    def _usable(self, slots: Placement) -> Placement:
-        """Those of the slots that workers can be on now."""
-        return slots
-
-    def _closed_slots(self) -> frozenset[int]:
-        """The slots that jobs have to leave: those that services hold."""
-        return self._reserved
-
-    def _may_start(self, job: SupervisedJob) -> bool:
-        """Whether processes of a job that has none may be started now."""
-        return True
-
-    def _start_supervisor(self, job: SupervisedJob, env: dict[str, str]) -> Child:
-        """Start the supervisor of a job, with this environment, as the job's account."""
-        account = job.account
-        with open_for_append(job.directory / "supervisor.log") as errors:
-            return subprocess.Popen(
-                [sys.executable, "-m", "swell.engines.supervisor", str(job.directory)],
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                start_new_session=True,
-                env=env,
-                user=None if account is None else account.uid,
-                group=None if account is None else account.gid,
-                extra_groups=None if account is None else os.getgrouplist(account.name, account.gid),
-            )
-
-    def _sweep(self, job: SupervisedJob) -> bool:
-        """Kill what is left of a job whose supervisor has ended; False if some of it is still ending."""
-        return sweep(job.directory)
-
-    def _tick(self, now_s: float) -> None:
-        """Called in every turn of the thread, before the jobs are tended."""
-
-    def _environment(self) -> dict[str, str]:
-        """Environment of supervisors."""
-        return for_jobs(os.environ, self.pass_env)
-
-    # -- the interface -----------------------------------------------------------------------------------
+        self.site.check(launch)
 
     def apply(self, launch: Launch, placement: Placement) -> None:
         """Have the job's workers on exactly these slots; the engine's thread carries it out."""
@@ -169,14 +148,14 @@ class SupervisedEngine:
                     return
                 job = self._jobs[launch.job_id] = SupervisedJob(launch)
             job.launch = launch
-            self._report(job, job.state.wish(placement, time.monotonic()))
-        self._poke()
+            self._listener.report(job, job.state.wish(placement, time.monotonic()))
+        self._bell.ring()
 
     def reserve(self, slots: frozenset[int]) -> None:
         """Note which slots services hold."""
         if slots != self._reserved:
             self._reserved = slots
-            self._poke()
+            self._bell.ring()
 
     def end(self, job_id: str) -> None:
         """End a job and all its processes."""
@@ -185,7 +164,7 @@ class SupervisedEngine:
             if job is None:
                 return
             job.state.to_end, job.state.wanted = True, ()
-        self._poke()
+        self._bell.ring()
 
     def observe(self) -> dict[str, Observed]:
         """Jobs that run, jobs that wait for slots, and jobs that have ended."""
@@ -199,7 +178,7 @@ class SupervisedEngine:
 
     def reports(self) -> Iterator[Report]:
         """What jobs reported since the last call."""
-        return drain(self._reports)
+        return self._listener.reports()
 
     def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
         """The job's output from an offset."""
@@ -210,51 +189,38 @@ class SupervisedEngine:
 
     # -- the thread --------------------------------------------------------------------------------------
 
-    def _poke(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._poke_w, b"!")
-
     def _loop(self) -> None:
         while not self._part.stopping.is_set():
             self._part.beat()
             if not self.may_act():
                 self._part.stopping.wait(TICK_S)
                 continue
-            with self._lock:
-                jobs = list(self._jobs.values())
-            listening = {j.line.connection: j for j in jobs if j.line.connection is not None}
-            supervisors = [
-                j.child for j in jobs if isinstance(j.child, Forked) and j.child.returncode is None
-            ]
-            watched: list[Any] = [self._poke_r, *listening, *supervisors]
-            ready = readable(watched, TICK_S)
-            if self._poke_r in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._poke_r, 4096)
-            for connection in ready:
-                if isinstance(connection, Connection):
-                    with self._sparing_others(listening[connection]):
-                        self._read_messages(listening[connection])
-            self._tick(time.monotonic())
-            with self._lock:
-                jobs = list(self._jobs.values())
+            self._wait_and_read()
+            if self.site.look(self._all_jobs(), time.monotonic()):
+                self._listener.wake()
             # Jobs that give slots back go first, so that other jobs can have the slots in the same turn.
-            for job in sorted(jobs, key=lambda j: len(j.state.wanted) - len(j.state.told)):
+            for job in sorted(self._all_jobs(), key=lambda j: len(j.state.wanted) - len(j.state.told)):
                 self._part.beat()
-                with self._sparing_others(job):
+                with _sparing_others(job):
                     if self.may_act():
                         self._tend(job)
 
-    @contextlib.contextmanager
-    def _sparing_others(self, job: SupervisedJob) -> Iterator[None]:
-        """Have what fails for one job (a full disk, an error of ours) disturb no other job."""
-        try:
-            yield
-        except OSError as error:
-            job.complain(str(error))
-        except Exception as error:
-            if job.complain(f"internal error: {error!r}"):
-                log.exception("job %s", job.job_id)
+    def _wait_and_read(self) -> None:
+        """Wait until a job says something or its supervisor ends, the bell rings, or the next turn is due."""
+        jobs = self._all_jobs()
+        listening = {j.line.connection: j for j in jobs if j.line.connection is not None}
+        supervisors = [j.child for j in jobs if isinstance(j.child, Forked) and j.child.returncode is None]
+        watched: list[Any] = [self._bell, *listening, *supervisors]
+        for one in readable(watched, TICK_S):
+            if one is self._bell:
+                self._bell.quiet()
+            elif one in listening:
+                with _sparing_others(listening[one]):
+                    self._listener.read(listening[one])
+
+    def _all_jobs(self) -> list[SupervisedJob]:
+        with self._lock:
+            return list(self._jobs.values())
 
     def _tend(self, job: SupervisedJob) -> None:
         """Take the next steps towards what is wanted of one job."""
@@ -264,7 +230,10 @@ class SupervisedEngine:
         elif runs and not job.state.up:
             with self._lock:
                 job.state.found_running()
-            self._wake()
+            self._listener.wake()
+        if runs and self.site.abandoned(job):
+            job.complain("the cluster that it ran on was restarted")
+            self._signal(job, signal.SIGKILL)
         with self._lock:
             steps = job.state.next_steps(now_s, silent=job.runs_any_command)
         for step in steps:
@@ -277,7 +246,7 @@ class SupervisedEngine:
                     self._connect(job, now_s)
                 case Step.SEND_TARGET if job.line.connection is not None:
                     self._send_target(job, now_s)
-                    self._report(job, job.state.unlogged())
+                    self._listener.report(job, job.state.unlogged())
                 case Step.TERMINATE:
                     self._signal(job, signal.SIGTERM)
                 case Step.KILL:
@@ -293,32 +262,33 @@ class SupervisedEngine:
         with self._lock:
             others = (other.state.slots(now_s) for other in self._jobs.values() if other is not job)
             taken = set[int]().union(*others)
-        usable = self._usable(job.state.wanted)
+        usable = self.site.usable(job.state.wanted)
         return job.whole_replicas(job.state.granted(usable, taken, self._closed_slots(), now_s))
+
+    def _closed_slots(self) -> frozenset[int]:
+        """The slots that jobs have to leave."""
+        return self._reserved | self.site.retired()
 
     def _start_job(self, job: SupervisedJob, now_s: float) -> None:
         granted = self._granted(job, now_s)
-        if not granted or not self._may_start(job):
+        if not granted or not self.site.may_start(job):
             return
         job.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        job.account = of_job(self.run_as, job.launch.owner)
+        job.account = self.site.account(job.launch.owner)
         if job.account is not None:
             job.account.own(job.directory)
         (job.directory / "exit.json").unlink(missing_ok=True)
         # If this control plane has stopped leading meanwhile, the fence keeps the supervisor from running.
-        fenced = {} if self.fence is None else self.fence.for_order(self._home)
-        job.write_order(granted, self.cluster().capacity, self._order_extras(job) | fenced)
-        env = {**self._environment(), MARK: mark(job.directory)}
-        if job.account is not None:
-            env |= job.account.environment
-        job.child = self._start_supervisor(job, env)
+        fenced = {} if self.fence is None else self.fence.for_order(self.site.home)
+        job.write_order(granted, self.site.cluster().capacity, self.site.order_extras() | fenced)
+        job.child = self.site.start_supervisor(job)
         with self._lock:
-            self._report(job, job.state.started(granted, now_s))
+            self._listener.report(job, job.state.started(granted, now_s))
 
     def _connect(self, job: SupervisedJob, now_s: float) -> None:
         fencing = None if self.fence is None else self.fence.number
         try:
-            status = job.line.connect(job.directory, now_s, len(self.cluster().node_of_gpu), fencing)
+            status = job.line.connect(job.directory, now_s, len(self.site.cluster().node_of_gpu), fencing)
         except BadMessage as error:
             job.complain(str(error))
             return
@@ -329,7 +299,7 @@ class SupervisedEngine:
         if job.state.stage is Stage.STOPPING:  # the coordinator may be a new one that was not told to stop
             job.line.send(STOP)
         if status.confined is not None:
-            self._report(job, [status.confined.said])
+            self._listener.report(job, [status.confined.said])
 
     def _send_target(self, job: SupervisedJob, now_s: float) -> None:
         state = job.state
@@ -353,79 +323,26 @@ class SupervisedEngine:
 
     def _forget(self, job: SupervisedJob) -> None:
         """End what is left of a job, and forget it; if some of it is still ending, in a later turn."""
-        if not self._sweep(job):
+        if not self.site.sweep(job):
             return
         job.line.close()
         with self._lock:
             (job.directory / "start.json").unlink(missing_ok=True)
             self._jobs.pop(job.job_id, None)
-        self._wake()
+        self._listener.wake()
 
     def _signal(self, job: SupervisedJob, number: signal.Signals) -> None:
-        """Signal a job's supervisor. Its workers hold a pipe to it, and end when it ends."""
-        if not self.may_act():
-            return
-        if signal_supervisor(job.directory, number):
-            return
-        if job.child is not None:
-            job.child.send_signal(number)
-        else:
-            job.line.send(END)  # a control plane on another machine started it
-
-    # -- listening ---------------------------------------------------------------------------------------
-
-    def _read_messages(self, job: SupervisedJob) -> None:
-        for message in job.line.pending():
-            try:
-                if message.get("type") == "report":
-                    self._take_report(job, message.get("report"))
-                elif message.get("type") == "event":
-                    self._take_event(job, message)
-            except BadMessage as error:
-                job.complain(f"sent something that is not a message of a job: {error}")
-
-    def _take_event(self, job: SupervisedJob, message: Message) -> None:
-        event = read_event(message, len(self.cluster().node_of_gpu))
-        with self._lock:
-            said = job.state.happened(event)
-        if event.kind == "exited":
-            self._wake()  # a service may wait for the slot
-        self._report(job, said)
-
-    def _take_report(self, job: SupervisedJob, raw: object) -> None:
-        beat = read_beat(raw)
-        if beat.rank != 0 or not job.state.trains:
-            return
-        job.state.progressed()
-        self._report(job, [("progress", beat.progress)])
-        if beat.timing is not None:
-            cluster = self.cluster()
-            there = tuple(slot for slot in job.state.wanted if slot < len(cluster.node_of_gpu))
-            nodes = max(len(cluster.nodes_of(there)), 1)
-            self._report(job, [("timing", beat.timing | {"nodes": nodes})])
-        if beat.noise is not None:
-            self._report(job, [("noise", beat.noise)])
-
-    def _report(self, job: SupervisedJob, said: list[Said]) -> None:
-        """Hand on to the control plane what a job said, or what is to be said of it."""
-        for kind, data in said:
-            if not job.allowance.take():
-                job.complain("reports more than the platform listens to; the rest is dropped")
-                continue
-            if kind in ("started", "resized"):
-                job.state.logged = data["gpus"]
-            self._reports.append(Report(job_id=job.job_id, time_s=clock.now_s(), kind=kind, data=data))
-            self._wake()
+        if self.may_act():
+            job.send_signal(number)
 
     def _supervisor_ended(self, job: SupervisedJob) -> None:
         """Clean up after a supervisor that has ended, whether it ended by itself or was killed."""
-        while job.line.connection is not None and readable([job.line.connection], 0.0):
-            self._read_messages(job)  # read the last messages, until the connection is closed
+        self._listener.read_last(job)
         if self.may_act():
-            self._sweep(job)
+            self.site.sweep(job)
         job.line.close()
         outcome = job.read_outcome()
         with self._lock:
             job.child = None
             job.state.gone(outcome, time.monotonic())
-        self._wake()
+        self._listener.wake()

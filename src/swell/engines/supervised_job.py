@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +17,13 @@ from typing import Any
 from swell.domain import Placement
 from swell.engines.accounts import Account
 from swell.engines.base import Launch, RunState
-from swell.engines.coordinator_line import CoordinatorLine
+from swell.engines.coordinator_line import END, CoordinatorLine
 from swell.engines.job_state import JobState, Outcome
 from swell.engines.order import Order
-from swell.engines.supervisor import STOPPED, is_locked
+from swell.engines.processes import MARK, mark
+from swell.engines.supervisor import STOPPED, is_locked, signal_supervisor
 from swell.train.agent.children import Child
-from swell.train.agent.regular import read_regular
+from swell.train.agent.regular import open_for_append, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +137,7 @@ class SupervisedJob:
         return tuple(sorted(first[: len(granted) - len(granted) % size]))
 
     def write_order(self, granted: Placement, most: int, extras: dict[str, Any]) -> None:
-        """Write start.json for the job's supervisor; `extras` is what the kind of engine adds."""
+        """Write start.json for the job's supervisor; `extras` is what the site adds."""
         launch = replace(self.launch, max_workers=max(self.launch.max_workers, most))
         self.order = Order(launch=launch, slots=granted, placement=self.state.wanted, extras=extras)
         self.order.write(self.account)
@@ -144,3 +150,33 @@ class SupervisedJob:
             order = replace(order, slots=slots, placement=wanted)
             order.write(self.account)
             self.order = order
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the job's supervisor: `base`, the job's mark, and what its account has."""
+        own = {} if self.account is None else self.account.environment
+        return {**base, MARK: mark(self.directory), **own}
+
+    def spawn_supervisor(self, env: Mapping[str, str]) -> Child:
+        """Start the job's supervisor as a new process of the job's account, with this environment."""
+        account = self.account
+        with open_for_append(self.directory / "supervisor.log") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-m", "swell.engines.supervisor", str(self.directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+                env=env,
+                user=None if account is None else account.uid,
+                group=None if account is None else account.gid,
+                extra_groups=None if account is None else os.getgrouplist(account.name, account.gid),
+            )
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the job's supervisor. Its workers hold a pipe to it, and end when it ends."""
+        if signal_supervisor(self.directory, number):
+            return
+        if self.child is not None:
+            self.child.send_signal(number)
+        else:
+            self.line.send(END)  # a control plane on another machine started it

@@ -7,7 +7,7 @@ that comes back with the same name and size takes its old place, although Ray gi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -88,22 +88,25 @@ def share(per_gpu: int) -> float:
     return _UNITS // per_gpu / _UNITS
 
 
-def resource_of(totals: Iterable[Mapping[str, float]], wanted: str | None) -> str:
-    """The resource that counts as a slot: the one asked for, else GPUs if any node has them, else CPUs."""
-    if wanted is not None:
-        return wanted
-    return "GPU" if any(total.get("GPU", 0) >= 1 for total in totals) else "CPU"
+def nodes_with_gpus(found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names of the nodes of a scout's line that have GPUs."""
+    return [str(node["name"]) for node in found if node["total"].get("GPU", 0) >= 1]
 
 
-def read_nodes(
-    found: Iterable[Mapping[str, Any]], wanted: str | None, per_gpu: int = 1
-) -> tuple[str, list[RayNode]]:
-    """The resource that counts as a slot, and the nodes that have some of it, from a scout's line.
+def slot_resource(before: str | None, with_gpus: Collection[str], *, busy: bool) -> str:
+    """What a slot is if nobody said: a GPU if any node has had one, else a CPU.
 
-    Each unit of the resource is `per_gpu` slots.
+    `before`: what it was so far; None if no node was seen yet. `busy`: jobs run. They were started for a CPU
+    or a GPU for each worker and could not go on with the other, so it does not change under them. And it
+    never changes back to CPUs, because nodes with GPUs that are lost may return.
     """
-    found = list(found)
-    resource = resource_of([node["total"] for node in found], wanted)
+    if before == "GPU" or (before == "CPU" and busy):
+        return before
+    return "GPU" if with_gpus else "CPU"
+
+
+def read_nodes(found: Iterable[Mapping[str, Any]], resource: str, per_gpu: int = 1) -> list[RayNode]:
+    """The nodes of a scout's line that have slots. Each unit of the resource is `per_gpu` slots."""
     nodes = []
     for node in found:
         slots = int(node["total"].get(resource, 0)) * per_gpu
@@ -121,7 +124,7 @@ def read_nodes(
                     per_gpu=per_gpu,
                 )
             )
-    return resource, nodes
+    return nodes
 
 
 def _type(node: Mapping[str, Any], resource: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from swell.cloud import Offer, Supply
 from swell.engines.ray import raylet
-from swell.engines.ray.engine import RayEngine
+from swell.engines.ray.site import RaySite
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 class LocalProvider:
     """Starts and ends Ray nodes on this machine, for tests and to try it. They outlive the control plane."""
 
-    def __init__(self, engine: RayEngine, offer: Offer) -> None:
-        self._engine, self._offer, self._home = engine, offer, engine.home
+    def __init__(self, site: RaySite, offer: Offer) -> None:
+        self._site, self._offer, self._home = site, offer, site.home
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         """By name: the processes that this one has started."""
         self._ending: set[str] = set()
@@ -43,13 +43,13 @@ class LocalProvider:
         for name in [one for one in [*reversed(coming), *spare] if one in there][: max(surplus, 0)]:
             self._end(name)
         taken = there | self._ending
-        free = [name for name in self._engine.rented_names if name not in taken]
+        free = [name for name in self._site.rented_names if name not in taken]
         for name in free[: max(-surplus, 0)]:
             self._start(name)
 
     def _look(self) -> tuple[list[str], list[str]]:
         """The nodes that are up, and those that are starting; nodes that are ending are in neither."""
-        living, address = raylet.running(self._home), self._engine.address
+        living, address = raylet.running(self._home), self._site.address
         for name, process in list(self._started.items()):
             if process.poll() is not None:
                 del self._started[name]
@@ -66,11 +66,11 @@ class LocalProvider:
         return ready, coming
 
     def _start(self, name: str) -> None:
-        address = self._engine.address
+        address = self._site.address
         if not address:
             return  # Ray has not been seen yet: the nodes are requested again at the next look
         asked: dict[str, str | int] = {"home": str(self._home.resolve()), "name": name, "address": address}
-        asked |= {"resource": self._engine.resource, "slots": self._offer.gpus_per_node}
+        asked |= {"resource": self._site.resource, "slots": self._offer.gpus_per_node}
         folder = self._home / raylet.FOLDER
         folder.mkdir(mode=0o700, exist_ok=True)
         with (folder / f"{name}.log").open("wb") as errors:
@@ -81,7 +81,7 @@ class LocalProvider:
                 stderr=errors,
                 start_new_session=True,
                 cwd="/",
-                env=self._engine.access() | {"RAY_USAGE_STATS_ENABLED": "0"},
+                env=self._site.access() | {"RAY_USAGE_STATS_ENABLED": "0"},
             )
 
     def _end(self, name: str) -> None:
@@ -97,8 +97,8 @@ class RayProvider:
     So a node that was let go is paid for until then.
     """
 
-    def __init__(self, engine: RayEngine, offer: Offer) -> None:
-        self._engine, self._offer = engine, offer
+    def __init__(self, site: RaySite, offer: Offer) -> None:
+        self._site, self._offer = site, offer
         self._requested: int | None = None
 
     @property
@@ -108,12 +108,12 @@ class RayProvider:
 
     def supply(self) -> Supply:
         """The nodes of the right size that Ray has, and how many are missing of those requested."""
-        mine = set(self._engine.rented_names)
-        ready = tuple(n.name for n in self._engine.cluster().nodes if n.up and n.name in mine)
+        mine = set(self._site.rented_names)
+        ready = tuple(n.name for n in self._site.cluster().nodes if n.up and n.name in mine)
         return Supply(ready, max((self._requested or 0) - len(ready), 0))
 
     def request(self, nodes: int, spare: Sequence[str] = ()) -> None:
         """Ask Ray to have room for so many whole nodes; which ones it ends is its own choice."""
         if nodes != self._requested:
             self._requested = nodes
-            self._engine.request_bundles([{self._engine.resource: self._offer.gpus_per_node}] * nodes)
+            self._site.request_bundles([{self._site.resource: self._offer.gpus_per_node}] * nodes)
