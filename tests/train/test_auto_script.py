@@ -34,6 +34,7 @@ from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
 from swell.train.auto.passes import Drawn, Order, Pass
 from swell.train.auto.reduction import MOST_ROUNDS, Reduction, Round, compare, judge
+from swell.train.auto.run import ScriptRun
 from swell.train.data.samples import fetch
 from swell.train.sync.reducer import Reduced
 
@@ -319,11 +320,11 @@ def test_what_was_agreed_on_in_the_middle_of_an_accumulated_step_is_let_go(
         return Reduced([header], 0.0, 0.0)
 
     job.average = average
-    observer = Observer(link, iter, leads=True)
-    observer._reduce(job)
-    assert observer._agreed == 7 and not link.release.called
-    observer._reduce(job)  # the step's last batch: the pass is over, and nobody may come now
-    assert observer._agreed == 0 and link.release.called
+    observer = Observer(ScriptRun(link, leads=True), iter)
+    observer.exchange.average(job)
+    assert observer.agreement.number == 7 and not link.release.called
+    observer.exchange.average(job)  # the step's last batch: the pass is over, and nobody may come now
+    assert observer.agreement.number == 0 and link.release.called
 
 
 def test_a_single_worker_asks_for_newcomers_after_a_step_and_lets_go_of_what_it_agreed_to_before(
@@ -333,22 +334,23 @@ def test_a_single_worker_asks_for_newcomers_after_a_step_and_lets_go_of_what_it_
     link, job = Mock(), Mock(rank=0, world=1, steps=0, forwarding=False, confined="")
     monkeypatch.setattr(layout, "trains_others", lambda job, optimizer: False)
     job.offer = Mock(side_effect=[7, 0])
-    observer = Observer(link, iter, leads=True)
-    observer.job = job
+    run = ScriptRun(link, leads=True)
+    run.found(job)
+    observer = Observer(run, iter)
     observer.after_step(Mock(), (), {})
-    assert observer._agreed == 7 and not link.release.called
+    assert observer.agreement.number == 7 and not link.release.called
     observer.after_step(Mock(), (), {})
-    assert observer._agreed == 0 and link.release.called
+    assert observer.agreement.number == 0 and link.release.called
 
 
 def test_a_single_worker_with_a_part_of_a_batch_keeps_its_mean_and_computes_the_rest_later() -> None:
     """It drew the batch when there were two; no other worker's part is added, so nothing is weighted."""
     job = Mock(rank=0, world=1, steps=0, confined="")
     job.average = lambda *given, **options: ScriptJob.average(job, *given, **options)
-    observer = Observer(Mock(), iter, leads=True)
+    observer = Observer(ScriptRun(Mock(), leads=True), iter)
     here = Pass(_loader(), 0, 5, lambda p: None, training=True)
-    observer._active, observer._current = [here], [here.take(0, 2)]
-    observer._reduce(job)
+    observer.position.active, observer.position.current = [here], [here.take(0, 2)]
+    observer.exchange.average(job)
     assert not job.rescale.called and here.carry == [2, 3]
 
 

@@ -6,15 +6,13 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from swell.train import reporting
 from swell.train.agent.saying import first_to_say
+from swell.train.auto.job import ScriptJob
+from swell.train.auto.run import ScriptRun, ScriptStage
 from swell.train.sync.link import Link
-
-if TYPE_CHECKING:
-    from swell.train.auto.job import ScriptJob
-    from swell.train.auto.observer import Observer
 
 NO_LOADER = "it steps its optimizer without having drawn a batch from a DataLoader"
 ITERABLE = "its DataLoader has an iterable data set, which has no indices to cut"
@@ -57,22 +55,20 @@ class Count:
         link.report = {"step": self._steps, "done": self._steps, "rank": 0, "world": 1, **timing}
 
 
-def confine(observer: Observer, reason: str, job: ScriptJob | None = None) -> None:
+def confine(run: ScriptRun, job: ScriptJob, reason: str) -> None:
     """Keep the job on one worker, with its checkpoints and its position as for any other."""
-    job = job or observer.job
-    assert job is not None
     job.confined = reason
-    if observer.leads():
-        _say(observer.link, reason)
+    if run.leads():
+        _say(run.link, reason)
 
 
-def run_alone(observer: Observer, reason: str) -> None:
+def run_alone(run: ScriptRun, reason: str) -> None:
     """Go on as a plain script, on one worker; nobody but the script itself can save its state."""
-    if observer.job is not None:
+    if run.job is not None:
         fail(f"{_cannot(reason)}; run it without --auto")
-    observer.alone = True
-    _say(observer.link, reason, "; if it is interrupted it begins again, or from its own checkpoint")
-    be_the_only_one(observer.link)
+    run.stage = ScriptStage.ALONE
+    _say(run.link, reason, "; if it is interrupted it begins again, or from its own checkpoint")
+    be_the_only_one(run.link)
 
 
 def be_the_only_one(link: Link) -> None:

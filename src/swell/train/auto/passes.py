@@ -153,7 +153,7 @@ class Drawn:
 
 
 class Pass:
-    """The batches of one pass; `Watch` decides which of their samples this worker computes."""
+    """The batches of one pass; `Draws` decides which of their samples this worker computes."""
 
     def __init__(
         self, loader: DataLoader[Any], ordinal: int, seed: int, draw: Callable[[Pass], Any], *, training: bool

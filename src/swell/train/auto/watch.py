@@ -17,7 +17,6 @@ import os
 import sys
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -37,6 +36,7 @@ from swell.train.auto import confinement
 from swell.train.auto.files import Files
 from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
+from swell.train.auto.run import ScriptRun, ScriptStage
 from swell.train.auto.trackers import Trackers
 from swell.train.sync.link import Link
 
@@ -130,19 +130,20 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
     checkpoints = Path(link.config.get("checkpoints") or directory / "checkpoints")
     resumes = first and checkpoints.is_dir() and any(checkpoints.iterdir())
     iterations = Iterations()
-    observer = Observer(link, iterations.whole, leads=first and not resumes)
+    run = ScriptRun(link, leads=first and not resumes)
+    observer = Observer(run, iterations.whole)
     iterations.open = observer.open
     tracked = checkpoints.with_name("trackers")
     files = Files(
         directory / "private" / worker,
         checkpoints.with_name("files"),
         [directory, checkpoints, tracked],
-        observer.leads,
-        lambda: not observer.leads() and (observer.job is None or observer.forwarding),
+        run.leads,
+        lambda: not run.leads() and (run.job is None or run.forwarding),
     )
     if first and not resumes:
         files.journal.begin_anew()
-    trackers = Trackers(tracked, observer.leads, lambda: 0 if observer.job is None else observer.job.steps)
+    trackers = Trackers(tracked, run.leads, lambda: 0 if run.job is None else run.job.steps)
     logging.getLogger("swell").propagate = False  # the script's log is the script's
     try:
         with _patched(observer, iterations), files.installed(), _after_imports(iterations, files, trackers):
@@ -150,12 +151,12 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
             trackers.close()
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            _give_way(observer, first, stop)
+            _give_way(run, first, stop)
             raise
         observer.finish()
         raise
     except Exception as error:
-        _give_way(observer, first, error)
+        _give_way(run, first, error)
         raise
     else:
         observer.finish()
@@ -163,6 +164,7 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
+    run = observer.run
     backward, make = torch.autograd.backward, torch.optim.Optimizer.__init__
     streams = sys.stdout, sys.stderr
     depth = 0
@@ -182,13 +184,13 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
 
     def watch_optimizer(optimizer: Any, *args: Any, **options: Any) -> None:
         make(optimizer, *args, **options)
-        observer.made.append(weakref.ref(optimizer))
+        observer.trained.made(optimizer)
 
     initialize = getattr(torch.distributed, "init_process_group", None)
 
     def refuse_distributed(*args: Any, **options: Any) -> Any:
-        if not observer.alone and os.getpid() == observer.pid:
-            confinement.run_alone(observer, confinement.DISTRIBUTED)
+        if run.stage is not ScriptStage.ALONE and os.getpid() == observer.pid:
+            confinement.run_alone(run, confinement.DISTRIBUTED)
         assert initialize is not None
         return initialize(*args, **options)
 
@@ -197,7 +199,7 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
     patched.autograd.backward, patched.optim.Optimizer.__init__ = watch_backward, watch_optimizer
     if initialize is not None:
         patched.distributed.init_process_group = refuse_distributed
-    shown: Any = [LeaderOnly(stream, observer.leads) for stream in streams]
+    shown: Any = [LeaderOnly(stream, run.leads) for stream in streams]
     sys.stdout, sys.stderr = shown
     hooks = [
         register_optimizer_step_pre_hook(observer.before_step),
@@ -207,7 +209,7 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = streams
-        observer.dropout.set(off=False)
+        observer.loss.dropout.set(off=False)
         iterations.undo()
         patched.autograd.backward, patched.optim.Optimizer.__init__ = backward, make
         if initialize is not None:
@@ -260,23 +262,22 @@ def _after_imports(iterations: Iterations, files: Files, trackers: Trackers) -> 
         sys.meta_path.remove(finder)
 
 
-def _give_way(observer: Observer, first: bool, error: BaseException) -> None:
+def _give_way(run: ScriptRun, first: bool, error: BaseException) -> None:
     """If it is not the leader's script that failed: ask for another worker in its place."""
-    job = observer.job
-    if observer.left or observer.leads() or (first and (job is None or job.forwarding)):
+    if run.left or run.leads() or (first and (run.job is None or run.job.forwarding)):
         return  # what happens to the leader happens to the job
     what = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SystemExit):
         what = f"its script ended with {error.code}"
-    sys.stderr.write(f"--auto: worker {observer.link.name} could not follow the others: {what}\n")
-    note = observer.link.directory.path / "private" / "failed"
+    sys.stderr.write(f"--auto: worker {run.link.name} could not follow the others: {what}\n")
+    note = run.link.directory.path / "private" / "failed"
     with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
         with note.open("a") as file:
-            file.write(f"{observer.link.name}\n")
+            file.write(f"{run.link.name}\n")
         if len(note.read_text().splitlines()) >= _TRIES:
-            _stay_as_it_is(observer.link, what)
-    observer.link.flush()
+            _stay_as_it_is(run.link, what)
+    run.link.flush()
     sys.stderr.flush()
     os._exit(RESPAWN)
 
