@@ -28,9 +28,9 @@ from swell.sim.costs import ConstantCost, ResizeCost
 from swell.sim.events import EventSink, JobEvents
 from swell.sim.explore import Exploration
 from swell.sim.metrics import Result
-from swell.sim.run import ProgressSink, Run
 from swell.sim.running import RunningJobs
 from swell.sim.scheduler import Scheduler
+from swell.sim.simulation import ProgressSink, Simulation
 from swell.sim.workload import Workload
 from swell.sim.world import World
 
@@ -87,8 +87,7 @@ def simulate(
     chosen = chosen if blind_to_types else by_type(chosen, cluster)
     types = cluster.gpu_types if isinstance(chosen, ByType) else ()
     jobs = sorted(_with_teams(jobs, teams, cluster), key=lambda job: job.submit_s)
-    chosen = _obeying(teams, chosen, jobs)
-    chosen = by_user(chosen, user_limits) if user_limits else chosen
+    chosen = _obeying(chosen, teams, user_limits, jobs)
     cost = ConstantCost(float(resize_cost)) if isinstance(resize_cost, int | float) else resize_cost
 
     def pause_of(row: int, before: int, after: int) -> float:
@@ -110,11 +109,11 @@ def simulate(
     events = JobEvents(jobs, on_event)
     running = RunningJobs(board, world, events)
     capacity = Capacity(board, failures, calendar, demand, cloud, running.settle, on_event)
-    run = Run(board, running, scheduler, rhythm, capacity, events, explore, on_progress)
+    simulation = Simulation(board, running, scheduler, rhythm, capacity, events, explore, on_progress)
     started = time.process_time()
-    run.to_the_end()
+    simulation.run()
     shown = "fitted" if beliefs.learned else "none" if knows == "nothing" else "oracle"
-    result = _result(run, world, shown)
+    result = _result(simulation, world, shown)
     result.cpu_s = time.process_time() - started
     return result
 
@@ -133,14 +132,13 @@ def _with_teams(jobs: Sequence[JobSpec], teams: Teams, cluster: Cluster) -> Sequ
     return jobs
 
 
-def _obeying(teams: Teams, policy: Policy, jobs: Sequence[JobSpec]) -> Policy:
-    """The policy as it obeys teams and classes of priority, where there are any."""
+def _obeying(policy: Policy, teams: Teams, limits: UserLimits, jobs: Sequence[JobSpec]) -> Policy:
+    """The policy as it obeys teams, classes of priority and limits of users, where there are any."""
     if isinstance(policy, ByTeam):
         policy.set_teams(teams)
-        return policy
-    if not teams and len({job.priority for job in jobs}) == 1:
-        return policy
-    return by_team(policy, teams)
+    elif teams or len({job.priority for job in jobs}) > 1:
+        policy = by_team(policy, teams)
+    return by_user(policy, limits) if limits else policy
 
 
 def _planned_costs_s(cost: ResizeCost, state_bytes: float, round_s: float) -> tuple[float, float]:
@@ -148,11 +146,11 @@ def _planned_costs_s(cost: ResizeCost, state_bytes: float, round_s: float) -> tu
     return cost.seconds(state_bytes, 1, 2) + round_s, cost.seconds(state_bytes, 0, 1) + round_s
 
 
-def _result(run: Run, world: World, belief: str) -> Result:
-    table, tally, cloud = run.board.table, run.tally, run.capacity.cloud
+def _result(done: Simulation, world: World, belief: str) -> Result:
+    table, tally, cloud = done.board.table, done.tally, done.capacity.cloud
     return Result(
-        policy=run.scheduler.policy.name,
-        cluster=str(run.board.cluster),
+        policy=done.scheduler.policy.name,
+        cluster=str(done.board.cluster),
         belief=belief,
         job_ids=[spec.job_id for spec in table.specs],
         submit_s=table.submit_s,
@@ -165,8 +163,8 @@ def _result(run: Run, world: World, belief: str) -> Result:
         job_resizes=table.resizes,
         gpu_seconds=float(table.attained_gpu_s.sum()),
         capacity_gpu_seconds=tally.capacity_gpu_s,
-        cost=None if cloud is None else cloud.cost(run.now_s),
-        node_hours=None if cloud is None else cloud.provider.node_hours(run.now_s),
-        decision_s=run.scheduler.decision_s,
+        cost=None if cloud is None else cloud.cost(done.now_s),
+        node_hours=None if cloud is None else cloud.provider.node_hours(done.now_s),
+        decision_s=done.scheduler.decision_s,
         stalled=tally.ended < len(table),
     )

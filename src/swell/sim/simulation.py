@@ -1,4 +1,4 @@
-"""One run of the simulator: the clock, and what happens at each moment."""
+"""One simulation: the clock, and what happens at each moment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IDLE_ROUNDS = 100
 started a waiting job by then never will."""
 
 
-class Run:
+class Simulation:
     """Lets jobs come, run and go until all have ended."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Run:
         self._busy_s = self.now_s
         """When a job last ran, or when jobs or changes of the cluster were last still to come."""
 
-    def to_the_end(self) -> None:
+    def run(self) -> None:
         """Handle events in order of time until every job has ended or none can go on."""
         tally, turns = self.tally, 0
         while tally.ended < len(self._table):
