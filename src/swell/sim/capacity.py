@@ -133,9 +133,8 @@ class Capacity:
         board, cluster = self._board, self._board.base
         node = cluster.nodes[index]
         if self._on_event is not None:
-            data = {"gpus": node.gpus, "gpu_type": node.gpu_type}
             kind = EventKind.NODE_JOINED if up else EventKind.NODE_LOST
-            self._on_event(Event(now_s, kind, node=node.name, data=data))
+            self._on_event(Event(now_s, kind, node=node.name, data=node.figures))
         for row in board.active.tolist():
             # A reservation that lost GPUs takes others in their place, from jobs on any node.
             if board.reserved or index in cluster.nodes_of(board.table.placement[row]):
