@@ -7,12 +7,16 @@ seen. That live logs are replayed as well is tested on a live cluster (tests/cli
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from swell.cli import main
+from swell.control.views import node_changes
 from swell.domain import (
     ANY_GPU,
     Calendar,
@@ -28,7 +32,8 @@ from swell.domain import (
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.sim import NodeFailure, simulate
 from swell.sim.explore import Exploration
-from swell.sim.replay import _costs, read_log, replay
+from swell.sim.logged import read_log
+from swell.sim.replay import _costs, replay
 
 STARTUP_S, PAUSE_S = 5.0, 1.0
 TOLD_S = 4.0
@@ -41,6 +46,27 @@ class Cost:
 
     def seconds(self, state_bytes: float, before: int, after: int) -> float:
         return PAUSE_S if before else STARTUP_S
+
+
+@dataclass
+class Meter:
+    """Measures how fast a job is on each number of workers, as a live control plane does."""
+
+    done: float = 0.0
+    gpus: int = 0
+    begins_s: float = 0.0
+    noted: float = 0.0
+    made: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def note(self, now_s: float, done: float, gpus: int, pause_s: float) -> None:
+        """The job was `done` so far and has `gpus` from now on, after a pause."""
+        made, ran_s = self.made.get(self.gpus, (0.0, 0.0))
+        self.made[self.gpus] = made + done - self.noted, ran_s + max(now_s - self.begins_s, 0.0)
+        self.noted, self.gpus, self.begins_s = done, gpus, max(self.begins_s, now_s + pause_s)
+
+    @property
+    def rates(self) -> dict[str, float]:
+        return {str(n): made / ran_s for n, (made, ran_s) in self.made.items() if n and ran_s > 0}
 
 
 def curve_of(index: int, gpus: int) -> np.ndarray:
@@ -77,10 +103,11 @@ def record(
     tables = [MeasuredCounts(name, {ANY_GPU: (counts, {1: c[1:]})}, 1e6) for name, c in curves.items()]
     epoch_s = 1_000_000.0
     events = [
-        Event(epoch_s - 60, EventKind.NODE_JOINED, node=n.name, data={"gpus": n.gpus, "gpu_type": "cpu"})
+        Event(epoch_s - 60, EventKind.NODE_JOINED, node=n.name, data=n.figures | {"gpu_type": "cpu"})
         for n in cluster.nodes
     ]
     seen: dict[str, set[int]] = {}
+    meters = {spec.job_id: Meter() for spec in specs}
 
     def tell(event: Event) -> None:
         data: dict[str, Any] = dict(event.data)
@@ -89,14 +116,22 @@ def record(
             data |= {"deadline_s": None if deadline_s is None else epoch_s + deadline_s, "policy": policy}
             data |= {"source": "none" if explore is not None else "history"}
             del data["work"]
-        if "gpus" in data and event.kind in (EventKind.ALLOCATED, EventKind.RESIZED):
-            seen.setdefault(str(event.job_id), set()).add(len(data["gpus"]))
+        if event.kind is EventKind.PROGRESS:
+            meters[str(event.job_id)].done = data["done"]
+        if event.kind in (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED):
+            meter, gpus = meters[str(event.job_id)], len(data.get("gpus", ()))
+            meter.note(event.time_s, meter.done, gpus, data.get("pause_s", 0.0))
+            if gpus:
+                seen.setdefault(str(event.job_id), set()).add(gpus)
         if event.kind in (EventKind.FINISHED, EventKind.REJECTED):
             job_id = str(event.job_id)
             sizes = seen.get(job_id) or {1, 2, 4}
             work = next(s.work for s in specs if s.job_id == job_id)
             data |= {"work": work, "params": None, "pause_s": 0.1, "startup_s": TOLD_S}
             data |= {"rates": {str(n): float(curves[job_id][n]) for n in sizes}}
+            if cluster.per_gpu > 1 and event.kind is EventKind.FINISHED:
+                meters[job_id].note(event.time_s, work, 0, 0.0)
+                data |= {"rates": meters[job_id].rates}
         events.append(replace(event, time_s=epoch_s + event.time_s, data=data))
 
     simulate(
@@ -259,3 +294,95 @@ def test_what_was_reserved_is_reserved_again() -> None:
     web = Reservation(name="web", most=3)
     assert log.calendar == Calendar((web, Reservation(name="night.0", gpus=1, start_s=6.0, end_s=9.0)))
     assert [(one.at_s, one.gpus) for one in log.demand] == [(5.0, 2), (11.0, 0)]
+
+
+# -- several jobs on one GPU ---------------------------------------------------------------------------------
+
+
+def without(log: list[Event], kind: EventKind, name: str) -> list[Event]:
+    """The log without one figure of the events of a kind."""
+    return [
+        replace(e, data={k: v for k, v in e.data.items() if k != name}) if e.kind is kind else e for e in log
+    ]
+
+
+def on_one_gpu(fill: float, slots: int = 2) -> list[Event]:
+    """Two jobs that began at the same time and shared one GPU to their end."""
+    specs = [replace(spec, submit_s=0.0, work=1000.0, fill=fill, max_gpus=1) for spec in jobs(2)]
+    return record(specs, "max-min", Cluster.parse("1x1").shared_by(slots))
+
+
+@pytest.mark.parametrize("policy", ["afs-l", "elasticflow", "max-min"])
+@pytest.mark.parametrize("fills", [(0.2, 0.3), (0.3, 1.0), (1.0,)], ids=str)
+def test_the_same_policy_on_the_same_shared_gpus_gives_the_same(
+    policy: str, fills: tuple[float, ...]
+) -> None:
+    specs = [replace(spec, fill=fills[i % len(fills)]) for i, spec in enumerate(jobs())]
+    live, again = replay(record(specs, policy, Cluster.parse("1x2").shared_by(4)), [policy])
+    assert (live["cluster"], live["per_gpu"]) == (again["cluster"], again["per_gpu"]) == ("1x2", 4)
+    assert live["finished"] == again["finished"] == 8
+    assert again["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.07)
+    assert again["utilisation"] == pytest.approx(live["utilisation"], rel=0.10)
+
+
+def test_jobs_that_took_turns_are_twice_as_fast_with_a_gpu_each() -> None:
+    live, again, apart = (
+        *replay(on_one_gpu(1.0), ["max-min"]),
+        replay(on_one_gpu(1.0), ["max-min"], Cluster.parse("1x2"))[1],
+    )
+    assert again["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.02)
+    assert (apart["cluster"], apart["per_gpu"]) == ("1x2", 2)
+    assert apart["avg_jct_s"] - STARTUP_S == pytest.approx((live["avg_jct_s"] - STARTUP_S) / 2, rel=0.05)
+
+
+def test_jobs_that_left_each_other_room_gain_little_from_a_gpu_each() -> None:
+    live, apart = replay(on_one_gpu(0.4), ["max-min"], Cluster.parse("1x2"))
+    assert 0.9 * live["avg_jct_s"] < apart["avg_jct_s"] < live["avg_jct_s"]
+
+
+def test_a_log_without_fills_is_replayed_as_if_jobs_filled_their_gpus_and_says_so() -> None:
+    log = without(on_one_gpu(0.4), EventKind.SUBMITTED, "fill")
+    live, again = replay(log, ["max-min"])
+    assert again["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.02)
+    (said,) = live["assumed"]
+    assert "does not say of 2 jobs which part of a GPU's time" in said and "take turns" in said
+    moved, apart = replay(log, ["max-min"], Cluster.parse("1x2"))
+    assert "Each GPU of 1x2 is taken to be 2 slots" in moved["assumed"][0]
+    assert apart["avg_jct_s"] < 0.6 * live["avg_jct_s"]
+    assert replay(on_one_gpu(0.4), [])[0]["assumed"] == []
+
+
+def test_a_log_that_does_not_say_which_slots_share_gpus_has_a_gpu_for_each_and_says_so() -> None:
+    live, again = replay(without(on_one_gpu(1.0), EventKind.NODE_JOINED, "per_gpu"), ["max-min"])
+    assert (live["cluster"], live["per_gpu"]) == ("1x2", 1)
+    assert again["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.02)
+    assert live["assumed"] == [
+        "The log does not say whether slots share GPUs: each slot is taken for a GPU of its own."
+    ]
+
+
+def test_a_job_that_never_said_how_far_it_is_is_as_slow_beside_its_neighbours_again() -> None:
+    log = [
+        replace(e, data=dict(e.data) | {"work": 0.0, "rates": {}}) if e.kind is EventKind.FINISHED else e
+        for e in on_one_gpu(1.0)
+    ]
+    live, again = replay(log, ["max-min"])
+    assert again["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.02)
+
+
+def test_the_command_says_what_is_assumed_below_its_table(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text("".join(write_events(without(on_one_gpu(0.4), EventKind.SUBMITTED, "fill"))))
+    done = CliRunner().invoke(main, ["replay", "--from", str(file), "--policy", "max-min"])
+    assert done.exit_code == 0, done.output
+    assert "The log does not say of 2 jobs which part of a GPU's time" in done.output
+
+
+def test_a_live_log_says_how_many_slots_share_a_gpu() -> None:
+    (joined,) = node_changes({}, {"n0": [8, "h200", 4]}, 5.0)
+    assert joined.data == {"gpus": 8, "gpu_type": "h200", "per_gpu": 4}
+    assert [e.data["per_gpu"] for e in node_changes({}, {"n0": [8, "h200"]}, 5.0)] == [1]
+    (told,) = node_changes({"n0": [8, "h200"]}, {"n0": [8, "h200", 4]}, 5.0)
+    assert told.kind is EventKind.NODE_JOINED, "what an earlier version did not write is no loss"
+    kinds = [e.kind for e in node_changes({"n0": [2, "h200"]}, {"n0": [8, "h200", 4]}, 5.0)]
+    assert kinds == [EventKind.NODE_LOST, EventKind.NODE_JOINED]

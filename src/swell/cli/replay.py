@@ -100,7 +100,7 @@ def _show(records: list[dict[str, Any]]) -> None:
         share = record["utilisation"]
         table.add_row(
             record["policy"],
-            record["cluster"],
+            record["cluster"] + (f", {record['per_gpu']} slots per GPU" if record["per_gpu"] > 1 else ""),
             f"{record['finished']} of {record['jobs']}",
             str(record["refused"]),
             say_duration(record["avg_jct_s"]),
@@ -112,3 +112,5 @@ def _show(records: list[dict[str, Any]]) -> None:
     print_rich(table)
     if records[0]["left_out"]:
         click.echo(f"{records[0]['left_out']} jobs have not ended and were left out.")
+    for sentence in records[0]["assumed"]:
+        click.echo(sentence)

@@ -161,8 +161,8 @@ def simulate(
     from rich.console import Console
 
     from swell.cli._outputs import check_writable
-    from swell.cli._report import Display, print_table, results_table
-    from swell.cli._runner import Run, processors, run_all
+    from swell.cli._report import print_table, results_table
+    from swell.cli._runner import Run
     from swell.domain import Cluster, InputError, Teams
     from swell.policies import make_policy
     from swell.policies.by_user import UserLimits
@@ -183,20 +183,18 @@ def simulate(
         if path is not None:
             check_writable(Path(path))
 
-    sources = [
-        _load(path, cluster, per_gpu, profiles_path, gpu_type, seed, cluster_id, skip_bad_rows, limit)
-        for path in dict.fromkeys(traces)
-    ]
-    if len({source.trace.name for source in sources}) < len(sources):
-        sources = [
-            replace(source, trace=replace(source.trace, name=str(path)))
-            for source, path in zip(sources, dict.fromkeys(traces))
-        ]
+    sources = _named_apart(
+        {
+            path: _load(
+                path, cluster, per_gpu, profiles_path, gpu_type, seed, cluster_id, skip_bad_rows, limit
+            )
+            for path in traces
+        }
+    )
     limits = UserLimits(slots=slots_per_user, running=running_per_user)
     for job in (job for source in sources for job in source.trace.jobs):
         limits.check_fits(job)
     pairs = [(source, policy) for source in sources for policy in policies]
-    logs = _logs(pairs, events_path, html_path)
     runs = [
         Run(
             source=source,
@@ -212,33 +210,56 @@ def simulate(
             user_limits=limits,
             events=log,
         )
-        for (source, policy), log in zip(pairs, logs)
+        for (source, policy), log in zip(pairs, _logs(pairs, events_path, html_path))
     ]
 
     err = Console(stderr=True, highlight=False)
     _announce(sources, err)
+    records = _run(runs, processes, html_path, err, keep_events=events_path is not None)
+    out = err if json_path == "-" else Console(highlight=False)
+    print_table(results_table(records, out), out)
+    _warn(runs, records, err)
+    if json_path is not None:
+        _write_json(records, json_path)
+
+
+def _named_apart(sources: dict[Path, Source]) -> list[Source]:
+    """The traces, called by their paths if two have the same name."""
+    if len({source.trace.name for source in sources.values()}) == len(sources):
+        return list(sources.values())
+    return [replace(one, trace=replace(one.trace, name=str(path))) for path, one in sources.items()]
+
+
+def _run(
+    runs: list[Run], processes: int | None, html_path: Path | None, err: Any, *, keep_events: bool
+) -> list[dict[str, Any]]:
+    """Run all, with a display of how far they are, and write the report that is asked for."""
+    from swell.cli._report import Display
+    from swell.cli._runner import processors, run_all
+
     display = Display([run.title for run in runs], [len(run.source.trace.jobs) for run in runs], err)
     try:
         records = run_all(
             runs, processes=processes or processors(), on_start=display.start, on_progress=display.update
         )
         if html_path is not None:
-            _write_html(runs, html_path, cluster)
+            _write_html(runs, html_path)
     finally:
         display.stop()
-        if events_path is None:
-            for log in filter(None, logs):
-                log.unlink(missing_ok=True)
+        if not keep_events:
+            for run in runs:
+                if run.events is not None:
+                    run.events.unlink(missing_ok=True)
+    return records
 
-    out = err if json_path == "-" else Console(highlight=False)
-    print_table(results_table(records, out), out)
-    _warn(runs, records, err)
-    if json_path is not None:
-        text = json.dumps(records, indent=2, allow_nan=False) + "\n"
-        if json_path == "-":
-            click.echo(text, nl=False)
-        else:
-            Path(json_path).write_text(text, encoding="utf-8")
+
+def _write_json(records: list[dict[str, Any]], path: str) -> None:
+    """Write the figures to a file, or to standard output for '-'."""
+    text = json.dumps(records, indent=2, allow_nan=False) + "\n"
+    if path == "-":
+        click.echo(text, nl=False)
+    else:
+        Path(path).write_text(text, encoding="utf-8")
 
 
 def _load(
@@ -330,7 +351,7 @@ def _logs(
     return [_events_path(wanted, source, policy, several=len(pairs) > 1) for source, policy in pairs]
 
 
-def _write_html(runs: list[Run], path: Path, cluster: str) -> None:
+def _write_html(runs: list[Run], path: Path) -> None:
     """The report on all runs, those of one trace side by side."""
     from swell.cli.report import write_report
     from swell.domain import read_events
@@ -344,7 +365,7 @@ def _write_html(runs: list[Run], path: Path, cluster: str) -> None:
         groups.setdefault(f"{run.source.trace.name}: {len(run.source.trace.jobs):,} jobs", []).append(
             reported
         )
-    write_report([], path, f"Simulated on {cluster}", groups=list(groups.items()))
+    write_report([], path, f"Simulated on {runs[0].cluster_text}", groups=list(groups.items()))
 
 
 def _events_path(path: Path | None, source: Source, policy: str, *, several: bool) -> Path | None:

@@ -337,9 +337,13 @@ class Conductor:
                 self.book.write([], events)
 
     def _known_nodes(self) -> dict[str, list[int | str]]:
-        """Slots and type of the nodes that the log has as part of the cluster: not those not rented now."""
+        """Figures of the nodes that the log has as part of the cluster: not those not rented now.
+
+        `per_gpu` is left out where it is 1: control planes of earlier versions read this too.
+        """
         rented = self.renting.names if self.renting is not None else frozenset()
-        return {n.name: [n.gpus, n.gpu_type] for n in self.cluster().nodes if n.up or n.name not in rented}
+        known = [n for n in self.cluster().nodes if n.up or n.name not in rented]
+        return {n.name: list(n.figures.values())[: 2 if n.per_gpu == 1 else 3] for n in known}
 
     def _follow_nodes(self, now_s: float) -> None:
         before, cluster = self.scheduler.board.base, self.cluster()
@@ -351,7 +355,7 @@ class Conductor:
             if node.up != was:
                 kind = EventKind.NODE_JOINED if node.up else EventKind.NODE_LOST
                 why = self._why_changed(node)
-                data = {"gpus": node.gpus, "gpu_type": node.gpu_type} | ({"reason": why} if why else {})
+                data = node.figures | ({"reason": why} if why else {})
                 events.append(Event(now_s, kind, node=node.name, data=data))
             if was and not node.up:
                 reasons.append(f"node {node.name} was {(why or 'lost').partition(':')[0]}")

@@ -279,10 +279,15 @@ def submission(record: JobRecord, knowledge: Knowledge, scheduler: Scheduler) ->
 
 
 def node_changes(before: Mapping[str, list[Any]], now: Mapping[str, list[Any]], now_s: float) -> list[Event]:
-    """Events for nodes (name -> slots, type) that came, went or changed."""
-    gone = [(EventKind.NODE_LOST, name, before[name]) for name in before if now.get(name) != before[name]]
-    new = [(EventKind.NODE_JOINED, name, now[name]) for name in now if now[name] != before.get(name)]
+    """Events for nodes (name -> slots, type, slots of a GPU if several) that came, went or changed.
+
+    Earlier versions did not write down how many slots share a GPU. A node of which that is news was not lost.
+    """
+    gone = [name for name in before if now.get(name, [])[:2] != before[name][:2]]
+    new = [name for name in now if now[name] != before.get(name)]
+    figures = [(EventKind.NODE_LOST, name, before[name]) for name in gone]
+    figures += [(EventKind.NODE_JOINED, name, now[name]) for name in new]
     return [
-        Event(now_s, kind, node=name, data={"gpus": gpus, "gpu_type": gpu_type})
-        for kind, name, (gpus, gpu_type) in gone + new
+        Event(now_s, kind, node=name, data=dict(zip(("gpus", "gpu_type", "per_gpu"), (*node, 1))))
+        for kind, name, node in figures
     ]

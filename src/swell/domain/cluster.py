@@ -52,6 +52,11 @@ class Node:
         """How many real GPUs its slots are on."""
         return -(-self.gpus // self.per_gpu)
 
+    @property
+    def figures(self) -> dict[str, int | str]:
+        """What an event says of the node."""
+        return {"gpus": self.gpus, "gpu_type": self.gpu_type, "per_gpu": self.per_gpu}
+
 
 @dataclass(frozen=True)
 class Cluster:

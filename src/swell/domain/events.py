@@ -52,7 +52,8 @@ class EventKind(StrEnum):
     CANCELLED = "cancelled"
     """A person ended a job."""
     NODE_JOINED = "node_joined"
-    """A node came into service, or came back; data: gpus, gpu_type, reason if it was rented."""
+    """A node came into service, or came back; data: gpus, gpu_type, per_gpu (how many of its slots share a
+    GPU), reason if it was rented."""
     NODE_LOST = "node_lost"
     """A node went out of service; data: gpus, reason if it was drained, let go or slow."""
     NODE_SLOW = "node_slow"

@@ -10,8 +10,7 @@ from swell.board import Board, held_events
 from swell.domain import Calendar, Event, EventKind, InputError
 from swell.policies import Snapshot
 from swell.sim.cloud import Cloud
-
-EventSink = Callable[[Event], None]
+from swell.sim.events import EventSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Capacity:
         calendar: Calendar,
         demand: Sequence[DemandChange],
         cloud: Cloud | None,
-        settle: Callable[[int], None],
+        settle: Callable[[int, float], None],
         on_event: EventSink | None,
     ) -> None:
         """`settle` brings a job's row up to now. It is called before the board takes GPUs from the job."""
@@ -81,6 +80,11 @@ class Capacity:
         coming = self.cloud is not None and self.cloud.provider.supply().coming
         return bool(self._failures or self._demand or coming)
 
+    def jobs_changed(self, now_s: float) -> None:
+        """A job came or went, so another number of nodes may be worth having."""
+        if self.cloud is not None:
+            self.cloud.look_s = now_s
+
     def worth_waiting(self, idle_s: float) -> bool:
         """Whether reserved hours may still end after no job has run for so long."""
         return self._calendar_s < math.inf and idle_s <= self._patience_s
@@ -91,11 +95,11 @@ class Capacity:
         if self.cloud is not None:
             self.cloud.look_s = math.inf
 
-    def apply(self, now_s: float, promising: Callable[[], Snapshot]) -> bool:
-        """Do what is due; returns whether the cluster changed. `promising`: what the autoscaler looks at."""
+    def apply(self, now_s: float, worth_nodes: Callable[[float], Snapshot]) -> bool:
+        """Do what is due; returns whether the cluster changed. `worth_nodes`: the autoscaler's view."""
         failed = self._fail(now_s)
         reserved = self._calendar_s <= now_s and self._reserve(now_s)
-        rented = self.cloud is not None and self.cloud.due_s <= now_s and self._rent(now_s, promising)
+        rented = self.cloud is not None and self.cloud.due_s <= now_s and self._rent(now_s, worth_nodes)
         return failed or reserved or rented
 
     def _fail(self, now_s: float) -> bool:
@@ -108,7 +112,7 @@ class Capacity:
                 changed = True
         return changed
 
-    def _rent(self, now_s: float, promising: Callable[[], Snapshot]) -> bool:
+    def _rent(self, now_s: float, worth_nodes: Callable[[float], Snapshot]) -> bool:
         """Let the autoscaler decide if that is due, and follow what became of the rented nodes."""
         cloud, board = self.cloud, self._board
         assert cloud is not None
@@ -118,7 +122,7 @@ class Capacity:
             for row in board.active.tolist():
                 for gpu in board.table.placement[row]:
                     busy[int(cloud.largest.node_of_gpu[gpu])] += 1
-            cloud.look(promising(), busy)
+            cloud.look(worth_nodes(now_s), busy)
             changes += cloud.provider.changes(now_s)
         for change in changes:
             self._set_node(now_s, *change)
@@ -129,13 +133,12 @@ class Capacity:
         board, cluster = self._board, self._board.base
         node = cluster.nodes[index]
         if self._on_event is not None:
-            data = {"gpus": node.gpus, "gpu_type": node.gpu_type}
             kind = EventKind.NODE_JOINED if up else EventKind.NODE_LOST
-            self._on_event(Event(now_s, kind, node=node.name, data=data))
+            self._on_event(Event(now_s, kind, node=node.name, data=node.figures))
         for row in board.active.tolist():
             # A reservation that lost GPUs takes others in their place, from jobs on any node.
             if board.reserved or index in cluster.nodes_of(board.table.placement[row]):
-                self._settle(row)
+                self._settle(row, now_s)
         before = board.reserved
         board.set_cluster(cluster.with_node(index, up=up), now_s, f"node {node.name} {why}")
         self._tell_held(before, now_s)
@@ -155,7 +158,7 @@ class Capacity:
         next_s = self._demand[0].at_s if self._demand else math.inf
         self._calendar_s = min(self._calendar.next_change_s(now_s), next_s)
         for row in self._board.active.tolist():
-            self._settle(row)
+            self._settle(row, now_s)
         before = self._board.reserved
         changed = self._board.reserve(self._calendar, now_s)
         self._tell_held(before, now_s)

@@ -18,14 +18,14 @@ Each of these has its own random stream: a larger share of deadlines changes no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from swell.domain import ANY_GPU, OTHERS, FloatArray, InputError, JobSpec
 from swell.perf.profiles import ProfileSet
-from swell.sim.models import Models, known_gpu_type
+from swell.sim.models import Menu, Models, known_gpu_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def generate_jobs(
     def stream(which: int) -> np.random.Generator:
         return np.random.default_rng([seed, which])
 
-    submit_s = np.round(arrivals(jobs, hours, start_hour, stream(0)), 1)
+    submit_s = np.round(arrivals(jobs, hours, start_hour, stream(0)), 1).tolist()
     gpu_hours, gpus = sizes(jobs, max_gpu_hours, stream(1))
     gpus = np.minimum(gpus, max_gpus)
     drawn = stream(2).random((jobs, 2)).tolist()
@@ -119,36 +119,25 @@ def generate_jobs(
     of_team = stream(5).integers(0, max(len(teams), 1), jobs).tolist()
     of_user = stream(6).integers(0, max(len(users), 1), jobs).tolist()
     fills = np.clip(np.round(stream(7).uniform(*fill, jobs), 3), *fill).tolist()
-
-    if gpu_type == ANY_GPU:  # one type for all jobs, that of most profiles, so that one cluster can run them
-        kinds = [kind for profile in profiles for kind in profile.gpu_types]
-        gpu_type = max(profiles.gpu_types, key=kinds.count)
-    models = Models(profiles, known_gpu_type(profiles, gpu_type), gpus_per_node)
-    menus = {int(count): models.menu(int(count)) for count in np.unique(gpus)}
+    menus = _menus(profiles, gpu_type, gpus_per_node, dict.fromkeys(gpus.astype(int).tolist()))
     specs = []
     for i in range(jobs):
         count = int(gpus[i])
         menu = menus[count]
-        if not menu:
-            raise InputError(
-                f"none of the profiles runs on {count} GPUs of type '{gpu_type}';"
-                " give another --gpu-type or --profiles",
-                field="profiles",
-            )
         model, batches = menu[int(drawn[i][0] * len(menu))]
         batch_size, rate = batches[int(drawn[i][1] * len(batches))]
         duration_s = float(gpu_hours[i]) * 3600 / count
-        at_s = float(submit_s[i])
+        # At least a tenth of a second, so that rounding cannot make it equal to the submission.
+        deadline_s = round(submit_s[i] + max(lambdas[i] * duration_s, 0.1), 1)
         specs.append(
             JobSpec(
                 job_id=f"{model}-{i}",
-                submit_s=at_s,
+                submit_s=submit_s[i],
                 model=model,
                 batch_size=batch_size,
                 gpus=count,
                 work=float(max(round(duration_s * rate), 1)),
-                # At least a tenth of a second, so that rounding cannot make it equal to the submission.
-                deadline_s=round(at_s + max(lambdas[i] * duration_s, 0.1), 1) if has_deadline[i] else None,
+                deadline_s=deadline_s if has_deadline[i] else None,
                 user=users[of_user[i]] if users else "",
                 team=teams[of_team[i]] if teams else OTHERS,
                 fill=fills[i],
@@ -187,3 +176,19 @@ def sizes(jobs: int, max_gpu_hours: float, rng: np.random.Generator) -> tuple[Fl
 def _check(field: str, given: float, allowed: str, fine: bool) -> None:
     if not fine:
         raise InputError(f"{field} must be {allowed}, got {given:g}", field=field)
+
+
+def _menus(profiles: ProfileSet, gpu_type: str, gpus_per_node: int, counts: Iterable[int]) -> dict[int, Menu]:
+    """For each GPU count the models that run on so many GPUs of one type; raises if there is none."""
+    if gpu_type == ANY_GPU:  # one type for all jobs, that of most profiles, so that one cluster can run them
+        kinds = [kind for profile in profiles for kind in profile.gpu_types]
+        gpu_type = max(profiles.gpu_types, key=kinds.count)
+    models = Models(profiles, known_gpu_type(profiles, gpu_type), gpus_per_node)
+    menus = {count: models.menu(count) for count in counts}
+    if missing := [count for count, menu in menus.items() if not menu]:
+        raise InputError(
+            f"none of the profiles runs on {missing[0]} GPUs of type '{gpu_type}';"
+            " give another --gpu-type or --profiles",
+            field="profiles",
+        )
+    return menus

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from swell.domain import ANY_GPU, InputError, nearest, packed_shape
 from swell.perf.profiles import Profile, ProfileSet
 
+Menu = list[tuple[str, list[tuple[int, float]]]]
+"""Models by name, each with its (batch size, rate) pairs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Models:
@@ -39,7 +42,7 @@ class Models:
             batch_size *= 2
         return found
 
-    def menu(self, gpus: int) -> list[tuple[str, list[tuple[int, float]]]]:
+    def menu(self, gpus: int) -> Menu:
         """The models that run on `gpus` GPUs, each with its batch sizes and rates."""
         known = ((name, self.profiles.get(name)) for name in self.profiles.names)
         offers = ((name, self.batch_sizes(p, gpus)) for name, p in known if self.measured(p))

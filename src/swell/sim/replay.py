@@ -2,39 +2,26 @@
 
 The log of a live cluster says when jobs were submitted, how much work they had, and how fast they were on how
 many workers. That is a trace and its profiles, so the simulator can run it again with the same policies. The
-costs of a start and of a resize, and the time in which the speed of a new job becomes known, are taken from
-the log too.
+costs of a start and of a resize, the time in which the speed of a new job becomes known, and how many slots
+share a GPU, are taken from the log too. What the log does not say is assumed, and the first record says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
-from swell.domain import (
-    ANY_GPU,
-    NO_RESERVATIONS,
-    NORMAL,
-    Calendar,
-    Cluster,
-    Event,
-    EventKind,
-    FloatArray,
-    InputError,
-    JobSpec,
-    Node,
-    Reservation,
-)
-from swell.perf.belief import JobBelief
+from swell.domain import ANY_GPU, NO_RESERVATIONS, NORMAL, Cluster, Event, EventKind, InputError, JobSpec
+from swell.domain.words import many
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.policies import make_policy
-from swell.sim.capacity import DemandChange, NodeFailure
 from swell.sim.engine import simulate
 from swell.sim.explore import Exploration
+from swell.sim.logged import CHANGES, ENDS, Log, read_log
 from swell.sim.metrics import Result
 
 LIVE = "what happened"
@@ -44,79 +31,6 @@ LANES_MOST = 120
 _LEARN_S = 2.0
 _ROUNDS = 2000
 """A replay has about this many rounds, for a policy with rounds: short ones, but few enough to be quick."""
-_ENDS = (EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED, EventKind.REJECTED)
-_CHANGES = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
-
-
-@dataclass(slots=True)
-class LoggedJob:
-    """One job, as recorded in the log."""
-
-    job_id: str
-    submitted: Event
-    changes: list[tuple[float, int, EventKind]] = field(default_factory=list)
-    """For each change: its time, the job's GPUs from then on, and the kind of event."""
-    end: Event | None = None
-
-    @property
-    def held(self) -> list[tuple[int, float]]:
-        """For each period in which the job held GPUs: how many, and for how many seconds."""
-        assert self.end is not None
-        ends = [*(moment for moment, _, _ in self.changes[1:]), self.end.time_s]
-        return [(gpus, until - since) for (since, gpus, _), until in zip(self.changes, ends) if gpus]
-
-    @property
-    def rates(self) -> dict[int, float]:
-        """Measured iterations per second, by number of workers."""
-        assert self.end is not None
-        return {int(n): float(rate) for n, rate in (self.end.data.get("rates") or {}).items() if rate > 0}
-
-    @property
-    def work(self) -> float:
-        """Iterations that the job did or, if it never reported progress, the seconds it held GPUs."""
-        assert self.end is not None
-        work = float(self.end.data.get("work") or 0.0)
-        if work > 0 and (self.rates or self.end.data.get("params")):
-            return work
-        return sum(seconds for _, seconds in self.held)
-
-    @property
-    def startup_s(self) -> float:
-        """Measured seconds from getting GPUs to the first step; 0 for a job that never reported progress.
-
-        The work of such a job is the time in which it held GPUs, which includes its start.
-        """
-        assert self.end is not None
-        return float(self.end.data.get("startup_s") or 0.0) if self.rates else 0.0
-
-    @property
-    def new(self) -> bool:
-        """Whether the job's speed was unknown at its submission; jobs with a deadline are profiled first."""
-        return (
-            self.submitted.data.get("source") != "history" and self.submitted.data.get("deadline_s") is None
-        )
-
-    def count(self, kind: EventKind) -> int:
-        """The number of events of this kind for the job."""
-        return sum(what is kind for _, _, what in self.changes)
-
-    def curve(self, max_gpus: int, gpus_per_node: int) -> FloatArray:
-        """Iterations per second on 0 to `max_gpus` GPUs: the job's model, corrected by measured rates."""
-        assert self.end is not None
-        counts = np.arange(max_gpus + 1, dtype=np.float64)
-        rates, params = self.rates, self.end.data.get("params")
-        if params is None and not rates:
-            return np.minimum(counts, 1.0)
-        if params is None:
-            seen = np.array(sorted(rates), dtype=np.float64)
-            curve = np.interp(counts, seen, [rates[int(n)] for n in seen])
-            return np.where(counts < seen[0], curve * counts / seen[0], curve)
-        curve = np.array(JobBelief.from_figures(self.end.data).curve(max_gpus, gpus_per_node))
-        ratios = {n: rates[n] / curve[n] for n in sorted(rates) if n <= max_gpus and curve[n] > 0}
-        if ratios:
-            at, ratio = np.log2(list(ratios)), list(ratios.values())
-            curve[1:] *= np.interp(np.log2(counts[1:]), at, ratio)
-        return curve
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,111 +56,27 @@ class _BelievedCost:
         return self.pause_s if before else self.startup_s
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """The content of a log: the jobs that ended, the nodes, and the failures of nodes."""
-
-    jobs: list[LoggedJob]
-    unfinished: int
-    """The number of jobs that have not ended yet and so cannot be replayed."""
-    cluster: Cluster | None
-    failures: list[NodeFailure]
-    policy: str
-    """The policy of the last submission."""
-    round_s: float | None = None
-    """Length of that policy's rounds."""
-    calendar: Calendar = NO_RESERVATIONS
-    """What was reserved, in seconds from the first submission on."""
-    demand: tuple[DemandChange, ...] = ()
-
-    @property
-    def began_s(self) -> float:
-        """The time of the first submission."""
-        return min(job.submitted.time_s for job in self.jobs)
-
-
-def read_log(events: Iterable[Event]) -> Log:
-    """Sort an event log by job and node."""
-    jobs: dict[str, LoggedJob] = {}
-    nodes: dict[str, Node] = {}
-    lost: list[tuple[str, float, float]] = []
-    policy, round_s = "", None
-    most: dict[str, int] = {}
-    held: dict[str, list[tuple[float, int]]] = {}
-    for event in events:
-        if event.kind is EventKind.NODE_JOINED and event.node is not None:
-            # The GPU type is left out, because the jobs' speed was measured on these very nodes.
-            nodes[event.node] = Node(event.node, int(event.data["gpus"]))
-            lost = [
-                (name, at_s, event.time_s if name == event.node and back_s == np.inf else back_s)
-                for name, at_s, back_s in lost
-            ]
-        elif event.kind is EventKind.NODE_LOST and event.node is not None:
-            lost.append((event.node, event.time_s, np.inf))
-        elif event.kind is EventKind.RESERVED:
-            most[event.data["reservation"]] = int(event.data.get("most") or 0)
-        elif event.kind is EventKind.HELD:
-            held.setdefault(event.data["reservation"], []).append((event.time_s, len(event.data["gpus"])))
-        elif event.kind is EventKind.SUBMITTED and event.job_id is not None:
-            jobs[event.job_id] = LoggedJob(event.job_id, event)
-            policy = str(event.data.get("policy", policy))
-            round_s = event.data.get("round_s")
-        elif event.job_id in jobs:
-            job = jobs[event.job_id]
-            if event.kind in _CHANGES:
-                job.changes.append((event.time_s, len(event.data.get("gpus", ())), event.kind))
-            elif event.kind in _ENDS:
-                job.end = event
-    ended = [job for job in jobs.values() if job.end is not None and job.work > 0]
-    began_s = min((job.submitted.time_s for job in ended), default=0.0)
-    for name, at_s, back_s in lost:
-        if at_s < began_s and back_s == np.inf:
-            nodes.pop(name, None)
-    names = list(nodes)
-    failures = [
-        NodeFailure(names.index(name), max(at_s - began_s, 0.0), back_s - max(at_s, began_s))
-        for name, at_s, back_s in lost
-        if name in nodes and back_s > began_s
-    ]
-    cluster = Cluster(tuple(nodes.values())) if nodes else None
-    unfinished = sum(job.end is None for job in jobs.values())
-    return Log(ended, unfinished, cluster, failures, policy, round_s, *_reserved(held, most, began_s))
-
-
-def _reserved(
-    held: Mapping[str, list[tuple[float, int]]], most: Mapping[str, int], began_s: float
-) -> tuple[Calendar, tuple[DemandChange, ...]]:
-    """What reservations held and when: hours as they were, and services that are followed as they came."""
-    hours, demand = list[Reservation](), list[DemandChange]()
-    for name, steps in held.items():
-        if most.get(name):
-            hours.append(Reservation(name=name, most=max(most[name], *(gpus for _, gpus in steps))))
-            demand += [DemandChange(name, max(at_s - began_s, 0.0), gpus) for at_s, gpus in steps]
-            continue
-        for i, (at_s, gpus) in enumerate(steps):
-            end_s = steps[i + 1][0] - began_s if i + 1 < len(steps) else None
-            if gpus and (end_s is None or end_s > at_s - began_s):
-                hours.append(
-                    Reservation(name=f"{name[:100]}.{i}", gpus=gpus, start_s=at_s - began_s, end_s=end_s)
-                )
-    return Calendar(tuple(hours)), tuple(demand)
-
-
 def replay(
     events: Iterable[Event], policies: Sequence[str], cluster: Cluster | None = None
 ) -> list[dict[str, Any]]:
-    """Figures of what happened, then of each policy, on the log's own cluster or on `cluster`."""
+    """Figures of what happened, then of each policy, on the log's own cluster or on `cluster`.
+
+    Each GPU of `cluster` is as many slots as those of the log's cluster are.
+    """
     log = read_log(events)
     if not log.jobs:
         raise InputError(
             "nothing to replay: no job in the log has ended yet; try again when one has", field="events"
         )
+    if cluster is not None and log.cluster is not None:
+        cluster = cluster.shared_by(log.cluster.per_gpu)
     where = cluster or log.cluster
     if where is None:
         raise InputError("the log names no nodes: say which cluster, such as 1x4", field="cluster")
     live = log.cluster or where
     cost = _costs(log, live)
-    records = [_live_record(log, live) | {"lanes": _live_lanes(log)}]
+    assumed = _assumed(log, cluster)
+    records = [_live_record(log, live) | {"assumed": assumed, "lanes": _live_lanes(log)}]
     for policy in policies:
         seen: list[Event] = []
         result = simulate(
@@ -263,8 +93,34 @@ def replay(
             demand=log.demand if cluster is None else (),
             on_event=seen.append,
         )
-        records.append(_record(log, result, policy, str(where)) | {"lanes": _lanes(log, seen)})
+        records.append(_record(log, result, policy, where) | {"lanes": _lanes(log, seen)})
     return records
+
+
+def _assumed(log: Log, cluster: Cluster | None) -> list[str]:
+    """What the log does not say and the replay assumes, in sentences for people. `cluster`: another one."""
+    if log.cluster is not None and not log.says_sharing:
+        return ["The log does not say whether slots share GPUs: each slot is taken for a GPU of its own."]
+    if log.cluster is None or log.cluster.per_gpu == 1:
+        return []
+    assumed = []
+    if cluster is not None:
+        slots = log.cluster.per_gpu
+        assumed.append(
+            f"Each GPU of {_in_gpus(cluster)} is taken to be {slots} slots, as on the real cluster."
+        )
+    if silent := sum(not job.says_fill for job in log.jobs):
+        assumed.append(
+            f"The log does not say of {many(silent, 'job')} which part of a GPU's time a worker uses when it"
+            " is alone there. All of it is assumed, so that jobs on one GPU take turns. If they use less,"
+            " fewer jobs on each GPU would have helped less than shown."
+        )
+    return assumed
+
+
+def _in_gpus(cluster: Cluster) -> str:
+    """A cluster as people name it: by its GPUs, of which each may be several slots."""
+    return str(Cluster(tuple(replace(node, gpus=node.real_gpus, per_gpu=1) for node in cluster.nodes)))
 
 
 def _live_lanes(log: Log) -> list[dict[str, Any]]:
@@ -272,7 +128,7 @@ def _live_lanes(log: Log) -> list[dict[str, Any]]:
     lanes: dict[str, list[tuple[float, int]]] = {}
     for job in log.jobs:
         assert job.end is not None
-        changes = [(time_s - log.began_s, gpus) for time_s, gpus, _ in job.changes]
+        changes = [(change.time_s - log.began_s, change.gpus) for change in job.changes]
         lanes[job.job_id] = [*changes, (job.end.time_s - log.began_s, 0)] if changes else []
     return _thinned(log, lanes)
 
@@ -281,8 +137,8 @@ def _lanes(log: Log, events: Iterable[Event]) -> list[dict[str, Any]]:
     """The same, as it would have been: from the events of a simulation."""
     lanes: dict[str, list[tuple[float, int]]] = {}
     for event in events:
-        if event.job_id is not None and (event.kind in _CHANGES or event.kind in _ENDS):
-            held = len(event.data.get("gpus") or ()) if event.kind in _CHANGES else 0
+        if event.job_id is not None and (event.kind in CHANGES or event.kind in ENDS):
+            held = len(event.data.get("gpus") or ()) if event.kind in CHANGES else 0
             lanes.setdefault(event.job_id, []).append((event.time_s, held))
     return _thinned(log, lanes)
 
@@ -328,6 +184,7 @@ def _specs(log: Log) -> list[JobSpec]:
                 gpus_per_replica=int(asked.get("gpus_per_replica") or 1),
                 weight=float(asked.get("weight") or 1.0),
                 priority=str(asked.get("priority") or NORMAL),
+                fill=job.fill,
             )
         )
     return specs
@@ -350,17 +207,20 @@ def _profiles(log: Log, cluster: Cluster) -> ProfileSet:
 def _costs(log: Log, cluster: Cluster) -> _Cost:
     """What changes cost beyond start-ups, by least squares from the work that jobs missed on their GPUs."""
     rows, missed, reported_s = [], [], []
-    widest = max([sum(n.gpus for n in cluster.nodes)] + [g for j in log.jobs for _, g, _ in j.changes])
+    widest = max(
+        [sum(n.gpus for n in cluster.nodes)] + [change.gpus for job in log.jobs for change in job.changes]
+    )
     for job in log.jobs:
         assert job.end is not None
         reported_s.append(float(job.end.data.get("pause_s") or 0.0))
         curve = job.curve(widest, cluster.gpus_per_node)
-        held_s = sum(seconds for _, seconds in job.held)
-        possible = sum(curve[gpus] * seconds for gpus, seconds in job.held)
+        held_s = sum(one.seconds for one in job.held)
+        possible = sum(curve[one.gpus] * one.seconds * one.beside for one in job.held)
         if job.end.kind is EventKind.FINISHED and job.rates and possible > 0:
             rate = possible / held_s  # dividing by it makes a slow job count as much as a fast one
             start, resize = (
-                sum(curve[g] for _, g, what in job.changes if what is kind) / rate for kind in _CHANGES[:2]
+                sum(curve[one.gpus] * one.beside for one in job.held if one.kind is kind) / rate
+                for kind in CHANGES[:2]
             )
             rows.append([start, resize])
             missed.append(max((possible - job.work) / rate - job.startup_s * start, 0.0))
@@ -380,22 +240,23 @@ def _believed(log: Log) -> _BelievedCost:
 
 def _learn_s(log: Log, cost: _Cost) -> float:
     """The shortest time after which a job of unknown speed got more GPUs than it started with."""
-    grown = [j for j in log.jobs if j.new and len(j.changes) > 1 and j.changes[1][1] > j.changes[0][1]]
-    times_s = [job.changes[1][0] - job.changes[0][0] - job.startup_s - cost.extra_s for job in grown]
+    grown = [j for j in log.jobs if j.new and len(j.changes) > 1 and j.changes[1].gpus > j.changes[0].gpus]
+    times_s = [job.changes[1].time_s - job.changes[0].time_s - job.startup_s - cost.extra_s for job in grown]
     return max(min(times_s), 0.1) if times_s else _LEARN_S
 
 
 def _live_record(log: Log, cluster: Cluster) -> dict[str, Any]:
     finished = [job for job in log.jobs if job.end is not None and job.end.kind is EventKind.FINISHED]
     jct_s = np.array([job.end.time_s - job.submitted.time_s for job in finished if job.end is not None])
-    held_s = sum(gpus * seconds for job in log.jobs for gpus, seconds in job.held)
+    held_s = sum(one.gpus * one.seconds for job in log.jobs for one in job.held)
     makespan_s = max(job.end.time_s for job in log.jobs if job.end is not None) - log.began_s
     deadlines = [job for job in log.jobs if job.submitted.data.get("deadline_s") is not None]
     met = sum(job.end is not None and job.end.data.get("met") is True for job in deadlines)
     capacity = sum(node.gpus for node in cluster.nodes) * makespan_s
     return {
         "policy": f"{LIVE} ({log.policy})" if log.policy else LIVE,
-        "cluster": str(cluster),
+        "cluster": _in_gpus(cluster),
+        "per_gpu": cluster.per_gpu,
         "jobs": len(log.jobs),
         "finished": len(finished),
         "refused": sum(job.end is not None and job.end.kind is EventKind.REJECTED for job in log.jobs),
@@ -410,7 +271,7 @@ def _live_record(log: Log, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _record(log: Log, result: Result, policy: str, cluster: str) -> dict[str, Any]:
+def _record(log: Log, result: Result, policy: str, cluster: Cluster) -> dict[str, Any]:
     ended_well = {
         job.job_id
         for job in log.jobs
@@ -423,7 +284,8 @@ def _record(log: Log, result: Result, policy: str, cluster: str) -> dict[str, An
     figures = result.record()
     return {
         "policy": policy,
-        "cluster": cluster,
+        "cluster": _in_gpus(cluster),
+        "per_gpu": cluster.per_gpu,
         "jobs": len(result.job_ids),
         "finished": int(counts.sum()),
         "refused": int(result.rejected.sum()),

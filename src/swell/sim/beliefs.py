@@ -1,0 +1,126 @@
+"""What a simulated policy is told of the jobs' speed.
+
+That is the truth at first. It may be made wrong on purpose (`mistake`), or the speeds are learned as the jobs
+run (`learn`): then each job has a model that its segments are observed with (`world`), and the policy is told
+what the models say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from swell.board import Board
+from swell.domain import Cluster, InputError
+from swell.perf.belief import JobBelief
+from swell.perf.curves import Curves, beside_neighbours, in_steps
+from swell.policies import JobTable
+from swell.sim.type_beliefs import TypeBeliefs
+from swell.sim.workload import Workload, widest_node
+
+
+class Beliefs:
+    """The curves that a policy is told."""
+
+    def __init__(self, workload: Workload, cluster: Cluster, board: Board) -> None:
+        self._workload, self._cluster, self._board = workload, cluster, board
+        self._table = board.table
+        self._told = workload.curves
+        """What is told unless speeds are learned."""
+        self._fitted: FittedCurves | TypeBeliefs | None = None
+        """What the jobs' models say, if speeds are learned."""
+        self._promised: tuple[Curves, Curves] | None = None
+        """The curves that were told last, and what promises count on of them."""
+        self._table.curve = workload.row.copy()
+
+    @property
+    def learned(self) -> bool:
+        """Whether the speeds are learned as the jobs run."""
+        return self._fitted is not None
+
+    @property
+    def by_type(self) -> TypeBeliefs | None:
+        """The jobs' models on each GPU type, if speeds are learned and types are told apart."""
+        return self._fitted if isinstance(self._fitted, TypeBeliefs) else None
+
+    def mistake(self, error: float, seed: int) -> None:
+        """From now on tell curves that are wrong, each job's by a factor of its own; the truth stays."""
+        if not 0 <= error < np.inf:
+            raise InputError(f"belief_error must be at least 0, got {error}", field="belief_error")
+        row = self._workload.row
+        factors = np.exp(np.random.default_rng([seed, 77]).normal(0.0, error, len(row)))
+
+        def wrong(curves: Curves) -> Curves:
+            return Curves(
+                curves.rates[row] * factors[:, None],
+                {kind: wrong(own) for kind, own in curves.by_type.items()},
+            )
+
+        self._told = wrong(self._workload.curves)
+        self._table.curve = np.arange(len(row))
+
+    def learn(self, *, adaptive: bool, throughput_only: bool) -> None:
+        """From now on tell what the jobs' models say, on each GPU type if types are told apart.
+
+        A job whose profile has no model of the kind that is fitted keeps its true curve; if all are so,
+        nothing is learned. With `adaptive`, jobs choose their batch size; with `throughput_only` the one with
+        the most samples per second.
+        """
+        jobs, profiles, exact, curve_row = self._workload
+        if not any(profile.trains for profile in profiles):
+            return
+        by_type: TypeBeliefs | None = None
+        if exact.by_type:
+            width = {kind: widest_node(self._cluster, kind) for kind in exact.by_type}
+            by_type = TypeBeliefs(width, [job.model for job in jobs], exact, curve_row)
+        for row, (job, profile) in enumerate(zip(jobs, profiles, strict=True)):
+            pinned = profile.pinned_batch if adaptive else job.batch_size
+            make = partial(JobBelief, profile.limits, fixed_batch=pinned, throughput_only=throughput_only)
+            if not profile.trains:
+                if by_type is not None:
+                    by_type.tell_exact(row)
+            elif by_type is None:
+                self._table.belief[row] = make()
+            else:
+                own = by_type.add(row, make)
+                self._table.belief_by_type[row], self._table.belief[row] = own, next(iter(own.values()))
+        self._fitted = by_type or FittedCurves(self._table, self._workload, self._cluster.gpus_per_node)
+        self._table.curve = np.arange(len(jobs))
+
+    def curves(self) -> Curves:
+        """What the policy is told of the jobs' speed right now."""
+        return self._told if self._fitted is None else self._fitted.curves(self._board.active.tolist())
+
+    def promised_curves(self) -> Curves:
+        """What a policy that gives promises is told: as if neighbours filled every GPU that is shared."""
+        curves = self.curves()
+        if self._cluster.per_gpu == 1:
+            return curves
+        if self._promised is None or self._promised[0] is not curves:
+            self._promised = curves, beside_neighbours(curves, self._cluster)
+        return self._promised[1]
+
+
+class FittedCurves:
+    """The curves that the jobs' models say, where GPU types are not told apart."""
+
+    def __init__(self, table: JobTable, workload: Workload, gpus_per_node: int) -> None:
+        self._table, self._workload, self._gpus_per_node = table, workload, gpus_per_node
+        self._rates = np.zeros((len(table), workload.curves.max_gpus + 1))
+        self._version = np.full(len(table), -1)
+        """Which version of each job's model its rates were computed from."""
+
+    def curves(self, active: Sequence[int]) -> Curves:
+        """The believed curves; those of jobs that are not active may be out of date."""
+        exact = self._workload.curves
+        for row in active:
+            belief = self._table.belief[row]
+            if belief is None:
+                self._rates[row] = exact.rates[self._workload.row[row]]
+            elif belief.version != self._version[row]:
+                self._version[row] = belief.version
+                rates = belief.curve(exact.max_gpus, self._gpus_per_node)
+                self._rates[row] = in_steps(rates, int(self._table.per_replica[row]))
+        return Curves(self._rates.copy())
