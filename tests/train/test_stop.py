@@ -21,7 +21,7 @@ def test_members_are_asked_and_the_leaders_word_ends_the_job() -> None:
     job = _running("w0", "w1")
     assert job.stop(1.0) == [Stop(("w0", "w1"))]
     assert job.exited("w1", 0, 1.1) == [Stop(("w0", "w1"))], "the leader is still saving"
-    assert Finish(0, STOPPED) in job.stopped()
+    assert Finish(0, STOPPED) in job.finish(0, STOPPED)
     assert job.stop(2.0) == [], "a second wish changes nothing"
 
 

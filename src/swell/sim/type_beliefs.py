@@ -31,7 +31,7 @@ class TypeBeliefs:
         self._ledger = RatioLedger()
         self._versions: dict[tuple[int, str], tuple[JobBelief, int]] = {}
         """By job and type: the belief that its curve was computed from, and its version."""
-        self._rates = dict.fromkeys(self._width, exact.rates[row])
+        self._rates = {kind: exact.rates[row].copy() for kind in self._width}
 
     def add(self, row: int, make: Callable[[], JobBelief]) -> Mapping[str, JobBelief]:
         """Enter a job of which nothing is known; returns its beliefs by type, which change as it runs."""

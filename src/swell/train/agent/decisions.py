@@ -25,6 +25,12 @@ from swell.train.agent.slots import age, newcomers, open_slots
 if TYPE_CHECKING:
     from swell.train.agent.membership import Membership
 
+
+def recovering(m: Membership) -> bool:
+    """Whether the present generation is broken, and its members enter the candidate at once."""
+    return m.candidate is not None and m.candidate.recovery
+
+
 # ---------------------------------------------------------------------- towards the target
 
 
@@ -36,14 +42,14 @@ def plan(m: Membership, now_s: float) -> list[Instruction]:
         if _some(m, Status.MEMBER, Status.DONE):
             return [Stop(tuple(m.generation.members))]
         return m.finish(0, STOPPED)  # no worker has state that is not on disk
-    if m.recovering or _some(m, Status.DONE):
+    if recovering(m) or _some(m, Status.DONE):
         return []
     staying = _staying(m)
     out = _start_and_end(m, staying, now_s)
     wanted = _next_members(m, staying, now_s)
     if not wanted or wanted == m.generation.members:
         if m.candidate is not None:
-            out.append(Announce(None, m.concerned()))
+            out.append(Announce(None, links.concerned(m)))
             m.candidate = None
     elif m.candidate is None or list(m.candidate.members) != wanted:
         out += announce(m, wanted)
@@ -103,7 +109,7 @@ def _next_members(m: Membership, staying: list[str], now_s: float) -> list[str]:
 def announce(m: Membership, members: list[str], recovery: bool = False) -> list[Instruction]:
     """Replace the candidate by one with these members."""
     m.candidate = Candidate(m.generation.next_number(), tuple(members), recovery, m.generation.epoch)
-    return [Announce(m.candidate, m.concerned())]
+    return [Announce(m.candidate, links.concerned(m))]
 
 
 def adopt(m: Membership, number: int, members: list[str], now_s: float) -> list[Instruction]:
@@ -179,7 +185,7 @@ def give_up(m: Membership, name: str, now_s: float) -> list[Instruction]:
 
 def recover_without(m: Membership, name: str, now_s: float) -> list[Instruction]:
     """Announce a recovery again without `name`, if `name` was part of it."""
-    if not m.recovering or m.candidate is None or name not in m.candidate.members:
+    if not recovering(m) or m.candidate is None or name not in m.candidate.members:
         return []
     m.generation.members = [member for member in m.generation.members if member != name]
     return recover(m, now_s)

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from swell.train.agent.ending import STOPPED
 from swell.train.agent.generations import Instruction, Status
 from swell.train.agent.restarts import Restarts
 from swell.train.agent.wire import Message
@@ -148,7 +149,7 @@ def _worker_left(c: Coordinator, client: Client, message: Message, now: float) -
 
 @_hears("worker", "stopped")
 def _worker_stopped(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    return c.elastic.stopped()
+    return c.elastic.finish(0, STOPPED)
 
 
 @_hears("worker", "done")
@@ -162,7 +163,7 @@ def _worker_failed(c: Coordinator, client: Client, message: Message, now: float)
         c.event("failed", worker=client.name, code=message["code"])
         if c.agent is not None:
             c.agent.send({"type": "failed", "worker": client.name, "error": str(message["error"])})
-    return c.elastic.failed(client.name, int(message["code"]), now)
+    return c.elastic.finish(int(message["code"]), f"the script failed in worker {client.name}")
 
 
 @_hears("worker", "event")

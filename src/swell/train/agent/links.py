@@ -101,9 +101,15 @@ def standstill(m: Membership, step: int, others: list[str]) -> list[Instruction]
     return [Say("standstill", {"step": step, "workers": others})]
 
 
+def concerned(m: Membership) -> tuple[str, ...]:
+    """The members, and those that the candidate would add."""
+    coming = m.candidate.members if m.candidate is not None else ()
+    return tuple(dict.fromkeys([*m.generation.members, *coming]))
+
+
 def check(m: Membership, name: str, other: str, now_s: float) -> list[Instruction]:
     """Have all members, and those that are about to join them, try whom they reach, if these two are some."""
-    names = m.concerned()
+    names = concerned(m)
     if name not in names or other not in names:
         return []
     there = [m.workers[one] for one in names if one in m.workers]

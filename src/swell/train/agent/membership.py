@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swell.train.agent import decisions, links
-from swell.train.agent.ending import STOPPED, Ending
+from swell.train.agent.ending import Ending
 from swell.train.agent.errors import FENCED, RESPAWN
 from swell.train.agent.generations import (
     Announce,
@@ -73,18 +73,6 @@ class Membership:
     quiet: Quiet = field(default_factory=Quiet)
     silence: Silence = field(default_factory=Silence)
 
-    # ------------------------------------------------------------------ who is concerned
-
-    @property
-    def recovering(self) -> bool:
-        """Whether the present generation is broken, and its members enter the candidate at once."""
-        return self.candidate is not None and self.candidate.recovery
-
-    def concerned(self) -> tuple[str, ...]:
-        """The members, and those that the candidate would add."""
-        coming = self.candidate.members if self.candidate is not None else ()
-        return tuple(dict.fromkeys([*self.generation.members, *coming]))
-
     # ------------------------------------------------------------------ requests
 
     def resize(self, target: int, now_s: float, slots: list[int] | None = None) -> list[Instruction]:
@@ -107,10 +95,6 @@ class Membership:
         return [*(Kill(name) for name in self.workers), *over] if over else []
 
     # ------------------------------------------------------------------ what workers say
-
-    def stopped(self) -> list[Instruction]:
-        """The leader has written the state to disk."""
-        return self.finish(0, STOPPED)
 
     def hello(
         self,
@@ -136,9 +120,9 @@ class Membership:
             worker.status = Status.DONE
         if name in self.generation.members and worker.status in (Status.STARTING, Status.READY):
             worker.status = Status.MEMBER
-        if self.candidate is not None and name in self.concerned():
+        if self.candidate is not None and name in links.concerned(self):
             # All are told: after a restart of the coordinator they may not have this worker's address.
-            out.append(Announce(self.candidate, self.concerned()))
+            out.append(Announce(self.candidate, links.concerned(self)))
         return out
 
     def ready(self, name: str, epoch: int, now_s: float) -> list[Instruction]:
@@ -200,7 +184,7 @@ class Membership:
             self.given_up.accused.add(lost)
             if certain or not self.workers[lost].connected:
                 return decisions.give_up(self, lost, now_s)
-        if self.candidate is not None and self.recovering and self.candidate.number > number:
+        if self.candidate is not None and self.candidate.recovery and self.candidate.number > number:
             return [Announce(self.candidate, (name,))]
         if number < self.generation.number:
             return []  # others are in the next generation already, and this worker was told
@@ -221,10 +205,6 @@ class Membership:
                 if other.status in (Status.STARTING, Status.READY):
                     other.status = Status.LEAVING
         return [Kill(w.name) for w in self.workers.values() if w.status is Status.LEAVING]
-
-    def failed(self, name: str, code: int, now_s: float) -> list[Instruction]:
-        """The user's script raised in worker `name`: the job is over, once, with that exit code."""
-        return self.finish(code, f"the script failed in worker {name}")
 
     def suspect(self, name: str, other: str, now_s: float) -> list[Instruction]:
         """A worker's link to another one seems to be cut: have everybody check whom it reaches."""

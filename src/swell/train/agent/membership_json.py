@@ -58,7 +58,7 @@ def _of_membership(m: Membership) -> dict[str, Any]:
         "fenced": sorted(m.given_up.fenced),
         "missing": m.given_up.missing,
         "generation": asdict(m.generation),
-        "recovering": m.recovering,
+        "recovering": decisions.recovering(m),
         "step": m.step,
         "stopping": m.ending.stopping,
         "finished": m.ending.finished,

@@ -105,10 +105,6 @@ class InWorkers:
         """Have the job save its state and end."""
         return self.out(self.inner.stop(now_s))
 
-    def stopped(self) -> list[Instruction]:
-        """The leader has written the state to disk."""
-        return self.out(self.inner.stopped())
-
     def finish(self, code: int, reason: str) -> list[Instruction]:
         """End the job."""
         return self.out(self.inner.finish(code, reason))

@@ -108,10 +108,6 @@ class Replicas(InWorkers):
             return []
         return self.out(self.inner.done(replica, operation, now_s))
 
-    def failed(self, name: str, code: int, now_s: float) -> list[Instruction]:
-        """The user's script raised in worker `name`."""
-        return self.out(self.inner.failed(name, code, now_s))
-
     def suspect(self, name: str, other: str, now_s: float) -> list[Instruction]:
         """A worker's link to another one seems to be cut."""
         one, two = replica_of(name, self.size), replica_of(other, self.size)
