@@ -125,3 +125,14 @@ def test_telling_types_apart_saves_at_least_15_percent() -> None:
         for blind in (True, False)
     )
     assert aware < 0.85 * blind
+
+
+def test_whole_jobs_on_one_type_without_knowing_the_types_save_less() -> None:
+    """The middle column of `benchmarks.gpu_types`."""
+    jobs = generate_jobs(PROFILES, jobs=40, hours=1.5, seed=1, max_gpu_hours=20.0, gpu_type="T4")
+    chosen = by_type(make_policy("max-min"), MIXED)
+    by_load, aware = (
+        simulate(jobs, PROFILES, MIXED, policy, resize_cost=30.0, blind_to_types=blind).record()["avg_jct_s"]
+        for policy, blind in ((chosen, True), ("max-min", False))
+    )
+    assert by_load > 1.05 * aware

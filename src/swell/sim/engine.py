@@ -85,7 +85,7 @@ def simulate(
     if hasattr(chosen, "seed") and seed:
         chosen.seed = seed
     chosen = chosen if blind_to_types else by_type(chosen, cluster)
-    types = cluster.gpu_types if isinstance(chosen, ByType) else ()
+    types = cluster.gpu_types if isinstance(chosen, ByType) and not blind_to_types else ()
     jobs = sorted(_with_teams(jobs, teams, cluster), key=lambda job: job.submit_s)
     chosen = _obeying(chosen, teams, user_limits, jobs)
     cost = ConstantCost(float(resize_cost)) if isinstance(resize_cost, int | float) else resize_cost
