@@ -12,6 +12,7 @@ import numpy as np
 
 from swell.control.knowledge import Knowledge
 from swell.control.model import Estimate, JobRecord
+from swell.control.roster import spec_of
 from swell.control.typed import gpu_type_of, main_type, widest_nodes
 from swell.domain import NO_RESERVATIONS, NO_TEAMS, Calendar, Cluster, JobSpec, Teams
 from swell.perf.profiles import MeasuredCounts, ProfileSet
@@ -105,21 +106,12 @@ def _as_simulated(
     if record.wanted:
         # The job runs already, but the simulator charges it for a start: take that cost off its work.
         work -= cost.startup_s * curve[min(len(record.wanted), cluster.capacity)]
-    spec = JobSpec(
-        job_id=record.job_id,
+    spec = replace(
+        spec_of(record, cluster, teams),
         submit_s=now_s - began_s,
-        model=record.job_id,
-        batch_size=1,
         gpus=request.workers,
         work=max(work, 1e-6),
         deadline_s=None if deadline_s is None or deadline_s <= now_s + 1 else deadline_s - began_s,
-        min_gpus=request.min_workers,
-        max_gpus=record.max_workers,
-        gpus_per_replica=request.workers_per_replica,
-        weight=request.weight,
-        user=record.owner,
-        team=teams.of(record.owner),
-        priority=request.priority,
     )
     counts = np.arange(1.0, cluster.capacity + 1)
     measured = {kind: (counts, {1: curve[1:]}) for kind, curve in curves.items()}

@@ -59,8 +59,8 @@ class SlotKind:
         wait = bool(gpus) and self._resource == "CPU"
         if wait and not self._gpus_wait:
             log.warning(
-                "%s: there are GPUs now, but jobs run and slots are CPUs; they will be GPUs once no job runs "
-                "('swell down' and 'swell up': jobs save their state, and go on with GPUs)",
+                "%s: there are GPUs now; slots stay CPUs while jobs run, and will be GPUs once none does "
+                "(sooner by 'swell down' and 'swell up': jobs save their state, and go on with GPUs)",
                 ", ".join(gpus),
             )
         if before == "CPU" and self._resource == "GPU":
