@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup docs web pictures demo demo-sim test test-long lint bench bench-runtime bench-cluster bench-platform bench-ray soak clean
+.PHONY: help setup docs web pictures demo demo-sim test test-browser test-long lint bench bench-runtime bench-cluster bench-platform bench-ray soak clean
 .DEFAULT_GOAL := help
 
 # Tests and benchmarks start thousands of processes: each module is compiled once, not in each of them.
@@ -30,6 +30,9 @@ demo-sim: $(STAMP)  ## Every kind of scheduler side by side on a generated workl
 
 test: $(STAMP)  ## The whole test suite
 	$(BIN)/python -m pytest -n 4
+
+test-browser: $(STAMP)  ## The tests that drive the dashboard in Chromium (skipped, saying so, where there is none)
+	$(BIN)/python -m pytest tests/dashboard
 
 test-long: $(STAMP)  ## Wider forms of some tests: the same on every engine (20 minutes)
 	$(BIN)/python -m pytest -m long

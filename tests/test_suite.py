@@ -108,3 +108,11 @@ def test_waiting_returns_what_it_waited_for_and_says_what_never_came() -> None:
     assert wait_until(lambda: next(answers), 30, "the third answer", poll_s=0.0) == 7
     with pytest.raises(AssertionError, match=r"waited 0\.01 s for nothing at all"):
         wait_until(lambda: False, 0.01, lambda: "nothing at all", poll_s=0.001)
+
+
+def test_ci_runs_the_suite_on_the_bare_machine_before_it_installs_anything() -> None:
+    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if not line.startswith("#")]
+    suite = lines.index("make test")
+    installs = [n for n, line in enumerate(lines) if "apt-get" in line or "pip install" in line]
+    assert installs and suite < min(installs) < lines.index("make test-browser")
+    assert not any("make setup" in line for line in lines)  # `make test` sets everything up by itself

@@ -16,7 +16,7 @@ _PARTS = {
     "postgres": "the Postgres driver",
     "sweep": "Optuna",
     "top": "textual",
-    "png": "resvg, which draws pixels,",
+    "png": "resvg and a font, which draw pixels,",
     "xgboost": "XGBoost",
     "track": "the experiment trackers",
 }
@@ -33,6 +33,7 @@ _EXTRA_OF_MODULE = {
     "optuna": "sweep",
     "textual": "top",
     "resvg_py": "png",
+    "ttf_opensans": "png",
     "xgboost": "xgboost",
     "mlflow": "track",
     "tensorboard": "track",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from swell.cli import main
 from swell.domain import Event, EventKind, write_events
+from swell.report import pixels as report_pixels
 from swell.report import svg
 from swell.report.lanes import lanes
 from swell.report.moving import moving, said
@@ -172,9 +174,14 @@ def test_a_moving_picture_tells_what_happens_and_can_stand_still() -> None:
     assert "prefers-reduced-motion" in text and text.count('class="told') == text.count("step-end") > 2
 
 
-def test_charts_are_pixels_with_their_texts(log: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("system_fonts", [True, False])
+def test_charts_are_pixels_with_their_texts(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system_fonts: bool
+) -> None:
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("resvg_py")
+    drawn = partial(report_pixels.pixels, system_fonts=system_fonts)  # False: a machine without fonts
+    monkeypatch.setattr(report_pixels, "pixels", drawn)
     done = CliRunner().invoke(main, ["report", str(log), "-o", str(tmp_path / "r"), "--format", "png"])
     assert done.exit_code == 0, done.output
     assert len(list(tmp_path.glob("*.png"))) == 6
