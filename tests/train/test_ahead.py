@@ -11,8 +11,8 @@ import pytest
 from swell.train.data.ahead import Ahead
 
 
-def _threads() -> int:
-    return sum(thread.name == "swell-ahead" for thread in threading.enumerate())
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "swell-ahead"}
 
 
 def test_it_gives_what_the_source_gives_and_its_end_again_and_again() -> None:
@@ -51,9 +51,9 @@ def test_an_exception_comes_in_its_place() -> None:
 
 
 def test_a_reader_nobody_holds_ends_its_thread(eventually: Callable[..., None]) -> None:
-    before = _threads()
+    of_other_tests = _threads()
     ahead = Ahead(iter(int, 1), depth=1)
-    assert _threads() == before + 1
+    [thread] = _threads() - of_other_tests
     del ahead
     gc.collect()
-    eventually(lambda: _threads() == before)
+    eventually(lambda: not thread.is_alive())
