@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup docs web pictures demo demo-sim test test-browser test-long lint bench bench-runtime bench-cluster bench-platform bench-ray soak clean
+.PHONY: help setup docs web pictures demo demo-sim test test-browser test-long lint bench bench-runtime bench-cluster bench-platform bench-ray soak mutants clean
 .DEFAULT_GOAL := help
 
 # Tests and benchmarks start thousands of processes: each module is compiled once, not in each of them.
@@ -65,6 +65,10 @@ bench-ray: $(STAMP)  ## Growth on a Ray cluster of four nodes on this machine, w
 
 soak: $(STAMP)  ## Ten minutes of kills, full disks, hostile jobs and strangers: nothing lost, doubled or left (MINUTES=2 for CI)
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10)
+
+mutants: $(STAMP)  ## 300 small changes to the pure machines: do the tests notice? (20 minutes)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt cosmic-ray
+	$(BIN)/python scripts/mutants.py
 
 docs: $(STAMP)  ## The documentation as a site in build/site, with search; dead links are errors
 	$(BIN)/python scripts/docs.py
