@@ -158,11 +158,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="draws another sample (1)")
     cores = os.cpu_count() or 2
     parser.add_argument("--jobs", type=int, default=cores, help="how many run side by side (the cores)")
-    parser.add_argument("--only", default="", help="files whose path contains this")
+    parser.add_argument("--only", default="", help="only files whose path matches this pattern")
     parser.add_argument("--list", action="store_true", help="print the sample and end")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
     given = parser.parse_args()
-    mutants = sampled(given.seed, given.sample, given.only)
+    mutants = sampled(given.seed, given.sample, re.compile(given.only))
     if given.list:
         for mutant in mutants:
             print(mutant.where())
@@ -174,7 +174,7 @@ def main() -> int:
     return verdict(outcomes, explained)
 
 
-def sampled(seed: int, size: int, only: str) -> list[Mutant]:
+def sampled(seed: int, size: int, only: re.Pattern[str]) -> list[Mutant]:
     """`size` changes, at most one for each place in the source, drawn by hash."""
 
     def draw(*parts: object) -> str:
@@ -183,7 +183,7 @@ def sampled(seed: int, size: int, only: str) -> list[Mutant]:
     places: list[tuple[str, Mutant]] = []
     for path in _sources():
         name = path.relative_to(ROOT / "src/swell").as_posix()
-        if only not in name:
+        if not only.search(name):
             continue
         alike: dict[tuple[str, int], int] = {}
         lines = path.read_text().splitlines()
