@@ -22,7 +22,7 @@ from swell.engines import Launch
 from swell.engines.job_state import JobState, Stage, Workers
 from swell.engines.local import LocalSite
 from swell.engines.ray import packaging
-from swell.engines.ray.holder import gpu_file, sees
+from swell.engines.ray.holder import sees
 from swell.engines.ray.places import (
     Foreign,
     Place,
@@ -218,21 +218,6 @@ def test_gpus_of_several_slots_are_refused_where_ray_has_no_gpu(
     with pytest.raises(InputError, match="got 2, must be 1, because no node of the Ray cluster") as refused:
         site.open(lambda: None)
     assert refused.value.field == "per_gpu"
-
-
-def test_the_file_of_a_gpu_is_in_a_directory_that_only_its_user_can_enter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    first, other = gpu_file("0"), gpu_file("GPU-8a1f")
-    assert first == gpu_file("0") != other and first.parent == other.parent
-    assert first.name.isdigit() and other.name.isdigit(), "as `swell.train.turns` wants them"
-    assert first.parent.stat().st_mode & 0o777 == 0o700
-    monkeypatch.setattr("socket.gethostname", lambda: "another-node")
-    assert gpu_file("0") != first
-    first.parent.chmod(0o755)
-    with pytest.raises(PermissionError, match="open to others"):
-        gpu_file("0")
 
 
 def test_the_type_of_a_node_is_the_one_it_was_given_else_that_of_the_gpus_that_are_its_slots() -> None:

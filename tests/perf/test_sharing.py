@@ -7,13 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swell.perf.sharing import (
-    LEAST_OF_TURN,
+    LEAST_OF_SHARE,
     OnGpu,
     alone_speed,
     fair_level,
-    parts_in_turns,
     promised_part,
-    side_by_side,
     speeds_on_gpu,
 )
 
@@ -26,35 +24,20 @@ def test_four_small_jobs_are_as_fast_as_was_measured() -> None:
     assert speeds_on_gpu([OnGpu(0.2)] * 4) == pytest.approx([115.7 / 133.5] * 4, rel=0.01)
 
 
-def test_jobs_that_fill_the_gpu_take_turns() -> None:
+def test_jobs_that_fill_the_gpu_share_its_time_and_lose_nothing_together() -> None:
     assert speeds_on_gpu([OnGpu(1.0)] * 4) == [0.25] * 4
 
 
 def test_a_job_that_fills_the_gpu_and_a_small_one_stay_side_by_side() -> None:
     large, small = speeds_on_gpu([OnGpu(1.0), OnGpu(0.3)])
-    assert (large, small) == pytest.approx((0.7 * 0.956, 0.956))
+    assert (large, small) == pytest.approx((0.7, 0.956))
 
 
 def test_a_jobs_own_workers_share_its_gpu() -> None:
     assert alone_speed(OnGpu(0.2, 4)) == 1.0
     assert alone_speed(OnGpu(1.0, 4)) == 0.25
     assert speeds_on_gpu([OnGpu(1.0, 3)]) == pytest.approx([1 / 3])
-    assert speeds_on_gpu([OnGpu(1.0, 3), OnGpu(1.0)]) == pytest.approx([0.25, 0.25]), "turns by workers"
-
-
-@pytest.mark.parametrize(
-    ("relative", "stay"),
-    [
-        ([0.6, 0.6], True),
-        ([0.5, 0.5], False),  # no faster than in turns
-        ([1.0, 0.3], False),  # the second would have 0.5 in turns
-        ([0.46, 0.6], True),
-        ([0.9], True),
-        ([], True),
-    ],
-)
-def test_the_rule(relative: list[float], stay: bool) -> None:
-    assert side_by_side(relative, parts_in_turns([1] * len(relative))) == stay
+    assert speeds_on_gpu([OnGpu(1.0, 3), OnGpu(1.0)]) == pytest.approx([0.25, 0.25])
 
 
 @given(jobs_on_gpu)
@@ -81,4 +64,4 @@ def test_together_jobs_are_never_slower_than_one_after_the_other(jobs: list[OnGp
 
 def test_on_a_gpu_of_its_own_a_promise_counts_on_all_of_it() -> None:
     assert promised_part(1) == 1.0
-    assert promised_part(4) == LEAST_OF_TURN / 4
+    assert promised_part(4) == LEAST_OF_SHARE / 4

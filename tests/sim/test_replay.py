@@ -345,7 +345,7 @@ def test_a_log_without_fills_is_replayed_as_if_jobs_filled_their_gpus_and_says_s
     live, again = replay(log, ["max-min"])
     assert again["avg_jct_s"] == pytest.approx(live["avg_jct_s"], rel=0.02)
     (said,) = live["assumed"]
-    assert "does not say of 2 jobs which part of a GPU's time" in said and "take turns" in said
+    assert "does not say of 2 jobs which part of a GPU's time" in said and "slow each other" in said
     moved, apart = replay(log, ["max-min"], Cluster.parse("1x2"))
     assert "Each GPU of 1x2 is taken to be 2 slots" in moved["assumed"][0]
     assert apart["avg_jct_s"] < 0.6 * live["avg_jct_s"]

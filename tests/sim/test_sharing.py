@@ -37,7 +37,7 @@ def test_four_small_jobs_are_done_three_and_a_half_times_sooner() -> None:
     assert one_by_one.finish_s.max() / together.finish_s.max() == pytest.approx(3.47, abs=0.01)
 
 
-def test_four_jobs_that_fill_the_gpu_take_turns_and_lose_nothing_together() -> None:
+def test_four_jobs_that_fill_the_gpu_lose_nothing_together() -> None:
     jobs = [job(f"j{i}", 100.0 + i) for i in range(4)]
     assert run(jobs).finish_s.max() == pytest.approx(run(jobs, per_gpu=1).finish_s.max())
     assert run(jobs).finish_s[0] == pytest.approx(400.0)
@@ -52,8 +52,7 @@ def test_neighbours_go_faster_when_a_job_leaves_and_slower_when_one_comes() -> N
 def test_a_mix_of_small_and_large_jobs() -> None:
     large, small = run([job("large", 100.0), job("small", 100.0, 0.3)]).finish_s.tolist()
     assert small == pytest.approx(100.0 / 0.956)
-    first = small * 0.7 * 0.956
-    assert large == pytest.approx(small + 100.0 - first), "alone again"
+    assert large == pytest.approx(small + 100.0 - 0.7 * small), "alone again"
 
 
 def test_a_job_with_several_workers_is_as_fast_as_its_slowest_worker() -> None:
@@ -86,7 +85,7 @@ def test_a_job_that_loses_its_node_leaves_its_neighbours_alone() -> None:
     jobs = [job("a", 100.0), job("b", 100.0), job("c", 100.0), job("d", 100.0)]
     cluster = Cluster.parse("2x1").shared_by(2)
     result = simulate(jobs, FLAT, cluster, "fifo", failures=[NodeFailure(0, 50.0)])
-    # c and d have turns on the second node; then a and b, which had done 25 each by the time it was lost.
+    # c and d share the second node; then a and b, which had done 25 each by the time it was lost.
     assert sorted(result.finish_s.tolist()) == pytest.approx([200.0, 200.0, 350.0, 350.0])
 
 
@@ -110,7 +109,6 @@ def test_learned_curves_are_those_beside_neighbours() -> None:
 )
 # Late if decisions count on more than admission does.
 @example(6204, 46, 5.0, "1x2", 4, "elasticflow", 0.0, (0.5, 1.0))
-# Late if promises count on a whole turn, of which jobs side by side may have nine tenths.
 @example(1909, 36, 1.0, "1x4", 4, "elasticflow", 5.0, (0.5, 1.0))
 def test_no_promise_is_late_whoever_the_neighbours_are(
     seed: int,

@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from swell.domain import many
 from swell.train.agent.errors import TrainError
 
 MOST_STEPS = 1e15
@@ -82,12 +81,6 @@ class JobEvent:
     leads: bool = False
     """Whether the slow worker led the job, and so may have had more to do than the others."""
     confined: Confined | None = None
-    in_turns: bool = False
-    """Whether the jobs on a GPU take turns, because side by side they are slower."""
-    jobs: int = 0
-    """How many other jobs are on the GPU."""
-    worth: float = 0.0
-    """What their speeds side by side add up to, where taking turns would be 1."""
 
     @property
     def text(self) -> str:
@@ -109,10 +102,6 @@ class JobEvent:
                 )
             case "straggler":
                 return f"{self.worker} was {self.times:.1f} times slower than the others and is replaced"
-            case "sharing":
-                side = f"side by side they train {self.worth:.2f} times as fast as in turns"
-                how = "takes turns" if self.in_turns else "trains side by side"
-                return f"{how} with {many(self.jobs, 'other job')} on its GPU: {side}"
             case "back":
                 return f"{self.worker} is back in the place of {others}"
         return ""
@@ -201,10 +190,6 @@ def read_event(raw: object, slots: int) -> JobEvent:
         times = _number(event.get("times"), "times", 1.0, MOST_TIMES)
         leads = event.get("leader") is True
         return JobEvent(kind, _name(event.get("worker"), "worker"), times=times, leads=leads)
-    if kind == "sharing":
-        jobs = _whole(event.get("jobs"), "jobs", 1, MOST_MEMBERS)
-        worth = _number(event.get("worth"), "worth", 0.0, MOST_TIMES)
-        return JobEvent(kind, in_turns=event.get("in_turns") is True, jobs=jobs, worth=worth)
     if kind == "back":
         before = (_name(event.get("instead_of"), "instead_of"),)
         return JobEvent(kind, _name(event.get("worker"), "worker"), others=before)

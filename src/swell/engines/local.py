@@ -125,8 +125,6 @@ class LocalSite:
     def open(self, poke: Callable[[], None]) -> None:
         """Prepare for the jobs to come."""
         groups.tidy()
-        if self._per_gpu > 1:
-            self._make_gpu_files()
         if self._walled:
             self._wall_trial = try_wall()
         self.prepare()
@@ -184,10 +182,7 @@ class LocalSite:
 
     def order_extras(self) -> dict[str, Any]:
         """The GPUs, and how many slots each of them is."""
-        extras: dict[str, Any] = {"gpus": self._gpus, "per_gpu": self._per_gpu}
-        if self._per_gpu > 1:
-            extras["gpu_files"] = str(self._gpu_files.resolve())
-        return extras
+        return {"gpus": self._gpus, "per_gpu": self._per_gpu}
 
     def start_supervisor(self, job: SupervisedJob) -> Child:
         """Fork the supervisor from the nursery, or start it as a new process; in a group of its own."""
@@ -240,21 +235,5 @@ class LocalSite:
         mounted = groups.mount_point() if groups.where() is not None else None
         return {
             "home": str(self.home.resolve()),
-            "shared": [str(self._gpu_files.resolve())],
             "read_only": [] if mounted is None else [str(mounted)],
         }
-
-    # -- files of GPUs that several jobs share -----------------------------------------------------------
-
-    @property
-    def _gpu_files(self) -> Path:
-        """The files that jobs on the same GPU keep together, one for each GPU (`swell.train.turns`)."""
-        return self.home / "gpus"
-
-    def _make_gpu_files(self) -> None:
-        """Make them so that jobs can write them, whatever account they have, but not replace them."""
-        self._gpu_files.mkdir(mode=0o755, exist_ok=True)
-        for gpu in range(self._gpus):
-            path = self._gpu_files / str(gpu)
-            path.touch()
-            path.chmod(0o600 if self._run_as is None else 0o666)

@@ -38,7 +38,7 @@ from swell.train.agent.launcher import Launcher
 from swell.train.agent.outputs import FILE, OutputFile
 from swell.train.agent.regular import open_regular, read_regular
 from swell.train.agent.run_config import RunConfig
-from swell.train.agent.slots import GPU_FILE, PER_GPU
+from swell.train.agent.slots import PER_GPU
 from swell.train.agent.worker_processes import LocalWorkers
 
 T = TypeVar("T")
@@ -145,7 +145,6 @@ def _enter_wall(directory: Path, order: Order) -> None:
     told = json.loads(text)
     home, workdir = Path(told["home"]), order.launch.workdir
     visible = wall.shown(home, directory, [workdir, workdir / order.launch.request.script])
-    visible += map(Path, told["shared"])
     wall.enter(home, visible, map(Path, told["read_only"]))
 
 
@@ -227,9 +226,7 @@ def _gpu_env(slot: int, extras: Mapping[str, Any]) -> dict[str, str]:
     if not extras.get("gpus", 0):
         return {}
     gpu = str(gpu_of_slot(slot, extras["gpus"]))
-    env = {"CUDA_VISIBLE_DEVICES": gpu, PER_GPU: str(extras.get("per_gpu", 1))}
-    files = extras.get("gpu_files")
-    return env if files is None else env | {GPU_FILE: f"{files}/{gpu}"}
+    return {"CUDA_VISIBLE_DEVICES": gpu, PER_GPU: str(extras.get("per_gpu", 1))}
 
 
 class _MemoryWatch:

@@ -1,11 +1,8 @@
-"""Several jobs on one GPU: when they train side by side and when in turns, and how fast each of them is then.
+"""How fast several jobs on one GPU are.
 
-The decision is one function for the live runtime (`swell.train.turns`), which measures the speeds, and for
-the simulator, which computes them from each job's *fill*: the part of a GPU's time that one of its workers
-uses while it is alone there. A worker that fills 0.2 of a GPU leaves room for others; one that fills all of
-it can only share.
-
-This module imports nothing but the standard library, because workers import it too.
+Jobs that share a GPU always train side by side. The simulator computes their speeds from each job's *fill*:
+the part of a GPU's time that one of its workers uses while it is alone there. A worker that fills 0.2 of a
+GPU leaves room for others; one that fills all of it can only share.
 """
 
 from __future__ import annotations
@@ -13,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-WORTH = 1.05
-"""Side by side, the jobs' speeds relative to alone must add up to this; in turns they add up to 1."""
-LEAST_OF_TURN = 0.9
-"""Side by side, each job must have at least this much of the speed that turns would give it."""
+LEAST_OF_SHARE = 0.9
+"""Promises count on this part of an equal share of the GPU's time."""
 CONTENTION = 0.044
-"""What each other job on a GPU costs a job that trains side by side, as a part of its speed alone.
+"""What each other job on a GPU costs a job whose GPU has room for all, as a part of its speed alone.
 
 Measured on one H200 without MPS (`python -m benchmarks.gpu_sharing`, docs/gpu.md): each of four small jobs
-trains at 0.867 of its speed alone, and 1 - 3 x 0.044 = 0.868.
+trains at 0.867 of its speed alone, and 1 - 3 x 0.044 = 0.868. Four jobs that fill the GPU make together what
+one of them makes alone, so where the GPU's time is used up, contention costs nothing more.
 """
 
 
@@ -34,35 +30,13 @@ class OnGpu(NamedTuple):
     """How many of the job's workers are on this GPU."""
 
 
-def parts_in_turns(workers: Sequence[int]) -> list[float]:
-    """Which part of the time each job on a GPU has in turns, by how many of its workers are there.
-
-    A job's turn is as long as it has workers on the GPU. Else a job with two workers, which share the time of
-    its turn, would be slower than promises count on.
-    """
-    total = sum(workers)
-    return [count / total for count in workers]
-
-
-def side_by_side(relative: Sequence[float], turns: Sequence[float]) -> bool:
-    """Whether the jobs on a GPU stay side by side, else they take turns.
-
-    `relative`: each job's speed side by side as a part of its speed alone. `turns`: the part of the time that
-    each job has in turns.
-    """
-    if len(relative) < 2:
-        return True
-    slowed = any(speed < LEAST_OF_TURN * part for speed, part in zip(relative, turns, strict=True))
-    return sum(relative) >= WORTH and not slowed
-
-
 def promised_part(per_gpu: int) -> float:
     """The part of its speed alone that a job has at least on slots that are one of `per_gpu` on a GPU.
 
-    Neighbours that fill the GPU may be on all the other slots, and side by side a job may have a little less
-    than its turn.
+    Neighbours that fill the GPU may be on all the other slots, and the driver may give a job a little less
+    than an equal share of the time.
     """
-    return 1.0 if per_gpu == 1 else LEAST_OF_TURN / per_gpu
+    return 1.0 if per_gpu == 1 else LEAST_OF_SHARE / per_gpu
 
 
 def alone_speed(job: OnGpu) -> float:
@@ -89,15 +63,12 @@ def fair_level(jobs: Sequence[OnGpu]) -> float:
 def speeds_on_gpu(jobs: Sequence[OnGpu], contention: float = CONTENTION) -> list[float]:
     """How fast the workers of each job on a GPU are, relative to a worker that is alone on a GPU.
 
-    Side by side, the GPU's time is shared max-min fairly among the workers, and each further job costs
-    everybody `contention`. The jobs stay side by side or take turns by the rule of the live runtime.
+    The GPU's time is shared max-min fairly among the workers. Where it is not used up, each further job costs
+    everybody `contention`, but no worker gets less than an equal share.
     """
-    alone = [alone_speed(job) for job in jobs]
     if len(jobs) == 1:
-        return alone
-    level, slowed = fair_level(jobs), max(1.0 - contention * (len(jobs) - 1), 0.0)
-    beside = [min(1.0, level / job.fill) * slowed for job in jobs]
-    turns = parts_in_turns([job.workers for job in jobs])
-    if side_by_side([speed / own for speed, own in zip(beside, alone, strict=True)], turns):
-        return beside
-    return [own * part for own, part in zip(alone, turns, strict=True)]
+        return [alone_speed(jobs[0])]
+    equal_share = 1.0 / sum(job.workers for job in jobs)
+    slowed = max(1.0 - contention * (len(jobs) - 1), equal_share)
+    level = fair_level(jobs)
+    return [min(level / job.fill, slowed) for job in jobs]

@@ -112,8 +112,8 @@ def _assumed(log: Log, cluster: Cluster | None) -> list[str]:
     if silent := sum(not job.says_fill for job in log.jobs):
         assumed.append(
             f"The log does not say of {many(silent, 'job')} which part of a GPU's time a worker uses when it"
-            " is alone there. All of it is assumed, so that jobs on one GPU take turns. If they use less,"
-            " fewer jobs on each GPU would have helped less than shown."
+            " is alone there. All of it is assumed, so that jobs on one GPU slow each other. If they use"
+            " less, fewer jobs on each GPU would have helped less than shown."
         )
     return assumed
 

@@ -1,8 +1,7 @@
 """Jobs that share GPUs in the simulator: who is on which GPU, and how fast each job is beside its neighbours.
 
 `swell.perf.sharing` says how fast jobs on one GPU are. A job with several workers is as fast as its slowest
-worker. When a job comes to a GPU or leaves it, the speeds of its neighbours change from that moment on: the
-few seconds in which live jobs find out which way is better are not simulated.
+worker. When a job comes to a GPU or leaves it, the speeds of its neighbours change from that moment on.
 """
 
 from __future__ import annotations

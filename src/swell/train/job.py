@@ -76,7 +76,6 @@ class Job(Worker):
             self._member,
             self._saver,
             self._reporter,
-            self._turns,
             Room(link.directory.path, link.name) if link is not None else None,
         )
 

@@ -25,7 +25,6 @@ from swell.train.sync.crew import Crew
 from swell.train.sync.link import STOP, Link
 from swell.train.sync.mesh import Header
 from swell.train.travelling import TrainingState
-from swell.train.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +69,6 @@ class Member:
         state: TrainingState,
         shares: Shares,
         saver: Saver,
-        turns: Turns | None,
     ) -> None:
         self._link = link
         self._crew = crew
@@ -79,8 +77,6 @@ class Member:
         self._state = state
         self._shares = shares
         self._saver = saver
-        self._turns = turns
-        """Whose turn it is, where several jobs share a GPU."""
         self.stage = Stage.NEW
         self._turned: int | None = None
         """The epoch that the job has gone on to, for a newcomer that waited in an earlier one."""
@@ -222,16 +218,13 @@ class Member:
             self.switch(change.number)
 
     def between_steps(self) -> None:
-        """Where the script draws a batch: switch if members agreed to. Where the job shares a GPU, wait for
-        its turn."""
+        """Where the script draws a batch: switch if members agreed to."""
         if self._agreed is not None and self._link is not None:
             (number, epoch), self._agreed = self._agreed, None
             if epoch == self._progress.epoch:
                 self.switch(number)
             else:
                 self._link.release()  # the script left its loop; the newcomers wait in the epoch before
-        if self._turns is not None:
-            self._turns.before_step()
 
     def switch(self, number: int) -> None:
         """Enter candidate `number`, on which all members agreed in the last step."""
@@ -363,8 +356,6 @@ class Member:
 
     def _close(self) -> None:
         self.stage = Stage.ENDED
-        if self._turns is not None:
-            self._turns.leave()
         self._state.close()
 
 

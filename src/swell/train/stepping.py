@@ -32,7 +32,6 @@ from swell.train.sync.adding import Norms
 from swell.train.sync.crew import Crew
 from swell.train.sync.mesh import Header
 from swell.train.sync.reduction import Reduced
-from swell.train.turns import Turns
 from swell.train.updating import Loss
 
 log = logging.getLogger(__name__)
@@ -53,7 +52,6 @@ class Stepper:
         member: Member,
         saver: Saver,
         reporter: Reporter,
-        turns: Turns | None,
         room: Room | None,
     ) -> None:
         self._learner = learner
@@ -63,7 +61,6 @@ class Stepper:
         self._member = member
         self._saver = saver
         self._reporter = reporter
-        self._turns = turns
         self._room = room
         self._early = EarlySums(learner, crew, shares)
 
@@ -194,8 +191,6 @@ class Stepper:
         self._saver.due_with(header)
         if share.loss is not None and math.isfinite(loss := float(share.loss)):
             header["loss"] = loss
-        if self._turns is not None:
-            header["gpu"] = self._turns.gpu
         streams = {ld.name: ld.header() for ld in self._shares.drawn if ld.streaming}
         if streams:
             header["streams"] = streams
@@ -282,15 +277,10 @@ class Stepper:
             learner.updater.tick(self._progress.steps if adaptive is None else adaptive.steps_worth)
         if learner.ranks is not None:
             learner.ranks.between(self._progress.steps)
-        turn_s = 0.0
-        if self._turns is not None:
-            samples = sum(h["n"] for h in headers)
-            turn_s = self._turns.after_step(headers, samples, leads=self._crew.rank == 0)
-            reduced.wait_s += turn_s
         step_s = self._reporter.after_step(reduced, loader)
         if adaptive is not None and share is not None:
             adaptive.follow()
-            adaptive.observe(step_s - turn_s, reduced.sync_s, share.samples, len(share.covered))
+            adaptive.observe(step_s, reduced.sync_s, share.samples, len(share.covered))
         self._saver.save_if_due(headers)
 
     def _rescale(self, headers: list[Header], alone: bool) -> bool:

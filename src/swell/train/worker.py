@@ -16,7 +16,6 @@ from swell.train.saving import Saver
 from swell.train.shares import Shares
 from swell.train.state.keeper import Keeper
 from swell.train.sync.crew import Crew
-from swell.train.sync.device import turns_of
 from swell.train.sync.link import Link
 from swell.train.sync.mesh import Header
 from swell.train.travelling import TrainingState
@@ -36,11 +35,8 @@ class Worker:
         self._crew = Crew(link, learner.flat, state, facts)
         logical = learner.logical if learner.ranks is not None else None
         self._shares = Shares(logical, learner.sums, learner.replica.size)
-        self._turns = turns_of(learner.flat.device, None if link is None else link.event)
         self._saver = Saver(keeper, state, progress, self._crew, learner.replica, link)
-        self._member = Member(
-            link, self._crew, learner, progress, state, self._shares, self._saver, self._turns
-        )
+        self._member = Member(link, self._crew, learner, progress, state, self._shares, self._saver)
         self._reporter = Reporter(learner, progress, self._crew, link)
 
     @property

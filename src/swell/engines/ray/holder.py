@@ -8,7 +8,6 @@ closes), so no worker trains on without its supervisor.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -23,12 +22,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swell.engines.environment import for_jobs
-from swell.engines.files import own_folder
 from swell.engines.processes import descendants, memory_bytes
 from swell.engines.ray.warm import socket_path
 from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable
-from swell.train.agent.slots import GPU_FILE
 from swell.train.agent.wire import Connection, WireError
 
 MEMORY_EVERY_S = 1.0
@@ -216,15 +213,6 @@ def assigned_gpu() -> str:
     return found[0]
 
 
-def gpu_file(gpu: str) -> Path:
-    """The file that all jobs of this user on a GPU of this node keep together (`swell.train.turns`).
-
-    Its name is a number that no GPU of another node has: a job's leader knows the names of all its GPUs.
-    """
-    name = hashlib.sha256(f"{socket.gethostname()} {gpu}".encode()).hexdigest()[:12]
-    return own_folder("swell-gpus") / str(int(name, 16))
-
-
 def _complete(order: dict[str, Any], lifeline: Path, gpu: str | None) -> dict[str, Any]:
     """The order completed with what only this node knows: directories and devices.
 
@@ -239,5 +227,5 @@ def _complete(order: dict[str, Any], lifeline: Path, gpu: str | None) -> dict[st
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         env["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
     if gpu is not None:
-        env |= {"CUDA_VISIBLE_DEVICES": gpu, GPU_FILE: str(gpu_file(gpu))}
+        env["CUDA_VISIBLE_DEVICES"] = gpu
     return {**order, "cwd": cwd, "env": env, "script": str(Path(cwd, order["script"]))}

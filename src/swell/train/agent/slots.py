@@ -6,8 +6,6 @@ from swell.train.agent.generations import Worker
 
 PER_GPU = "SWELL_PER_GPU"
 """The variable that tells a worker how many workers share its GPU."""
-GPU_FILE = "SWELL_GPU_FILE"
-"""The variable that tells a worker which file the jobs on its GPU keep together, if there may be several."""
 
 
 def place(

@@ -163,8 +163,6 @@ class ScriptJob(Worker):
         With `may_change` the members may go to another generation after this step.
         """
         header["candidate"] = self.offer() if may_change else 0
-        if self._turns is not None:
-            header["gpu"] = self._turns.gpu
         if self.world == 1:
             return Reduced([header], 0.0, 0.0)
         if weight:
@@ -230,8 +228,6 @@ class ScriptJob(Worker):
         is not reported.
         """
         self._progress.steps += 1
-        if self._turns is not None:
-            self._turns.after_step(reduced.headers, batch_size, leads=self.rank == 0)
         step_s, size = self._reporter.lap(), max(batch_size, 1)
         self._line.step = self.steps
         if divided:
@@ -261,8 +257,6 @@ class ScriptJob(Worker):
         self._saver.save_if_due([])
         if agreed:
             self._member.switch(agreed)
-        if self._turns is not None:
-            self._turns.before_step()
 
     def parameters(self) -> list[Tensor]:
         """The parameters that are trained."""

@@ -14,15 +14,12 @@ import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from swell.train.agent.slots import GPU_FILE, PER_GPU
-from swell.train.turns import Turns, Verdict
+from swell.train.agent.slots import PER_GPU
 
 _HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
@@ -68,24 +65,6 @@ def keep_to_part(device: torch.device) -> None:
     workers = int(os.environ.get(PER_GPU) or 1)
     if device.type == "cuda" and workers > 1:
         torch.cuda.set_per_process_memory_fraction(1.0 / workers, device)
-
-
-def turns_of(device: torch.device, event: Callable[..., Any] | None) -> Turns | None:
-    """Whose turn it is on this worker's GPU; None if no other job can be there. `event` tells the job's
-    history of it."""
-    own = os.environ.get(GPU_FILE)
-    if not own:
-        return None
-
-    def synchronize() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    def say(verdict: Verdict) -> None:
-        if event is not None:
-            event("sharing", in_turns=verdict.in_turns, jobs=verdict.others, worth=round(verdict.worth, 3))
-
-    return Turns(Path(own), synchronize, say)
 
 
 def identity(device: torch.device) -> str:
