@@ -263,27 +263,6 @@ def test_workers_may_share_gpus_and_are_told_so(bench: Bench, monkeypatch: pytes
     assert sorted(found) == [("0", "2"), ("0", "2"), ("1", "2")], "both GPUs before one is shared"
 
 
-def test_jobs_that_slow_each_other_on_a_gpu_take_turns_and_say_so(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("swell.engines.local.detect_gpus", lambda: 1)
-    engine = bench.engine(slots=None, per_gpu=2)  # type: ignore[arg-type]
-    crowd = tmp_path / "crowd"
-    crowd.mkdir()
-    for slot, name in enumerate(("a", "b")):
-        engine.apply(bench.launch(name, "--epochs", 400, "--sample-ms", 0.25, "--crowd", crowd), (slot,))
-
-    def told() -> set[str]:
-        said = "takes turns with 1 other job on its GPU: side by side they train 0."
-        noticed = [report for report in bench.reports if report.kind == "noticed"]
-        return {report.job_id for report in noticed if report.data["text"].startswith(said)}
-
-    bench.wait(engine, "a", lambda _: told() == {"a", "b"})
-    bench.hurry()
-    for name in ("a", "b"):
-        bench.wait(engine, name, lambda seen: seen is not None and seen.state is RunState.FINISHED)
-
-
 def test_nodes_and_slots_are_checked(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not both"):
         LocalSite(tmp_path, nodes="2x2", slots=4)

@@ -4,8 +4,7 @@ Each sample takes `--sample-ms`, whoever computes it, so two workers are nearly 
 where there are fewer cores than workers. Once the file `--hurry` exists, samples take no time any more: a
 test can give a job plenty of work, do what it has to do, and let the job end. While the file `--slower`
 exists, samples take four times as long. The leader prints a line as it completes each step, and the loss at
-the end. With `--linger` a worker that leaves does not end by itself. Workers with the same directory
-`--crowd` share a device that has a third of its speed for each while two compute.
+the end. With `--linger` a worker that leaves does not end by itself.
 """
 
 import argparse
@@ -30,7 +29,6 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--fail-at", type=int, default=-1)
 parser.add_argument("--hoard-mb", type=int, default=0)
 parser.add_argument("--linger", action="store_true")
-parser.add_argument("--crowd", type=Path)
 args = parser.parse_args()
 
 torch.manual_seed(args.seed)
@@ -50,29 +48,13 @@ if args.linger:
 
     atexit.register(linger)
 
-
-def compute(work_s: float) -> None:
-    """Sleep for so long, or longer while another worker of the crowd does."""
-    if args.crowd is None:
-        time.sleep(work_s)
-        return
-    own = args.crowd / str(os.getpid())
-    own.touch()
-    while work_s > 0:
-        begin_s = time.monotonic()
-        time.sleep(0.001)
-        crowded = any(path != own for path in args.crowd.iterdir())
-        work_s -= (time.monotonic() - begin_s) / (3 if crowded else 1)
-    own.unlink()
-
-
 gpu, sharing = os.environ.get("CUDA_VISIBLE_DEVICES", "-"), os.environ.get("SWELL_PER_GPU", "-")
 print(f"device {gpu} per_gpu {sharing} pid {os.getpid()}", flush=True)
 for _ in job.epochs(args.epochs):
     for x, y in loader:
         if args.hurry is None or not args.hurry.exists():
             times = 4 if args.slower is not None and args.slower.exists() else 1
-            compute(len(x) * args.sample_ms * times / 1000)
+            time.sleep(len(x) * args.sample_ms * times / 1000)
         if job.steps == args.fail_at and not job.rehearsing:
             raise RuntimeError("the toy broke")
         if args.hoard_mb and not job.rehearsing and not hoard:
