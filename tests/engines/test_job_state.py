@@ -164,3 +164,11 @@ def test_a_worker_that_is_lost_while_the_job_stops_is_not_reported() -> None:
         ("worker_lost", {"worker": "w0", "reason": "ended by SIGKILL"})
     ]
     assert JobState(stage=Stage.STOPPING, workers=on(0)).happened(lost) == []
+
+
+def test_a_worker_that_was_left_out_is_lost_once_and_any_other_that_is_fenced_too() -> None:
+    job = JobState(stage=Stage.RUNNING, wanted=(0, 1, 2), told=(0, 1, 2), workers=on(0, 1, 2))
+    (left_out,) = job.happened(JobEvent("left_out", worker="w1", others=("w0",)))
+    assert left_out == ("worker_lost", {"worker": "w1", "reason": "w1 was left out: w0 cannot reach it"})
+    assert job.happened(JobEvent("fenced", worker="w1")) == []
+    assert [kind for kind, _ in job.happened(JobEvent("fenced", worker="w2"))] == ["worker_lost"]

@@ -48,6 +48,13 @@ def test_the_last_queue_is_served_in_order_of_demotion(make_snapshot: Any) -> No
     assert policy.allocate(both.with_rows(np.array([0, 1]))).gpus.tolist() == [0, 4]
 
 
+def test_jobs_that_are_demoted_at_the_same_moment_keep_their_order(make_snapshot: Any) -> None:
+    snapshot = make_snapshot(3, cluster="1x4", requested=4, attained_gpu_s=60_000)
+    policy = make_policy("tiresias")
+    assert policy.allocate(snapshot).gpus.tolist() == [4, 0, 0]
+    assert policy.allocate(snapshot.with_rows(np.array([1, 2]))).gpus.tolist() == [4, 0]
+
+
 def test_smaller_jobs_behind_one_that_does_not_fit_are_served(make_snapshot: Any) -> None:
     snapshot = make_snapshot(4, cluster="2x4", requested=[4, 8, 2, 2])
     assert make_policy("tiresias").allocate(snapshot).gpus.tolist() == [4, 0, 2, 2]

@@ -87,7 +87,7 @@ def test_a_spare_is_prepared_when_a_switch_is_over_and_not_beside_it() -> None:
     assert spawned(play.m.tick(SPARE_AFTER_S / 2)) == []
     play.now = SPARE_AFTER_S
     assert spawned(play.m.tick(play.now)) == ["w2"]
-    play.ready("w2")
+    assert announced(play.ready("w2")) is None, "a spare waits until it is wanted"
     assert spawned(play.m.resize(3, play.now)) == []
     assert spawned(play.switch()) == []
     assert spawned(play.m.tick(play.now + SPARE_AFTER_S)) == ["w3"]
@@ -311,15 +311,19 @@ def test_whoever_leaves_the_loop_while_others_go_on_is_named() -> None:
     assert announced(out) == Candidate(2, ("w0", "w2"), recovery=True)
 
 
-def test_workers_that_keep_dying_without_a_step_are_not_restarted_for_ever() -> None:
-    play = Play(target=1)
-    out = play.m.agent_connected([], 0.0)
-    for _ in range(MAX_FRUITLESS_DEATHS + 3):
-        names = spawned(out)
-        if not names:
-            break
-        out = play.m.exited(names[0], -11, play.now)
-    (finish,) = [i for i in out if isinstance(i, Finish)]
+@pytest.mark.parametrize("target", [1, 3])
+def test_workers_that_keep_dying_without_a_step_are_not_restarted_for_ever(target: int) -> None:
+    play = Play(target=target)
+    waiting = spawned(play.m.agent_connected([], 0.0))
+    deaths, ends = 0, list[Instruction]()
+    while waiting and not ends:
+        out = play.m.exited(waiting.pop(0), -11, play.now)
+        deaths += 1
+        waiting += spawned(out)
+        ends = [i for i in out if isinstance(i, Finish)]
+    assert deaths == MAX_FRUITLESS_DEATHS + target + 1, "each worker may die once more than the others"
+    (finish,) = ends
+    assert isinstance(finish, Finish)
     assert finish.code == 1 and "died without a single step" in finish.reason
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import swell
+from swell.train.data import room
 from swell.train.modes.adaptive import OutOfMemory
 
 
@@ -118,6 +120,17 @@ def test_a_worker_whose_own_forward_pass_does_not_fit_begins_again_with_less(sta
     assert job.wait() == 0, job.output()
     assert "weights [2.0] steps 6" in job.output()
     assert len(job.events("spawn")) == 3, "16 and 8 do not fit, 4 does"
+
+
+def test_a_batch_that_did_not_fit_is_remembered_for_this_run_of_the_job_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWELL_LAUNCH", "first")
+    room.Room(tmp_path, "w0").trying(16)
+    assert room.give_up(tmp_path, "w0") == 16
+    assert room.failed(tmp_path) == 16
+    monkeypatch.setenv("SWELL_LAUNCH", "second")
+    assert room.failed(tmp_path) is None
 
 
 def test_a_sample_that_does_not_fit_is_the_scripts_own_error(stage: Any) -> None:
