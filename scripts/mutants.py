@@ -54,11 +54,15 @@ def _files(pattern: str, names: str) -> tuple[str, ...]:
 
 ROOMS = {
     "placement": Room(
-        ("placement/*.py",), ("tests/placement", "tests/board", "tests/policies/test_properties.py")
+        ("placement/*.py",),
+        ("tests/placement", "tests/board", "tests/policies/test_properties.py", "tests/sim/test_recorded.py"),
     ),
     "board": Room(
         ("board/*.py",),
-        ("tests/board", "tests/control/test_same_as_simulator.py", "tests/sim/test_engine.py"),
+        (
+            *("tests/board", "tests/sim/test_engine.py", "tests/sim/test_recorded.py"),
+            "tests/control/test_same_as_simulator.py",
+        ),
     ),
     "control": Room(
         _files("control/{}.py", "lifecycle reconcile"),
@@ -83,7 +87,10 @@ ROOMS = {
     ),
     "policies": Room(
         ("policies/*.py", "perf/goodput.py"),
-        ("tests/policies", "tests/perf/test_goodput.py", "tests/control/test_teams.py"),
+        (
+            *("tests/policies", "tests/perf/test_goodput.py", "tests/control/test_teams.py"),
+            "tests/sim/test_recorded.py",
+        ),
     ),
 }
 
@@ -161,8 +168,13 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only files whose path matches this pattern")
     parser.add_argument("--list", action="store_true", help="print the sample and end")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
+    parser.add_argument("--again", type=Path, help="try only the changes that were alive in this --json file")
     given = parser.parse_args()
     mutants = sampled(given.seed, given.sample, re.compile(given.only))
+    if given.again:
+        before = json.loads(given.again.read_text())
+        alive = {tuple(one["mutant"].values())[2:] for one in before if not one["killed"]}
+        mutants = [mutant for mutant in mutants if tuple(asdict(mutant).values())[2:] in alive]
     if given.list:
         for mutant in mutants:
             print(mutant.where())
@@ -279,7 +291,10 @@ def _left_out(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
             spans += node.decorator_list
             if getattr(node, "returns", None) is not None:
                 spans.append(node.returns)
-    for node in ast.parse(source).body:  # a number that somebody tuned: a test of it would only repeat it
+    module = ast.parse(source)
+    bodies = [module.body, *(node.body for node in ast.walk(module) if isinstance(node, ast.ClassDef))]
+    for node in [node for body in bodies for node in body]:
+        # A number that somebody tuned, or the default of an option: a test of it would only repeat it.
         if isinstance(node, ast.Assign | ast.AnnAssign) and _number(node.value):
             spans.append(node)
     return [
