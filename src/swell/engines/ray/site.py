@@ -16,6 +16,7 @@ from typing import Any
 from swell.domain import Cluster, InputError, Placement, SwellError
 from swell.engines.accounts import Account
 from swell.engines.base import Launch
+from swell.engines.order import started
 from swell.engines.processes import sweep
 from swell.engines.ray import connection, head, packaging, places, slot_book, warm
 from swell.engines.ray.places import RentedNodes
@@ -193,8 +194,7 @@ class RaySite:
 
     def _wait_for_slots(self) -> None:
         """Raise SwellError if there are none after a moment."""
-        orders = (self.home / "jobs").glob("*/start.json")
-        busy = any(is_locked(order.parent) for order in orders)  # jobs that an earlier engine has started
+        busy = any(map(is_locked, started(self.home)))  # jobs that an earlier engine has started
         give_up_s = time.monotonic() + SLOTS_S
         self._follow((), time.monotonic(), busy=busy)
         while self._book.empty and time.monotonic() < give_up_s:
