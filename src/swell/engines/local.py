@@ -130,8 +130,11 @@ class LocalSite:
     def open(self, poke: Callable[[], None]) -> None:
         """Prepare for the jobs to come."""
         groups.tidy()
+        account = None if self._run_as == SUBMITTER else self._run_as
+        why_not = "" if self._walled else "--no-wall"
+        wall.Setting(walled=self._walled, why_not=why_not, account=account).write(self.home)
         if self._walled:
-            self._wall_trial = try_wall(None if self._run_as == SUBMITTER else self._run_as)
+            self._wall_trial = try_wall(account)
         self.prepare()
 
     def close(self) -> None:

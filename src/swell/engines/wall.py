@@ -18,12 +18,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from swell.engines.files import write_json
+
+FILE = "wall.json"
+"""File of a home in which a control plane says whether its jobs are to be walled off; see `Setting`."""
 VARIABLE = "SWELL_WALL"
 """Environment variable that tells a supervisor, as JSON, what to hide; see `swell.engines.local`."""
 OWN = frozenset(("tokens", "jobs", "orders", "gpus", "planes", "rented"))
@@ -76,6 +81,29 @@ class Wall:
     def restrict(self) -> None:
         """Give up the rights that made the mounts, once the process has the job's account."""
         _restrict()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Whether the control plane that was started last in a home walls its jobs off."""
+
+    walled: bool
+    why_not: str = ""
+    account: str | None = None
+    """The account that jobs run as, if that is one and not the platform's own."""
+
+    def write(self, home: Path) -> None:
+        """Store it in the home."""
+        write_json(home / FILE, asdict(self))
+
+    @staticmethod
+    def read(home: Path) -> Setting:
+        """The setting in this home; a platform that has not started yet will try to have a wall."""
+        try:
+            raw = json.loads((home / FILE).read_text())
+            return Setting(walled=bool(raw["walled"]), why_not=str(raw["why_not"]), account=raw["account"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return Setting(walled=True)
 
 
 def _hide_home(home: Path, visible: Iterable[Path]) -> None:

@@ -24,6 +24,7 @@ from swell.engines.ray.scout_process import Bundles, ScoutProcess
 from swell.engines.ray.slot_book import SlotBook
 from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import is_locked
+from swell.engines.wall import Setting
 from swell.train.agent.children import Child
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class RaySite:
     def open(self, poke: Callable[[], None]) -> None:
         """Wait until the nodes of the Ray cluster are known."""
         self._scout.heard = poke
+        Setting(walled=False, why_not="jobs run on Ray, as the account of its nodes").write(self.home)
         self.prepare()
         try:
             trouble = self._scout.wait_first(FIRST_SIGHT_S)
