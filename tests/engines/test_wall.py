@@ -135,7 +135,7 @@ def _for_nobody(folder: Path) -> list[str]:
     base = Path(sys.base_prefix).resolve()
     closed = [path for path in base.parents if not path.stat().st_mode & 0o001]
     (folder / "python").mkdir()
-    words = [str(closed[0]), str(base), str(folder / "python")]
+    words = [str(closed[-1] if closed else ""), str(base), str(folder / "python")]
     prefix = ["unshare", "--mount", "sh", "-c", READABLE, "sh", *words] if closed else []
     trial = [*prefix, *_as_nobody(), sys.executable, "-c", "import swell.engines"]
     if subprocess.run(trial, capture_output=True, timeout=120, cwd="/").returncode != 0:
