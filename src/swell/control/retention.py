@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swell.control.store import Store
+from swell.engines.order import folder_of
 from swell.engines.supervisor import is_locked
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,7 @@ class Retention:
         if directory.exists():
             log.warning("%s cannot be deleted: its job is not forgotten", directory)
             return False
+        shutil.rmtree(folder_of(directory), ignore_errors=True)
         self._store.forget(job_id)
         return True
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from swell.engines.border import BadMessage, JobStatus, read_status
@@ -13,6 +17,8 @@ from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.wire import Connection, Message
 
 CONNECT_EVERY_S = 0.2
+_MOST_RUNS = 10_000
+"""A job that puts more entries into its folder of runs is not reached any more."""
 SLOWEST_CONNECT_S = 30.0
 ANSWER_S = 1.0
 """Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
@@ -44,18 +50,20 @@ class CoordinatorLine:
         if self.connection is not None or now_s - self.tried_s < patience_s:
             return None
         self.tried_s, began_s = now_s, time.monotonic()
-        runs = sorted((directory / "runs").glob("*"))
-        if not runs:
-            return None
-        run = JobDirectory(runs[-1])
         connection = None
         try:
-            connection = Connection.to_job(run.address(), run.config(), timeout_s=ANSWER_S)
+            with _last_run(directory) as run:
+                (host, port), config = run.address(), run.config()
+            ipaddress.ip_address(host)  # never a name, which could take minutes to look up
+            connection = Connection.to_job((host, port), config, timeout_s=ANSWER_S)
             connection.limit_sending(ANSWER_S)
             hello = {"type": "hello", "role": "tool", "fencing": fencing}
             status = read_status(connection.request(hello, ANSWER_S), slots)
             connection.request({"type": "watch"}, ANSWER_S)
-        except (OSError, TrainError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            *(OSError, TrainError, ValueError, KeyError, TypeError, AttributeError),
+            *(RecursionError, OverflowError),  # the files and the answer are the job's: they may be anything
+        ) as error:
             if connection is not None:
                 connection.close()
             self.slow += time.monotonic() - began_s > ANSWER_S / 2
@@ -92,3 +100,22 @@ class CoordinatorLine:
             with contextlib.suppress(OSError):
                 self.connection.close()
             self.connection = None
+
+
+@contextlib.contextmanager
+def _last_run(directory: Path) -> Iterator[JobDirectory]:
+    """The newest run in a job's directory; OSError if there is none.
+
+    The job may have put a link in place of each folder, to another job's run for example. So each is opened
+    without following links, and read through its descriptor.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.ExitStack() as stack:
+        runs = os.open(directory / "runs", flags)
+        stack.callback(os.close, runs)
+        names = sorted(entry.name for entry in islice(stack.enter_context(os.scandir(runs)), _MOST_RUNS + 1))
+        if not names or len(names) > _MOST_RUNS:
+            raise OSError(f"{directory / 'runs'} has {len(names)} entries")
+        run = os.open(names[-1], flags, dir_fd=runs)
+        stack.callback(os.close, run)
+        yield JobDirectory(Path(f"/proc/self/fd/{run}"))
