@@ -82,7 +82,9 @@ class Membership:
 
     def confine(self, most: int, reason: str, now_s: float) -> list[Instruction]:
         """Allow no more than `most` workers from now on: a worker found out that the job cannot use more."""
-        return self.resize(self.scale.maximum, now_s) if self.scale.confine(most, reason) else []
+        if self.ending.over or not self.scale.confine(most, reason):
+            return []
+        return self.resize(self.scale.maximum, now_s)
 
     def stop(self, now_s: float) -> list[Instruction]:
         """Have the job save its state and end; it can be started again."""
