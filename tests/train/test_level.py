@@ -224,7 +224,9 @@ def test_a_candidate_that_is_replaced_leaves_no_thread_behind(moment: str) -> No
     growth = Growth(OPTIMIZERS["sgd"], 2, 2)
     growth.begin()
     if moment != "at once":
-        wait_until(lambda: all(source.newcomers for source in growth.sources), 20, "the newcomers to be known")
+        wait_until(
+            lambda: all(source.newcomers for source in growth.sources), 20, "the newcomers to be known"
+        )
     if moment == "after the copy":
         while any(source.at_boundary() is False and source._snapshot is None for source in growth.sources):
             growth.train()
