@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from swell.train.agent.coordinator_process import MOST_STARTS, CoordinatorProces
 from swell.train.agent.errors import BROKEN, TrainError
 from swell.train.agent.hearing import HANDLERS
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.replicas.membership import Replicas
 
 
 class Someone:
@@ -131,6 +133,47 @@ def test_a_second_coordinator_goes_on_where_the_first_was_killed(path: Path) -> 
     assert not second.agent.heard("spawn") and not second.agent.heard("kill")
 
 
+def test_with_two_hundred_members_no_message_costs_as_much_as_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"name": "a", "launch": "x", "secret": "s", "workers_per_replica": 2}
+    path = JobDirectory.create(
+        tmp_path / "job", settings | dict.fromkeys(["minimum", "maximum", "target"], 200)
+    ).path
+    written, lists = list[str](), list[object]()
+    save, workers = JobDirectory.save_state, Replicas.workers.fget
+    assert workers is not None
+    monkeypatch.setattr(
+        JobDirectory, "save_state", lambda self, text: (written.append(text), save(self, text))[1]
+    )
+    monkeypatch.setattr(Replicas, "workers", property(lambda self: (lists.append(self), workers(self))[1]))
+    office = Office(path)
+    office.say(office.agent, type="hello", role="agent", alive=[])
+    crowd = [office.worker(spawn["worker"]) for spawn in office.agent.heard("spawn")]
+    for worker in crowd:
+        office.say(worker, type="ready", epoch=0)
+    offer = crowd[0].heard("candidate")[-1]["candidate"]
+    assert len(crowd) == 200 == len(offer["addresses"])
+    office.say(crowd[0], type="switched", generation=1, members=offer["members"], step=0, epoch=0)
+
+    written.clear(), lists.clear()
+    for step, worker in itertools.product(range(1, 4), crowd):
+        office.say(worker, type="beat", step=step, report={"step": step})
+    office.coordinator._decide(office.coordinator._tick)
+    assert len(written) == 1 and json.loads(written[0])["membership"]["inner"]["step"] == 3
+
+    lists.clear()
+    office.say(office.agent, type="exited", worker="w7", code=-9)
+    office.say(Someone(), type="hello", role="tool")
+    assert len(lists) < 20, "each of them makes the list of workers a few times, not once for each worker"
+
+    second = Office(path)  # a coordinator that was started again in the recovery
+    again = {"status": "member", "generation": 1, "members": offer["members"], "broken": 1, "operation": 2}
+    greeted = [second.worker(name, **again) for name in offer["members"] if name not in ("w6", "w7")]
+    assert sum(len(worker.heard("candidate")) for worker in greeted) < 5 * len(greeted)
+    assert all(len(w.heard("candidate")[-1]["candidate"]["addresses"]) == 198 for w in greeted)
+
+
 SOME = st.one_of(
     st.sampled_from(["w0", "w1", "w7", "x", "", "member", "ready", "done", "confined", "worker", "tool"]),
     st.none() | st.booleans() | st.integers(-2, 5) | st.sampled_from([1 << 70, 1e308, float("nan"), 0.5]),
@@ -156,7 +199,8 @@ def test_whatever_is_said_to_it_nothing_in_it_breaks(
 ) -> None:
     about = {"name": "a", "launch": "x", "secret": "s", "minimum": 2, "maximum": 2, "target": 2}
     with tempfile.TemporaryDirectory() as directory:
-        path = JobDirectory.create(Path(directory) / "job", about | job).path
+        path = Path(directory)
+        (path / "job.json").write_text(json.dumps(about | job))
 
         async def talk() -> Coordinator:
             office = Office(path)

@@ -28,13 +28,13 @@ from swell.train.agent import membership_json, orders
 from swell.train.agent.door import Client, Door
 from swell.train.agent.errors import BROKEN, Refused
 from swell.train.agent.generations import Instruction
-from swell.train.agent.hearing import HANDLERS
+from swell.train.agent.hearing import HANDLERS, REPEATED
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.lines import Pace
 from swell.train.agent.membership import Membership
 from swell.train.agent.notes import Notes
 from swell.train.agent.replicas.membership import Replicas
-from swell.train.agent.restarts import Restarts
+from swell.train.agent.restarts import ProgramGeneration, Restarts
 from swell.train.agent.stragglers import Stragglers
 from swell.train.agent.wire import Message
 
@@ -92,18 +92,23 @@ class Coordinator:
             while not self.over.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.over.wait(), TICK_S)
-                if self.agent is not None:
-                    self._decide(self._tick)
+                self._decide(self._tick if self.agent is not None else lambda now: [])
         finally:
             server.close()
 
-    def _decide(self, take_in: Callable[[float], list[Instruction]]) -> None:
-        """Pass on that something happened, and carry out what is decided. Refused passes: nothing changed."""
+    def _decide(self, take_in: Callable[[float], list[Instruction]], *, repeated: bool = False) -> None:
+        """Pass on that something happened, and carry out what is decided. Refused passes: nothing changed.
+
+        `repeated`: workers will say it again to the next coordinator, so unless something was decided it is
+        enough to save it with the next tick.
+        """
         if self.failure is not None:
             return
         try:
-            orders.carry_out(self, take_in(time.monotonic()))
-            self.save()
+            instructions = take_in(time.monotonic())
+            orders.carry_out(self, instructions)
+            if instructions or not repeated:
+                self.save()
         except Refused:
             raise
         except Exception as error:
@@ -146,7 +151,7 @@ class Coordinator:
         try:
             if handler is None:
                 raise Refused(f"unknown message {kind!r:.60} from {client.role or 'a stranger'}")
-            self._decide(lambda now: handler(self, client, message, now))
+            self._decide(lambda now: handler(self, client, message, now), repeated=kind in REPEATED)
         except Refused as error:
             if client.role in ("worker", "agent"):  # which are ours: people should see it
                 self.door.grumble(f"refused {kind!r:.60} of {client.name or client.role}: {error}")
@@ -196,21 +201,22 @@ class Coordinator:
     def status(self) -> Message:
         """What a tool is told about the job."""
         m = self.membership
+        generation, scale, workers = m.generation, m.scale, m.workers  # a job of replicas makes each of them
         return {
             "job": self.config["name"],
-            "generation": m.generation.number,
-            "members": m.generation.members,
-            "target": m.scale.target,
-            "minimum": m.scale.minimum,
-            "maximum": m.scale.maximum,
-            "confined": m.scale.confined,
-            "workers": {w.name: w.status.value for w in m.workers.values()},
-            "slots": {w.name: w.slot for w in m.workers.values() if w.slot is not None},
-            "epoch": 0 if isinstance(m, Restarts) else m.generation.epoch,  # a program counts itself
+            "generation": generation.number,
+            "members": generation.members,
+            "target": scale.target,
+            "minimum": scale.minimum,
+            "maximum": scale.maximum,
+            "confined": scale.confined,
+            "workers": {w.name: w.status.value for w in workers.values()},
+            "slots": {w.name: w.slot for w in workers.values() if w.slot is not None},
+            "epoch": 0 if isinstance(generation, ProgramGeneration) else generation.epoch,
             "step": m.step,
             "over": m.ending.over,
-            "pids": {n: p for n, p in self.pids.items() if n in m.workers},
-            "reports": {n: r for n, r in self.reports.items() if n in m.workers},
+            "pids": {n: p for n, p in self.pids.items() if n in workers},
+            "reports": {n: r for n, r in self.reports.items() if n in workers},
         }
 
     def save(self) -> None:

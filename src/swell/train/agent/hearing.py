@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Handler = Callable[["Coordinator", "Client", Message, float], list[Instruction]]
 HANDLERS: dict[tuple[str, str], Handler] = {}
 """By role and kind of message."""
+REPEATED = frozenset({"beat", "epoch", "ready", "switched", "status", "watch", "note", "read"})
+"""Messages that change nothing which a worker's next greeting or heartbeat would not say again."""
 LAST_WORDS_S = 1.0
 """How long a member's exit waits for the member, if it has not connected to this coordinator yet."""
 
