@@ -62,7 +62,8 @@ class Context:
             "streams": self.streams,
             "event_seq": self.hub.last,
         }
-        return dict(self.plane.stats()) | own
+        stats = dict(self.plane.stats())
+        return stats | own | {"part_up": stats["part_up"] | {"events": float(not self.hub.trouble)}}
 
     def still_allowed(self, request: Request) -> Callable[[], bool]:
         """Says, as often as it is called, whether the token of a request is still good."""

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import itertools
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swell.engines.border import BadMessage, JobStatus, read_status
 from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.regular import folder
 from swell.train.agent.wire import Connection, Message
 
 CONNECT_EVERY_S = 0.2
 SLOWEST_CONNECT_S = 30.0
+_UNUSABLE = (
+    OSError,
+    TrainError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""How a run's files, which are the job's own work, or the coordinator's answers may fail to make sense."""
+MOST_RUNS = 10_000
+"""So many runs of a job are looked at: each is one start of its supervisor."""
 ANSWER_S = 1.0
 """Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
 STOP: Message = {"type": "stop", "save": True}
@@ -44,18 +62,15 @@ class CoordinatorLine:
         if self.connection is not None or now_s - self.tried_s < patience_s:
             return None
         self.tried_s, began_s = now_s, time.monotonic()
-        runs = sorted((directory / "runs").glob("*"))
-        if not runs:
-            return None
-        run = JobDirectory(runs[-1])
         connection = None
         try:
-            connection = Connection.to_job(run.address(), run.config(), timeout_s=ANSWER_S)
+            address, config = _newest_run(directory)
+            connection = Connection.to_job(address, config, timeout_s=ANSWER_S)
             connection.limit_sending(ANSWER_S)
             hello = {"type": "hello", "role": "tool", "fencing": fencing}
             status = read_status(connection.request(hello, ANSWER_S), slots)
             connection.request({"type": "watch"}, ANSWER_S)
-        except (OSError, TrainError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except _UNUSABLE as error:
             if connection is not None:
                 connection.close()
             self.slow += time.monotonic() - began_s > ANSWER_S / 2
@@ -92,3 +107,22 @@ class CoordinatorLine:
             with contextlib.suppress(OSError):
                 self.connection.close()
             self.connection = None
+
+
+def _newest_run(directory: Path) -> tuple[tuple[str, int], dict[str, Any]]:
+    """Where the coordinator of a job's newest run listens, and the settings of that run; OSError if there is
+    none.
+
+    No link is followed, or a job would have its engine speak to the coordinator of another one.
+    """
+    with folder(directory.parent, directory.name, "runs") as runs:
+        with os.scandir(runs) as entries:
+            names = [one.name for one in itertools.islice(entries, MOST_RUNS)]
+        with folder(runs, max(names, default="")) as newest:
+            run = JobDirectory(Path(f"/proc/self/fd/{newest}"))
+            (host, port), config = run.address(), run.config()
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:  # a name that nobody answers for would keep the engine waiting
+        raise BadMessage(f"coordinator.json: got the host {host[:80]!r}, must be an IP address") from None
+    return (host, port), config

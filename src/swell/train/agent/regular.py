@@ -110,19 +110,18 @@ def walk(
     failed: Callable[[OSError], None] | None = None,
     unlock: bool = False,
     most_depth: int | None = None,
-    enter: Callable[[str], bool] = lambda name: True,
+    enter: Callable[[str, os.stat_result], bool] = lambda name, facts: True,
 ) -> Iterator[Met]:
     """Everything in a folder and in the folders below it; a folder comes after its content.
 
-    Links are met, never followed, and other file systems are not entered. Two descriptors are enough for any
-    depth. `failed` receives what cannot be read, which is then left out; without it the OSError is raised.
-    `unlock`: give this process the right to change folders of its own account. `most_depth`: OSError if
-    folders are nested more deeply. `enter`: by its name, whether to look into a folder.
+    Links are met, never followed. Two descriptors are enough for any depth. `failed` receives what cannot be
+    read, which is then left out; without it the OSError is raised. `unlock`: give this process the right
+    to change folders of its own account. `most_depth`: OSError if folders are nested more deeply. `enter`:
+    by its name and facts, whether to look into a folder.
     """
     here = os.dup(top)
     try:
-        facts, above = os.fstat(here), list[str]()
-        levels = [_Level("", facts, _names(here))]
+        above, levels = list[str](), [_Level("", os.fstat(here), _names(here))]
         while True:
             level = levels[-1]
             if not level.left:
@@ -136,7 +135,7 @@ def walk(
             name = level.left.pop()
             try:
                 found = os.stat(name, dir_fd=here, follow_symlinks=False)
-                if not stat.S_ISDIR(found.st_mode) or found.st_dev != facts.st_dev or not enter(name):
+                if not stat.S_ISDIR(found.st_mode) or not enter(name, found):
                     yield Met(here, above, name, found)
                     continue
                 below, names = _down(name, here, level.facts, unlock=unlock)
@@ -199,6 +198,12 @@ def _unlock(name: str | Path, within: int | None) -> None:
             os.close(seen)
 
 
+def _on_disk_of(top: int) -> Callable[[str, os.stat_result], bool]:
+    """Whether a folder is on the same file system as the folder `top`: what is mounted below it is spared."""
+    device = os.fstat(top).st_dev
+    return lambda name, facts: facts.st_dev == device
+
+
 def used_bytes(path: str | Path, within: int | None = None, beat: Callable[[], None] = lambda: None) -> int:
     """The disk space that the files in a folder use, each file once; 0 if it is no folder.
 
@@ -208,7 +213,7 @@ def used_bytes(path: str | Path, within: int | None = None, beat: Callable[[], N
     with contextlib.suppress(OSError):
         top = os.open(path, _FOLDER | os.O_NOFOLLOW, dir_fd=within)
         try:
-            for number, entry in enumerate(walk(top, failed=lambda error: None)):
+            for number, entry in enumerate(walk(top, failed=lambda error: None, enter=_on_disk_of(top))):
                 if number % _BEAT_ENTRIES == 0:
                     beat()
                 if entry.is_folder or entry.facts.st_ino in counted:
@@ -238,7 +243,7 @@ def remove_tree(path: str | Path, within: int | None = None, beat: Callable[[], 
         os.unlink(path, dir_fd=within)
         return
     try:
-        for number, entry in enumerate(walk(top, failed=errors.append, unlock=True)):
+        for number, entry in enumerate(walk(top, failed=errors.append, unlock=True, enter=_on_disk_of(top))):
             if number % _BEAT_ENTRIES == 0:
                 beat()
             try:
