@@ -204,7 +204,7 @@ class _Pieces:
             self._source.seek(at)
             data = self._source.read(min(size, length))
             if not data and length:
-                raise BadCheckpoints("it became shorter while it was read")
+                raise BadCheckpoints("it became shorter while it was read: try again")
             if len(data) < length:
                 self._left.append((at + len(data), length - len(data)))
             self._digest.update(data)
@@ -336,18 +336,21 @@ def _read_back(raw: BinaryIO, written: dict[str, str]) -> None:
     with contextlib.suppress(OSError):
         os.posix_fadvise(raw.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # not from memory
     raw.seek(0)
-    left = dict(written)
+    left, wrong = dict(written), ""
     try:
         with tarfile.open(fileobj=raw, mode="r:") as tar:
             for member in tar:
                 if _unusable(member) or left.pop(member.name, None) != _content(tar, raw, member):
-                    raise SwellError(f"{_shown(member.name)} is not in it as it was written")
+                    wrong = f"{_shown(member.name)} is not as it was written"
+                    break
     except (tarfile.TarError, OSError, ValueError) as error:
-        raise SwellError(f"the backup cannot be read back ({error}): nothing was kept of it") from error
-    except SwellError as error:
-        raise SwellError(f"the backup cannot be read back ({error}): nothing was kept of it") from None
-    if left:
-        raise SwellError(f"the backup lacks {_shown(next(iter(left)))}: nothing was kept of it")
+        wrong = str(error)
+    if wrong or left:
+        wrong = wrong or f"{_shown(next(iter(left)))} is missing"
+        raise SwellError(
+            f"the backup cannot be read back ({wrong}), so nothing was kept of it: check the disk, or name a"
+            " file on another one"
+        )
 
 
 def _content(tar: tarfile.TarFile, raw: BinaryIO, member: tarfile.TarInfo) -> str:
@@ -394,7 +397,7 @@ def _copy_store(source: Path, target: Path) -> None:
             f"{source} cannot be read: {error}; back up as the user who runs 'swell up'"
         ) from error
     if state != "ok":
-        raise SwellError(f"{source} is damaged ({state}): no backup was written, an older one may be good")
+        raise SwellError(f"{source} is damaged ({state}), and no backup was written: restore an older one")
 
 
 def bring_back(home: Path, file: Path, *, paused: bool, new_tokens: bool, force: bool) -> Restored:
