@@ -31,8 +31,8 @@ demo-sim: $(STAMP)  ## Every kind of scheduler side by side on a generated workl
 test: $(STAMP)  ## The whole test suite
 	$(BIN)/python -m pytest -n 4
 
-test-browser: $(STAMP)  ## The tests that drive the dashboard in Chromium (skipped, saying so, where there is none)
-	$(BIN)/python -m pytest tests/dashboard
+test-browser: $(STAMP)  ## The tests that need Chromium or Prometheus (skipped, saying so, where there is none)
+	$(BIN)/python -m pytest tests/dashboard tests/api/test_grafana.py
 
 test-long: $(STAMP)  ## Wider forms of some tests: the same on every engine (20 minutes)
 	$(BIN)/python -m pytest -m long

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,13 @@ def postgres_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def nursery() -> Iterator[Nursery]:
     """One nursery for the local engines of all tests: none of them has to import torch for its jobs."""
-    made = Nursery(Path(os.devnull), for_all=True)
-    os.environ[SHARED] = str(made.path)
-    yield made
-    del os.environ[SHARED]
-    made.close()
+    with tempfile.TemporaryDirectory(prefix="swell-nursery-") as folder:  # a test's own path may be too long
+        path = Path(folder, "sock")
+        made = Nursery(Path(os.devnull), path=path)
+        os.environ[SHARED] = str(path)
+        yield made
+        del os.environ[SHARED]
+        made.close()
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ class Scene:
     def close(self) -> None:
         """End the job and the platform."""
         self.plane.jobs.cancel(self.job_id)
-        until(lambda: not (self.home / "jobs" / self.job_id / "start.json").exists(), 30)
+        until(lambda: not (self.home / "orders" / self.job_id / "start.json").exists(), 30)
         self.plane.stop()
         self.plane.store.close()
 

@@ -83,7 +83,7 @@ def play(engine: SupervisedEngine, home: Path, name: str, rounds: int) -> dict[s
                 before = len(move)
                 client.wait_for(lambda s, n=before: len(s["members"]) == n)
     engine.end(name)
-    _until(lambda: name not in engine.observe() and not (home / "jobs" / name / "start.json").exists())
+    _until(lambda: name not in engine.observe() and not (home / "orders" / name / "start.json").exists())
     pauses = [e["pause_s"] * 1e3 for e in run.events() if e["event"] == "switch" and "pause_s" in e]
     return {"start_s": round(first_s, 2), "growth_ms": _summary(latencies), "pause_ms": _summary(pauses)}
 

@@ -123,7 +123,7 @@ def soak(minutes: float, seed: int, say: Any) -> verdict.Verdict:
         watch.join(30.0)
         stored = stage.accepted()
         stage.server.stop()
-        left = _until_gone(stage, harm)
+        left = _until_gone(stage)
         accepted = [people.jobs[key] for key in people.answers]
         samples = [(job.name, job.problem()) for job in accepted]
         found.wrong = {
@@ -160,7 +160,7 @@ def soak(minutes: float, seed: int, say: Any) -> verdict.Verdict:
         keep = os.environ.get("SWELL_SOAK_KEEP")
         if keep and not found.ok:
             _keep(stage, keep)
-        stage.close(harm.told_pids())
+        stage.close()
 
 
 def _disturb(harm: Harm, watch: Watch, people: People, seconds: float, say: Any) -> None:
@@ -198,9 +198,9 @@ def _finish(stage: Stage, people: People, say: Any) -> list[str]:
         time.sleep(0.5)
 
 
-def _until_gone(stage: Stage, harm: Harm) -> list[str]:
+def _until_gone(stage: Stage) -> list[str]:
     until_s = time.monotonic() + GONE_S
-    while (left := stage.strays(harm.told_pids())) and time.monotonic() < until_s:
+    while (left := stage.strays()) and time.monotonic() < until_s:
         time.sleep(0.2)
     return left
 

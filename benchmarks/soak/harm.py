@@ -72,12 +72,6 @@ class Harm:
         if done is not None:
             self.count[done] += 1
 
-    def told_pids(self) -> set[int]:
-        """Processes that hostile jobs said they started outside."""
-        with contextlib.suppress(OSError):
-            return {int(line) for line in self.told.read_text().split()}
-        return set()
-
     def stolen(self) -> list[str]:
         """What thieves could read."""
         path = self.told.with_suffix(".stolen")
@@ -201,7 +195,7 @@ class Harm:
         key = f"hostile-{kind}-{self.keys}"
         job = self._ask(
             lambda client: client.submit(
-                script, name=key, args=[str(self.told)], max_workers=1, idempotency_key=key
+                script, name=key, args=[str(self.told), self.stage.naps], max_workers=1, idempotency_key=key
             )
         )
         if job is None:

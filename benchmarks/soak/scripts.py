@@ -29,9 +29,6 @@ def train(epochs=1):
         for (x,) in loader:
             time.sleep(0.05)
             yield job.step(model(x).sum())
-def tell(pids):
-    with told.open("a") as file:
-        file.write("".join(f"{pid}\\n" for pid in pids))
 """
 HOSTILE = {
     "liar": _TRAIN
@@ -44,15 +41,12 @@ for i, _ in enumerate(train(2)):
 """,
     "forks": _TRAIN
     + f"""
-many = [subprocess.Popen(["env", "-i", "setsid", "sleep", "900"]) for _ in range({FORKS // 2})]
+many = [subprocess.Popen(["env", "-i", "setsid", "sleep", "900", sys.argv[2]]) for _ in range({FORKS // 2})]
 for _ in range({FORKS // 2}):
-    pid = os.fork()
-    if pid == 0:
+    if os.fork() == 0:
         os.setsid()
         time.sleep(900)
         os._exit(0)
-    many.append(type("Forked", (), {{"pid": pid}}))
-tell(one.pid for one in many)
 for _ in train():
     pass
 """,
@@ -67,9 +61,7 @@ for i, _ in enumerate(train(2)):
 import os, signal, subprocess, sys, time
 from pathlib import Path
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-sleeper = subprocess.Popen(["env", "-i", "setsid", "sleep", "900"])
-with Path(sys.argv[1]).open("a") as file:
-    file.write(f"{sleeper.pid}\\n")
+sleeper = subprocess.Popen(["env", "-i", "setsid", "sleep", "900", sys.argv[2]])
 while True:
     sys.stdout.write("x" * 4096)
     sys.stdout.flush()

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,20 +105,30 @@ class Stage:
                 return pid
         return None
 
-    def strays(self, told: set[int]) -> list[str]:
-        """What is still alive of the jobs: by mark, by group, or as hostile jobs told what they left."""
+    @property
+    def naps(self) -> str:
+        """A second argument of `sleep`: it tells what hostile jobs of this platform left from any other."""
+        return f"0.{zlib.crc32(str(self.home).encode()):010}"
+
+    def sleepers(self) -> list[int]:
+        """The processes without an environment that hostile jobs have left."""
+        words = f"sleep\0900\0{self.naps}\0".encode()
+        return [pid for pid in _pids() if read(pid, "cmdline") == words]
+
+    def strays(self) -> list[str]:
+        """What is still alive of the jobs: by mark, by group, or by the words of what hostile jobs leave."""
         left = {pid: f"{kind} of {job_id}" for pid, (job_id, kind) in self.processes().items()}
-        left |= {pid: "a process that shed its environment" for pid in told if is_sleeper(pid)}
+        left |= dict.fromkeys(self.sleepers(), "a process that shed its environment")
         for job in (self.home / "jobs").glob("*"):
             for group in groups.of(job):
                 left |= dict.fromkeys(group.members(), f"in a group of {job.name}")
         return [f"{pid} ({what}: {read(pid, 'cmdline')[:80]!r})" for pid, what in left.items()]
 
-    def close(self, told: set[int]) -> None:
+    def close(self) -> None:
         """End what the soak started, and nothing else; give the disk back."""
         with contextlib.suppress(Exception):
             self.server.stop()
-        for pid in [*self.processes(), *(pid for pid in told if is_sleeper(pid))]:
+        for pid in [*self.processes(), *self.sleepers()]:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         for job in (self.home / "jobs").glob("*"):
@@ -138,11 +149,6 @@ def read(pid: int, name: str) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/{name}").read_bytes()
     return b""
-
-
-def is_sleeper(pid: int) -> bool:
-    """Whether this is one of the processes that hostile jobs leave."""
-    return read(pid, "cmdline") == b"sleep\x00900\x00"
 
 
 def rss_mib(pid: int) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from swell.control.model import Phase
 from swell.control.retention import DAY_S, Ended, Keep, Retention, needless, plan
 from swell.control.store import Store
 from swell.domain import Event, EventKind
+from swell.engines.order import make_folder
 from swell.report.lanes import lanes
 from swell.train.agent.regular import folder, walk
 
@@ -67,13 +69,26 @@ def test_old_jobs_are_forgotten_middle_aged_ones_thinned_and_active_ones_kept(tm
     store.close()
 
 
+HOLD = """
+import fcntl, sys
+with open(sys.argv[1], "w") as lock:
+    fcntl.lockf(lock, fcntl.LOCK_EX)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_a_job_whose_processes_still_end_is_left_for_the_next_time(tmp_path: Path) -> None:
     store = home(tmp_path, ("old", Phase.CANCELLED, 40))
     tidy = Retention(store, tmp_path, Keep())
-    with (tmp_path / "jobs" / "old" / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = make_folder(tmp_path / "jobs" / "old") / "lock"
+    words = [sys.executable, "-c", HOLD, str(lock)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline()
         assert tidy.run(NOW_S).forgotten == [] and store.job("old") is not None
+        holder.stdin.close()
     assert tidy.run(NOW_S).forgotten == ["old"]
+    assert not lock.parent.exists()
     store.close()
 
 

@@ -41,7 +41,7 @@ def test_a_supervisor_with_the_order_of_a_former_leader_does_not_run(tmp_path: P
     Order(launch=given, slots=(0,), placement=(0,), extras=extras).write()
     Fence("s", 2).raise_in(home)
     assert supervise(given.job_dir) == 0
-    assert not (given.job_dir / "runs").exists() and not (given.job_dir / "exit.json").exists()
+    assert not (given.job_dir / "runs").exists() and not (home / "orders" / "a" / "exit.json").exists()
 
 
 class Watched(LocalSite):

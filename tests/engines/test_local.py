@@ -15,13 +15,9 @@ from swell.domain import InputError
 from swell.engines import RunState
 from swell.engines.local import LocalSite
 from swell.engines.processes import workers_of
-from swell.engines.supervisor import is_locked
+from swell.engines.supervisor import is_locked, supervisor_of
 
 from .conftest import Bench
-
-
-def _holder(directory: Path) -> int:
-    return int((directory / "lock").read_text().split()[0])
 
 
 def _workers(bench: Bench, job_id: str) -> set[int]:
@@ -100,7 +96,7 @@ def test_whatever_of_a_job_is_killed_it_goes_on(bench: Bench) -> None:
     assert bench.steps("a")[killed_at + 1] > 1
 
     # The supervisor: its workers go with it, and whoever wants the job to run says so again.
-    os.kill(_holder(directory), signal.SIGKILL)
+    os.kill(supervisor_of(directory) or -1, signal.SIGKILL)
     bench.wait(engine, "a", lambda o: o is None)
     bench.wait_for(lambda: not bench.processes("a"), 30)
     killed_at = len(bench.steps("a"))
@@ -185,7 +181,7 @@ def test_an_ended_job_is_gone_with_all_its_processes(bench: Bench) -> None:
     engine.end("a")
     assert "a" not in engine.observe()
     bench.wait_for(lambda: not bench.processes("a"), 30)
-    bench.wait_for(lambda: not (bench.home / "jobs" / "a" / "start.json").exists(), 30)
+    bench.wait_for(lambda: not (bench.home / "orders" / "a" / "start.json").exists(), 30)
 
 
 def test_a_job_ended_before_its_supervisor_is_up_never_runs(bench: Bench) -> None:
@@ -193,7 +189,7 @@ def test_a_job_ended_before_its_supervisor_is_up_never_runs(bench: Bench) -> Non
     engine.apply(bench.launch("a"), (0,))
     engine.end("a")
     bench.wait_for(lambda: not engine._jobs)  # from here on nobody would start it
-    assert not (bench.home / "jobs" / "a" / "start.json").exists()
+    assert not (bench.home / "orders" / "a" / "start.json").exists()
     assert not bench.processes("a") and not bench.steps("a")
 
 

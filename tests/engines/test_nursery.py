@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from swell.engines import RunState, nursery
 from swell.engines.local import LocalSite
 from swell.engines.nursery import SHARED
 from swell.engines.processes import MARK, mark, parent, workers_of
+from swell.engines.supervisor import supervisor_of
 
 from .conftest import Bench
 
@@ -22,7 +21,7 @@ def _running(bench: Bench, job_id: str) -> None:
 
 
 def _supervisor(bench: Bench, job_id: str) -> int:
-    return int((bench.home / "jobs" / job_id / "lock").read_text().split()[0])
+    return supervisor_of(bench.home / "jobs" / job_id) or -1
 
 
 def test_the_first_job_waits_for_the_nursery_and_is_forked_from_it(
@@ -57,16 +56,7 @@ def test_a_job_starts_without_a_nursery_that_was_killed(
     assert b"swell.engines.supervisor" in Path(f"/proc/{_supervisor(bench, 'a')}/cmdline").read_bytes()
 
 
-STRANGER = """
-import json, socket, sys
-with socket.socket(socket.AF_UNIX) as sock:
-    sock.connect(sys.argv[1])
-    sock.sendall(json.dumps({"directory": sys.argv[2], "env": {"SWELL_LOCAL_JOB": "x"}}).encode() + b"\\n")
-    print(sock.recv(64))
-"""
-
-
-def test_a_nursery_forks_for_its_engine_alone_and_comes_back(
+def test_a_nursery_has_no_address_that_a_job_could_reach_or_remove_and_comes_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(SHARED)
@@ -75,15 +65,23 @@ def test_a_nursery_forks_for_its_engine_alone_and_comes_back(
     assert isinstance(engine.site, LocalSite)
     made = engine.site._nursery
     assert made is not None and made._process is not None
-    wait_until(made.path.exists, 120, "the nursery")
-    (bench.home / "jobs" / "a").mkdir(parents=True)
-    words = [sys.executable, "-c", STRANGER, str(made.path), str(bench.home / "jobs" / "a")]
-    said = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    closed = ("ConnectionResetError", "BrokenPipeError")  # before or while the stranger spoke
-    assert said.stdout == "b''\n" or any(error in said.stderr for error in closed), said
+    wait_until(lambda: made.ready, 120, "the nursery")
     first = made._process
+    assert _sockets(first.pid) and not _sockets(first.pid) & _sockets_with_names()
     first.kill()
-    wait_until(lambda: made._process is not first and made.path.exists(), 120, "the next nursery")
+    wait_until(lambda: made._process is not first and made.ready, 120, "the next nursery")
     engine.apply(bench.launch("b", "--epochs", 1), (0,))
-    bench.wait(engine, "b", lambda seen: seen and seen.state is RunState.FINISHED, 200)
-    assert not (bench.home / "jobs" / "a" / "supervisor.log").exists()
+    _running(bench, "b")
+    assert parent(_supervisor(bench, "b")) == made._process.pid
+
+
+def _sockets(pid: int) -> set[str]:
+    """The inodes of the sockets that a process has."""
+    links = (str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir())
+    return {link.removeprefix("socket:[")[:-1] for link in links if link.startswith("socket:[")}
+
+
+def _sockets_with_names() -> set[str]:
+    """The inodes of all sockets of this machine that have a path or an abstract name."""
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return {row[6] for row in rows if len(row) > 7}

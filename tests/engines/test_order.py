@@ -1,4 +1,4 @@
-"""start.json: what one version of swell wrote, this one and the next can read."""
+"""start.json: what one version of swell wrote, the next can read; and nobody but the platform writes it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,26 @@ import pytest
 
 from swell.domain import JobRequest
 from swell.engines import Launch
-from swell.engines.order import Order
-from swell.engines.supervised_job import SupervisedJob
-
-OLD: dict[str, Any] = {
-    "job_id": "digits-0a1b2c3d4e",
-    "command": ["train.py", "--epochs", "3"],
-    "workdir": "/w",
-    "env": {"A": "b"},
-    "auto": True,
-    "max_workers": 8,
-    "workers": 2,
-    "threads": 1,
-    "placement": [4, 5, 6],
-    "checkpoint_s": 5.0,
-    "memory_bytes": None,
-    "devices": ["/home/devices/0"],
-}
-"""As swell 0.1 wrote it before requests had `pip`."""
+from swell.engines.local import LocalSite
+from swell.engines.nursery import Nursery
+from swell.engines.order import Order, folder_of
+from swell.engines.supervised import SupervisedEngine
 
 
-def test_an_order_comes_back_as_it_was(tmp_path: Path) -> None:
-    request = JobRequest(name="a", script="t.py", args=("1",), workdir="/w", env={"A": "b"}, workers=7)
-    launch = Launch(job_id="a-1", request=request, job_dir=tmp_path, max_workers=5)
-    order = Order(launch=launch, slots=(3,), placement=(3, 4), extras={"ray": {"session": "s"}})
+def _order(home: Path, job_id: str = "a", **fields: Any) -> Order:
+    request = JobRequest(name="a", script="t.py", args=("1",), workdir="/w", env={"A": "b"})
+    launch = Launch(job_id=job_id, request=request, job_dir=home / "jobs" / job_id, max_workers=5)
+    return Order(**{"launch": launch, "slots": (3,), "placement": (3, 4)} | fields)
+
+
+def test_an_order_comes_back_as_it_was_and_only_the_platform_can_read_it(tmp_path: Path) -> None:
+    order = _order(tmp_path, account="nobody", extras={"ray": {"session": "s"}})
     order.write()
-    assert Order.read(tmp_path) == order
-    assert (tmp_path / "start.json").stat().st_mode & 0o077 == 0, "env may hold secrets"
+    folder = folder_of(order.launch.job_dir)
+    assert Order.read(order.launch.job_dir) == order
+    assert folder == tmp_path / "orders" / "a", "outside the job's directory"
+    for path in (folder.parent, folder, folder / "start.json"):
+        assert path.stat().st_mode & 0o077 == 0, "env may hold secrets"
 
 
 def test_a_relative_working_directory_is_where_the_engine_was(
@@ -44,32 +37,92 @@ def test_a_relative_working_directory_is_where_the_engine_was(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     request = JobRequest(name="a", script="t.py", workdir="here")
-    Order(launch=Launch(job_id="a", request=request, job_dir=tmp_path), slots=(), placement=()).write()
-    assert Order.read(tmp_path).launch.workdir == tmp_path / "here"
-
-
-def test_a_job_that_an_older_version_started_is_taken_over(tmp_path: Path) -> None:
-    (tmp_path / "start.json").write_text(json.dumps(OLD))
-    job = SupervisedJob.found(tmp_path)
-    assert job.job_id == "digits-0a1b2c3d4e"
-    assert job.launch.max_workers == 8
-    request = job.launch.request
-    assert (request.script, request.args, request.workdir) == ("train.py", ("--epochs", "3"), "/w")
-    assert (request.env, request.auto, request.checkpoint_s) == ({"A": "b"}, True, 5.0)
-    assert (request.memory_bytes, request.pip, request.workers) == (None, (), 1)
-    job.state.wanted = (4, 5)
-    job.note((4,))
-    again = Order.read(tmp_path)
-    assert (again.placement, again.slots, again.extras) == ((4, 5), (4,), {})
-    assert again.launch == job.launch
+    launch = Launch(job_id="a", request=request, job_dir=tmp_path / "jobs" / "a")
+    Order(launch=launch, slots=(), placement=()).write()
+    assert Order.read(launch.job_dir).launch.workdir == tmp_path / "here"
 
 
 def test_an_order_of_a_newer_version_is_read(tmp_path: Path) -> None:
-    launch = Launch(job_id="a", request=JobRequest(name="a", script="t.py", workdir="/w"), job_dir=tmp_path)
-    order = Order(launch=launch, slots=(0,), placement=(0,))
+    order = _order(tmp_path)
     order.write()
-    path = tmp_path / "start.json"
+    path = folder_of(order.launch.job_dir) / "start.json"
     content = json.loads(path.read_text())
     content["request"]["invented_later"] = 1
     path.write_text(json.dumps(content))
-    assert Order.read(tmp_path) == order
+    assert Order.read(order.launch.job_dir) == order
+
+
+def _taken_over(home: Path) -> set[str]:
+    """The jobs that an engine finds in this home as it starts."""
+    engine = SupervisedEngine(LocalSite(home, slots=4))
+    engine.may_act = lambda: False  # its thread is to do nothing
+    engine.start(lambda: None)
+    try:
+        assert all(name == job.job_id for name, job in engine._jobs.items())
+        return set(engine._jobs)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"request": ' * 50_000,
+        "null",
+        "\x00\xff",
+        json.dumps({"request": {"name": "a", "script": "t.py"}, "owner": ""}),
+    ],
+    ids=["lists", "objects", "null", "noise", "incomplete"],
+)
+def test_an_order_that_cannot_be_read_costs_that_job_only(
+    tmp_path: Path, nursery: Nursery, text: str
+) -> None:
+    for job_id in ("a", "b", "c"):
+        _order(tmp_path, job_id).write()
+    (tmp_path / "orders" / "b" / "start.json").write_text(text)
+    assert _taken_over(tmp_path) == {"a", "c"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"max_workers": float("inf")},
+        {"max_workers": True},
+        {"slots": [0.5]},
+        {"slots": "01"},
+        {"slots": [-1]},
+        {"placement": {"0": 1}},
+        {"placement": None},
+        {"request": []},
+    ],
+    ids=str,
+)
+def test_odd_values_of_an_order_cost_that_job_only(
+    tmp_path: Path, nursery: Nursery, changed: dict[str, Any]
+) -> None:
+    for job_id in ("a", "b"):
+        _order(tmp_path, job_id).write()
+    path = tmp_path / "orders" / "b" / "start.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    assert _taken_over(tmp_path) == {"a"}
+
+
+def test_files_in_a_jobs_own_directory_say_nothing_about_jobs(tmp_path: Path, nursery: Nursery) -> None:
+    """A job that names another one in an order, and ends it, in the place where older versions read that."""
+    _order(tmp_path, "victim").write()
+    for job_id in ("victim", "thief"):
+        own = tmp_path / "jobs" / job_id
+        own.mkdir(parents=True)
+        written = json.loads((tmp_path / "orders" / "victim" / "start.json").read_text())
+        (own / "start.json").write_text(json.dumps(written | {"job_id": "victim"}))
+        (own / "exit.json").write_text(json.dumps({"code": 0, "reason": ""}))
+    engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
+    engine.start(lambda: None)
+    try:
+        assert set(engine._jobs) == {"victim"}
+        assert engine._jobs["victim"].state.outcome is None
+        assert (tmp_path / "jobs" / "victim" / "start.json").exists(), "it is the job's own"
+        assert not (tmp_path / "jobs" / "thief" / "start.json").exists()
+    finally:
+        engine.close()

@@ -21,22 +21,21 @@ from swell.engines.job_state import JobState, Stage, Workers
 from swell.engines.listener import Listener
 from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
+from swell.engines.order import make_folder
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import Allowance, SupervisedJob
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.wire import Connection
 
 
-def _launch(directory: Path, job_id: str = "a", **fields: Any) -> Launch:
+def _launch(home: Path, job_id: str = "a", **fields: Any) -> Launch:
     request = JobRequest(name="a", script="train.py", **fields)
-    return Launch(job_id=job_id, request=request, job_dir=directory)
+    return Launch(job_id=job_id, request=request, job_dir=home / "jobs" / job_id)
 
 
-def _running(
-    directory: Path, job_id: str = "a", workers: Workers | None = None, **state: Any
-) -> SupervisedJob:
+def _running(home: Path, job_id: str = "a", workers: Workers | None = None, **state: Any) -> SupervisedJob:
     known = JobState(stage=Stage.STARTING, workers=workers or Workers(), **state)
-    return SupervisedJob(_launch(directory, job_id), known)
+    return SupervisedJob(_launch(home, job_id), known)
 
 
 def _status(workers: dict[str, int]) -> JobStatus:
@@ -121,17 +120,15 @@ def test_a_job_that_was_found_keeps_what_its_coordinator_was_told_and_what_the_l
 ) -> None:
     """The earlier engine was killed after it had told the job to grow, and before it logged that."""
     monkeypatch.setattr("swell.engines.supervised_job.is_locked", lambda directory: True)
-    directory = tmp_path / "jobs" / "a"
-    directory.mkdir(parents=True)
     earlier = SupervisedEngine(LocalSite(tmp_path, slots=4))
-    job = _running(directory, wanted=(0,))
+    job = _running(tmp_path, wanted=(0,))
     job.write_order((0,), 4, {})
     job.state.started((0,), 0.0)
     job.state.wanted = (0, 1)
     assert _told_by(earlier, job) == [[0, 1]]
     job.state.wanted = (0,)
     job.note(job.state.told)
-    found = SupervisedJob.found(directory)
+    found = SupervisedJob.found(job.directory)
     state = found.state
     state.logged = (0, 2)
     assert state.wanted == (0,) and state.slots(0.0) == {0, 1, 2}
@@ -145,9 +142,7 @@ def test_a_job_that_was_found_keeps_what_its_coordinator_was_told_and_what_the_l
 def test_a_job_that_was_killed_together_with_the_control_plane_keeps_the_slots_of_the_log(
     tmp_path: Path, nursery: Nursery
 ) -> None:
-    directory = tmp_path / "jobs" / "a"
-    directory.mkdir(parents=True)
-    launch = _launch(directory)
+    launch = _launch(tmp_path)
     SupervisedJob(launch, JobState(wanted=(2, 3))).write_order((2, 3), 4, {})
     engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
     engine.may_act = lambda: False  # its thread is to do nothing
@@ -203,7 +198,7 @@ def test_a_job_that_shrinks_keeps_its_slots_until_it_goes_on_without_them(tmp_pa
     workers.members = {"w0"}
     engine._listener.report(job, job.state.unlogged())
     assert job.state.slots(0.0) == {0} and _gpus(engine) == [(0, 1), (0,)]
-    (tmp_path / "exit.json").write_text(json.dumps({"code": 0, "reason": ""}))
+    (make_folder(job.directory) / "exit.json").write_text(json.dumps({"code": 0, "reason": ""}))
     engine._supervisor_ended(job)
     assert job.state.over and job.state.slots(0.0) == {0}, "until its end is noted"
 
@@ -282,7 +277,7 @@ def test_a_slow_worker_is_reported_with_its_own_slot_unless_it_leads(tmp_path: P
 
 def test_a_job_that_waits_for_other_slots_leaves_those_that_services_want_at_once(tmp_path: Path) -> None:
     engine = SupervisedEngine(LocalSite(tmp_path, slots=8))
-    engine._jobs["b"] = _running(tmp_path / "b", "b", wanted=(6, 7), told=(6, 7))
+    engine._jobs["b"] = _running(tmp_path, "b", wanted=(6, 7), told=(6, 7))
     workers = Workers(live={"w0": 0, "w1": 1, "w2": 2, "w3": 3})
     workers.members = workers.former = set(workers.live)
     job = _running(tmp_path, workers=workers, wanted=(6, 7), told=(0, 1, 2, 3))

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +98,94 @@ def test_a_walled_job_reads_no_tokens_and_reaches_nobody_outside(bench: Bench) -
     assert "secret" not in str(told), told
     assert told.pop("listing") == ["jobs", "work"]
     assert told.pop("nested") != "0"
-    if wall.landlock_abi() < 6:
-        told.pop("signal")
-    assert set(told.values()) <= {"FileNotFoundError", "PermissionError"}, told
+    assert set(told.values()) <= {"FileNotFoundError", "PermissionError", "ProcessLookupError"}, told
+
+
+READABLE = """
+set -e
+mount --make-rprivate /
+mount --bind "$2" "$3"
+mount -t tmpfs -o mode=755 none "$1"
+mkdir -p "$2"
+mount --bind "$3" "$2"
+shift 3
+exec "$@"
+"""
+"""Shows the folder $2, where Python is, though $1 above it is closed to other accounts; $3 is any folder."""
+ATTACKS = {
+    "own account": [],
+    "other account": [],
+    "run as": ["--run-as", "nobody"],
+    "run as, no wall": ["--run-as", "nobody", "--no-wall"],
+}
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every account can reach, which pytest's own are not."""
+    with tempfile.TemporaryDirectory(prefix="swell-attacked-", ignore_cleanup_errors=True) as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def _for_nobody(folder: Path) -> list[str]:
+    """Words that begin a command in which the account 'nobody' can run this Python; skips where none do."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can run something as another account, by setpriv")
+    base = Path(sys.base_prefix).resolve()
+    closed = [path for path in base.parents if not path.stat().st_mode & 0o001]
+    (folder / "python").mkdir()
+    words = [str(closed[-1] if closed else ""), str(base), str(folder / "python")]
+    prefix = ["unshare", "--mount", "sh", "-c", READABLE, "sh", *words] if closed else []
+    trial = [*prefix, *_as_nobody(), sys.executable, "-c", "import swell.engines"]
+    if subprocess.run(trial, capture_output=True, timeout=120, cwd="/").returncode != 0:
+        pytest.skip("the account 'nobody' cannot read this Python or swell here")
+    return prefix
+
+
+def _as_nobody() -> list[str]:
+    entry = pwd.getpwnam("nobody")
+    return ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ATTACKS)
+def test_a_job_that_means_harm_costs_nobody_else_anything(setting: str, open_folder: Path) -> None:
+    """What it tries is in `attacker.py`. It and the honest job run a program, which `--command` submits."""
+    walled = "--no-wall" not in ATTACKS[setting]
+    trouble = wall_trouble(try_wall(), open_folder) if walled else ""
+    if trouble:
+        pytest.skip(f"this machine allows no wall: {trouble}")
+    prefix = [] if setting == "own account" else _for_nobody(open_folder)
+    home = open_folder / "work" / "home"
+    home.parent.mkdir()
+    if setting == "other account":
+        shutil.chown(home.parent, "nobody")
+        prefix += _as_nobody()
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", "tests.engines.attacked", str(home), *ATTACKS[setting]],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        cwd=root,
+        env={**os.environ, "HOME": str(home.parent), "PYTHONPATH": str(root)},
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    told = said["told"]
+    lines, seen, pidfd = told.pop("lines"), told.pop("cmdline"), told.pop("pidfd")
+    assert "attacker.py" in lines
+    if walled:
+        assert "tests.engines.attacked" not in lines and "299" not in lines, "no process outside is seen"
+        assert (seen, pidfd) == ("FileNotFoundError", "ProcessLookupError")
+    assert set(told.values()) <= {"FileNotFoundError", "PermissionError", "ProcessLookupError"}, told
+    before, after = said["outside"]
+    assert {**before, "state": ""} == {**after, "state": ""} and after["state"] != "Z"
+    assert said["found"] == {"attacker": "starting", "victim": "starting"}, "as the processes are"
+    assert not said["deceived"], "the folder of its runs led the platform to the honest job"
+    assert said["victim"] == ["starting", True, True], "it was not touched"
+    assert said["left"] == 0, "the attacker was ended with all of its processes"
 
 
 def test_a_request_shows_a_job_no_directory_of_the_platform(tmp_path: Path) -> None:
@@ -164,4 +255,4 @@ def test_a_supervisor_that_its_engine_forgot_runs_no_job(
     monkeypatch.setenv(groups.VARIABLE, "swell-no-such-group-")
     (bench.home / "jobs" / "a").mkdir(parents=True)
     assert supervisor.supervise(bench.home / "jobs" / "a") == 1
-    assert not (bench.home / "jobs" / "a" / "lock").exists()
+    assert not (bench.home / "orders" / "a" / "lock").exists()

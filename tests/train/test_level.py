@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.waiting import wait_until
 from torch import Tensor, nn
 
 from swell.train.agent.errors import PeerLost
@@ -215,3 +216,22 @@ def test_parts_are_cut_by_size_and_lose_nothing() -> None:
     for parts in (1, 2, 3, 7):
         cut = divide(parameters, parts)
         assert len(cut) == parts and [n for part in cut for n in part] == list(sizes)
+
+
+@pytest.mark.parametrize("moment", ["at once", "before the copy", "after the copy"])
+def test_a_candidate_that_is_replaced_leaves_no_thread_behind(moment: str) -> None:
+    before = set(threading.enumerate())
+    growth = Growth(OPTIMIZERS["sgd"], 2, 2)
+    growth.begin()
+    if moment != "at once":
+        wait_until(
+            lambda: all(source.newcomers for source in growth.sources), 20, "the newcomers to be known"
+        )
+    if moment == "after the copy":
+        while any(source.at_boundary() is False and source._snapshot is None for source in growth.sources):
+            growth.train()
+    for mesh in growth.crowd:
+        mesh.abandon()
+    for source in growth.sources:
+        source.close()
+    wait_until(lambda: set(threading.enumerate()) <= before, 20, "the threads of the candidate to end")

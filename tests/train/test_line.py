@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from swell.train.agent.errors import RESPAWN
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.polling import writable
 from swell.train.agent.wire import Connection
@@ -78,3 +82,64 @@ def test_a_new_coordinator_hears_the_epoch_in_the_greeting(door: socket.socket, 
     link.at_epoch(7)
     again = Connection.accepted(door.accept()[0], CONFIG)
     assert again.receive(10)["epoch"] == 7
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        {"type": "candidate", "candidate": {"number": "x"}},
+        {
+            "type": "candidate",
+            "candidate": {"number": 1, "members": ["w0"], "addresses": {"w0": [7]}, "epoch": 0},
+        },
+        {"type": "check", "number": 1, "addresses": []},
+        {"type": "turn", "epoch": None},
+    ],
+)
+def test_a_malformed_message_is_logged_and_the_worker_connects_again(
+    door: socket.socket, link: Link, malformed: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    met(door).send(malformed)
+    assert link.line.standing.offer is None
+    again = met(door)
+    assert "the coordinator sent a malformed message" in capfd.readouterr().err
+    again.send({"type": "welcome", "live": True, "epoch": 0, "generation": 3})
+    assert link.welcome()["generation"] == 3
+
+
+def test_a_refusal_of_the_coordinator_is_in_the_workers_log(
+    door: socket.socket, link: Link, capfd: pytest.CaptureFixture[str]
+) -> None:
+    connection = met(door)
+    connection.send({"type": "error", "error": "epoch: got 'x'"})
+    connection.send({"type": "welcome"})
+    link.welcome()
+    assert "the coordinator refused a message: epoch: got 'x'" in capfd.readouterr().err
+
+
+BROKEN = """
+import pathlib, sys, time
+from swell.train.agent.jobdir import JobDirectory
+from swell.train.sync.link import Link
+from swell.train.sync.standing import Standing
+def hear(self, message):
+    raise KeyError("w7")
+Standing.hear = hear
+Link(JobDirectory(pathlib.Path(sys.argv[1])), "w0")
+time.sleep(60)
+"""
+
+
+def test_an_error_of_its_own_ends_the_worker_with_a_traceback_to_be_started_again(
+    door: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SWELL_LAUNCH", raising=False)
+    directory = JobDirectory.create(tmp_path / "job", CONFIG)
+    directory.write_address("127.0.0.1", door.getsockname()[1], 0)
+    worker = subprocess.Popen(
+        [sys.executable, "-c", BROKEN, str(directory.path)], stderr=subprocess.PIPE, text=True
+    )
+    door.settimeout(60)
+    met(door).send({"type": "welcome"})
+    _, log = worker.communicate(timeout=60)
+    assert worker.returncode == RESPAWN and "KeyError: 'w7'" in log and "swell's own" in log

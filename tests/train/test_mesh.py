@@ -13,7 +13,7 @@ import torch
 from tests.waiting import wait_until
 from torch import nn
 
-from swell.train.agent.errors import OutOfStep, PeerLost
+from swell.train.agent.errors import OutOfStep, PeerLost, UsageError
 from swell.train.data.plan import balanced
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.mesh import READY, VOTE, Mesh, Peer
@@ -108,6 +108,27 @@ def test_bulk_of_any_size_arrives_whole_and_blocks_nobody() -> None:
     for rank, sinks in enumerate(results):
         for other in {0, 1, 2} - {rank}:
             assert sinks[other] == bytes([other + 1]) * size
+
+
+def exchanged(crowd: list[Mesh], operation: int, *sizes: int) -> bool:
+    """Whether headers of these sizes arrive at everybody."""
+    texts = ["x" * size for size in sizes]
+    heard = together(*[lambda m=m: m.exchange(operation, READY, {"text": texts[m.rank]}) for m in crowd])
+    return all([header["text"] for header in headers] == texts for headers in heard)
+
+
+def test_headers_of_any_size_arrive_and_one_that_is_too_long_is_refused_where_it_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crowd = meshes(3)
+    assert exchanged(crowd, 0, 16 << 20, 16 << 20, 16 << 20)
+    assert exchanged(crowd, 1, 8 << 20, 0, 40_000)
+    assert exchanged(crowd, 2, 3000, 3000, 0)
+    monkeypatch.setattr("swell.train.sync.mesh.TREE_FROM", 3)
+    monkeypatch.setattr("swell.train.sync.mesh.MOST_HEADER_BYTES", 3 << 20)
+    assert exchanged(crowd, 3, *[2 << 20] * 3), "on its way a message has the headers of several members"
+    with pytest.raises(UsageError, match="over the limit"):
+        crowd[0].exchange(4, READY, {"text": "z" * (4 << 20)})
 
 
 def test_a_dead_member_is_noticed_by_all_at_once() -> None:

@@ -46,6 +46,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "cancel": ("swell.cli.jobs:cancel", "End a job."),
         "top": ("swell.cli.top:top", "Watch nodes, jobs and slots live."),
         "events": ("swell.cli.watch:events", "Show what has happened, or follow what happens."),
+        "usage": ("swell.cli.usage:usage", "Show who used how many GPU-hours, and what became of them."),
         "replay": ("swell.cli.replay:replay", "Show what would have happened under other policies."),
     },
     "Without a control plane": {

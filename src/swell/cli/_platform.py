@@ -470,12 +470,13 @@ def stop_ray(home: Path) -> bool:
 
 def jobs_alive(home: Path) -> list[Path]:
     """The directories of jobs that have a living supervisor on this machine."""
+    from swell.engines.order import FILE, folder_of, started
     from swell.engines.supervisor import is_locked
 
-    starts = list((home / "jobs").glob("*/start.json"))
-    if any(time.time() - start.stat().st_mtime < 3.0 for start in starts):
+    jobs = started(home)
+    if any(time.time() - (folder_of(job) / FILE).stat().st_mtime < 3.0 for job in jobs):
         time.sleep(2.0)  # the supervisor of a job that was just started may not hold its lock yet
-    return [start.parent for start in starts if is_locked(start.parent)]
+    return [job for job in jobs if is_locked(job)]
 
 
 def _stop_only(directory: Path) -> Launch:

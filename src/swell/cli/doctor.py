@@ -255,9 +255,14 @@ def _gpus() -> Finding:
 
 
 def _wall(home: Path) -> Finding:
+    from swell.cli._platform import running_pid
     from swell.engines.local import try_wall, wall_trouble
+    from swell.engines.wall import Setting
 
-    trouble = wall_trouble(try_wall(), home)
+    setting = Setting.read(home)
+    trouble = wall_trouble(try_wall(setting.account), home)
+    if not trouble and not setting.walled and running_pid(home) is not None:
+        trouble = f"the control plane that runs walls no jobs off: {setting.why_not}"
     if trouble:
         note = f"jobs could read this account's files, tokens included ({trouble}): see docs/security.md"
         return Finding("wall", ODD, note)

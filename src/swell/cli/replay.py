@@ -52,10 +52,10 @@ def replay(
     where = None if cluster is None else Cluster.parse(cluster)
     if file is None:
         with connect(home, prefer_admin=True) as client:
-            events = _live(client)
+            events = live_events(client)
             chosen = list(policies) or [client.policy()]
     else:
-        events = _read(file)
+        events = read_events_file(file)
         chosen = list(policies) or [DEFAULT]
     if since is not None:
         events = _recent(events, since)
@@ -66,7 +66,8 @@ def replay(
     _show(records)
 
 
-def _live(client: Any) -> list[Event]:
+def live_events(client: Any) -> list[Event]:
+    """All events that the control plane has, oldest first."""
     from swell.domain import Event, EventKind
 
     return [
@@ -75,7 +76,8 @@ def _live(client: Any) -> list[Event]:
     ]
 
 
-def _read(file: Path) -> list[Event]:
+def read_events_file(file: Path) -> list[Event]:
+    """The events of a file that `swell events --json` wrote."""
     from swell.domain import InputError, read_events
 
     try:

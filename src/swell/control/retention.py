@@ -18,6 +18,7 @@ from pathlib import Path
 from swell.control.errors import StoreUnavailable
 from swell.control.store import Store
 from swell.domain import Event, EventKind
+from swell.engines.order import folder_of
 from swell.engines.supervisor import is_locked
 from swell.train.agent.regular import folder, remove_tree, used_bytes
 
@@ -182,6 +183,7 @@ class Retention:
         if is_locked(directory):
             return False  # its processes are still ending
         remove_tree(directory, beat=beat)
+        remove_tree(folder_of(directory))
         self._store.forget(job_id)
         return True
 

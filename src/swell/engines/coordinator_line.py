@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import itertools
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from swell.engines.border import BadMessage, JobStatus, read_status
 from swell.train.agent.errors import TrainError
@@ -18,20 +18,9 @@ from swell.train.agent.regular import folder
 from swell.train.agent.wire import Connection, Message
 
 CONNECT_EVERY_S = 0.2
+_MOST_RUNS = 10_000
+"""A job that puts more entries into its folder of runs is not reached any more."""
 SLOWEST_CONNECT_S = 30.0
-_UNUSABLE = (
-    OSError,
-    TrainError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
-"""How a run's files, which are the job's own work, or the coordinator's answers may fail to make sense."""
-MOST_RUNS = 10_000
-"""So many runs of a job are looked at: each is one start of its supervisor."""
 ANSWER_S = 1.0
 """Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
 STOP: Message = {"type": "stop", "save": True}
@@ -64,13 +53,18 @@ class CoordinatorLine:
         self.tried_s, began_s = now_s, time.monotonic()
         connection = None
         try:
-            address, config = _newest_run(directory)
-            connection = Connection.to_job(address, config, timeout_s=ANSWER_S)
+            with _last_run(directory) as run:
+                (host, port), config = run.address(), run.config()
+            _refuse_name(host)
+            connection = Connection.to_job((host, port), config, timeout_s=ANSWER_S)
             connection.limit_sending(ANSWER_S)
             hello = {"type": "hello", "role": "tool", "fencing": fencing}
             status = read_status(connection.request(hello, ANSWER_S), slots)
             connection.request({"type": "watch"}, ANSWER_S)
-        except _UNUSABLE as error:
+        except (
+            *(OSError, TrainError, ValueError, KeyError, TypeError, AttributeError),
+            *(RecursionError, OverflowError),  # the files and the answer are the job's: they may be anything
+        ) as error:
             if connection is not None:
                 connection.close()
             self.slow += time.monotonic() - began_s > ANSWER_S / 2
@@ -109,20 +103,25 @@ class CoordinatorLine:
             self.connection = None
 
 
-def _newest_run(directory: Path) -> tuple[tuple[str, int], dict[str, Any]]:
-    """Where the coordinator of a job's newest run listens, and the settings of that run; OSError if there is
-    none.
+@contextlib.contextmanager
+def _last_run(directory: Path) -> Iterator[JobDirectory]:
+    """The newest run in a job's directory; OSError if there is none.
 
-    No link is followed, or a job would have its engine speak to the coordinator of another one.
+    The job may have put a link in place of each folder, to another job's run for example. So each is opened
+    without following links, and read through its descriptor.
     """
     with folder(directory.parent, directory.name, "runs") as runs:
         with os.scandir(runs) as entries:
-            names = [one.name for one in itertools.islice(entries, MOST_RUNS)]
-        with folder(runs, max(names, default="")) as newest:
-            run = JobDirectory(Path(f"/proc/self/fd/{newest}"))
-            (host, port), config = run.address(), run.config()
+            names = [entry.name for entry in islice(entries, _MOST_RUNS + 1)]
+        if not names or len(names) > _MOST_RUNS:
+            raise OSError(f"{directory / 'runs'} has {len(names)} entries")
+        with folder(runs, max(names)) as run:
+            yield JobDirectory(Path(f"/proc/self/fd/{run}"))
+
+
+def _refuse_name(host: str) -> None:
+    """Raise BadMessage for anything but an address: to look a name up could take minutes."""
     try:
         ipaddress.ip_address(host)
-    except ValueError:  # a name that nobody answers for would keep the engine waiting
+    except ValueError:
         raise BadMessage(f"coordinator.json: got the host {host[:80]!r}, must be an IP address") from None
-    return (host, port), config

@@ -34,7 +34,7 @@ class Fence:
     def raise_in(self, home: Path) -> None:
         """Have orders of all earlier leaders refused in this home."""
         if not self.outdated(home):
-            write_json(home / FILE, asdict(self), mode=0o644)  # jobs of every account read it
+            write_json(home / FILE, asdict(self))
 
     @staticmethod
     def _read(home: Path) -> Fence | None:

@@ -11,21 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from swell.engines.accounts import Account
 
-
-def write_json(
-    path: Path, content: Mapping[str, Any], account: Account | None = None, *, mode: int = 0o600
-) -> None:
-    """Replace a small file atomically. Only its owner, this process or the given account, can read it, unless
-    `mode` says otherwise."""
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a small file atomically. Only its owner can read it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     # Never through a link or into a pipe that somebody put there: the directory may be a job's own.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        if account is not None:
-            os.fchown(descriptor, account.uid, account.gid)
         file.write(json.dumps(content))
         file.flush()
         os.fsync(file.fileno())

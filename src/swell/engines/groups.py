@@ -104,6 +104,12 @@ def end_orphans(directory: Path) -> bool:
     return not left
 
 
+def end_all(directory: Path) -> None:
+    """End all that is in groups of the job in this directory."""
+    for group in of(directory):
+        group.kill()
+
+
 def tidy() -> None:
     """Remove groups of jobs that have ended: no process is in them."""
     base = where()

@@ -17,7 +17,7 @@ from typing import Any
 
 from swell.domain import ANY_GPU, Cluster, InputError, Placement, clean_type
 from swell.engines import groups, wall
-from swell.engines.accounts import Account, no_script, of_job
+from swell.engines.accounts import SUBMITTER, Account, no_script, of_job
 from swell.engines.base import Launch
 from swell.engines.environment import for_jobs
 from swell.engines.nursery import Nursery
@@ -58,11 +58,16 @@ def type_of_model(model: str) -> str:
     return clean_type("-".join(words[:2]) if series else words[0].split("-")[0])
 
 
-def try_wall() -> subprocess.Popen[str]:
-    """Begin to find out whether this machine allows a wall around jobs."""
-    words = [sys.executable, "-m", "swell.engines.wall"]
+def try_wall(account: str | None = None) -> subprocess.Popen[str]:
+    """Begin to find out whether this machine allows a wall around jobs, of this account."""
+    words = [sys.executable, "-m", "swell.engines.supervisor", "--trial", *filter(None, [account])]
     return subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
     )
 
 
@@ -125,8 +130,11 @@ class LocalSite:
     def open(self, poke: Callable[[], None]) -> None:
         """Prepare for the jobs to come."""
         groups.tidy()
+        account = None if self._run_as == SUBMITTER else self._run_as
+        why_not = "" if self._walled else "--no-wall"
+        wall.Setting(walled=self._walled, why_not=why_not, account=account).write(self.home)
         if self._walled:
-            self._wall_trial = try_wall()
+            self._wall_trial = try_wall(account)
         self.prepare()
 
     def close(self) -> None:
@@ -187,14 +195,13 @@ class LocalSite:
     def start_supervisor(self, job: SupervisedJob) -> Child:
         """Fork the supervisor from the nursery, or start it as a new process; in a group of its own."""
         env = job.environment(for_jobs(os.environ, self._pass_env))
-        name = None if job.account is None else job.account.name
         if groups.where() is not None:
             env[groups.VARIABLE] = groups.beginning(job.directory)
         if self._can_wall():
             env[wall.VARIABLE] = json.dumps(self._hidden())
         child: Child | None = None
         if self._nursery is not None and not job.runs_any_command:
-            child = self._nursery.supervisor(job.directory, env, name)
+            child = self._nursery.supervisor(job.directory, env)
         child = child or job.spawn_supervisor(env)
         try:
             groups.enter(job.directory, child.pid)  # the supervisor waits for this

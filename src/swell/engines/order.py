@@ -1,7 +1,16 @@
-"""start.json: what a job's supervisor is to run.
+"""What the platform writes down about a job that it has started, and where: in `orders/JOB` of the home.
 
-The engine writes the file. The supervisor reads it, and so does an engine that takes the job over after a
-restart. It holds the job's request as it was accepted, and what the platform and the engine added.
+    start.json      what the job's supervisor is to run
+    lock            held while a supervisor lives; its content is the name of the supervisor's machine
+    exit.json       how the job ended; absent if it was killed from outside
+    supervisor.log  what supervisors of the job complained about
+
+No job can reach this folder: it belongs to the platform's account and is hidden by the wall. The job's own
+directory, `jobs/JOB`, belongs to the job, and nothing is read from there that decides about jobs.
+
+The engine writes start.json. The supervisor reads it, and so does an engine that takes the job over after a
+restart. It holds the job's request as it was accepted, and what the platform and the engine added. The name
+of the folder alone identifies the job.
 """
 
 from __future__ import annotations
@@ -13,13 +22,30 @@ from pathlib import Path
 from typing import Any
 
 from swell.domain import JobRequest, Placement
-from swell.engines.accounts import Account
 from swell.engines.base import Launch
 from swell.engines.files import write_json
 from swell.train.agent.regular import read_regular
 
-FILE = "start.json"
-_OWN = ("job_id", "request", "max_workers", "owner", "slots", "placement")
+FILE, LOCK, EXIT, LOG = "start.json", "lock", "exit.json", "supervisor.log"
+_OWN = ("request", "max_workers", "owner", "slots", "placement", "account")
+
+
+def folder_of(job_dir: Path) -> Path:
+    """The folder with the platform's files about the job in this directory."""
+    return job_dir.parent.parent / "orders" / job_dir.name
+
+
+def make_folder(job_dir: Path) -> Path:
+    """The folder with the platform's files about a job, for the platform's account alone."""
+    folder = folder_of(job_dir)
+    for path in (folder.parent, folder):
+        path.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def started(home: Path) -> list[Path]:
+    """The directories of the jobs that were started in this home and are not over."""
+    return [home / "jobs" / path.parent.name for path in sorted((home / "orders").glob(f"*/{FILE}"))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,49 +58,49 @@ class Order:
     coordinator was last told."""
     placement: Placement
     """The slots that the job is to have, for an engine that takes the job over."""
+    account: str | None = None
+    """The account that the job runs as; None for the platform's own."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """What the site adds: 'gpus' and 'per_gpu' (local), or 'ray'."""
 
-    def write(self, account: Account | None = None) -> None:
-        """Put the order into the job's directory, for this account to read."""
+    def write(self) -> None:
+        """Write the order down, for the job's supervisor."""
         launch = self.launch
         # The supervisor may run in another directory than the engine.
         request = launch.request.to_json() | {"workdir": str(launch.workdir.resolve())}
         content = {
-            "job_id": launch.job_id,
             "request": request,
             "max_workers": launch.max_workers,
             "owner": launch.owner,
             "slots": list(self.slots),
             "placement": list(self.placement),
+            "account": self.account,
             **self.extras,
         }
-        write_json(launch.job_dir / FILE, content, account)
+        write_json(make_folder(launch.job_dir) / FILE, content)
 
     @classmethod
     def read(cls, job_dir: Path) -> Order:
-        """The order in a job's directory; OSError, ValueError, KeyError or TypeError if it is unusable."""
-        content = json.loads(read_regular(job_dir / FILE))
-        if "request" not in content:
-            content = _upgraded(content)
+        """The order for the job in this directory; raises an exception of any kind if it is unusable."""
+        content = json.loads(read_regular(folder_of(job_dir) / FILE))
         launch = Launch(
-            job_id=str(content["job_id"]),
+            job_id=job_dir.name,
             request=JobRequest.from_json(content["request"]),
             job_dir=job_dir,
-            max_workers=int(content["max_workers"]),
-            owner=str(content.get("owner", "")),
+            max_workers=_whole(content["max_workers"]),
+            owner=str(content["owner"]),
         )
+        account = content.get("account")
         return cls(
             launch=launch,
-            slots=tuple(content.get("slots", content["placement"])),
-            placement=tuple(content["placement"]),
+            slots=tuple(map(_whole, content["slots"])),
+            placement=tuple(map(_whole, content["placement"])),
+            account=None if account is None else str(account),
             extras={name: value for name, value in content.items() if name not in _OWN},
         )
 
 
-def _upgraded(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a file of swell 0.1, which mixed fields of the request with its own."""
-    script, *args = content["command"]
-    request = {name: content[name] for name in content if name not in ("workers", "max_workers")}
-    kept = {name: content[name] for name in (*_OWN, "ray") if name in content}
-    return kept | {"request": request | {"name": content["job_id"], "script": script, "args": args}}
+def _whole(raw: object) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int) or raw < 0:
+        raise ValueError(f"got {raw!r:.80}, must be a whole number from 0 on")
+    return raw

@@ -13,7 +13,6 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 MARK = "SWELL_LOCAL_JOB"
@@ -22,10 +21,9 @@ MARK_BYTES = 1024
 """Bytes reserved for a job's mark in the environment of a process that forks them (`children.show`)."""
 
 
-def _pids() -> Iterator[int]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            yield int(entry.name)
+def processes() -> list[int]:
+    """All processes that this one can see."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def parent(pid: int) -> int | None:
@@ -40,7 +38,7 @@ def parent(pid: int) -> int | None:
 def descendants(pid: int) -> list[int]:
     """All children of a process, their children, and so on."""
     children: dict[int, list[int]] = {}
-    for one in _pids():
+    for one in processes():
         above = parent(one)
         if above is not None:
             children.setdefault(above, []).append(one)
@@ -82,7 +80,7 @@ def mark(directory: Path) -> str:
 def processes_of(directory: Path) -> list[int]:
     """Every living process of the job in `directory`, whatever its parent, except the caller."""
     wanted, found = f"{MARK}={mark(directory)}".encode(), []
-    for pid in _pids():
+    for pid in processes():
         with contextlib.suppress(OSError):
             if pid != os.getpid() and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 found.append(pid)

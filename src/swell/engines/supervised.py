@@ -2,8 +2,8 @@
 
 Such a tree runs without the engine. The engine is a thread that starts the trees, speaks to their
 coordinators over the wire protocol, and listens to their reports. All it must know after a restart is in the
-jobs' directories: a job whose lock is held is alive, a job with an exit.json is over, and a job with neither
-has lost all its processes.
+folder `orders` of the home (see `order`): a job whose lock is held is alive, a job with an exit.json is over,
+and a job with neither has lost all its processes.
 
 No two workers use a slot at once: a job is told to grow only when the workers of other jobs have left the
 slots. `Site` is where the workers live. `job_state` decides what is to be done for a job, and `Listener`
@@ -23,13 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from swell.domain import Cluster, Placement
+from swell.engines import groups
 from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report
 from swell.engines.border import BadMessage
 from swell.engines.coordinator_line import STOP
 from swell.engines.fencing import Fence
 from swell.engines.job_state import NOTE_END_S, Stage, Step
 from swell.engines.listener import Listener
+from swell.engines.order import EXIT, FILE, folder_of, make_folder, started
 from swell.engines.parts import Part
+from swell.engines.processes import sweep
 from swell.engines.site import Site
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent import outputs
@@ -39,6 +42,8 @@ from swell.train.agent.polling import readable
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
+OLDER_S = 5.0
+"""Longest wait for the end of a job that an older version started."""
 
 
 class Bell:
@@ -108,11 +113,12 @@ class SupervisedEngine:
         if self.fence is not None and self.may_act():
             self.fence.raise_in(self.site.home)
         now_s = time.monotonic()
-        for path in sorted((self.site.home / "jobs").glob("*/start.json")):
+        self._end_jobs_of_older_versions()
+        for directory in started(self.site.home):
             try:
-                job = SupervisedJob.found(path.parent)
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                log.error("%s cannot be read (%s): the job is not taken over", path, error)
+                job = SupervisedJob.found(directory)
+            except Exception as error:  # whatever is wrong with one job, the others are taken over
+                log.error("%s cannot be read (%r): the job is not taken over", folder_of(directory), error)
                 continue
             # A job that was killed meanwhile keeps the slots that the log shows too, until the caller knows.
             job.state.logged = held.get(job.job_id, ())
@@ -255,6 +261,22 @@ class SupervisedEngine:
                 case Step.FORGET:
                     self._forget(job)
 
+    def _end_jobs_of_older_versions(self) -> None:
+        """End the processes of jobs whose orders an older version wrote into the jobs' own directories.
+
+        The job may have rewritten such an order, so it is not read: the control plane has the job's record,
+        and starts the job again from its last checkpoint.
+        """
+        for path in sorted((self.site.home / "jobs").glob("*/start.json")):
+            directory = path.parent
+            if folder_of(directory).exists() or not self.may_act():
+                continue
+            log.warning("job %s was started by an older version: it starts again", directory.name)
+            groups.end_all(directory)
+            sweep(directory, OLDER_S)
+            with contextlib.suppress(OSError):  # it may be anything
+                path.unlink()
+
     # -- the steps ---------------------------------------------------------------------------------------
 
     def _granted(self, job: SupervisedJob, now_s: float) -> Placement:
@@ -277,7 +299,7 @@ class SupervisedEngine:
         job.account = self.site.account(job.launch.owner)
         if job.account is not None:
             job.account.own(job.directory)
-        (job.directory / "exit.json").unlink(missing_ok=True)
+        (make_folder(job.directory) / EXIT).unlink(missing_ok=True)
         # If this control plane has stopped leading meanwhile, the fence keeps the supervisor from running.
         fenced = {} if self.fence is None else self.fence.for_order(self.site.home)
         job.write_order(granted, self.site.cluster().capacity, self.site.order_extras() | fenced)
@@ -327,7 +349,7 @@ class SupervisedEngine:
             return
         job.line.close()
         with self._lock:
-            (job.directory / "start.json").unlink(missing_ok=True)
+            (folder_of(job.directory) / FILE).unlink(missing_ok=True)
             self._jobs.pop(job.job_id, None)
         self._listener.wake()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -19,16 +18,14 @@ from swell.engines.accounts import Account
 from swell.engines.base import Launch, RunState
 from swell.engines.coordinator_line import END, CoordinatorLine
 from swell.engines.job_state import JobState, Outcome
-from swell.engines.order import Order
+from swell.engines.order import EXIT, LOG, Order, folder_of
 from swell.engines.processes import MARK, mark
-from swell.engines.supervisor import STOPPED, is_locked, signal_supervisor
+from swell.engines.supervisor import MOST_REASON, STOPPED, is_locked, signal_supervisor
 from swell.train.agent.children import Child
 from swell.train.agent.regular import open_for_append, read_regular
 
 log = logging.getLogger(__name__)
 
-MOST_REASON = 4000
-"""Longest reason of a job's end, in characters."""
 COMPLAIN_EVERY_S = 60.0
 """The server's log gets at most one line about a misbehaving job in this time."""
 
@@ -73,7 +70,7 @@ class SupervisedJob:
 
     @classmethod
     def found(cls, directory: Path) -> SupervisedJob:
-        """A job that an earlier engine started."""
+        """A job that an earlier engine started; raises an exception of any kind if its order is unusable."""
         order = Order.read(directory)
         job = cls(order.launch, order=order)
         if is_locked(directory):
@@ -110,7 +107,7 @@ class SupervisedJob:
     def read_outcome(self) -> Outcome | None:
         """The outcome that the supervisor wrote to exit.json; None if the supervisor was killed."""
         try:
-            content = json.loads(read_regular(self.directory / "exit.json"))
+            content = json.loads(read_regular(folder_of(self.directory) / EXIT))
             code, reason = int(content["code"]), str(content["reason"])[:MOST_REASON]
         except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
             return None
@@ -139,8 +136,11 @@ class SupervisedJob:
     def write_order(self, granted: Placement, most: int, extras: dict[str, Any]) -> None:
         """Write start.json for the job's supervisor; `extras` is what the site adds."""
         launch = replace(self.launch, max_workers=max(self.launch.max_workers, most))
-        self.order = Order(launch=launch, slots=granted, placement=self.state.wanted, extras=extras)
-        self.order.write(self.account)
+        account = None if self.account is None else self.account.name
+        self.order = Order(
+            launch=launch, slots=granted, placement=self.state.wanted, account=account, extras=extras
+        )
+        self.order.write()
 
     def note(self, slots: Placement) -> None:
         """Bring start.json up to date, for an engine that takes the job over: the wanted slots, and those
@@ -148,7 +148,7 @@ class SupervisedJob:
         order, wanted = self.order, self.state.wanted
         if order is not None and (order.slots, order.placement) != (slots, wanted):
             order = replace(order, slots=slots, placement=wanted)
-            order.write(self.account)
+            order.write()
             self.order = order
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -157,19 +157,16 @@ class SupervisedJob:
         return {**base, MARK: mark(self.directory), **own}
 
     def spawn_supervisor(self, env: Mapping[str, str]) -> Child:
-        """Start the job's supervisor as a new process of the job's account, with this environment."""
-        account = self.account
-        with open_for_append(self.directory / "supervisor.log") as errors:
+        """Start the job's supervisor as a new process, with this environment."""
+        with open_for_append(folder_of(self.directory) / LOG) as errors:
             return subprocess.Popen(
-                [sys.executable, "-m", "swell.engines.supervisor", str(self.directory)],
+                [sys.executable, "-m", "swell.engines.supervisor", str(self.directory.resolve())],
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
                 start_new_session=True,
                 env=env,
-                user=None if account is None else account.uid,
-                group=None if account is None else account.gid,
-                extra_groups=None if account is None else os.getgrouplist(account.name, account.gid),
+                cwd="/",  # Python imports from its working directory, and jobs may write where this one is
             )
 
     def send_signal(self, number: signal.Signals) -> None:

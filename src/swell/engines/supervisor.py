@@ -1,14 +1,16 @@
-"""The supervisor of one job: a process that holds the job's lock, runs its launcher, and keeps its exit code.
+"""The supervisor of one job: holds the job's lock, waits for its launcher, and keeps its exit code.
 
     python -m swell.engines.supervisor JOB_DIRECTORY
+    python -m swell.engines.supervisor --trial [ACCOUNT]    exit code 0 if jobs can be walled off, else why
 
 The supervisor has a session of its own, so it and the job outlive the control plane. The lock makes sure that
 a job never runs twice at once: a second supervisor finds the lock taken and ends. A supervisor that follows
 one that was killed first kills all processes which that one left.
 
-    start.json    what to run, written by the engine, see `swell.engines.order`
-    lock          held while a supervisor lives; its content is the supervisor's process id and machine
-    exit.json     how the job ended; absent if it was killed from outside
+It is a process of the platform, with the platform's account, and touches nothing that a job may write: its
+files are in `orders/JOB` of the home (`order`). Its child, the launcher, has the job's account and is behind
+the wall (`inside`). In the job's own directory are
+
     runs/0000     a run of the job, see `swell.train.agent.jobdir`; the next run after a stop is 0001
     checkpoints   shared by all runs
     output.log    what the workers printed, in all runs
@@ -22,18 +24,21 @@ import json
 import os
 import signal
 import socket
+import struct
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from swell.domain import gpu_of_slot
-from swell.engines import groups, wall
+from swell.engines import accounts, groups, inside, wall
 from swell.engines.fencing import order_outdated
 from swell.engines.files import write_json
-from swell.engines.order import Order
-from swell.engines.processes import descendants, end_descendants, memory_bytes, sweep
+from swell.engines.order import EXIT, LOCK, Order, folder_of
+from swell.engines.processes import descendants, end_descendants, memory_bytes, processes, sweep
+from swell.engines.wall import Wall
 from swell.train.agent.launcher import Launcher
 from swell.train.agent.outputs import FILE, OutputFile
 from swell.train.agent.regular import open_regular, read_regular
@@ -45,46 +50,60 @@ T = TypeVar("T")
 
 STOPPED = "stopped"
 """Reason of a job that was asked to stop and saved its state."""
+MOST_REASON = 4000
+"""Longest reason of a job's end, in characters."""
 OUT_OF_MEMORY = 137
 """Exit code of a job that was ended because a worker used too much memory."""
 MEMORY_EVERY_S = 1.0
 _LOCK_S = 3.0
-"""How long to try for the lock. `is_locked` holds it for microseconds; only a supervisor holds it longer."""
+"""How long to try for the lock, which a supervisor that is just ending may still hold."""
 _ROOM_S = 600.0
 """How long to wait for room on a full disk."""
 _SWEEP_S = 20.0
 """Longest wait for the end of processes that were killed."""
 _GROUP_S = 10.0
 """How long to wait for the engine to put this process into the job's control group."""
+_FLOCK = "hhqqi4x"
+"""Layout of `struct flock`, which the kernel fills in with the holder of a lock."""
+_ELSEWHERE = 0
+
+
+def supervisor_of(directory: Path) -> int | None:
+    """The id of the process that holds the job's lock, as the kernel has it: never what a file says.
+
+    `_ELSEWHERE` if that process is on another machine, and None if there is none. (A process that opens and
+    closes the file loses its own lock on it, so a supervisor does not call this.)
+    """
+    try:
+        with open_regular(folder_of(directory) / LOCK) as lock:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, asked))
+            if kind == fcntl.F_UNLCK:
+                return None
+            here = lock.read(512).decode(errors="replace") == socket.gethostname()
+            return int(pid) if here and pid > 0 else _ELSEWHERE
+    except OSError:
+        return None  # absent
 
 
 def is_locked(directory: Path) -> bool:
     """Whether a supervisor of the job is alive."""
-    try:
-        with open_regular(directory / "lock") as lock:
-            # A shared lock, so that two processes that look at the same time do not see a supervisor.
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            return False
-    except OSError:
-        return False  # absent, or not a lock any more
+    return supervisor_of(directory) is not None
 
 
 def signal_supervisor(directory: Path, number: signal.Signals) -> bool:
-    """Send a signal to the job's supervisor, never to another process with the same id; True if sent."""
+    """Send a signal to the job's supervisor, never to another process; True if sent."""
+    pid = supervisor_of(directory)
+    if not pid:
+        return False  # there is none, or the home is shared and it runs on another machine
     try:
-        pid, *host = read_regular(directory / "lock", 512).decode().split()
-        if host and host[0] != socket.gethostname():
-            return False  # the directory is shared, and the supervisor runs on another machine
-        descriptor = os.pidfd_open(int(pid))
-    except (OSError, ValueError):
+        descriptor = os.pidfd_open(pid)
+    except OSError:
         return False
     try:
-        # The descriptor belongs to the process that has the id now. If the lock is still held, that is the
-        # supervisor.
-        if not is_locked(directory):
+        # The descriptor belongs to the process that has the id now. If it holds the lock still, it is the
+        # supervisor, and not a later process with the same id.
+        if supervisor_of(directory) != pid:
             return False
         signal.pidfd_send_signal(descriptor, number)
         return True
@@ -95,10 +114,14 @@ def signal_supervisor(directory: Path, number: signal.Signals) -> bool:
 
 
 def supervise(directory: Path) -> int:
-    """Run the job that `directory` describes to its end; returns its exit code."""
+    """Run the job in `directory` as the platform's order says, to its end; returns its exit code."""
     if not _in_group():
         return 1  # the engine was killed as it started this process; the next one will try again
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    folder = folder_of(directory)
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return 0  # the job was ended and forgotten before it began
     with os.fdopen(descriptor, "r+b") as lock:
         if not _take(lock):
             return 0  # the job runs already
@@ -110,18 +133,38 @@ def supervise(directory: Path) -> int:
             return 0  # the job was ended before it began
         if order_outdated(order.extras):
             return 0  # another control plane leads by now, and may have decided otherwise
-        _enter_wall(directory, order)
-        (directory / "exit.json").unlink(missing_ok=True)
-        run_dir = directory / "runs" / f"{len(list((directory / 'runs').glob('*'))):04d}"
-        output = OutputFile(directory / FILE)
-        code, reason = _run(order, run_dir, output.say)
-        output.close()
+        account = None if order.account is None else accounts.find(order.account)
+        (folder / EXIT).unlink(missing_ok=True)
+        code, said = inside.run(lambda: _launch(directory, order), _wall(directory, order), account)
         end_descendants(_SWEEP_S)
         sweep(directory, _SWEEP_S)
-        if reason is not None:
-            content = {"code": code, "reason": reason, "time_s": time.time()}
-            _with_room(lambda: write_json(directory / "exit.json", content))  # else the job would run again
-        return code
+        outcome = _outcome(said)
+        if outcome is None:
+            return code if code > 0 else 1  # it was ended from outside
+        content = outcome | {"time_s": time.time()}
+        _with_room(lambda: write_json(folder / EXIT, content))  # else the job would run again
+        return int(outcome["code"])
+
+
+def _launch(directory: Path, order: Order) -> bytes:
+    """As the process inside: run the job; returns how it ended, as JSON."""
+    run_dir = directory / "runs" / f"{len(list((directory / 'runs').glob('*'))):04d}"
+    output = OutputFile(directory / FILE)
+    code, reason = _run(order, run_dir, output.say)
+    output.close()
+    return json.dumps({"code": code, "reason": None if reason is None else reason[:MOST_REASON]}).encode()
+
+
+def _outcome(said: bytes) -> dict[str, Any] | None:
+    """The end of a job as its launcher reported it; None if it reported none, or nothing that makes sense."""
+    try:
+        raw = json.loads(said)
+        code, reason = raw["code"], raw["reason"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not isinstance(reason, str) or isinstance(code, bool) or not isinstance(code, int) or abs(code) > 1000:
+        return None
+    return {"code": code, "reason": reason[:MOST_REASON]}
 
 
 def _in_group() -> bool:
@@ -134,18 +177,18 @@ def _in_group() -> bool:
     return True
 
 
-def _enter_wall(directory: Path, order: Order) -> None:
-    """Hide the platform and the other jobs from this one, if the engine asked for that.
+def _wall(directory: Path, order: Order) -> Wall | None:
+    """What to hide from this job, if the engine asked for that.
 
-    If it cannot be done the OSError ends this process, and the job is tried again: it never runs in the open.
+    If it cannot be hidden this process ends, and the job is tried again: it never runs in the open.
     """
     text = os.environ.pop(wall.VARIABLE, "")
     if not text:
-        return
+        return None
     told = json.loads(text)
     home, workdir = Path(told["home"]), order.launch.workdir
     visible = wall.shown(home, directory, [workdir, workdir / order.launch.request.script])
-    wall.enter(home, visible, map(Path, told["read_only"]))
+    return Wall(home=home, visible=tuple(visible), read_only=tuple(map(Path, told["read_only"])))
 
 
 def _with_room(action: Callable[[], T]) -> T:
@@ -164,14 +207,14 @@ def _take(lock: IO[bytes]) -> bool:
     deadline = time.monotonic() + _LOCK_S
     while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
     lock.truncate(0)
-    lock.write(f"{os.getpid()} {socket.gethostname()}".encode())
+    lock.write(socket.gethostname().encode())
     lock.flush()
     return True
 
@@ -262,8 +305,32 @@ def _last_error(run_dir: Path) -> str:
     return ""
 
 
+def _try(account: str | None) -> int:
+    """Try the wall as a job would meet it, on a home made for that; returns the exit code."""
+    with tempfile.TemporaryDirectory(prefix="swell-wall-") as folder:
+        Path(folder).chmod(0o711)
+        home = Path(folder, "home").resolve()
+        for name in ("jobs/a", "tokens"):
+            (home / name).mkdir(parents=True)
+        hidden = Wall(home=home, visible=(home / "jobs" / "a",))
+        found = None if account is None else accounts.find(account)
+        code, said = inside.run(lambda: _seen(home), hidden, found)
+        if code == 0 and said:
+            sys.stderr.write(f"{said.decode()}\n")
+        return code or int(bool(said))
+
+
+def _seen(home: Path) -> bytes:
+    """What is there behind the wall and should not be; nothing if all is well."""
+    if (home / "tokens").exists() or not (home / "jobs" / "a").exists():
+        return b"the home is not hidden"
+    return b"" if processes() == [os.getpid()] else b"processes outside are not hidden"
+
+
 def main() -> int:
-    """Supervise the job whose directory is given."""
+    """Supervise the job whose directory is given, or try the wall."""
+    if sys.argv[1] == "--trial":
+        return _try(sys.argv[2] if len(sys.argv) > 2 else None)
     return supervise(Path(sys.argv[1]))
 
 

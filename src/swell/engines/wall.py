@@ -1,13 +1,14 @@
 """A wall around a job: it sees neither the platform's home nor other jobs, though it has the same account.
 
-    python -m swell.engines.wall       exit code 0 if this machine allows it, else a line that says why not
-
-The supervisor of a job enters the wall before any code of the job runs, and all its children inherit it:
+The process in which a job runs (`inside`) gets behind the wall before any code of the job runs, and all its
+children inherit it:
 
 - A mount namespace in which the home is empty but for the job's own directory and what its request names. So
   no path leads to tokens, store or other jobs' files.
-- A Landlock domain. A process in it can neither read the memory of a process outside nor reach files through
-  it (/proc/PID/root), cannot undo the mounts, and from Landlock 6 on cannot send signals to the outside.
+- A PID namespace with a /proc of its own. A process outside has no number there, so the job can neither
+  signal it, nor change its limits, its priority or its processors, nor read its command line.
+- A Landlock domain. A process in it cannot undo the mounts, and neither read the memory of a process outside
+  nor reach files through it, should it ever get hold of one.
 
 A job that may write files of its account can still plant something that the account runs later, outside: in
 ~/.bashrc, say. Against that only another account helps (`swell up --run-as`).
@@ -17,18 +18,23 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import sys
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from swell.engines.files import write_json
+
+FILE = "wall.json"
+"""File of a home in which a control plane says whether its jobs are to be walled off; see `Setting`."""
 VARIABLE = "SWELL_WALL"
 """Environment variable that tells a supervisor, as JSON, what to hide; see `swell.engines.local`."""
-OWN = frozenset(("tokens", "jobs", "gpus"))
+OWN = frozenset(("tokens", "jobs", "orders", "gpus", "planes", "rented"))
 """Directories of a home that belong to the platform: none of them is shown because a request names it."""
 
-_NEWNS, _NEWUSER = 0x00020000, 0x10000000
+_NEWNS, _NEWUSER, _NEWPID = 0x00020000, 0x10000000, 0x20000000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
 _REMOUNT, _BIND, _REC, _SLAVE = 32, 4096, 16384, 1 << 19
 _PR_SET_NO_NEW_PRIVS = 38
@@ -40,34 +46,107 @@ _CAPABILITIES_V3, _PR_CAPBSET_DROP = 0x20080522, 24
 _ROOT_KEEPS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 13, 14, 23, 24)
 """Numbers of capabilities: files of others, signals, accounts, ports, raw sockets, pinned memory, priorities
 and resource limits."""
+_PROC = Path("/proc")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def enter(home: Path, visible: Iterable[Path], read_only: Iterable[Path] = ()) -> None:
-    """Put this process behind the wall, for good; OSError if that is not possible.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wall:
+    """What a job must not see or change. The methods are called in their order; each is for good, and raises
+    OSError if this machine does not allow it."""
 
-    Of `home` only the paths in `visible` are there afterwards, and what is mounted at the paths in
-    `read_only` cannot be changed. The process must have no threads.
-    """
-    os.chdir("/")  # a working directory in the home would still be the real one
-    home = home.resolve()
-    _unshare()
-    _mount(None, Path("/"), None, _REC | _SLAVE)
+    home: Path
+    visible: tuple[Path, ...] = ()
+    """The only paths of the home that are there behind the wall."""
+    read_only: tuple[Path, ...] = ()
+    """Mounts that cannot be changed from behind the wall."""
+
+    def enter_namespaces(self) -> None:
+        """Enter namespaces of one's own. The next child is process 1 of the PID namespace. For a process with
+        one thread."""
+        os.chdir("/")  # a working directory in the home would still be the real one
+        _unshare()
+
+    def hide(self) -> None:
+        """As process 1: hide what is to be hidden."""
+        _mount(None, Path("/"), None, _REC | _SLAVE)
+        _hide_home(self.home.resolve(), self.visible)
+        for path in self.read_only:
+            flags = os.statvfs(path).f_flag & (_NOSUID | _NODEV | _NOEXEC)
+            _mount(path, path, None, _BIND | _REC)
+            _mount(None, path, None, _REMOUNT | _BIND | _RDONLY | flags)
+        _hide_processes()
+
+    def restrict(self) -> None:
+        """Give up the rights that made the mounts, once the process has the job's account."""
+        _restrict()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Whether the control plane that was started last in a home walls its jobs off."""
+
+    walled: bool
+    why_not: str = ""
+    account: str | None = None
+    """The account that jobs run as, if that is one and not the platform's own."""
+
+    def write(self, home: Path) -> None:
+        """Store it in the home."""
+        write_json(home / FILE, asdict(self))
+
+    @staticmethod
+    def read(home: Path) -> Setting:
+        """The setting in this home; a platform that has not started yet will try to have a wall."""
+        try:
+            raw = json.loads((home / FILE).read_text())
+            return Setting(walled=bool(raw["walled"]), why_not=str(raw["why_not"]), account=raw["account"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return Setting(walled=True)
+
+
+def _hide_home(home: Path, visible: Iterable[Path]) -> None:
     kept = [(path, os.open(path, os.O_PATH)) for path in _below(home, visible)]
     _mount(Path("tmpfs"), home, b"tmpfs", _NOSUID | _NODEV, b"size=64k,mode=755")
+    masked = os.umask(0o022)  # the job may have another account, and passes through
     for path, descriptor in kept:
         path.parent.mkdir(parents=True, exist_ok=True)
         source = Path(f"/proc/self/fd/{descriptor}")
         path.mkdir() if source.is_dir() else path.touch()
         _mount(source, path, None, _BIND | _REC)
         os.close(descriptor)
+    os.umask(masked)
     _mount(None, home, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
-    for path in read_only:
-        flags = os.statvfs(path).f_flag & (_NOSUID | _NODEV | _NOEXEC)
-        _mount(path, path, None, _BIND | _REC)
-        _mount(None, path, None, _REMOUNT | _BIND | _RDONLY | flags)
-    _restrict()
+
+
+def _hide_processes() -> None:
+    """Show only the processes of this namespace, wherever the machine's were shown.
+
+    What covers parts of /proc, as containers do to protect their host, covers the same parts of the new one.
+    """
+    mounts = list(_mounts())
+    covers = [
+        (path, os.open(path, os.O_PATH))
+        for path, kind in mounts
+        if path != _PROC and path.is_relative_to(_PROC) and kind not in ("autofs", "binfmt_misc")
+    ]
+    shown = {
+        path for path, kind in mounts if kind == "proc" and not path.is_relative_to(_PROC) and path.exists()
+    }
+    for path in (_PROC, *sorted(shown)):
+        _mount(Path("proc"), path, b"proc", _NOSUID | _NODEV | _NOEXEC)
+    for path, descriptor in covers:
+        _mount(Path(f"/proc/self/fd/{descriptor}"), path, None, _BIND | _REC)
+        os.close(descriptor)
+
+
+def _mounts() -> Iterator[tuple[Path, str]]:
+    """Where something is mounted in this namespace, and which kind of file system it is."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, kind = line.partition(" - ")
+        path = fields.split()[4].encode().decode("unicode_escape")  # a space is written as \040
+        yield Path(path), kind.split(" ", 1)[0]
 
 
 def shown(home: Path, directory: Path, named: Iterable[Path]) -> list[Path]:
@@ -92,13 +171,13 @@ def _below(home: Path, paths: Iterable[Path]) -> list[Path]:
 
 
 def _unshare() -> None:
-    """A mount namespace of this process's own; without the right to one, in a user namespace of its own."""
+    """Mount and PID namespaces of this process's own; without the right to them, in a user namespace."""
     uid, gid = os.geteuid(), os.getegid()
-    if _libc.unshare(_NEWNS) == 0:
+    if _libc.unshare(_NEWNS | _NEWPID) == 0:
         return
     if ctypes.get_errno() != errno.EPERM:
-        raise _error("unshare")
-    if _libc.unshare(_NEWNS | _NEWUSER) != 0:
+        raise _error("namespaces")
+    if _libc.unshare(_NEWNS | _NEWPID | _NEWUSER) != 0:
         raise _error("a user namespace")
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -159,27 +238,3 @@ def landlock_abi() -> int:
 def _error(what: str) -> OSError:
     number = ctypes.get_errno()
     return OSError(number, f"{what}: {os.strerror(number)}")
-
-
-def main() -> int:
-    """Try the wall in this process, on a home of its own."""
-    with tempfile.TemporaryDirectory(prefix="swell-wall-") as folder:
-        home = Path(folder, "home")
-        (home / "jobs" / "a").mkdir(parents=True)
-        (home / "tokens").mkdir()
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                enter(home, [home / "jobs" / "a"])
-                code = 1 if (home / "tokens").exists() else 0
-            except OSError as error:
-                sys.stderr.write(f"{error.strerror}\n")
-                sys.stderr.flush()
-            finally:
-                os._exit(code)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

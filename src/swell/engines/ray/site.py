@@ -16,6 +16,7 @@ from typing import Any
 from swell.domain import Cluster, InputError, Placement, SwellError
 from swell.engines.accounts import Account
 from swell.engines.base import Launch
+from swell.engines.order import started
 from swell.engines.processes import sweep
 from swell.engines.ray import connection, head, packaging, places, slot_book, warm
 from swell.engines.ray.places import RentedNodes
@@ -23,6 +24,7 @@ from swell.engines.ray.scout_process import Bundles, ScoutProcess
 from swell.engines.ray.slot_book import SlotBook
 from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import is_locked
+from swell.engines.wall import Setting
 from swell.train.agent.children import Child
 
 log = logging.getLogger(__name__)
@@ -89,6 +91,7 @@ class RaySite:
     def open(self, poke: Callable[[], None]) -> None:
         """Wait until the nodes of the Ray cluster are known."""
         self._scout.heard = poke
+        Setting(walled=False, why_not="jobs run on Ray, as the account of its nodes").write(self.home)
         self.prepare()
         try:
             trouble = self._scout.wait_first(FIRST_SIGHT_S)
@@ -193,8 +196,7 @@ class RaySite:
 
     def _wait_for_slots(self) -> None:
         """Raise SwellError if there are none after a moment."""
-        orders = (self.home / "jobs").glob("*/start.json")
-        busy = any(is_locked(order.parent) for order in orders)  # jobs that an earlier engine has started
+        busy = any(map(is_locked, started(self.home)))  # jobs that an earlier engine has started
         give_up_s = time.monotonic() + SLOTS_S
         self._follow((), time.monotonic(), busy=busy)
         while self._book.empty and time.monotonic() < give_up_s:

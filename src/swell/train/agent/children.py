@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 _PR_SET_NAME = 15
@@ -114,12 +114,8 @@ def fork(
     keep: Collection[int] = (),
     env: Mapping[str, str] | None = None,
     shown: Collection[str] = (),
-    become: Callable[[], None] | None = None,
 ) -> Forked:
-    """As `start`, always by a fork. `env` replaces the environment; /proc shows the variables in `shown`.
-
-    `become` is called first in the new process: it may give up rights.
-    """
+    """As `start`, always by a fork. `env` replaces the environment; /proc shows the variables in `shown`."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -128,11 +124,9 @@ def fork(
     code: object = 1
     try:
         os.setsid()
-        if become is not None:
-            become()
         _reset_signals()
         _redirect(log)
-        _close_all_but(keep)
+        close_all_but(keep)
         if env is not None:
             os.environ.clear()
             os.environ.update(env)
@@ -183,7 +177,7 @@ def _redirect(log: Path) -> None:
         os.dup2(source, target)
 
 
-def _close_all_but(keep: Collection[int]) -> None:
+def close_all_but(keep: Collection[int]) -> None:
     """Close what was inherited. A lock that the parent holds would else live as long as this process."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         if descriptor > 2 and descriptor not in keep:

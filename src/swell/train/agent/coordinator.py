@@ -4,6 +4,10 @@ The coordinator is small on purpose and does not import torch: it starts in a fr
 is killed the launcher just starts it again. All it knows is in `state.json` in the job's directory (replaced
 atomically after every change) and in what workers tell it when they reconnect. No step ever waits for it.
 
+A message that is malformed is refused, and changes nothing. Any other exception is an error of ours, which
+may leave the state half changed: it is logged, nothing more is done or saved, and the process ends. The
+launcher starts the next one, which goes on with the last state that was whole.
+
     python -m swell.train.agent.coordinator JOB_DIRECTORY [LAUNCH]
 """
 
@@ -15,19 +19,22 @@ import json
 import os
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from swell.train.agent import membership_json, orders
 from swell.train.agent.door import Client, Door
+from swell.train.agent.errors import BROKEN, Refused
 from swell.train.agent.generations import Instruction
-from swell.train.agent.hearing import HANDLERS
+from swell.train.agent.hearing import HANDLERS, REPEATED
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.lines import Pace
 from swell.train.agent.membership import Membership
 from swell.train.agent.notes import Notes
 from swell.train.agent.replicas.membership import Replicas
-from swell.train.agent.restarts import Restarts
+from swell.train.agent.restarts import ProgramGeneration, Restarts
 from swell.train.agent.stragglers import Stragglers
 from swell.train.agent.wire import Message
 
@@ -56,13 +63,15 @@ class Coordinator:
         self.notes = Notes()
         self.port = int(saved["port"]) if saved is not None else 0
         self.workers: dict[str, Client] = {}
-        self.exits: dict[str, Message] = {}
-        """Exits of workers whose connections are not read to their end yet."""
+        self.exits: dict[str, tuple[int, str]] = {}
+        """Exit codes and notes of workers whose connections are not read to their end yet."""
         self.agent: Client | None = None
         self.watchers: set[Client] = set()
         self.reports: dict[str, Message] = {}
         self.pids: dict[str, int] = {}
         self.over = asyncio.Event()
+        self.failure: Exception | None = None
+        """The error of ours that ended this coordinator, if one did."""
         self.fencing = 0
         """The highest fencing number of a control plane that has connected."""
         self._last_saved = ""
@@ -79,12 +88,33 @@ class Coordinator:
         self.save()
         self.job.write_address(host, self.port, os.getpid())
         self.event("coordinator", pid=os.getpid(), restarted=not self.fresh)
-        async with server:
+        try:
             while not self.over.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.over.wait(), TICK_S)
-                if self.agent is not None:
-                    self._carry_out(self._tick(time.monotonic()))
+                self._decide(self._tick if self.agent is not None else lambda now: [])
+        finally:
+            server.close()
+
+    def _decide(self, take_in: Callable[[float], list[Instruction]], *, repeated: bool = False) -> None:
+        """Pass on that something happened, and carry out what is decided. Refused passes: nothing changed.
+
+        `repeated`: workers will say it again to the next coordinator, so unless something was decided it is
+        enough to save it with the next tick.
+        """
+        if self.failure is not None:
+            return
+        try:
+            instructions = take_in(time.monotonic())
+            orders.carry_out(self, instructions)
+            if instructions or not repeated:
+                self.save()
+        except Refused:
+            raise
+        except Exception as error:
+            self.failure = error
+            self.over.set()
+            traceback.print_exception(error)
 
     def _tick(self, now: float) -> list[Instruction]:
         m = self.membership
@@ -109,7 +139,10 @@ class Coordinator:
     def elastic(self) -> Membership | Replicas:
         """The membership of a job whose workers connect to this process."""
         if isinstance(self.membership, Restarts):
-            raise TypeError("the workers of this job do not speak to its coordinator")
+            raise Refused(
+                "this job runs with --command, so its workers do not connect to its coordinator; leave out "
+                "--command for a script that calls swell.elastic"
+            )
         return self.membership
 
     def _receive(self, client: Client, message: Message) -> None:
@@ -117,12 +150,12 @@ class Coordinator:
         handler = HANDLERS.get((client.role or "new", kind))
         try:
             if handler is None:
-                raise ValueError(f"unknown message {kind!r} from {client.role or 'a stranger'}")
-            instructions = handler(self, client, message, time.monotonic())
-        except (ValueError, KeyError, TypeError, OverflowError, AttributeError) as error:
-            instructions = []
+                raise Refused(f"unknown message {kind!r:.60} from {client.role or 'a stranger'}")
+            self._decide(lambda now: handler(self, client, message, now), repeated=kind in REPEATED)
+        except Refused as error:
+            if client.role in ("worker", "agent"):  # which are ours: people should see it
+                self.door.grumble(f"refused {kind!r:.60} of {client.name or client.role}: {error}")
             client.send({"type": "error", "error": str(error)})
-        self._carry_out(instructions)
 
     def _closed(self, client: Client) -> None:
         self.watchers.discard(client)
@@ -135,17 +168,13 @@ class Coordinator:
             if client.name in self.exits:
                 self.settle_exit(client.name)
             else:
-                self._carry_out(self.elastic.disconnected(client.name, time.monotonic()))
+                self._decide(lambda now: self.elastic.disconnected(client.name, now))
 
     def settle_exit(self, name: str) -> None:
         """Tell the membership that a worker's process ended, unless its connection is still read."""
         if name not in self.workers and (ended := self.exits.pop(name, None)) is not None:
-            now, note = time.monotonic(), str(ended.get("note", ""))
-            self._carry_out(self.membership.exited(name, int(ended["code"]), now, note))
-
-    def _carry_out(self, instructions: list[Instruction]) -> None:
-        orders.carry_out(self, instructions)
-        self.save()
+            code, note = ended
+            self._decide(lambda now: self.membership.exited(name, code, now, note))
 
     def tell(self, worker: str, message: Message) -> None:
         """Send a message to a worker, if it is connected."""
@@ -162,30 +191,32 @@ class Coordinator:
         for watcher in self.watchers:
             watcher.send(message)
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         """Add an event to the job's history, and show it to those who watch."""
-        record = {"time_s": round(time.time(), 6), "event": name, **fields}
+        record = {"time_s": round(time.time(), 6), "event": name}
+        record |= {key: value for key, value in fields.items() if key not in record}
         self.job.append_event(record)
         self.publish({"type": "event", **record})
 
     def status(self) -> Message:
         """What a tool is told about the job."""
         m = self.membership
+        generation, scale, workers = m.generation, m.scale, m.workers  # a job of replicas makes each of them
         return {
             "job": self.config["name"],
-            "generation": m.generation.number,
-            "members": m.generation.members,
-            "target": m.scale.target,
-            "minimum": m.scale.minimum,
-            "maximum": m.scale.maximum,
-            "confined": m.scale.confined,
-            "workers": {w.name: w.status.value for w in m.workers.values()},
-            "slots": {w.name: w.slot for w in m.workers.values() if w.slot is not None},
-            "epoch": 0 if isinstance(m, Restarts) else m.generation.epoch,  # a program counts itself
+            "generation": generation.number,
+            "members": generation.members,
+            "target": scale.target,
+            "minimum": scale.minimum,
+            "maximum": scale.maximum,
+            "confined": scale.confined,
+            "workers": {w.name: w.status.value for w in workers.values()},
+            "slots": {w.name: w.slot for w in workers.values() if w.slot is not None},
+            "epoch": 0 if isinstance(generation, ProgramGeneration) else generation.epoch,
             "step": m.step,
             "over": m.ending.over,
-            "pids": {n: p for n, p in self.pids.items() if n in m.workers},
-            "reports": {n: r for n, r in self.reports.items() if n in m.workers},
+            "pids": {n: p for n, p in self.pids.items() if n in workers},
+            "reports": {n: r for n, r in self.reports.items() if n in workers},
         }
 
     def save(self) -> None:
@@ -207,6 +238,8 @@ def main() -> None:
     coordinator = Coordinator(Path(sys.argv[1]))
     if len(sys.argv) < 3 or coordinator.config.get("launch") == sys.argv[2]:
         asyncio.run(coordinator.run())
+        if coordinator.failure is not None:
+            raise SystemExit(BROKEN)
 
 
 if __name__ == "__main__":

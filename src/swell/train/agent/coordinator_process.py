@@ -7,9 +7,25 @@ import time
 from collections.abc import Callable
 
 from swell.train.agent import children
+from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.prepared import end
 from swell.train.agent.wire import Connection, Message, WireError
+
+MOST_STARTS = 12
+"""Coordinators in a row that may end early; after the last one the job fails."""
+LASTING_S = 5.0
+"""A coordinator that lived for this long did not end early."""
+_AT_ONCE = 3
+"""How many of them are followed by the next one at once."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+
+
+def pause_s(early: int) -> float:
+    """How long to wait for the next coordinator after so many in a row that ended early."""
+    if early <= _AT_ONCE:
+        return 0.0
+    return float(min(FIRST_PAUSE_S * 2 ** (early - _AT_ONCE - 1), LONGEST_PAUSE_S))
 
 
 class CoordinatorProcess:
@@ -21,9 +37,14 @@ class CoordinatorProcess:
         self._process: children.Child | None = None
         self._connection: Connection | None = None
         self._unsent: list[Message] = []
+        self._began_s = self._next_s = 0.0
+        """When the process was started, and when the next one may be."""
+        self._early = 0
+        """How many processes in a row ended early."""
 
     def start(self) -> None:
         """Start the process; it goes on with what an earlier one has written down."""
+        self._began_s = time.monotonic()
         log = self._job.path / "logs" / "coordinator.log"
         self._process = children.start(
             "swell.train.agent.coordinator", [str(self._job.path), self._launch], log
@@ -31,8 +52,12 @@ class CoordinatorProcess:
         self.connect()
 
     def connect(self) -> None:
-        """Connect if there is no connection; one try."""
+        """Connect if there is no connection; one try. Starts the next process if it is time."""
         if self._connection is not None or self._process is None:
+            return
+        if self._process.returncode is not None:
+            if time.monotonic() >= self._next_s:
+                self.start()
             return
         try:
             connection = Connection.to_job(self._job.address(), self._job.config(), timeout_s=2.0)
@@ -71,13 +96,24 @@ class CoordinatorProcess:
             self._unsent.append(message)
 
     def child_ended(self, pid: int, code: int, *, again: bool) -> bool:
-        """A child of this process ended; True if it was the coordinator. `again`: start the next one."""
+        """A child of this process ended; True if it was the coordinator. `again`: start the next one.
+
+        The next one comes at once or after a pause (`pause_s`). Raises TrainError if too many ended early.
+        """
         if self._process is None or pid != self._process.pid:
             return False
         self._process.returncode = code
         if again:
             self._hang_up()
-            self.start()
+            now_s = time.monotonic()
+            self._early = 1 if now_s - self._began_s >= LASTING_S else self._early + 1
+            if self._early >= MOST_STARTS:
+                raise TrainError(
+                    f"the job's coordinator ended {self._early} times in a row within {LASTING_S:g} s of its "
+                    f"start (the last time {_in_words(code)}); logs/coordinator.log has the reason"
+                )
+            self._next_s = now_s + pause_s(self._early)
+            self.connect()
         return True
 
     def _hang_up(self) -> None:
@@ -93,3 +129,7 @@ class CoordinatorProcess:
             self._hang_up()
         if self._process is not None and self._process.returncode is None:
             end(self._process)
+
+
+def _in_words(code: int) -> str:
+    return f"with exit code {code}" if code >= 0 else f"by signal {-code}"

@@ -34,8 +34,13 @@ class Client:
 
     def send(self, message: Message) -> None:
         """Queue a message; a broken connection is noticed by its reader."""
-        if not self.writer.is_closing():
-            self._write(self.channel.encode(message))
+        if self.writer.is_closing():
+            return
+        try:
+            frame = self.channel.encode(message)
+        except WireError as error:  # it is too long; the other messages of this connection are not
+            frame = self.channel.encode({"type": "error", "error": str(error)})
+        self._write(frame)
 
     def feed(self, data: bytes) -> list[Message]:
         """Take received bytes, answer a handshake, and return the messages that are complete."""

@@ -5,6 +5,7 @@ TrainError
   PeerLost          a member of the generation is gone; the survivors re-form (never seen by users)
   OutOfStep         members called different operations at the same point
   Misfit            this worker cannot go on with the others; a new process takes its place
+  Refused           a message is malformed, or asks for what cannot be done; it has changed nothing
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ class Misfit(TrainError):
     """This worker stands at another point of the script than the other members of its new generation."""
 
 
+class Refused(TrainError, ValueError):
+    """A message is malformed, or asks for what cannot be done. It has changed nothing."""
+
+
 LEFT = 0
 """Exit status of a worker that left on request."""
 
@@ -38,3 +43,6 @@ RESPAWN = 75
 
 FENCED = 76
 """Exit status of a worker that finds out that the job has gone on without it."""
+
+BROKEN = 70
+"""Exit status of a coordinator that met an error of its own: the next one goes on with the saved state."""

@@ -3,6 +3,9 @@
 Each function hears one kind of message from one role; `HANDLERS` finds it. A role is what a connection said
 in its hello: "worker", "agent" (the launcher), "tool" (commands, control planes) or "notes" (a worker that
 builds one of torch's process groups); before that it is "new".
+
+Each function reads all fields that it needs (`fields`) before it changes anything: a message that is
+malformed is refused whole.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from swell.train.agent import fields
 from swell.train.agent.ending import STOPPED
+from swell.train.agent.errors import Refused
 from swell.train.agent.generations import Instruction, Status
 from swell.train.agent.restarts import Restarts
 from swell.train.agent.wire import Message
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
 Handler = Callable[["Coordinator", "Client", Message, float], list[Instruction]]
 HANDLERS: dict[tuple[str, str], Handler] = {}
 """By role and kind of message."""
+REPEATED = frozenset({"beat", "epoch", "ready", "switched", "status", "watch", "note", "read"})
+"""Messages that change nothing which a worker's next greeting or heartbeat would not say again."""
 LAST_WORDS_S = 1.0
 """How long a member's exit waits for the member, if it has not connected to this coordinator yet."""
 
@@ -37,65 +44,68 @@ def _hears(role: str, kind: str) -> Callable[[Handler], Handler]:
 
 @_hears("new", "hello")
 def _new_hello(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    role = str(message["role"])
-    if role not in ("worker", "agent", "tool", "notes"):
-        raise ValueError(f"role: got {role!r}, must be worker, agent, tool or notes")
-    if role == "notes":
-        client.role, client.name = role, str(message["group"])
-        c.notes.join(client.name, client)
-        client.send({"type": "welcome"})
-        return []
-    client.role = role
-    if role == "agent":
-        c.agent = client
-        client.send({"type": "welcome"})
-        return c.membership.agent_connected([str(n) for n in message.get("alive", [])], now)
-    if role == "worker":
-        m = c.elastic
-        client.name = str(message["worker"])
-        c.workers[client.name] = client
-        c.pids[client.name] = int(message["pid"])
-        host, port = message["address"]
-        out = m.hello(
-            client.name,
-            (str(host), int(port)),
-            str(message["status"]),
-            int(message["generation"]),
-            [str(n) for n in message["members"]],
-            now,
-        )
-        if "epoch" in message and message["status"] == "member":
-            out += m.at_epoch(int(message["epoch"]), now)
-        at = m.generation
-        client.send({"type": "welcome", "live": at.live, "epoch": at.epoch, "generation": at.number})
-        if message["status"] == "ready":
-            out += m.ready(client.name, int(message.get("epoch", 0)), now)
-        if message.get("broken"):
-            out += m.broken(client.name, int(message["broken"]), int(message["operation"]), now)
-        return out
-    if message.get("fencing") is not None:
-        client.fencing = int(message["fencing"])
-        c.fencing = max(c.fencing, client.fencing)
-    client.send({"type": "welcome", **c.status()})
-    return []
+    match role := fields.text(message, "role"):
+        case "notes":
+            group = fields.text(message, "group")
+            client.role, client.name = role, group
+            c.notes.join(group, client)
+            client.send({"type": "welcome"})
+            return []
+        case "agent":
+            alive = fields.workers(message, "alive", [])
+            client.role, c.agent = role, client
+            client.send({"type": "welcome"})
+            return c.membership.agent_connected(alive, now)
+        case "worker":
+            return _worker_hello(c, client, message, now)
+        case "tool":
+            fencing = None if message.get("fencing") is None else fields.number(message, "fencing")
+            client.role, client.fencing = role, fencing
+            c.fencing = max(c.fencing, fencing or 0)
+            client.send({"type": "welcome", **c.status()})
+            return []
+    raise Refused(f"role: got {role!r:.60}, must be worker, agent, tool or notes")
+
+
+def _worker_hello(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
+    m, name, pid = c.elastic, fields.worker(message), fields.number(message, "pid")
+    address = fields.address(message.get("address"))
+    if (status := fields.text(message, "status")) not in set(Status):
+        raise Refused(f"status: got {status!r:.60}, must be one of {', '.join(Status)}")
+    generation, epoch = fields.number(message, "generation"), fields.number(message, "epoch", 0)
+    members = fields.workers(message, "members", least=1 if generation else 0)
+    broken, operation = fields.number(message, "broken", 0), fields.number(message, "operation", 0)
+    client.role, client.name = "worker", name
+    c.workers[name], c.pids[name] = client, pid
+    out = m.hello(name, address, status, generation, members, now)
+    if "epoch" in message and status == Status.MEMBER:
+        out += m.at_epoch(epoch, now)
+    at = m.generation
+    client.send({"type": "welcome", "live": at.live, "epoch": at.epoch, "generation": at.number})
+    if status == Status.READY:
+        out += m.ready(name, epoch, now)
+    if broken:
+        out += m.broken(name, broken, operation, now)
+    return out
 
 
 def _check_leads(c: Coordinator, client: Client) -> None:
     """Refuse what a control plane says that leads no longer: it was frozen while another took over."""
     if client.fencing is not None and client.fencing < c.fencing:
-        raise ValueError("another control plane leads by now")
+        raise Refused("another control plane leads by now")
 
 
 @_hears("worker", "ready")
 def _worker_ready(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
+    epoch = fields.number(message, "epoch")
     c.event("ready", worker=client.name)
-    return c.elastic.ready(client.name, int(message["epoch"]), now)
+    return c.elastic.ready(client.name, epoch, now)
 
 
 @_hears("worker", "beat")
 def _worker_beat(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    c.elastic.beat(client.name, int(message.get("step", 0)), now)
-    report = message.get("report")
+    step, report = fields.number(message, "step", 0), fields.mapping(message, "report", {})
+    c.elastic.beat(client.name, step, now)
     if report:
         c.reports[client.name] = report
         c.stragglers.heard(client.name, report)
@@ -105,46 +115,47 @@ def _worker_beat(c: Coordinator, client: Client, message: Message, now: float) -
 
 @_hears("worker", "epoch")
 def _worker_epoch(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    return c.elastic.at_epoch(int(message["epoch"]), now)
+    return c.elastic.at_epoch(fields.number(message, "epoch"), now)
 
 
 @_hears("worker", "switched")
 def _worker_switched(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    number = int(message["generation"])
+    number, members = fields.number(message, "generation"), fields.workers(message, "members", least=1)
+    step, epoch = fields.number(message, "step", 0), fields.number(message, "epoch")
     if number > c.elastic.generation.number:
-        c.event("generation", number=number, members=message["members"], step=message.get("step"))
-    step = int(message.get("step", 0))
-    out = c.elastic.switched(number, [str(n) for n in message["members"]], now, step)
-    return out + c.elastic.at_epoch(int(message["epoch"]), now)
+        c.event("generation", number=number, members=members, step=step)
+    out = c.elastic.switched(number, members, now, step)
+    return out + c.elastic.at_epoch(epoch, now)
 
 
 @_hears("worker", "broken")
 def _worker_broken(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    operation, lost = int(message["operation"]), str(message.get("lost", ""))
-    number, certain = int(message["generation"]), bool(message.get("certain"))
+    operation, number = fields.number(message, "operation"), fields.number(message, "generation")
+    lost = fields.worker(message, "lost") if message.get("lost") else ""
+    certain = bool(message.get("certain"))
     return c.elastic.broken(client.name, number, operation, now, lost, certain)
 
 
 @_hears("worker", "suspect")
 def _worker_suspect(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    return c.elastic.suspect(client.name, str(message["worker"]), now)
+    return c.elastic.suspect(client.name, fields.worker(message), now)
 
 
 @_hears("worker", "checked")
 def _worker_checked(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    unreachable = [str(name) for name in message["unreachable"]]
-    return c.elastic.checked(client.name, int(message["number"]), unreachable, now)
+    number, unreachable = fields.number(message, "number"), fields.workers(message, "unreachable")
+    return c.elastic.checked(client.name, number, unreachable, now)
 
 
 @_hears("worker", "waiting")
 def _worker_waiting(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    others = [str(name) for name in message["workers"]]
-    return c.elastic.waiting(int(message["step"]), others, now)
+    others = fields.workers(message, "workers")
+    return c.elastic.waiting(fields.number(message, "step"), others, now)
 
 
 @_hears("worker", "left")
 def _worker_left(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    return c.elastic.left(client.name, int(message["generation"]), now)
+    return c.elastic.left(client.name, fields.number(message, "generation"), now)
 
 
 @_hears("worker", "stopped")
@@ -154,43 +165,46 @@ def _worker_stopped(c: Coordinator, client: Client, message: Message, now: float
 
 @_hears("worker", "done")
 def _worker_done(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    return c.elastic.done(client.name, int(message["operation"]), now)
+    return c.elastic.done(client.name, fields.number(message, "operation"), now)
 
 
 @_hears("worker", "failed")
 def _worker_failed(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
+    code, error = fields.exit_code(message), fields.text(message, "error")
     if not c.elastic.ending.over:
-        c.event("failed", worker=client.name, code=message["code"])
+        c.event("failed", worker=client.name, code=code)
         if c.agent is not None:
-            c.agent.send({"type": "failed", "worker": client.name, "error": str(message["error"])})
-    return c.elastic.finish(int(message["code"]), f"the script failed in worker {client.name}")
+            c.agent.send({"type": "failed", "worker": client.name, "error": error})
+    return c.elastic.finish(code, f"the script failed in worker {client.name}")
 
 
 @_hears("worker", "event")
 def _worker_event(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    fields = dict(message.get("fields", {}))
-    c.event(str(message["name"]), worker=client.name, **fields)
-    if message["name"] == "confined":
-        return c.elastic.confine(int(fields["workers"]), str(fields["reason"]), now)
-    return []
+    name, about = fields.text(message, "name"), fields.mapping(message, "fields", {})
+    confined = None
+    if name == "confined":
+        confined = fields.number(about, "workers", least=1), fields.text(about, "reason")
+    c.event(name, **{**about, "worker": client.name})
+    return [] if confined is None else c.elastic.confine(*confined, now)
 
 
 @_hears("notes", "note")
 def _notes_note(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    c.notes.write(client.name, message["values"])
+    c.notes.write(client.name, fields.mapping(message, "values"))
     client.send({"type": "noted"})
     return []
 
 
 @_hears("notes", "read")
 def _notes_read(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    client.send({"type": "notes", "values": c.notes.read(client.name, message["keys"])})
+    keys = [str(key) for key in fields.array(message, "keys")]
+    client.send({"type": "notes", "values": c.notes.read(client.name, keys)})
     return []
 
 
 @_hears("agent", "exited")
 def _agent_exited(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    name, code = str(message["worker"]), int(message["code"])
+    name, code, note = fields.worker(message), fields.exit_code(message), fields.text(message, "note", "")
     worker = c.membership.workers.get(name)
     leaving = worker is not None and worker.status is Status.LEAVING
     ended_by_us = code < 0 and (leaving or c.membership.ending.over)
@@ -199,34 +213,36 @@ def _agent_exited(c: Coordinator, client: Client, message: Message, now: float) 
     member = worker if worker is not None and worker.status is Status.MEMBER else None
     if code == 0 and member is not None and (name in c.workers or member.address is None):
         # Its last words may still be on the way; so may be its connection, if another coordinator had it.
-        c.exits[name] = message
+        c.exits[name] = (code, note)
         if name not in c.workers:
             asyncio.get_running_loop().call_later(LAST_WORDS_S, c.settle_exit, name)
         return []
-    return c.membership.exited(name, code, now, str(message.get("note", "")))
+    return c.membership.exited(name, code, now, note)
 
 
 @_hears("agent", "said")
 def _agent_said(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
     """Take in what a program said in its output; only what rank 0 says counts."""
-    name, figures, restarts = str(message["worker"]), dict(message["figures"]), c.membership
+    name, figures, restarts = fields.worker(message), fields.mapping(message, "figures"), c.membership
+    saved = None if figures.get("saved") is None else fields.number(figures, "saved", least=-fields.MOST)
+    done = None if "done" not in figures else fields.amount(figures, "done")
     if not isinstance(restarts, Restarts) or restarts.rank(name) != 0:
         return []
-    saved = figures.pop("saved", None)
+    figures.pop("saved", None)
     if saved is not None:
-        c.event("checkpoint", worker=name, step=max(int(saved), 0))
-    if "done" not in figures:
+        c.event("checkpoint", worker=name, step=max(saved, 0))
+    if done is None:
         return []
     present = restarts.generation
     report = c.pace.report(figures, present.number, len(present.members), now)
     c.reports[name] = report
     c.publish({"type": "report", "worker": name, "report": report})
-    return restarts.said(float(figures["done"]), now)
+    return restarts.said(done, now)
 
 
 @_hears("agent", "lost")
 def _agent_lost(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    name = str(message["worker"])
+    name = fields.worker(message)
     c.event("exited", worker=name, code=-9)
     return c.membership.vanished(name, now)
 
@@ -234,7 +250,7 @@ def _agent_lost(c: Coordinator, client: Client, message: Message, now: float) ->
 @_hears("agent", "ending")
 def _agent_ending(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
     """The launcher was told to end the job: no worker is started any more."""
-    return c.membership.finish(int(message["code"]), str(message["reason"]))
+    return c.membership.finish(fields.exit_code(message), fields.text(message, "reason"))
 
 
 @_hears("agent", "goodbye")
@@ -246,9 +262,10 @@ def _agent_goodbye(c: Coordinator, client: Client, message: Message, now: float)
 @_hears("tool", "resize")
 def _tool_resize(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
     _check_leads(c, client)
-    slots = message.get("slots")
-    places = None if slots is None else [int(slot) for slot in slots]
-    out = c.membership.resize(int(message["workers"]), now, places)
+    places = None
+    if message.get("slots") is not None:
+        places = [fields.number({"slots": slot}, "slots") for slot in fields.array(message, "slots")]
+    out = c.membership.resize(fields.number(message, "workers"), now, places)
     c.event("resize", target=c.membership.scale.target)
     client.send({"type": "resized", "workers": c.membership.scale.target})
     return out
@@ -270,8 +287,9 @@ def _tool_watch(c: Coordinator, client: Client, message: Message, now: float) ->
 @_hears("tool", "stop")
 def _tool_stop(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
     _check_leads(c, client)
+    code = fields.exit_code(message, default=143)
     client.send({"type": "stopping"})
     if message.get("save"):
         c.event("stop")
         return c.membership.stop(now)
-    return c.membership.finish(int(message.get("code", 143)), "stopped on request")
+    return c.membership.finish(code, "stopped on request")

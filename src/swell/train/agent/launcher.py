@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from swell.train.agent.coordinator_process import CoordinatorProcess
+from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory, home
 from swell.train.agent.lines import said
 from swell.train.agent.outputs import Outputs
@@ -129,6 +130,8 @@ class Launcher:
             self._workers.kill(str(message["worker"]))
         elif kind == "finish":
             self._finish(int(message["code"]), str(message["reason"]))
+        elif kind == "error":
+            self.say(f"the job's coordinator refused a message of its launcher: {message['error']}")
 
     def _take_in(self, news: list[News]) -> None:
         """Tell the coordinator what became of workers."""
@@ -162,7 +165,11 @@ class Launcher:
         """Hear of the ends of children; those whose parent ended are children of this process too."""
         for pid, code in _ended_children():
             again = self._result is None
-            if self._coordinator.child_ended(pid, code, again=again):
+            try:
+                if self._coordinator.child_ended(pid, code, again=again):
+                    continue
+            except TrainError as error:
+                self._finish(1, str(error))
                 continue
             if self._tracker is not None and pid == self._tracker.process.pid:
                 self._tracker.ended(code, again=again)

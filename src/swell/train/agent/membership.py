@@ -82,7 +82,9 @@ class Membership:
 
     def confine(self, most: int, reason: str, now_s: float) -> list[Instruction]:
         """Allow no more than `most` workers from now on: a worker found out that the job cannot use more."""
-        return self.resize(self.scale.maximum, now_s) if self.scale.confine(most, reason) else []
+        if self.ending.over or not self.scale.confine(most, reason):
+            return []
+        return self.resize(self.scale.maximum, now_s)
 
     def stop(self, now_s: float) -> list[Instruction]:
         """Have the job save its state and end; it can be started again."""
@@ -112,6 +114,7 @@ class Membership:
         if worker is None:
             worker = self.workers[name] = Worker(name, Status(status), now_s)
         links.heard(self, worker, now_s)
+        moved = worker.address != address
         worker.address, worker.connected = address, True
         out: list[Instruction] = []
         if generation > self.generation.number:
@@ -121,8 +124,12 @@ class Membership:
         if name in self.generation.members and worker.status in (Status.STARTING, Status.READY):
             worker.status = Status.MEMBER
         if self.candidate is not None and name in links.concerned(self):
-            # All are told: after a restart of the coordinator they may not have this worker's address.
-            out.append(Announce(self.candidate, links.concerned(self)))
+            # After a restart of the coordinator the others may lack addresses. They get all of them at once,
+            # with the last one: nobody can go on before, and with hundreds of members it would take seconds.
+            rest = [other for other in self.candidate.members if other in self.workers]
+            complete = all(self.workers[other].address is not None for other in rest)
+            everybody = links.concerned(self) if moved and complete else (name,)
+            out.append(Announce(self.candidate, everybody))
         return out
 
     def ready(self, name: str, epoch: int, now_s: float) -> list[Instruction]:

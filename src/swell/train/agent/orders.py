@@ -45,7 +45,8 @@ def carry_out(c: Coordinator, instructions: list[Instruction]) -> None:
                 c.save()  # the number must be on disk before any worker is told
                 message: Message = {"type": "candidate", "candidate": None}
                 if candidate is not None:
-                    addresses = {n: c.elastic.workers[n].address for n in candidate.members}
+                    workers = c.elastic.workers  # of a job of replicas, this makes the whole list
+                    addresses = {name: workers[name].address for name in candidate.members}
                     message["candidate"] = {
                         "number": candidate.number,
                         "members": list(candidate.members),
@@ -62,7 +63,8 @@ def carry_out(c: Coordinator, instructions: list[Instruction]) -> None:
                 for worker in to:
                     c.tell(worker, message)
             case Check(number, to):
-                there = {n: c.elastic.workers[n].address for n in to}
+                workers = c.elastic.workers
+                there = {name: workers[name].address for name in to}
                 for worker in to:
                     c.tell(worker, {"type": "check", "number": number, "addresses": there})
             case Begin(number, members):

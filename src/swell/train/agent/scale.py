@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swell.train.agent.errors import Refused
 from swell.train.agent.slots import place
 
 
@@ -20,17 +21,15 @@ class Scale:
     """Why the job may have fewer workers than it was started with, or ''."""
 
     def resize(self, target: int, slots: list[int] | None, *, over: bool) -> None:
-        """Set the target, and its slots if the job has slots; ValueError if that is not possible.
+        """Set the target, and its slots if the job has slots; Refused if that is not possible.
 
         `over`: the job has ended.
         """
         if not self.minimum <= target <= self.maximum:
             why = self.confined or f"it was started with --workers {self.minimum}:{self.maximum}"
-            raise ValueError(
-                f"workers: got {target}, this job allows {self.minimum} to {self.maximum} ({why})"
-            )
+            raise Refused(f"workers: got {target}, this job allows {self.minimum} to {self.maximum} ({why})")
         if over:
-            raise ValueError("the job is over and cannot be resized; start it again to go on")
+            raise Refused("the job is over and cannot be resized; start it again to go on")
         self.slots = place(target, slots, self.slots)
         self.target = target
 

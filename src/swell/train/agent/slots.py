@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from swell.train.agent.errors import Refused
 from swell.train.agent.generations import Worker
 
 PER_GPU = "SWELL_PER_GPU"
@@ -11,16 +12,16 @@ PER_GPU = "SWELL_PER_GPU"
 def place(
     target: int, slots: list[int] | None, before: tuple[int, ...] | None = None
 ) -> tuple[int, ...] | None:
-    """The slots of `target` workers; ValueError if `slots` are not that many different ones.
+    """The slots of `target` workers; Refused if `slots` are not that many different ones.
 
     For a job that has slots, `slots` may be left out only if the number of workers does not grow.
     """
     if slots is not None:
         if len(set(slots)) != target or len(slots) != target:
-            raise ValueError(f"slots: got {slots}, need {target} different slots, one for each worker")
+            raise Refused(f"slots: got {slots}, need {target} different slots, one for each worker")
         return tuple(slots)
     if before is not None and len(before) < target:
-        raise ValueError(f"slots: this job has {len(before)}; to grow it to {target}, name {target} slots")
+        raise Refused(f"slots: this job has {len(before)}; to grow it to {target}, name {target} slots")
     return None if before is None else before[:target]
 
 
@@ -53,7 +54,7 @@ def newcomers(
 
 def age(name: str) -> int:
     """The number in a worker's name: the lower, the older."""
-    return int(name[1:]) if name[1:].isdigit() else 0
+    return int(name[1:]) if name[1:].isdecimal() else 0
 
 
 def ended_early(name: str, worker: Worker) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,7 +86,7 @@ class Journal:
                 yield name, kept
 
     def _place_for(self, path: str) -> str:
-        name = f"{os.getpid()}-{len(self._noted)}"  # a later leader must not use it again
+        name = secrets.token_hex(8)  # not the process id: a later leader may have the same
         return str(self._keep / name / os.path.basename(path))  # noqa: PTH119
 
     def _write_down(self, path: str, kept: str | None, keep: Callable[[str, str], Any] | None = None) -> None:

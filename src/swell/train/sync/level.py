@@ -144,7 +144,7 @@ class Source:
         self._hook: Any = None
         self.gave_up = False
         """True if the newcomers will get this member's part in the pause."""
-        self._known = self._over = False
+        self._known = self._over = self._closed = False
         self._failed_s: float | None = None
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
@@ -260,8 +260,10 @@ class Source:
         self.close()
 
     def close(self) -> None:
-        """Record no more."""
-        self._over = True
+        """Record no more, and have the threads end that wait for something to send."""
+        with self._changed:
+            self._over = self._closed = True
+            self._changed.notify_all()
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -289,6 +291,8 @@ class Source:
         other = next(iter(pair.peers))
         with self._changed:
             self._changed.wait_for(lambda: self._snapshot is not None or self._over)
+            if self._closed:
+                return
             hello = dict(self._snapshot or {})
         pair.exchange(0, LEVEL, hello)
         if not hello:
@@ -301,7 +305,9 @@ class Source:
         self._sent(queue)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: queue)
+                self._changed.wait_for(lambda: queue or self._closed)
+                if self._closed:
+                    return
                 record = queue[0]
             if record is None:
                 pair.exchange(number, LEVEL, {"over": True, "level": not self.gave_up})

@@ -2,17 +2,24 @@
 
 The thread sends heartbeats with the latest report. Meshes of candidates are connected in further threads,
 while the main thread trains.
+
+A lost connection is made again. A malformed message is logged, and ends the connection too; the next ones
+come after growing pauses. Any other exception is an error of ours that leaves `standing` half changed: it is
+logged, and the process ends to be started again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
+from swell.train.agent.errors import RESPAWN, Refused
 from swell.train.agent.jobdir import JobDirectory, own_host
 from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable, writable
@@ -20,9 +27,22 @@ from swell.train.agent.wire import Connection, Message, WireError
 from swell.train.sync import peers
 from swell.train.sync.mesh import Mesh
 from swell.train.sync.peers import Peers
-from swell.train.sync.standing import Abandon, Address, Connect, End, Instruction, Offer, Send, Standing, Try
+from swell.train.sync.standing import (
+    Abandon,
+    Address,
+    Complain,
+    Connect,
+    End,
+    Instruction,
+    Offer,
+    Send,
+    Standing,
+    Try,
+)
 
 _CONNECT_S = 2.0
+_LONGEST_PAUSE_S = 5.0
+"""Longest pause before a new connection to a coordinator that sent a malformed message."""
 _LEASE = 0.75
 """Members train on while the coordinator is cut off from them, for this part of `away_s`."""
 
@@ -71,6 +91,8 @@ class Line:
                     mesh.abandon()
                 case Try(number, addresses):
                     self._start(self._try, number, addresses)
+                case Complain(reason):
+                    self._complain(f"the coordinator refused a message: {reason}")
                 case End(code):
                     os._exit(code)
         self.changed.notify_all()
@@ -111,7 +133,21 @@ class Line:
     # ------------------------------------------------------------------ the control thread
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            traceback.print_exc()
+            self._complain("the error above is swell's own; this worker ends, to be started again")
+            os._exit(RESPAWN)
+
+    def _complain(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the script may have closed it
+            sys.stderr.write(f"worker {self.standing.name}: {text:.300}\n")
+            sys.stderr.flush()
+
+    def _serve(self) -> None:
         connection: Connection | None = None
+        pause_s = peers.RETRY_S
         while not self._closed:
             try:
                 connection = Connection.to_job(self._directory.address(), self._config, connect_s=_CONNECT_S)
@@ -126,13 +162,18 @@ class Line:
                 connection.send(hello)
                 self._open = connection
                 self._talk(connection)
-            except (OSError, WireError, KeyError, ValueError, TypeError):  # it is gone, or talks nonsense
-                with self.changed:
-                    self._open = None
-                    if connection is not None:
-                        connection.close()
-                    self.do(self.standing.away(time.monotonic()))
-                time.sleep(peers.RETRY_S)
+            except (OSError, WireError):
+                pause_s = peers.RETRY_S
+            except Refused as error:
+                self._complain(f"the coordinator sent a malformed message: {error}")
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            with self.changed:
+                self._open = None
+                if connection is not None:
+                    connection.close()
+                self.do(self.standing.away(time.monotonic()))
+            if not self._closed:
+                time.sleep(pause_s)
 
     def _talk(self, connection: Connection) -> None:
         next_beat = time.monotonic()

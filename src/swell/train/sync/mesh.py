@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swell.train.agent.errors import OutOfStep, PeerLost
+from swell.train.agent.errors import OutOfStep, PeerLost, UsageError
 from swell.train.agent.polling import readable
 from swell.train.agent.sealed import Stream, holds
 from swell.train.sync.bulk import Bulk
@@ -37,8 +37,11 @@ _GLANCE_S = 0.008
 _PF_EXITING = 0x4
 _LATEST = 12
 """Exchanges that a member remembers, to say what it did before it was out of step."""
-_MOST_HEADER_BYTES = 64 << 20
-"""A member that announces a longer header is not understood: its connection is given up."""
+_FITS_BYTES = 16 << 10
+"""A header up to this size fits into the buffers of a connection. With a longer one a member must read while
+it sends, or two of them wait for each other."""
+MOST_HEADER_BYTES = 64 << 20
+"""The longest header. A member that announces a longer one is not understood: its connection is given up."""
 
 Header = dict[str, Any]
 
@@ -117,17 +120,21 @@ class Mesh:
         if self.size == 1:
             return [header]
         text = json.dumps(header, separators=(",", ":")).encode()
+        if len(text) > MOST_HEADER_BYTES:
+            what = header.get("what", "an exchange")
+            raise UsageError(f"{what}: {len(text)} bytes are over the limit of {MOST_HEADER_BYTES}")
         self._begun += 1
         self._latest.append((operation, phase, header.get("what")))
         self.heard, self._last_words = set(), False
         self._present = (operation, phase, time.monotonic())
         try:
-            if payloads is not None or sinks is not None:
+            small = payloads is None and sinks is None
+            if small and self.size >= TREE_FROM:
+                answers = self._exchange_along_tree(operation, phase, text)
+            elif not small or len(text) > _FITS_BYTES:
                 bulk = Bulk(self, (operation, phase), sinks or {})
                 bulk.run(lambda size: _FRAME.pack(operation, phase, len(text), size), text, payloads or {})
                 answers = bulk.answers
-            elif self.size >= TREE_FROM:
-                answers = self._exchange_along_tree(operation, phase, text)
             else:
                 frame = _FRAME.pack(operation, phase, len(text), 0) + text
                 for peer in self.peers.values():
@@ -288,7 +295,8 @@ class Mesh:
         return data
 
     def _checked(self, rank: int, length: int) -> int:
-        if length > _MOST_HEADER_BYTES:
+        several = self.size if self.size >= TREE_FROM else 1  # along a tree a message has many headers
+        if length > several * (MOST_HEADER_BYTES + _FRAME.size):
             self.abandon()
             raise PeerLost(f"{self.members[rank]} announced a header of {length} bytes")
         return length

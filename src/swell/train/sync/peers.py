@@ -15,9 +15,11 @@ import select
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 
-from swell.train.agent.errors import PeerLost
+from swell.train.agent import fields
+from swell.train.agent.errors import PeerLost, Refused
 from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.records import fresh_token, use_records
 from swell.train.agent.sealed import Stream
@@ -124,19 +126,24 @@ class Peers:
 
     def _dial(self, offer: Offer, other: str, going_on: Callable[[], bool]) -> Peer:
         while True:
+            address = offer.addresses.get(other)
             try:
-                connection = Connection.to_job(offer.addresses[other], self._config, connect_s=_CONNECT_S)
+                if address is None:  # the coordinator was started again, and sends it once it has it
+                    raise ConnectionError(f"where {other} listens is not known yet")
+                connection = Connection.to_job(address, self._config, connect_s=_CONNECT_S)
                 keep_alive(connection.sock, every_s=10, probes=5)
                 about, token = self.introduce(other not in self.members), fresh_token(connection.sock)
                 connection.send({"mesh": offer.number, "worker": self.name, "about": about, "token": token})
                 answer = connection.receive(_ANSWER_S)
-                self.meet(answer["about"], offer.number)
+                theirs = fields.mapping(answer, "about")
+                self.meet(theirs, offer.number)
                 connection.send({"met": True})
                 connection.receive(_PREPARE_S)
-                sock = use_records(connection.sock, token, str(answer.get("token", "")))
-                return Peer(other, sock, answer["about"])
-            except (OSError, KeyError) as error:
-                if isinstance(error, OSError) and is_cut(error) and offer.addresses[other][0] != self.host:
+                sock = use_records(connection.sock, token, fields.text(answer, "token", ""))
+                return Peer(other, sock, theirs)
+            except (OSError, Refused) as error:
+                far = address is not None and address[0] != self.host
+                if far and isinstance(error, OSError) and is_cut(error):
                     self._suspect(other)
                 if not going_on():
                     raise PeerLost(f"{other} cannot be reached") from None
@@ -188,23 +195,28 @@ class Peers:
             connection = Connection.accepted(sock, self._config)
             message = connection.receive(_ANSWER_S)
             if "pulse" in message:
-                self._hold(str(message["pulse"]), connection.sock)
+                self._hold(fields.worker(message, "pulse"), connection.sock)
                 return
             keep_alive(sock, every_s=10, probes=5)
-            number, other = int(message["mesh"]), str(message["worker"])
+            number, other = fields.number(message, "mesh"), fields.worker(message)
+            about, theirs = fields.mapping(message, "about"), fields.text(message, "token", "")
             if number <= self.generation:
                 raise PeerLost("stale")
             token = fresh_token(connection.sock)
             connection.send({"about": self.introduce(other not in self.members), "token": token})
-            self.meet(message["about"], number)
+            self.meet(about, number)
             connection.receive(_PREPARE_S)
             connection.send({"met": True})
-            mesh_sock = use_records(connection.sock, token, str(message.get("token", "")))
-        except (OSError, WireError, PeerLost, KeyError, ValueError, TypeError):
+            mesh_sock = use_records(connection.sock, token, theirs)
+        except (OSError, WireError, PeerLost, Refused):
+            close(sock)
+            return
+        except Exception:  # of `meet`, which prepares memory: the candidate does without this connection
+            traceback.print_exc()
             close(sock)
             return
         with self._changed:
-            self._inbound[number, other] = Peer(other, mesh_sock, message["about"])
+            self._inbound[number, other] = Peer(other, mesh_sock, about)
             self._changed.notify_all()
 
     # ------------------------------------------------------------------ links between hosts

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from swell.train.agent import fields
 from swell.train.agent.errors import FENCED, PeerLost
 
 if TYPE_CHECKING:
@@ -39,16 +40,14 @@ class Offer:
     epoch: int
 
     @classmethod
-    def of(cls, data: Message | None) -> Offer | None:
-        """The candidate in a message; None if there is none any more."""
-        if data is None:
-            return None
+    def of(cls, data: Message) -> Offer:
+        """The candidate in a message."""
         return cls(
-            int(data["number"]),
-            tuple(data["members"]),
-            _addresses(data["addresses"]),
-            bool(data["recovery"]),
-            int(data["epoch"]),
+            fields.number(data, "number"),
+            tuple(fields.workers(data, "members", least=1)),
+            _addresses(data),
+            bool(data.get("recovery")),
+            fields.number(data, "epoch"),
         )
 
 
@@ -88,7 +87,14 @@ class End:
     code: int
 
 
-Instruction = Send | Connect | Abandon | Try | End
+@dataclass(frozen=True, slots=True)
+class Complain:
+    """Write to the worker's log that the coordinator refused a message."""
+
+    reason: str
+
+
+Instruction = Send | Connect | Abandon | Try | End | Complain
 
 
 class Standing:
@@ -125,23 +131,27 @@ class Standing:
     # ------------------------------------------------------------------ events: the coordinator
 
     def hear(self, message: Message) -> list[Instruction]:
-        """The coordinator said something."""
-        match message["type"]:
+        """The coordinator sent a message; Refused if it is malformed."""
+        match message.get("type"):
             case "welcome":
                 self._lost_s = None
                 self.welcome = self.welcome or message
             case "fenced":
                 return [End(FENCED)]
             case "turn":
-                if self.status == "ready" and message["epoch"] != self.epoch:
-                    self._turn, self.status = int(message["epoch"]), "starting"
+                epoch = fields.number(message, "epoch")
+                if self.status == "ready" and epoch != self.epoch:
+                    self._turn, self.status = epoch, "starting"
             case "stop":
                 self.stop = True
             case "candidate":
-                return self._candidate(Offer.of(message["candidate"]))
+                withdrawn = message.get("candidate") is None
+                return self._candidate(None if withdrawn else Offer.of(fields.mapping(message, "candidate")))
             case "check":
-                there = {n: at for n, at in _addresses(message["addresses"]).items() if n != self.name}
-                return [Try(int(message["number"]), there)]
+                there = {n: at for n, at in _addresses(message).items() if n != self.name}
+                return [Try(fields.number(message, "number"), there)]
+            case "error":
+                return [Complain(fields.text(message, "error"))]
         return []
 
     def _candidate(self, offer: Offer | None) -> list[Instruction]:
@@ -293,5 +303,7 @@ class Standing:
         return self.meshes.get(offer.number, self.name not in offer.members)
 
 
-def _addresses(given: Message) -> dict[str, Address]:
-    return {name: (str(at[0]), int(at[1])) for name, at in given.items() if at}
+def _addresses(message: Message) -> dict[str, Address]:
+    """The addresses in a message, without those that the coordinator does not have yet."""
+    given = fields.mapping(message, "addresses")
+    return {name: fields.address(at, "addresses") for name, at in given.items() if at}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import signal
 import sys
@@ -34,23 +33,23 @@ SHARES = 1000
 
 
 def figures_of(report: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
-    """Step and figures of a worker's report; None if it is not the leader's or says nothing."""
-    if report.get("rank", 0) != 0 or report.get("done") is None:
+    """Step and figures of a worker's report; None if it is not the leader's, or has no (sound) progress."""
+    done, of, metrics = (report.get(name) for name in ("done", "of", "metrics"))
+    if report.get("rank", 0) != 0 or not _is_finite(done) or not _is_finite(of or 0):
         return None
-    done, of = float(report["done"]), report.get("of")
-    step = int(report["step"]) if "step" in report else int(done)
-    if "step" not in report and of is not None and 0 < float(of) <= 1:
-        step = round(done / float(of) * SHARES)
+    step = report["step"] if isinstance(report.get("step"), int) else int(done)
+    if "step" not in report and of is not None and 0 < of <= 1:
+        step = round(done / of * SHARES)
     figures = {name: report[name] for name in ("loss", "lr") if report.get(name) is not None}
-    figures |= report.get("metrics") or {}
+    figures |= metrics if isinstance(metrics, Mapping) else {}
     figures["swell/workers"] = report.get("workers") or report.get("world") or 1
     if of:
-        figures["swell/progress"] = done / float(of)
-    return step, {
-        str(name): float(value)
-        for name, value in figures.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
+        figures["swell/progress"] = done / of
+    return step, {str(name): float(value) for name, value in figures.items() if _is_finite(value)}
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and -1e300 < value < 1e300  # an int may be too large for a float
 
 
 class Tracking:
@@ -128,7 +127,7 @@ def follow(job: JobDirectory, tracking: Tracking, parent: int) -> str:
                         elif message.get("event") == "finish":
                             code, reason = int(message["code"]), str(message["reason"])
                             return "failed" if code else "stopped" if reason == "stopped" else "finished"
-        except (OSError, TrainError, KeyError, ValueError, TypeError):
+        except (OSError, TrainError):
             time.sleep(0.1)  # the coordinator is being restarted
     return "stopped"
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from swell.train.agent.errors import Refused
+
 
 def number_of(worker: str) -> int:
-    """The number in a worker's name; ValueError for another name."""
-    if not worker[:1] == "w" or not worker[1:].isdigit():
-        raise ValueError(f"worker: got {worker!r}, names are w0, w1, ...")
+    """The number in a worker's name; Refused for another name."""
+    if not worker[:1] == "w" or not worker[1:].isdecimal():
+        raise Refused(f"worker: got {worker!r}, names are w0, w1, ...")
     return int(worker[1:])
 
 
@@ -38,9 +40,9 @@ def all_workers_of(replicas: Iterable[str], size: int) -> list[str]:
 
 
 def check_multiple(count: int, size: int, what: str = "workers") -> int:
-    """How many replicas `count` workers are; ValueError if that is no whole number."""
+    """How many replicas `count` workers are; Refused if that is no whole number."""
     if count % size:
-        raise ValueError(
+        raise Refused(
             f"{what}: got {count}, must be a multiple of {size}, because {size} workers share a replica"
         )
     return count // size
