@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,28 @@ def nursery() -> Iterator[Nursery]:
         yield made
         del os.environ[SHARED]
         made.close()
+
+
+@pytest.fixture
+def nest() -> Iterator[Callable[[Path, int], None]]:
+    """Makes folders inside each other, deeper than any path can name, with a file in the last; and removes
+    them afterwards, because pytest cannot."""
+    tops, name = list[Path](), "x" * 200
+
+    def make(top: Path, depth: int) -> None:
+        tops.append(top)
+        here = os.open(top, os.O_RDONLY)
+        for _ in range(depth):
+            os.mkdir(name, dir_fd=here)
+            below = os.open(name, os.O_RDONLY, dir_fd=here)
+            os.close(here)
+            here = below
+        os.close(os.open("data", os.O_CREAT | os.O_WRONLY, dir_fd=here))
+        os.close(here)
+
+    yield make
+    for top in tops:
+        subprocess.run(["rm", "-rf", str(top)], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,17 @@ import socket
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.waiting import wait_until
 
-from swell.api import protocol
+from swell.api import hub, protocol
 from swell.control.limits import Limits
 from swell.control.plane import ControlPlane
+from swell.domain import Event, EventKind
 from swell.engines import parts
 
 from .conftest import Platform, start
@@ -75,6 +78,65 @@ def test_health_shows_a_dead_part_and_its_return(platform: Platform, monkeypatch
         assert 'swell_part_up{name="control"} 1.0' in http.get("/metrics").text
         job = http.post("/v1/jobs", json=platform.job()).json()["job_id"]
         assert http.get(f"/v1/jobs/{job}", params={"wait_s": 20}).json()["phase"] == "finished"
+
+
+def test_events_flow_again_after_an_error_and_health_shows_it(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events_hub, read = platform.server.app.state.context.hub, platform.plane.events
+    broken = threading.Event()
+    broken.set()
+
+    def events(*args: Any) -> list[tuple[int, Event]]:
+        if broken.is_set():
+            raise RuntimeError("an error that nobody thought of")
+        return read(*args)
+
+    with platform.http(platform.token("ann")) as http, platform.client("ann") as client:
+        stream = client.events(since=0)
+        monkeypatch.setattr(platform.plane, "events", events)
+        job = http.post("/v1/jobs", json=platform.job()).json()["job_id"]
+        wait_until(lambda: events_hub.trouble, 30, "the error to be noticed")
+        answer = http.get("/healthz")
+        assert answer.status_code == 503 and "events" in answer.json()["error"]["message"]
+        assert 'swell_part_up{name="events"} 0.0' in http.get("/metrics").text
+        broken.clear()
+        assert next(event for event in stream if event.job_id == job).kind == "submitted"
+        wait_until(lambda: http.get("/healthz").status_code == 200, 30, "all to be well again")
+        assert 'swell_part_up{name="events"} 1.0' in http.get("/metrics").text
+        # The task itself is gone: whoever looks at the health begins it again.
+        before = events_hub._task
+        events_hub._loop.call_soon_threadsafe(before.cancel)
+        wait_until(before.done, 30, "the task to end")
+        assert http.get("/healthz").status_code == 503
+        job = http.post("/v1/jobs", json=platform.job()).json()["job_id"]
+        assert next(event for event in stream if event.job_id == job).kind == "submitted"
+        wait_until(lambda: http.get("/healthz").status_code == 200, 30, "all to be well again")
+
+
+def test_an_event_that_cannot_be_sent_stops_no_stream(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = hub.frame
+
+    def frame(seq: int, event: Event) -> bytes:
+        if event.kind is EventKind.ADMITTED:
+            raise ValueError("this cannot be sent")
+        return real(seq, event)
+
+    monkeypatch.setattr(hub, "frame", frame)
+    with platform.http(platform.token("ann")) as http, platform.client("ann") as client:
+        job = http.post("/v1/jobs", json=platform.job()).json()["job_id"]
+        kinds = [event.kind for event in _until_over(client.events(since=0), job)]
+    assert "admitted" not in kinds and kinds[0] == "submitted" and kinds[-1] == "finished"
+
+
+def _until_over(stream: Iterator[Any], job: str) -> Iterator[Any]:
+    for event in stream:
+        if event.job_id == job:
+            yield event
+            if event.kind == "finished":
+                return
 
 
 def test_health_does_not_wait_behind_slow_requests(
@@ -196,7 +258,8 @@ def test_a_script_of_gigabytes_or_a_pipe_is_refused_at_once(platform: Platform) 
 def test_one_unreadable_record_breaks_neither_the_list_nor_the_start(tmp_path: Path) -> None:
     platform = start(tmp_path, duration_s=1000.0)
     with platform.http(platform.token("ann")) as http:
-        jobs = [http.post("/v1/jobs", json=platform.job()).json()["job_id"] for _ in range(3)]
+        keys = ({"Idempotency-Key": "once"}, {}, {})
+        jobs = [http.post("/v1/jobs", json=platform.job(), headers=k).json()["job_id"] for k in keys]
     platform.stop()
     with sqlite3.connect(tmp_path / "store.db") as database:
         database.execute("UPDATE jobs SET record = '{\"damaged\"' WHERE job_id = ?", (jobs[0],))
@@ -212,5 +275,11 @@ def test_one_unreadable_record_breaks_neither_the_list_nor_the_start(tmp_path: P
         assert listed == {jobs[1]: 0.0, jobs[2]: 0.0}
         assert jobs[0] in platform.store.unreadable
         assert http.post("/v1/jobs", json=platform.job()).status_code == 201, "with an unusable history, too"
+        for answer in (http.get(f"/v1/jobs/{jobs[0]}"), http.post(f"/v1/jobs/{jobs[0]}/cancel")):
+            assert answer.status_code == 409 and "cannot be read" in answer.json()["error"]["message"]
+        again = http.post("/v1/jobs", json=platform.job(), headers={"Idempotency-Key": "once"})
+        assert again.status_code == 409, "it was accepted, so it must not be accepted twice"
+        with platform.http(platform.token("eve")) as other:
+            assert other.get(f"/v1/jobs/{jobs[0]}").status_code == 404
         assert http.get("/v1/events", params={"limit": 1}).json()["events"][0]["seq"] == 2
     platform.stop()

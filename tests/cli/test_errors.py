@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import errno
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,3 +103,49 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert done.stderr == (
         f"swell: No space left on device: {tmp_path / 'server.json'}. Make room there, then try again.\n"
     )
+
+
+@pytest.fixture
+def unreadable(tmp_path: Path) -> Iterator[tuple[list[str], Path]]:
+    """A home of another account, and what makes even root one that cannot read it."""
+    home = tmp_path / "home"
+    (home / "tokens").mkdir(parents=True)
+    (home / "store.db").touch(mode=0o600)
+    words = list[str]()
+    if os.geteuid() == 0:
+        os.chown(home, 12345, 12345)
+        words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+        if subprocess.run([*words, "true"], capture_output=True).returncode:
+            pytest.skip("root cannot give up its rights to files here (setpriv)")
+    home.chmod(0o700 if words else 0)
+    yield words, home
+    home.chmod(0o700)
+
+
+def test_a_home_of_another_account_is_named_without_a_traceback(unreadable: tuple[list[str], Path]) -> None:
+    words, home = unreadable
+    script = (
+        "import sys\nfrom click.testing import CliRunner\nfrom swell.cli import main\n"
+        f"for one in {COMMANDS!r}:\n"
+        f"    done = CliRunner().invoke(main, [*one, '--home', {str(home)!r}])\n"
+        "    print(one[0], done.exit_code, 'Traceback' in done.output, done.output.replace('\\n', ' '))\n"
+    )
+    done = subprocess.run([*words, sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(COMMANDS), done.stderr
+    for (name, *_), line in zip(COMMANDS, lines):
+        assert line.startswith(f"{name} 1 False "), line
+        assert str(home) in line and f"uid {os.geteuid()}" in line and "account that owns" in line, line
+
+
+COMMANDS = (["queue"], ["doctor", "--json"], ["gc"], ["token", "list"], ["backup", "file.tar"], ["down"])
+
+
+def test_an_account_without_a_home_directory_is_told_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("SWELL_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    done = CliRunner().invoke(main, ["queue"])
+    assert done.exit_code == 2 and "--home" in done.output and "SWELL_HOME" in done.output

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sqlite3
 import stat
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,7 +18,7 @@ from tests.control.conftest import make_record
 
 from swell.api.auth import TokenBook, ensure_tokens
 from swell.api.refusals import NotAuthenticated
-from swell.cli import main
+from swell.cli import _backup, main
 from swell.cli._platform import check_store, only_one, prepare
 from swell.control.database import connect
 from swell.control.model import Phase
@@ -70,6 +74,175 @@ def test_a_backup_brings_store_tokens_and_jobs_back_on_a_new_home(home: Path, tm
     for path in (new / "store.db", new / "tokens" / "admin", new / "store.id"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     store.close()
+
+
+def checkpoints_of(home: Path, job: str) -> Path:
+    return home / "jobs" / job / "checkpoints"
+
+
+def hostile(home: Path, what: str, nest: Callable[[Path, int], None]) -> None:
+    """What a job may leave under its checkpoints, as its owner's code pleases."""
+    bad = checkpoints_of(home, "run-1") / "step-000000000002"
+    bad.mkdir()
+    match what:
+        case "link":
+            (bad / "link").symlink_to("/etc/passwd")
+        case "pipe":
+            os.mkfifo(bad / "pipe")
+        case "checkpoints are a link":
+            shutil.rmtree(bad.parent)
+            bad.parent.symlink_to(checkpoints_of(home, "run-2"))
+        case "a checkpoint is a link":
+            bad.rmdir()
+            bad.symlink_to(checkpoints_of(home, "run-2") / "step-000000000001")
+        case "nested beyond PATH_MAX":
+            nest(bad, 30)  # less than MOST_DEPTH: its path alone is too long
+        case "long names":
+            deep = bad
+            for _ in range(6):
+                deep = deep / ("x" * 200)
+                deep.mkdir()
+        case "a petabyte of nothing":
+            with (bad / "data").open("wb") as file:
+                file.truncate(5 << 40)
+
+
+@pytest.fixture
+def two(home: Path) -> Path:
+    """A home with a second job that is not over."""
+    store = Store(connect(str(home / "store.db")))
+    store.accept(make_record("run-2", Phase.RUNNING, wanted=(1,)), None, [])
+    store.close()
+    folder = checkpoints_of(home, "run-2") / "step-000000000001"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text("run-2")
+    return home
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "link",
+        "pipe",
+        "checkpoints are a link",
+        "a checkpoint is a link",
+        "nested beyond PATH_MAX",
+        "long names",
+        "a petabyte of nothing",
+    ],
+)
+def test_a_job_spoils_no_backup_but_its_own_checkpoints(
+    two: Path, tmp_path: Path, what: str, nest: Callable[[Path, int], None]
+) -> None:
+    hostile(two, what, nest)
+    file, new = tmp_path / "swell.tar", tmp_path / "new"
+    done = swell("backup", file, "--home", two)
+    assert done.exit_code == 0, done.output
+    assert "run-1" in done.stderr and "is not in it" in done.stderr and "run-2" not in done.stderr
+    assert file.stat().st_size < 1 << 20
+    assert answer("restore", file, "--home", new)["jobs"] == ["run-1", "run-2"]
+    kept = checkpoints_of(new, "run-2") / "step-000000000001" / "state.json"
+    assert kept.read_text() == "run-2"
+    assert not (new / "jobs" / "run-1").exists()
+    assert not list(two.glob(".backup-*")) and not list(tmp_path.glob(".swell.tar.*"))
+
+
+def test_files_with_holes_and_several_names_cost_what_they_hold(two: Path, tmp_path: Path) -> None:
+    step = checkpoints_of(two, "run-1") / "step-000000000001"
+    with (step / "holes").open("wb") as holes:
+        holes.seek(1 << 30)
+        holes.write(b"middle")
+        holes.truncate(3 << 30)
+    with (step / "nothing").open("wb") as nothing:
+        nothing.truncate(1 << 30)
+    (step / "large").write_bytes(os.urandom(1 << 20))
+    for i in range(50):
+        os.link(step / "large", step / f"name-{i}")
+    os.link(step / "large", step.parent / "beside")  # what any program keeps there is taken too
+    (step.parent / ".writing-step-000000000002-7").mkdir()
+    file, new = tmp_path / "swell.tar", tmp_path / "new"
+    assert answer("backup", file, "--home", two)["left_out"] == {}
+    assert file.stat().st_size < 3 << 20
+    assert answer("restore", file, "--home", new)["left_out"] == {}
+    back = checkpoints_of(new, "run-1")
+    again = back / step.name
+    assert sorted(path.name for path in back.iterdir()) == ["beside", step.name]
+    assert (again / "holes").stat().st_size == 3 << 30 and (again / "nothing").stat().st_size == 1 << 30
+    assert (again / "holes").stat().st_blocks < 1000
+    with (again / "holes").open("rb") as holes:
+        holes.seek((1 << 30) - 3)
+        assert holes.read(12) == b"\0\0\0middle\0\0\0"
+    for name in ("large", "name-0", "name-49", "../beside"):
+        assert (again / name).read_bytes() == (step / "large").read_bytes()
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_left_out_whole(
+    two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = checkpoints_of(two, "run-1") / "step-000000000001"
+    for i in range(20):
+        (first / f"data-{i}").write_text("x")
+    second = first.with_name("step-000000000002")
+    shutil.copytree(first, second)
+    real = _backup.open_regular
+
+    def prune(path: str | Path, within: int | None = None) -> BinaryIO:
+        if first.exists() and str(path) == "data-7":
+            shutil.rmtree(first)
+        return real(path, within)
+
+    monkeypatch.setattr(_backup, "open_regular", prune)
+    file, new = tmp_path / "swell.tar", tmp_path / "new"
+    assert answer("backup", file, "--home", two)["left_out"] == {}
+    answer("restore", file, "--home", new)
+    assert [path.name for path in checkpoints_of(new, "run-1").iterdir()] == [second.name]
+    assert len(list((checkpoints_of(new, "run-1") / second.name).iterdir())) == 21
+
+
+@pytest.mark.parametrize("at", [0.02, 0.5, 0.98])
+def test_a_backup_that_cannot_be_read_back_is_none(
+    two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: float
+) -> None:
+    real = os.fsync
+
+    def damaging(descriptor: int) -> None:  # a disk that loses what it was given
+        real(descriptor)
+        if ".swell.tar." in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            size = os.fstat(descriptor).st_size
+            os.pwrite(descriptor, b"#" * 600, int(size * at))
+
+    checkpoint = checkpoints_of(two, "run-1") / "step-000000000001" / "data"
+    checkpoint.write_bytes(os.urandom(4 << 20))
+    monkeypatch.setattr(os, "fsync", damaging)
+    done = swell("backup", tmp_path / "swell.tar", "--home", two)
+    assert done.exit_code == 1 and "nothing was kept" in done.output
+    assert not list(tmp_path.glob("*swell.tar*"))
+
+
+def test_a_backup_with_links_from_an_older_version_restores_all_else(two: Path, tmp_path: Path) -> None:
+    file, old, new = tmp_path / "swell.tar", tmp_path / "old.tar", tmp_path / "new"
+    answer("backup", file, "--home", two)
+    shutil.copy(file, old)
+    with tarfile.open(old, "a") as tar:
+        link = tarfile.TarInfo("jobs/run-1/checkpoints/step-000000000001/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    left_out = answer("restore", old, "--home", new)["left_out"]
+    assert list(left_out) == ["run-1"] and "link" in left_out["run-1"]
+    for job in ("run-1", "run-2"):
+        assert (checkpoints_of(new, job) / "step-000000000001" / "state.json").read_text() == job
+    assert not (checkpoints_of(new, "run-1") / "step-000000000001" / "link").is_symlink()
+
+
+def test_a_restore_follows_no_link_of_a_job(two: Path, tmp_path: Path) -> None:
+    file = tmp_path / "swell.tar"
+    answer("backup", file, "--home", two)
+    shutil.rmtree(checkpoints_of(two, "run-1"))
+    checkpoints_of(two, "run-1").symlink_to(checkpoints_of(two, "over-1"))
+    answer("restore", file, "--home", two, "--force")
+    mine = checkpoints_of(two, "run-1")
+    assert not mine.is_symlink() and (mine / "step-000000000001" / "state.json").read_text() == "run-1"
+    assert (checkpoints_of(two, "over-1") / "step-000000000001" / "state.json").read_text() == "over-1"
 
 
 def test_a_restore_can_pause_jobs_and_replace_tokens(home: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.control.conftest import make_record
 from tests.control.virtual import known_exactly
 
-from swell.control import views
+from swell.control import promises, views
 from swell.control.book import Book
 from swell.control.database import connect
 from swell.control.knowledge import Knowledge
@@ -19,7 +19,7 @@ from swell.control.scheduler import Scheduler
 from swell.control.store import Store
 from swell.domain import Cluster
 from swell.engines.null import NullEngine
-from swell.policies import DEFAULT, make_policy
+from swell.policies import DEFAULT
 
 NOW_S = 1000.0
 RATES = np.array([0.0, 1.0, 1.9, 2.7, 3.4])
@@ -51,11 +51,22 @@ def held(desk: Scheduler) -> dict[str, int]:
     return {job_id: int(desk.board.table.gpus[row]) for job_id, row in desk.roster.rows.items()}
 
 
-def test_a_platform_that_was_told_no_policy_has_tide(store: Store, tmp_path: Path) -> None:
+def test_a_platform_that_was_told_no_policy_has_tide_and_keeps_to_its_answers(
+    store: Store, tmp_path: Path
+) -> None:
     plane = ControlPlane(store, NullEngine(Cluster.parse("1x4")), home=tmp_path)
     plane.come_up()
     assert plane.policy() == DEFAULT == "tide"
-    assert type(make_policy(DEFAULT)).admit is not None and plane._conductor.scheduler.gives_promises
+    scheduler, known = (
+        plane._conductor.scheduler,
+        known_exactly("kind", 340.0, RATES, startup_s=1.0, pause_s=0.1),
+    )
+    answers = [
+        promises.promise(make_record(request={"deadline_s": NOW_S + in_s}), known, scheduler, NOW_S)[0]
+        for in_s in (50.0, 1000.0)  # on four slots it takes 100 s
+    ]
+    assert [answer.admitted for answer in answers] == [False, True]
+    assert answers[1].guaranteed_s is not None and answers[1].guaranteed_s <= NOW_S + 1000.0
 
 
 def test_a_script_that_nobody_has_seen_starts_at_once(desk: Scheduler) -> None:

@@ -20,7 +20,7 @@ from swell.control.scheduler import Scheduler
 from swell.control.store import Store
 from swell.domain import Cluster, Event, EventKind
 from swell.perf.length import TargetLength
-from swell.perf.sharing import LEAST_OF_TURN
+from swell.perf.sharing import LEAST_OF_SHARE
 
 NOW_S = 1000.0
 RATES = np.array([0.0, 1.0, 1.8, 2.4, 2.8])
@@ -70,7 +70,7 @@ def test_where_slots_share_a_gpu_a_promise_counts_on_neighbours_that_fill_it(sto
         promise, _ = promises.promise(record(deadline_s=NOW_S + 1), known, scheduler, NOW_S)
         assert promise.earliest_deadline_s is not None
         earliest_s.append(promise.earliest_deadline_s - NOW_S)
-    least = LEAST_OF_TURN / 4  # side by side, a job may have a little less than its turn
+    least = LEAST_OF_SHARE / 4  # side by side, a job may have a little less than its turn
     assert earliest_s[1] == pytest.approx(earliest_s[0] / least, rel=0.01)
     scheduler = Scheduler(Book(store), "elasticflow", shared)
     guess = promises.estimated(record(), known, scheduler, NOW_S)
@@ -164,16 +164,27 @@ def test_the_book_writes_before_it_tells(store: Store) -> None:
     assert len(heard) == 1 and book.subscribers == 0
 
 
-def test_a_subscriber_that_fails_harms_nobody(store: Store) -> None:
+def test_a_subscriber_that_fails_harms_nobody_and_is_in_the_log(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     book, heard = Book(store), []
+    failing = True
 
     def broken(seq: int, event: Event) -> None:
-        raise RuntimeError("mine alone")
+        if failing:
+            raise RuntimeError("mine alone")
 
     book.subscribe(broken)
     book.subscribe(lambda seq, event: heard.append(seq))
+    for _ in range(3):
+        book.write([], [Event(1.0, EventKind.PROGRESS, job_id="a")])
+    assert heard == [1, 2, 3]
+    assert caplog.text.count("a subscriber failed") == caplog.text.count("RuntimeError: mine alone") == 1
+    failing = False
     book.write([], [Event(1.0, EventKind.PROGRESS, job_id="a")])
-    assert heard == [1]
+    failing = True
+    book.write([], [Event(1.0, EventKind.PROGRESS, job_id="a")])
+    assert caplog.text.count("a subscriber failed") == 2, "it had worked in between"
 
 
 def test_a_script_with_other_arguments_has_a_rough_estimate_and_no_guarantee(store: Store) -> None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.control.conftest import make_record
 
 from swell.control.database import connect
 from swell.control.model import Phase
-from swell.control.retention import DAY_S, Ended, Keep, Retention, plan
+from swell.control.retention import DAY_S, Ended, Keep, Retention, needless, plan
 from swell.control.store import Store
 from swell.domain import Event, EventKind
 from swell.engines.order import make_folder
+from swell.report.lanes import lanes
+from swell.train.agent.regular import folder, walk
 
 NOW_S = 100 * DAY_S
+Nest = Callable[[Path, int], None]
 
 
 def home(tmp_path: Path, *phases: tuple[str, Phase, float]) -> Store:
@@ -90,6 +97,121 @@ def test_the_store_forgets_no_job_that_is_not_over(tmp_path: Path) -> None:
     store.forget("run")
     assert store.job("run") is not None and len(store.events(job_id="run")) == 1
     store.close()
+
+
+def test_what_a_job_left_costs_no_other_job_its_turn(tmp_path: Path, nest: Nest) -> None:
+    store = home(
+        tmp_path, ("deep", Phase.FINISHED, 40), ("odd", Phase.FINISHED, 40), ("old", Phase.FAILED, 40)
+    )
+    nest(tmp_path / "jobs" / "deep", 1100)
+    locked = tmp_path / "jobs" / "odd" / "checkpoints" / "step-000000000000"
+    locked.chmod(0)
+    with (tmp_path / "jobs" / "odd" / "holes").open("wb") as holes:
+        holes.truncate(1 << 40)
+    for i in range(20):
+        os.link(tmp_path / "jobs" / "odd" / "holes", tmp_path / "jobs" / "odd" / f"name-{i}")
+    os.mkfifo(tmp_path / "jobs" / "odd" / "pipe")
+    tidy = Retention(store, tmp_path, Keep())
+    done = tidy.run(NOW_S)
+    assert sorted(done.forgotten) == ["deep", "odd", "old"]
+    assert done.freed_bytes == 9 * 8192, "holes and further names of a file use no space"
+    assert left(tmp_path) == {}
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "job", "step"])
+def test_nothing_behind_a_link_is_deleted(tmp_path: Path, name: str) -> None:
+    store = home(tmp_path, ("bad", Phase.FINISHED, 5), ("run", Phase.RUNNING, 0))
+    bad, run = tmp_path / "jobs" / "bad", tmp_path / "jobs" / "run"
+    match name:
+        case "checkpoints":
+            shutil.rmtree(bad / "checkpoints")
+            (bad / "checkpoints").symlink_to(run / "checkpoints")
+        case "job":
+            shutil.rmtree(bad)
+            bad.symlink_to(run)
+        case "step":
+            shutil.rmtree(bad / "checkpoints" / "step-000000000000")
+            (bad / "checkpoints" / "step-000000000000").symlink_to(run / "checkpoints" / "step-000000000001")
+    tidy = Retention(store, tmp_path, Keep())
+    tidy.run(NOW_S)
+    assert left(tmp_path)["run"] == 3
+    assert tidy.run(NOW_S + 40 * DAY_S).forgotten == ["bad"]
+    assert left(tmp_path) == {"run": 3} and not bad.is_symlink()
+    store.close()
+
+
+def test_a_folder_that_is_moved_away_is_left_where_it_goes(tmp_path: Path) -> None:
+    """Whoever still changes the folders that are removed leads nobody out of them."""
+    store = home(tmp_path, ("bad", Phase.FINISHED, 40), ("run", Phase.RUNNING, 0))
+    inside = tmp_path / "jobs" / "bad" / "a" / "b"
+    inside.mkdir(parents=True)
+    (inside / "data").touch()
+
+    with folder(tmp_path / "jobs", "bad") as top:
+        met = walk(top)
+        while next(met).path != "a/b/data":
+            pass
+        inside.rename(tmp_path / "jobs" / "run" / "b")
+        with pytest.raises(OSError, match="moved"):
+            list(met)
+    store.close()
+
+
+def test_events_of_no_job_and_kinds_that_never_run_again_are_not_kept_for_ever(tmp_path: Path) -> None:
+    store = home(tmp_path, ("new", Phase.FINISHED, 0.1))
+    for day in range(60):
+        for name in ("node-0", "node-1"):
+            store.save([], [node_event(day, name, EventKind.NODE_JOINED), node_event(day + 0.5, name)])
+        store.save([], [Event(day * DAY_S, EventKind.SCALED, data={"nodes": 2, "before": 1})])
+        held = {"reservation": "api", "gpus": [0, 1], "before": []}
+        store.save([], [Event(day * DAY_S, EventKind.HELD, data=held)])
+        back = {"reservation": "api", "gpus": [], "before": [0, 1]}
+        store.save([], [Event((day + 0.5) * DAY_S, EventKind.HELD, data=back)])
+        store.remember(f"kind-{day}", day * DAY_S, {"n": day})
+    now_s = 60 * DAY_S
+    before = lanes(event for _, event in store.events(limit=10_000))
+    Retention(store, tmp_path, Keep(history_s=40 * DAY_S, most_kinds=10)).run(now_s, dry=True)
+    assert len(store.events(limit=10_000)) == 1 + 60 * 7, "a dry run deletes nothing"
+    Retention(store, tmp_path, Keep(history_s=40 * DAY_S, most_kinds=10)).run(now_s)
+    kept = [event for _, event in store.events(limit=10_000)]
+    old = [event for event in kept if event.time_s < 30 * DAY_S and event.job_id is None]
+    assert [(event.kind, event.node) for event in old] == [
+        (EventKind.NODE_JOINED, "node-0"),
+        (EventKind.NODE_JOINED, "node-1"),
+        (EventKind.NODE_LOST, "node-0"),
+        (EventKind.NODE_LOST, "node-1"),
+    ]
+    assert len(kept) == 1 + 4 + 30 * 7
+    recent = [step for step in before.capacity if step[0] >= 30 * DAY_S]
+    assert [step for step in lanes(kept).capacity if step[0] >= 30 * DAY_S] == recent
+    known = [day for day in range(60) if store.recall(f"kind-{day}") is not None]
+    assert known == list(range(50, 60))
+    Retention(store, tmp_path, Keep(history_s=5 * DAY_S)).run(now_s)
+    assert store.recall("kind-54") is None and store.recall("kind-55") is not None
+    store.close()
+
+
+def node_event(day: float, name: str, kind: EventKind = EventKind.NODE_LOST) -> Event:
+    return Event(day * DAY_S, kind, node=name, data={"gpus": 2, "per_gpu": 1})
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.frozensets(st.integers(0, 3))), max_size=30),
+    st.integers(0, 30),
+)
+def test_what_is_left_of_old_events_says_the_same_of_slots_that_are_held(
+    steps: list[tuple[str, frozenset[int]]], old: int
+) -> None:
+    events, held = list[tuple[int, Event]](), dict[str, list[int]]()
+    for seq, (name, gpus) in enumerate(steps):
+        data = {"reservation": name, "gpus": sorted(gpus), "before": held.get(name, [])}
+        held[name] = sorted(gpus)
+        events.append((seq, Event(float(seq), EventKind.HELD, data=data)))
+    dropped = set(needless(events[:old]))
+    kept = [event for seq, event in events if seq not in dropped]
+    taken = sum(len(event.data["gpus"]) - len(event.data["before"]) for event in kept)
+    assert taken == sum(map(len, held.values()))
 
 
 JOBS = st.lists(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import signal
@@ -18,6 +19,7 @@ import pytest
 from swell.domain import Cluster, JobRequest
 from swell.engines import Launch, supervisor
 from swell.engines.border import BadMessage, Confined, JobStatus, read_event, read_status
+from swell.engines.coordinator_line import CoordinatorLine
 from swell.engines.job_state import JobState, Stage, Workers
 from swell.engines.listener import Listener
 from swell.engines.local import LocalSite
@@ -56,6 +58,44 @@ def _told_by(engine: SupervisedEngine, job: SupervisedJob, now_s: float = 0.0) -
 
 def _gpus(engine: SupervisedEngine) -> list[tuple[int, ...]]:
     return [report.data["gpus"] for report in engine.reports() if report.kind == "resized"]
+
+
+def _run_of(directory: Path, host: str, port: int) -> Path:
+    """A run of a job whose coordinator is said to listen there."""
+    run = directory / "runs" / "0000"
+    run.mkdir(parents=True)
+    (run / "coordinator.json").write_text(json.dumps({"host": host, "port": port, "pid": 1}))
+    (run / "job.json").write_text(json.dumps({"secret": "00" * 32}))
+    return run
+
+
+@pytest.mark.parametrize("what", ["runs", "0000"])
+def test_no_link_leads_the_engine_to_the_coordinator_of_another_job(tmp_path: Path, what: str) -> None:
+    bad, good = tmp_path / "jobs" / "bad", tmp_path / "jobs" / "good"
+    with socket.create_server(("127.0.0.1", 0)) as coordinator:
+        _run_of(good, *coordinator.getsockname())
+        if what == "runs":
+            bad.mkdir()
+            (bad / "runs").symlink_to(good / "runs")
+        else:
+            (bad / "runs").mkdir(parents=True)
+            (bad / "runs" / "0000").symlink_to(good / "runs" / "0000")
+        coordinator.settimeout(0.2)
+        for directory, connected in ((bad, False), (good, True)):
+            assert CoordinatorLine().connect(directory, 0.0, 4) is None
+            with contextlib.nullcontext() if connected else pytest.raises(TimeoutError):
+                coordinator.accept()[0].close()
+
+
+def test_the_engine_looks_up_no_name_that_a_job_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = list[str]()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: looked_up.append(host) or [])
+    _run_of(tmp_path / "jobs" / "bad", "nobody-answers.example", 1)
+    with pytest.raises(BadMessage, match="must be an IP address"):
+        CoordinatorLine().connect(tmp_path / "jobs" / "bad", 0.0, 4)
+    assert looked_up == []
 
 
 def test_a_job_that_moves_before_it_trains_is_reported_on_its_new_slot(tmp_path: Path) -> None:

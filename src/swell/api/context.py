@@ -16,7 +16,7 @@ from swell.api.auth import Principal, Role, TokenBook, require_admin
 from swell.api.hub import EventHub
 from swell.api.refusals import Forbidden, NotAuthenticated
 from swell.api.schemas import ReplayRequest
-from swell.control.errors import NotFound
+from swell.control.errors import NotFound, Unreadable
 from swell.control.model import JobRecord
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class Context:
             "streams": self.streams,
             "event_seq": self.hub.last,
         }
-        return dict(self.plane.stats()) | own
+        stats = dict(self.plane.stats())
+        return stats | own | {"part_up": stats["part_up"] | {"events": float(not self.hub.trouble)}}
 
     def still_allowed(self, request: Request) -> Callable[[], bool]:
         """Says, as often as it is called, whether the token of a request is still good."""
@@ -79,9 +80,13 @@ class Context:
 
     def visible_job(self, principal: Principal, job_id: str) -> JobRecord:
         """A job, if the principal may see it; else NotFound. Blocks."""
-        record = self.plane.jobs.get(job_id)
+        unknown = NotFound(f"there is no job '{job_id}'; 'swell queue --all' lists the jobs")
+        try:
+            record = self.plane.jobs.get(job_id)
+        except Unreadable as error:
+            raise error if principal.sees(error.owner) else unknown from None
         if not principal.sees(record.owner):
-            raise NotFound(f"there is no job '{job_id}'; 'swell queue --all' lists the jobs")
+            raise unknown
         return record
 
 

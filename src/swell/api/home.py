@@ -13,10 +13,19 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from swell.domain import InputError
+
 
 def home_dir(given: str | os.PathLike[str] | None = None) -> Path:
     """The state directory: the one given, else $SWELL_HOME, else ~/.swell."""
-    return Path(given or os.environ.get("SWELL_HOME") or Path.home() / ".swell").expanduser().absolute()
+    try:
+        path = Path(given or os.environ.get("SWELL_HOME") or Path.home() / ".swell").expanduser()
+    except RuntimeError:  # neither $HOME nor an entry among the machine's accounts
+        raise InputError(
+            f"this account (uid {os.getuid()}) has no home directory: name one with --home or SWELL_HOME",
+            field="home",
+        ) from None
+    return path.absolute()
 
 
 def token_file(home: Path, role: str) -> Path:

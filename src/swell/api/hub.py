@@ -10,18 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
+import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swell.api.schemas import EventView
-from swell.control.errors import NotFound, StoreUnavailable
+from swell.control.errors import NotFound, StoreUnavailable, Unreadable
 from swell.domain import Event, EventKind
+from swell.engines.parts import BUSY_S, MOST_AGAIN_S
 
 if TYPE_CHECKING:
     from swell.control.plane import ControlPlane
 
+log = logging.getLogger(__name__)
+
+AGAIN_S = 1.0
+"""How long to wait after events could not be read; twice as long each time, up to `MOST_AGAIN_S`."""
 _PAGE = 1000
 _OWNERS = 20_000
 _PIECE = 256
@@ -76,6 +84,10 @@ class EventHub:
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsubscribe: Callable[[], None] | None = None
+        self._error = ""
+        """Why the last attempt to read events failed; empty if it did not."""
+        self._since_s = math.inf
+        """Since when events are being read; infinite if they are not."""
         self.closed = False
 
     # -- following the plane -----------------------------------------------------------------------------
@@ -92,7 +104,29 @@ class EventHub:
 
         self._unsubscribe = self._plane.subscribe(wake)
         self._wake.set()  # something may have happened before the subscription
+        self._begin()
+
+    def _begin(self) -> None:
         self._task = asyncio.create_task(self._follow())
+
+    def look(self) -> str:
+        """Begin to follow again if that has ended; returns what the trouble was, empty if there is none.
+
+        Belongs to the event loop, as all else here.
+        """
+        if self._task is not None and self._task.done() and not self.closed:
+            self._error = "it had ended"
+            self._begin()
+            self._wake.set()
+        return self.trouble
+
+    @property
+    def trouble(self) -> str:
+        """Why listeners get no new events; empty if they do."""
+        silent_s = time.monotonic() - self._since_s
+        if self.closed or (not self._error and silent_s < BUSY_S):
+            return ""
+        return self._error or f"the store has not answered for {silent_s:.0f} s"
 
     def poke(self) -> None:
         """Have all streams look whether they are still allowed. May be called from any thread."""
@@ -120,21 +154,38 @@ class EventHub:
                 await self._task
 
     async def _follow(self) -> None:
+        again_s = AGAIN_S
         while not self.closed:
             await self._wake.wait()
             self._wake.clear()
+            self._since_s = time.monotonic()
             try:
                 while fresh := await self._call(self._read, self.last):
                     self._add(fresh)
-            except StoreUnavailable:
-                await asyncio.sleep(1.0)
+                    self._since_s = time.monotonic()
+                self._error, again_s = "", AGAIN_S
+            except Exception as error:
+                if not isinstance(error, StoreUnavailable):  # /healthz looks at the store itself
+                    log.exception("new events cannot be read; it is tried again in %g s", again_s)
+                    self._error = repr(error)[:200]
+                await asyncio.sleep(again_s)
+                again_s = min(2 * again_s, MOST_AGAIN_S)
                 self._wake.set()
+            self._since_s = math.inf
             # A burst becomes one message to each listener.
             await asyncio.sleep(self._gather_s + self.listeners * _GATHER_PER_LISTENER_S)
 
     def _read(self, since: int, job_id: str | None = None) -> list[Entry]:
-        page = self._plane.events(since, job_id, _PAGE)
-        return [Entry(seq, self._owner(event), event.job_id, frame(seq, event)) for seq, event in page]
+        return [self._entry(seq, event) for seq, event in self._plane.events(since, job_id, _PAGE)]
+
+    def _entry(self, seq: int, event: Event) -> Entry:
+        """An event of the log, ready to be sent; one that cannot be sent is skipped by all listeners."""
+        owner, data = self._owner(event), b""
+        try:
+            data = frame(seq, event)
+        except Exception:
+            log.exception("event %d cannot be sent and is left out", seq)
+        return Entry(seq, owner, event.job_id, data)
 
     def _owner(self, event: Event) -> str | None:
         if event.job_id is None:
@@ -158,6 +209,8 @@ class EventHub:
             return self._plane.jobs.get(str(event.job_id)).owner
         except NotFound:
             return ""  # a job without an owner: only administrators see it
+        except Unreadable as error:
+            return error.owner
 
     def _add(self, fresh: list[Entry]) -> None:
         self._entries += fresh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -94,6 +95,11 @@ class LazyGroup(click.Group):
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 where = f": {error.filename}" if error.filename else ""
                 click.echo(f"swell: {error.strerror}{where}. Make room there, then try again.", err=True)
+                ctx.exit(1)
+            if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                where = f"{error.filename}: " if error.filename else ""
+                remedy = "Run swell as the account that owns it, or name another place (--home, -o)."
+                click.echo(f"swell: {where}{error.strerror} for uid {os.geteuid()}. {remedy}", err=True)
                 ctx.exit(1)
             # Not imported at the top, to start fast: a command that raises a SwellError has imported it.
             errors = sys.modules.get("swell.domain.errors")

@@ -7,7 +7,7 @@ import resource
 import shutil
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -56,20 +56,46 @@ def doctor(store: str | None, as_json: bool, home: str | None) -> None:
 
 def examine(home: Path, store: str | None) -> Iterator[Finding]:
     """All checks, one after the other."""
-    if not home.is_dir():
-        yield Finding("home", BAD, f"{home} does not exist: 'swell up' makes it")
+    if trouble := _unusable(home):
+        yield Finding("home", BAD, trouble)
         return
     yield _home(home)
-    yield from _server(home)
-    yield from _store(home, store)
-    yield from _tokens(home)
-    yield from _jobs(home)
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "server": lambda: _server(home),
+        "store": lambda: _store(home, store),
+        "tokens": lambda: _tokens(home),
+        "jobs": lambda: _jobs(home),
+    }
+    for about, check in checks.items():
+        try:
+            yield from check()
+        except OSError as error:
+            note = f"{error.filename or home}: {error.strerror} for this account (uid {os.geteuid()})"
+            yield Finding(about, BAD, note)
     yield _disk(home)
     yield _descriptors()
     yield _gpus()
     yield _wall(home)
     yield _groups()
     yield _ray()
+
+
+def _unusable(home: Path) -> str:
+    """Why nothing in a home can be looked at; empty if it can."""
+    try:
+        facts = home.stat()
+    except FileNotFoundError:
+        return f"{home} does not exist: 'swell up' makes it"
+    except OSError as error:
+        return f"{home}: {error.strerror} for this account (uid {os.geteuid()})"
+    if not stat.S_ISDIR(facts.st_mode):
+        return f"{home} is no directory: name another --home"
+    if not os.access(home, os.R_OK | os.X_OK):
+        return (
+            f"{home} cannot be read by this account (uid {os.geteuid()}): run swell as the account that owns"
+            f" it (uid {facts.st_uid})"
+        )
+    return ""
 
 
 def _home(home: Path) -> Finding:
@@ -109,6 +135,9 @@ def _store(home: Path, url: str | None) -> Iterator[Finding]:
     path = Path((url or str(home / "store.db")).removeprefix("sqlite://"))
     if not path.exists():
         yield Finding("store", BAD, f"{path} does not exist: another --store, or 'swell restore'?")
+        return
+    if not os.access(path, os.R_OK):
+        yield Finding("store", BAD, f"{path} cannot be read by this account (uid {os.geteuid()})")
         return
     try:
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10.0) as database:

@@ -36,9 +36,10 @@ def backup(file: Path, without_checkpoints: bool, as_json: bool, home: str | Non
 
     done = save(home_dir(home), file, checkpoints=not without_checkpoints)
     if as_json:
-        print_json({"file": str(file), "jobs": done.jobs, "bytes": done.bytes})
+        print_json({"file": str(file), "jobs": done.jobs, "bytes": done.bytes, "left_out": done.left_out})
         return
     click.echo(f"{file}: the store, the tokens and {len(done.jobs)} unfinished jobs, {done.bytes} bytes.")
+    _say_left_out(done.left_out, "is not in it")
     click.echo("'swell restore' brings it back, here or on another machine.")
 
 
@@ -62,10 +63,24 @@ def restore(file: Path, paused: bool, new_tokens: bool, force: bool, as_json: bo
     done = bring_back(home_dir(home), file, paused=paused, new_tokens=new_tokens, force=force)
     if as_json:
         print_json(
-            {"home": str(done.home), "jobs": done.jobs, "made_s": done.made_s, "set_aside": done.set_aside}
+            {
+                "home": str(done.home),
+                "jobs": done.jobs,
+                "made_s": done.made_s,
+                "set_aside": done.set_aside,
+                "left_out": done.left_out,
+            }
         )
         return
     _say(done, paused, new_tokens)
+
+
+def _say_left_out(left_out: dict[str, str], what: str) -> None:
+    """Name the jobs whose checkpoints a backup does not have whole."""
+    from swell.cli._terminal import clean
+
+    for job, reason in left_out.items():
+        click.echo(clean(f"swell: what job {job} has saved {what}: {reason}"), err=True)
 
 
 def _say(done: Restored, paused: bool, new_tokens: bool) -> None:
@@ -73,6 +88,7 @@ def _say(done: Restored, paused: bool, new_tokens: bool) -> None:
     if done.jobs:
         after = "are paused: 'swell resume' lets one go on" if paused else "go on with the next 'swell up'"
         click.echo(f"Unfinished jobs that {after}: {', '.join(done.jobs)}")
+    _say_left_out(done.left_out, "was not restored whole")
     if done.set_aside:
         click.echo(f"The store that was there is kept as {done.set_aside}.")
     old = (

@@ -6,7 +6,6 @@ subscribers hear of it. What has to be done then comes back to the caller as ins
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import secrets
@@ -50,6 +49,8 @@ class Book:
         self.records: dict[str, JobRecord] = {}
         self.known: dict[str, Knowledge] = {}
         self._subscribers: dict[int, Subscriber] = {}
+        self._failing: set[int] = set()
+        """Subscribers that failed at the last event, which the log says once."""
 
     def add(self, record: JobRecord, knowledge: Knowledge | None = None) -> None:
         """Take a job into the book, by default with what earlier jobs of its kind taught."""
@@ -156,7 +157,12 @@ class Book:
         """Call `callback` with every event once it is on disk; call the result to end the subscription."""
         key = secrets.randbits(62)
         self._subscribers[key] = callback
-        return lambda: self._subscribers.pop(key, None) and None
+
+        def end() -> None:
+            self._subscribers.pop(key, None)
+            self._failing.discard(key)
+
+        return end
 
     @property
     def subscribers(self) -> int:
@@ -166,10 +172,15 @@ class Book:
     def publish(self, seqs: Sequence[int], events: Sequence[Event]) -> None:
         """Pass events that are on disk, with their numbers, to the subscribers."""
         for seq, event in zip(seqs, events, strict=True):
-            for callback in list(self._subscribers.values()):
-                # A subscriber that fails must disturb neither the job nor the other subscribers.
-                with contextlib.suppress(Exception):
+            for key, callback in list(self._subscribers.items()):
+                try:
                     callback(seq, event)
+                except Exception:  # it must disturb neither the job nor the other subscribers
+                    if key not in self._failing:
+                        log.exception("a subscriber failed at event %d; it is called again for the next", seq)
+                    self._failing.add(key)
+                else:
+                    self._failing.discard(key)
 
 
 def _read_ledger(written: str | None) -> RatioLedger:

@@ -1,22 +1,26 @@
 """What is kept of jobs that are over, for how long and how much: records, events, directories, checkpoints.
+And what is kept of events of no job, and of the history.
 
-`plan` is pure: which jobs to forget and which to thin. `Retention` carries a plan out. A job that is not
-over, or whose supervisor lives, is never touched.
+`plan` is pure: which jobs to forget and which to thin; so is `needless`: which events of no job nobody reads
+any more. `Retention` carries both out. A job that is not over, or whose supervisor lives, is never touched.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from swell.control.errors import StoreUnavailable
 from swell.control.store import Store
+from swell.domain import Event, EventKind
 from swell.engines.order import folder_of
 from swell.engines.supervisor import is_locked
+from swell.train.agent.regular import folder, remove_tree, used_bytes
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +32,16 @@ class Keep:
     """What is kept of jobs that are over."""
 
     for_s: float | None = 30 * DAY_S
-    """Records, events and directories are kept for this long after a job's end; None for ever."""
+    """Records, events and directories are kept for this long after a job's end, and events of no job for this
+    long; None for ever."""
     most_bytes: int | None = None
     """The directories of jobs that are over use at most so much; the oldest go first. None for no limit."""
     thin_after_s: float | None = DAY_S
     """So long after a job's end all its checkpoints but the newest are deleted; None for never."""
+    history_s: float | None = 365 * DAY_S
+    """What jobs of a kind taught is kept for this long after the last of them ran; None for ever."""
+    most_kinds: int = 20_000
+    """The history has at most so many kinds: those that ran last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,34 @@ def plan(ended: Sequence[Ended], keep: Keep, now_s: float) -> Plan:
     return Plan(tuple(forget), tuple(thin))
 
 
+def needless(old: Sequence[tuple[int, Event]]) -> list[int]:
+    """Of old events of no job, oldest first: the numbers of those that nobody reads any more.
+
+    The first time that a node joined stays, because slots are numbered in that order, and so does the last
+    time that it came or went. Of a reservation stay how it was last declared, and what it has held since it
+    last began to hold slots: readers add up how many slots came and went.
+    """
+    nodes, declared, held = dict[str, list[int]](), dict[str, int](), dict[str, list[int]]()
+    for seq, event in old:
+        name = str(event.node or event.data.get("reservation") or "")
+        match event.kind:
+            case EventKind.NODE_JOINED | EventKind.NODE_LOST:
+                first = nodes.get(name, [seq])[:1]
+                nodes[name] = first if first == [seq] else [*first, seq]
+            case EventKind.RESERVED:
+                declared[name] = seq
+            case EventKind.UNRESERVED:
+                declared.pop(name, None)
+            case EventKind.HELD:
+                held.setdefault(name, []).append(seq)
+                if not event.data.get("before"):
+                    held[name] = [seq]
+                if not event.data.get("gpus"):
+                    held[name] = []
+    kept = {seq for seqs in (*nodes.values(), *held.values()) for seq in seqs} | set(declared.values())
+    return [seq for seq, _ in old if seq not in kept]
+
+
 class Retention:
     """Deletes what need not be kept any more."""
 
@@ -96,18 +133,18 @@ class Retention:
         beat: Callable[[], None] = lambda: None,
     ) -> Done:
         """Forget and thin; with `dry` only say what would be done. `beat` is called for every job."""
-        ended = {job.job_id: job for job in self._ended()}
-        todo, done = plan(list(ended.values()), keep or self.keep, now_s), Done()
+        ended = {job.job_id: job for job in self._ended(beat)}
+        keep = keep or self.keep
+        todo, done = plan(list(ended.values()), keep, now_s), Done()
         for job_id in todo.forget:
-            beat()
-            if dry or self._forget(job_id):
-                done.forgotten.append(job_id)
-                done.freed_bytes += ended[job_id].bytes
+            with _sparing_others(job_id):
+                if dry or self._forget(job_id, beat):
+                    done.forgotten.append(job_id)
+                    done.freed_bytes += ended[job_id].bytes
         for job_id in todo.thin:
-            beat()
-            freed = self._thin(job_id, dry)
-            done.thinned.append(job_id)
-            done.freed_bytes += freed
+            with _sparing_others(job_id):
+                done.freed_bytes += self._thin(job_id, dry, beat)
+                done.thinned.append(job_id)
         if done.forgotten or done.thinned:
             log.info(
                 "%d jobs forgotten, %d thinned, %d bytes freed",
@@ -115,51 +152,71 @@ class Retention:
                 len(done.thinned),
                 done.freed_bytes,
             )
+        if not dry:
+            self._prune(keep, now_s, beat)
         return done
 
-    def _ended(self) -> list[Ended]:
+    def _prune(self, keep: Keep, now_s: float, beat: Callable[[], None]) -> None:
+        """Delete old events of no job, and what kinds of jobs taught that have not run for long."""
+        if keep.for_s is not None:
+            old = self._store.events_of_no_job(now_s - keep.for_s)
+            beat()
+            self._store.drop_events(needless(old))
+        beat()
+        before_s = -math.inf if keep.history_s is None else now_s - keep.history_s
+        self._store.prune_history(before_s, keep.most_kinds)
+
+    def _ended(self, beat: Callable[[], None]) -> list[Ended]:
         found = []
         for record in self._store.jobs(over=True, limit=1_000_000):
-            directory = self._jobs / record.job_id
+            beat()
             ended_s = record.ended_s if record.ended_s is not None else record.submitted_s
-            size, checkpoints = size_bytes(directory), len(_checkpoints(directory))
+            size, checkpoints = 0, 0
+            with _sparing_others(record.job_id):
+                size = used_bytes(self._jobs / record.job_id, beat=beat)
+                checkpoints = len(self._checkpoints(record.job_id))
             found.append(Ended(record.job_id, ended_s, size, checkpoints))
         return found
 
-    def _forget(self, job_id: str) -> bool:
+    def _forget(self, job_id: str, beat: Callable[[], None]) -> bool:
         directory = self._jobs / job_id
         if is_locked(directory):
             return False  # its processes are still ending
-        shutil.rmtree(directory, ignore_errors=True)
-        if directory.exists():
-            log.warning("%s cannot be deleted: its job is not forgotten", directory)
-            return False
-        shutil.rmtree(folder_of(directory), ignore_errors=True)
+        remove_tree(directory, beat=beat)
+        remove_tree(folder_of(directory))
         self._store.forget(job_id)
         return True
 
-    def _thin(self, job_id: str, dry: bool) -> int:
-        directory = self._jobs / job_id
-        if is_locked(directory):
+    def _thin(self, job_id: str, dry: bool, beat: Callable[[], None]) -> int:
+        if is_locked(self._jobs / job_id):
             return 0
         freed = 0
-        for path in _checkpoints(directory)[:-1]:
-            freed += size_bytes(path)
-            if not dry:
-                shutil.rmtree(path, ignore_errors=True)
+        with folder(self._jobs, job_id, "checkpoints") as checkpoints:
+            for name in _complete(checkpoints)[:-1]:
+                freed += used_bytes(name, checkpoints, beat)
+                if not dry:
+                    remove_tree(name, checkpoints, beat)
         return freed
 
+    def _checkpoints(self, job_id: str) -> list[str]:
+        """The names of a job's complete checkpoints, oldest first; none if the job left something else."""
+        with contextlib.suppress(OSError), folder(self._jobs, job_id, "checkpoints") as checkpoints:
+            return _complete(checkpoints)
+        return []
 
-def _checkpoints(directory: Path) -> list[Path]:
-    """Complete checkpoints of a job, oldest first."""
-    return sorted(path for path in (directory / "checkpoints").glob("step-*") if path.is_dir())
+
+def _complete(checkpoints: int) -> list[str]:
+    with os.scandir(checkpoints) as entries:
+        found = [one for one in entries if one.name.startswith("step-")]
+        return sorted(one.name for one in found if one.is_dir(follow_symlinks=False))
 
 
-def size_bytes(directory: Path) -> int:
-    """The disk space that a directory uses. Links are not followed."""
-    total = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(folder, name)).st_blocks * 512  # noqa: PTH118 - there are many
-    return total
+@contextlib.contextmanager
+def _sparing_others(job_id: str) -> Iterator[None]:
+    """Log what fails about one job, whose directory is its own work; the other jobs' turn comes next."""
+    try:
+        yield
+    except StoreUnavailable:
+        raise
+    except Exception as error:
+        log.warning("what is left of job %s cannot be tidied up: %r", job_id, error)

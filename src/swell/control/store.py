@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from swell.control.database import Database
-from swell.control.errors import StoreUnavailable
+from swell.control.errors import StoreUnavailable, Unreadable
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
-from swell.domain import Event, EventKind, InputError
+from swell.domain import Event, EventKind
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 """Never change a step that has been released: add one."""
 
+_BATCH = 500
+"""Most events that are deleted in one transaction."""
 OVER = tuple(phase.value for phase in Phase if phase.over)
 
 
@@ -123,9 +125,9 @@ class Store:
     def by_key(self, owner: str, key: str) -> JobRecord | None:
         """The job that an owner submitted with this idempotency key."""
         rows = self._database.query(
-            "SELECT record FROM jobs WHERE owner = ? AND idempotency_key = ?", (owner, key)
+            "SELECT job_id, owner, record FROM jobs WHERE owner = ? AND idempotency_key = ?", (owner, key)
         )
-        return record_from_json(rows[0][0]) if rows else None
+        return self._read(*rows[0]) if rows else None
 
     def save(self, records: Iterable[JobRecord], events: Iterable[Event] = ()) -> list[int]:
         """Write changed jobs and events in one transaction; returns the numbers of the events."""
@@ -147,8 +149,8 @@ class Store:
 
     def job(self, job_id: str) -> JobRecord | None:
         """A job by its id."""
-        rows = self._database.query("SELECT record FROM jobs WHERE job_id = ?", (job_id,))
-        return record_from_json(rows[0][0]) if rows else None
+        rows = self._database.query("SELECT job_id, owner, record FROM jobs WHERE job_id = ?", (job_id,))
+        return self._read(*rows[0]) if rows else None
 
     def phase(self, job_id: str) -> Phase | None:
         """The phase of a job, also of one whose record cannot be read; None if the store does not know it."""
@@ -187,11 +189,22 @@ class Store:
         )
         return [record for row in rows if (record := self._readable(row[0], row[1])) is not None]
 
+    def _read(self, job_id: str, owner: str, text: str) -> JobRecord:
+        """A record by itself; raises Unreadable, after a line in the log, if it cannot be read."""
+        record = self._readable(job_id, text)
+        if record is None:
+            raise Unreadable(
+                f"the record of job '{job_id}' cannot be read, so the job is left as it is; the server's log"
+                " says what is wrong with it, and 'swell restore' brings a backup back",
+                owner,
+            )
+        return record
+
     def _readable(self, job_id: str, text: str) -> JobRecord | None:
         """A record for a list; None, and a line in the log, if it cannot be read."""
         try:
             return record_from_json(text)
-        except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+        except Exception as error:  # whatever is wrong with it, it is wrong with this one job
             if job_id not in self.unreadable:
                 log.error("the record of job %s cannot be read (%r): the job is left as it is", job_id, error)
             self.unreadable[job_id] = repr(error)
@@ -228,10 +241,11 @@ class Store:
         """Events of some kinds from a moment on, oldest first; only the newest if there are over `limit`."""
         marks = ", ".join("?" * len(kinds))
         rows = self._database.query(
-            f"SELECT line FROM events WHERE kind IN ({marks}) AND time_s >= ? ORDER BY seq DESC LIMIT ?",
+            f"SELECT seq, line FROM events WHERE kind IN ({marks}) AND time_s >= ? ORDER BY seq DESC LIMIT ?",
             (*(kind.value for kind in kinds), since_s, limit),
         )
-        return [Event.from_json(row[0]) for row in reversed(rows)]
+        read = (_event(int(seq), line) for seq, line in reversed(rows))
+        return [event for event in read if event is not None]
 
     def tally(self, job_id: str, kind: EventKind) -> tuple[int, float]:
         """How many events of a kind a job has in the log, and the seconds from the first to the last."""
@@ -264,6 +278,23 @@ class Store:
                 f"DELETE FROM jobs WHERE job_id = ? AND phase IN ({marks})", (job_id, *OVER)
             )
 
+    def events_of_no_job(self, before_s: float) -> list[tuple[int, Event]]:
+        """Events of nodes, reservations and the cluster before a moment, oldest first."""
+        rows = self._database.query(
+            "SELECT seq, line FROM events WHERE job_id IS NULL AND time_s < ? ORDER BY seq", (before_s,)
+        )
+        read = [(int(seq), _event(int(seq), line)) for seq, line in rows]
+        return [(seq, event) for seq, event in read if event is not None]
+
+    def drop_events(self, seqs: Sequence[int]) -> None:
+        """Delete events by their numbers."""
+        for i in range(0, len(seqs), _BATCH):
+            some = seqs[i : i + _BATCH]
+            with self._database.transaction():
+                self._database.execute(
+                    f"DELETE FROM events WHERE seq IN ({', '.join('?' * len(some))})", tuple(some)
+                )
+
     def last_seq(self) -> int:
         """The number of the newest event; 0 if there is none."""
         return int(self._database.query("SELECT COALESCE(MAX(seq), 0) FROM events")[0][0])
@@ -275,6 +306,13 @@ class Store:
         self._put(
             "history", ("fingerprint", "updated_s", "content"), (fingerprint, now_s, json.dumps(content))
         )
+
+    def prune_history(self, before_s: float, most: int) -> None:
+        """Forget kinds of jobs that have not run since a moment, and all but the `most` that ran last."""
+        newest = "SELECT fingerprint FROM history ORDER BY updated_s DESC, fingerprint LIMIT ?"
+        with self._database.transaction():
+            self._database.execute("DELETE FROM history WHERE updated_s < ?", (before_s,))
+            self._database.execute(f"DELETE FROM history WHERE fingerprint NOT IN ({newest})", (most,))
 
     def recall(self, fingerprint: str) -> dict[str, Any] | None:
         """What is known of a kind of job."""
@@ -334,7 +372,7 @@ def _event(seq: int, line: str) -> Event | None:
     """An event of the log; None, and a line in the server's log, if it cannot be read."""
     try:
         return Event.from_json(line)
-    except InputError as error:
+    except Exception as error:  # one event keeps nobody from reading the others
         log.error("event %d cannot be read and is left out: %s", seq, error)
         return None
 

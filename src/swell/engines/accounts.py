@@ -7,6 +7,7 @@ on the machine keeps them from any of that.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pwd
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swell.domain import InputError
+from swell.train.agent.regular import Met, folder, walk
 
 SUBMITTER = "submitter"
 _PR_SET_DUMPABLE = 4
@@ -43,12 +45,18 @@ class Account:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
     def own(self, directory: Path) -> None:
-        """Give a job's directory, and all that is in it, to the account."""
-        if directory.stat().st_uid == self.uid:
-            return
-        for folder, _, names in os.walk(directory):
-            for path in (folder, *(os.path.join(folder, name) for name in names)):  # noqa: PTH118
-                os.chown(path, self.uid, self.gid, follow_symlinks=False)
+        """Give a job's directory to the account, with all in it that belonged to the directory's owner.
+
+        The directory was a job's own before, if it ran as another account then: what it linked here from
+        elsewhere stays what it is.
+        """
+        with folder(directory.parent, directory.name) as top:
+            owner = os.fstat(top).st_uid
+            if owner == self.uid:
+                return
+            for met in walk(top):
+                hand_over(met, owner, self.uid, self.gid)
+            os.fchown(top, self.uid, self.gid)
 
     def can_read(self, path: Path) -> bool:
         """Whether a process of the account can read this file: its modes, its lists, all above it."""
@@ -63,6 +71,18 @@ class Account:
             timeout=10.0,
         )
         return done.returncode == 0
+
+
+def hand_over(met: Met, before: int, uid: int, gid: int) -> None:
+    """Give a file or folder of the account `before` to another one, unless it has names elsewhere too."""
+    with contextlib.suppress(FileNotFoundError):
+        seen = os.open(met.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=met.folder)
+        try:
+            facts = os.fstat(seen)
+            if facts.st_uid == before and (met.is_folder or facts.st_nlink == 1):
+                os.chown(f"/proc/self/fd/{seen}", uid, gid)  # the descriptor cannot be swapped
+        finally:
+            os.close(seen)
 
 
 def no_script(path: Path) -> InputError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from swell.engines.border import BadMessage, JobStatus, read_status
 from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.regular import folder
 from swell.train.agent.wire import Connection, Message
 
 CONNECT_EVERY_S = 0.2
@@ -54,7 +55,7 @@ class CoordinatorLine:
         try:
             with _last_run(directory) as run:
                 (host, port), config = run.address(), run.config()
-            ipaddress.ip_address(host)  # never a name, which could take minutes to look up
+            _refuse_name(host)
             connection = Connection.to_job((host, port), config, timeout_s=ANSWER_S)
             connection.limit_sending(ANSWER_S)
             hello = {"type": "hello", "role": "tool", "fencing": fencing}
@@ -109,13 +110,18 @@ def _last_run(directory: Path) -> Iterator[JobDirectory]:
     The job may have put a link in place of each folder, to another job's run for example. So each is opened
     without following links, and read through its descriptor.
     """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.ExitStack() as stack:
-        runs = os.open(directory / "runs", flags)
-        stack.callback(os.close, runs)
-        names = sorted(entry.name for entry in islice(stack.enter_context(os.scandir(runs)), _MOST_RUNS + 1))
+    with folder(directory.parent, directory.name, "runs") as runs:
+        with os.scandir(runs) as entries:
+            names = [entry.name for entry in islice(entries, _MOST_RUNS + 1)]
         if not names or len(names) > _MOST_RUNS:
             raise OSError(f"{directory / 'runs'} has {len(names)} entries")
-        run = os.open(names[-1], flags, dir_fd=runs)
-        stack.callback(os.close, run)
-        yield JobDirectory(Path(f"/proc/self/fd/{run}"))
+        with folder(runs, max(names)) as run:
+            yield JobDirectory(Path(f"/proc/self/fd/{run}"))
+
+
+def _refuse_name(host: str) -> None:
+    """Raise BadMessage for anything but an address: to look a name up could take minutes."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise BadMessage(f"coordinator.json: got the host {host[:80]!r}, must be an IP address") from None

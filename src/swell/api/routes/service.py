@@ -23,6 +23,8 @@ _ASSETS = {"docs.html": "text/html", "docs.js": "text/javascript", "docs.css": "
 async def healthz(ctx: Ctx) -> Health | Response:
     """Whether the server is up, all its parts work and its store answers. Needs no token."""
     ill = await ctx.check(ctx.plane.health)
+    if trouble := ctx.hub.look():
+        ill = ill | {"events": trouble}
     if ill:  # only the names: the reasons may contain what a caller without a token must not see
         message = f"not working: {', '.join(sorted(ill))}"
         return error_response(503, "part_down", message, hint="it is started again; see the server's log")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from swell.engines.processes import descendants, memory_bytes
 from swell.engines.ray.warm import socket_path
 from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable
+from swell.train.agent.regular import remove_tree
 from swell.train.agent.wire import Connection, WireError
 
 MEMORY_EVERY_S = 1.0
@@ -148,7 +148,8 @@ class Holder:
             return {"code": code, "verdict": self._verdict, "warm": isinstance(worker, WarmWorker)}
         finally:
             os.close(held)
-            shutil.rmtree(home, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(home)
 
     def end(self) -> None:
         """End the worker."""
@@ -191,7 +192,8 @@ def _prune() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = path.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):  # anybody may have put anything there under such a name
+                remove_tree(path)
 
 
 def sees(order: dict[str, Any]) -> bool:

@@ -9,14 +9,14 @@ in.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from swell.domain import InputError
+from swell.train.agent.regular import folder, walk
 
 EXCLUDES = (".git", ".venv", "venv", "__pycache__", "node_modules")
 MEASURE_S = 60.0
@@ -25,20 +25,13 @@ MEASURE_S = 60.0
 def total_bytes(root: Path, stop_bytes: int | None = None) -> int:
     """Bytes of all files in a directory outside EXCLUDES; stops counting beyond `stop_bytes`."""
     total = 0
-    for path in _files(root):
-        try:
-            total += path.stat(follow_symlinks=False).st_size
-        except OSError:
-            continue
-        if stop_bytes is not None and total > stop_bytes:
-            break
+    with contextlib.suppress(OSError), folder(root) as top:
+        for met in walk(top, failed=lambda error: None, enter=lambda name, _: name not in EXCLUDES):
+            if not met.is_folder:
+                total += met.facts.st_size
+            if stop_bytes is not None and total > stop_bytes:
+                break
     return total
-
-
-def _files(root: Path) -> Iterator[Path]:
-    for folder, inside, names in os.walk(root):
-        inside[:] = [name for name in inside if name not in EXCLUDES]
-        yield from (Path(folder, name) for name in names)
 
 
 def check(root: Path, limit_bytes: int) -> None:

@@ -1,0 +1,134 @@
+"""Jobs that own every byte of their directories, while others train and the control plane is restarted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from benchmarks.soak.vandal import Vandal, remove
+from tests.control.conftest import make_record
+
+from swell.cli._backup import bring_back, save
+from swell.cli._platform import jobs_alive
+from swell.cli.doctor import examine
+from swell.control.model import Phase
+from swell.control.retention import DAY_S
+from swell.engines.local import LocalSite
+from swell.engines.processes import workers_of
+from swell.engines.supervised import SupervisedEngine
+from swell.train.state.checkpoint import list_checkpoints, verify
+
+from .conftest import Platform
+
+VARIANTS = 70
+"""So many directories of jobs that are over, and of jobs that wait; `make soak` has thousands."""
+EPOCHS = 40
+
+
+@pytest.fixture
+def sentinel() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of somebody else, which forged files name."""
+    process = subprocess.Popen(["sleep", "900"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Platform]:
+    """A platform with three slots on this machine."""
+    home = tmp_path / "home"
+    home.mkdir()
+    made = Platform(home, lambda: SupervisedEngine(LocalSite(home, nodes="1x3")), "afs-l")
+    yield made
+    for record in made.plane.jobs.find():
+        if not record.phase.over:
+            made.plane.jobs.cancel(record.job_id)
+    made.wait_over(*(record.job_id for record in made.plane.jobs.find()))
+    made.close()
+    remove(home / "jobs")
+
+
+def digest(folder: Path) -> str:
+    """What is in a folder."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        found.update(f"{path} {path.lstat().st_mode} {path.lstat().st_uid}".encode())
+        found.update(path.read_bytes() if path.is_file() else b"")
+    return found.hexdigest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_a_job_that_owns_every_byte_of_its_directory_costs_nobody_else_anything(
+    local: Platform, sentinel: subprocess.Popen[bytes], tmp_path: Path, seed: int
+) -> None:
+    hurry, home, decoy = tmp_path / "hurry", local.home, tmp_path / "decoy" / "checkpoints"
+    toy = ("--epochs", EPOCHS, "--sample-ms", 2, "--hurry", hurry)
+    options = {"max_workers": 1, "checkpoint_s": 0.5}
+    good = local.submit("good", *toy, **options).job_id
+    bad = [local.submit(f"bad-{i}", *toy, **options).job_id for i in range(2)]
+    for job in (good, *bad):
+        local.wait(job, lambda record: local.steps(record.job_id) > 2)
+    mine = home / "jobs" / good
+    local.wait(good, lambda _: list_checkpoints(mine / "checkpoints"))
+    (decoy / "step-000000000001").mkdir(parents=True)
+    (decoy / "step-000000000001" / "state.json").write_text("mine")
+    outside = digest(decoy.parent)
+    # The job trains on, so that some of its files go while they are copied.
+    subprocess.run(["cp", "-r", home / "jobs" / bad[0], tmp_path / "job"], check=False, capture_output=True)
+    (tmp_path / "job" / "runs" / "0000" / "lifeline").unlink()
+    over, waiting = ([f"{name}-{i}" for i in range(VARIANTS)] for name in ("over", "wait"))
+    for name in (*over, *waiting):
+        phase = Phase.FINISHED if name in over else Phase.PAUSED
+        ended_s = time.time() - 40 * DAY_S if phase.over else None
+        local.plane.store.accept(make_record(name, phase, ended_s=ended_s, owner="eve"), None, [])
+        shutil.copytree(tmp_path / "job", home / "jobs" / name)
+    vandal = Vandal(seed, [mine, decoy.parent], sentinel.pid)
+    done = {name: vandal.vandalise(home / "jobs" / name) for name in (*over, *waiting, *bad)}
+    workers, before = workers_of(mine), local.steps(good)
+
+    local.restart()
+
+    local.wait(good, lambda record: local.steps(record.job_id) > before and record.phase is Phase.RUNNING)
+    assert local.plane.trouble == "" and workers_of(mine) == workers
+    assert all(part.failures == 0 for part in local.plane._parts())
+    for record in local.plane.jobs.find():
+        local.plane.jobs.logs(record.job_id)
+        local.plane.jobs.explain(record.job_id)
+    assert mine in jobs_alive(home)
+    assert [
+        one.note for one in examine(home, None) if one.about in ("store", "tokens") and "Errno" in one.note
+    ] == []
+
+    saved = save(home, tmp_path / "backup.tar")
+    assert good not in saved.left_out and set(saved.left_out) <= {*waiting, *bad}, saved.left_out
+    new = tmp_path / "new"
+    bring_back(new, tmp_path / "backup.tar", paused=False, new_tokens=False, force=False)
+    assert verify(list_checkpoints(new / "jobs" / good / "checkpoints")[-1]) > 0
+
+    collected = local.plane.collect(None, None, dry=False)
+    assert set(collected.forgotten) == set(over), {
+        name: done[name] for name in set(over) - {*collected.forgotten}
+    }
+    assert not any((home / "jobs" / name).exists() for name in over)
+
+    for name in bad:  # the same while the platform looks at the job all the time
+        for _ in range(10):
+            vandal.vandalise(home / "jobs" / name)
+        local.plane.jobs.cancel(name)
+    hurry.touch()
+    records = local.wait_over(good, *bad)
+    assert records[0].phase is Phase.FINISHED, records[0].reason
+    assert all(record.phase.over for record in records[1:])
+    steps = [int(line.split()[2]) for line in local.output(good).splitlines() if "| step " in line]
+    assert steps == list(range(1, 16 * EPOCHS + 1)), "each step once, in one go"
+    assert sentinel.poll() is None and os.path.lexists(mine)
+    assert digest(decoy.parent) == outside
+    assert local.plane.trouble == "" and all(part.failures == 0 for part in local.plane._parts())
