@@ -212,3 +212,12 @@ def test_a_worker_adds_the_shards_of_its_counterparts_in_replicas_that_had_sampl
     assert cutting.tree([3, 0, 2, 2, 0, 0], workers=2, rank=3) == (1, 3)
     assert cutting.tree([0, 0, 0, 0], workers=2, rank=3) == 1
     assert cutting.tree([1, 1, 1], workers=1, rank=2) == ((0, 1), 2)
+
+
+def test_a_replica_one_of_whose_workers_cannot_be_started_gives_up_its_slots_and_the_job_goes_on() -> None:
+    play = Play.training(2, slots=[0, 1])
+    assert spawned(play.m.resize(4, play.now, [0, 1, 4, 5])) == [("w2", 4), ("w3", 5)]
+    assert killed(play.m.unstartable("w3", "n1: no home", "home", play.now)) == ["w2"]
+    assert play.m.exited("w2", -9, play.now) == [] and not play.m.ending.over
+    assert spawned(play.m.tick(play.now + 1.0)) == []
+    assert [s for _, s in spawned(play.m.resize(4, play.now + 2.0, [0, 1, 6, 7]))] == [6, 7]

@@ -194,6 +194,8 @@ class Conductor:
                 self.feed(record, lifecycle.WorkerLost(worker, reason), report.time_s)
             case "slow":
                 self._slow_worker(record, int(report.data["slot"]), float(report.data["times"]), now_s)
+            case "unstartable":
+                self._unstartable(record, int(report.data["slot"]), str(report.data["cause"]), now_s)
             case "noticed":
                 self.feed(record, lifecycle.Noticed(str(report.data["text"])), report.time_s)
             case "confined":
@@ -289,14 +291,29 @@ class Conductor:
             return
         node = base.nodes[int(base.node_of_gpu[slot])]
         found = self.slow_nodes.heard(node.name, times, now_s)
-        self.book.store.set_setting("slow_nodes", json.dumps(self.slow_nodes.to_json()))
+        self._keep_slow_nodes()
         if found is not None:
             # All users see the events of nodes, so the job is not named.
             data = {"gpus": node.gpus, "times": times, "until_s": found.until_s}
             self.book.write([], [Event(now_s, EventKind.NODE_SLOW, node=node.name, data=data)])
 
+    def _unstartable(self, record: JobRecord, slot: int, cause: str, now_s: float) -> None:
+        """A worker of a job could not be started: note the node, which is avoided then."""
+        base = self.scheduler.board.base
+        if slot not in (*record.held, *record.wanted):
+            return
+        node = base.nodes[int(base.node_of_gpu[slot])]
+        self.slow_nodes.unstartable(node.name, cause, record.job_id, now_s)
+        self._keep_slow_nodes()
+
+    def _keep_slow_nodes(self) -> None:
+        self.book.store.set_setting("slow_nodes", json.dumps(self.slow_nodes.to_json()))
+
     def _avoid_slow_nodes(self, now_s: float) -> None:
-        """Keep slow nodes out of use while the others have room for the least that the jobs need."""
+        """Keep nodes out of use on which workers cannot be started, and slow ones while the others have room
+        for the least that the jobs need."""
+        if self.slow_nodes.gone({node.name for node in self.engine.cluster().nodes if node.up}):
+            self._keep_slow_nodes()
         if not self.slow_nodes.slow(now_s):
             self.avoided = frozenset()
             return
@@ -306,8 +323,9 @@ class Conductor:
         )
         avoided = self.slow_nodes.avoided(self._without(self.drained), needed, now_s)
         if avoided - self.avoided and self.scheduler.endangered_without(avoided, now_s):
-            self.slow_nodes.use_anyway(avoided - self.avoided)
-            avoided &= self.avoided
+            needed_anyway = self.slow_nodes.usable(avoided - self.avoided)
+            self.slow_nodes.use_anyway(needed_anyway)
+            avoided -= needed_anyway
         self.avoided = avoided
 
     def _rent(self, renting: Renting, observed: Mapping[str, Observed], now_s: float) -> None:
@@ -369,6 +387,8 @@ class Conductor:
         """Why a node came or went, if a person or the autoscaler wanted it."""
         if node.name in self.drained:
             return "drained"
+        if node.name in self.avoided and (trouble := self.slow_nodes.trouble(node.name)):
+            return f"avoided: no worker can be started there, {trouble}"
         if node.name in self.avoided:
             return "slow: its workers were slow again after they were replaced"
         if self.renting is None or node.name not in self.renting.names:

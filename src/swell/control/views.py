@@ -16,7 +16,7 @@ from swell.control.model import JobRecord, Phase
 from swell.control.promises import estimated
 from swell.control.renting import Renting
 from swell.control.scheduler import Scheduler
-from swell.control.slow_nodes import SlowNode
+from swell.control.slow_nodes import TROUBLES, SlowNode
 from swell.control.speed import Speed
 from swell.control.typed import widest_nodes
 from swell.domain import NORMAL, Cluster, Event, EventKind, many, rank_of
@@ -43,7 +43,9 @@ class NodeView:
     slow: float | None = None
     """For a slow node: how many times slower than others its workers were."""
     avoided_until_s: float | None = None
-    """For a slow node that is kept out of use: until when."""
+    """For a node that is kept out of use because it is slow or unstartable: until when."""
+    unstartable: str = ""
+    """Why no worker can be started on the node; empty if workers can."""
 
 
 def nodes(
@@ -74,8 +76,9 @@ def nodes(
             used=used[i],
             held=held[i],
             rentable=n.name in rentable,
-            slow=slow[n.name].times if n.name in slow else None,
+            slow=slow[n.name].times if n.name in slow and not slow[n.name].trouble else None,
             avoided_until_s=slow[n.name].until_s if n.name in slow and n.name in avoided else None,
+            unstartable=TROUBLES.get(slow[n.name].trouble, "") if n.name in slow else "",
         )
         for i, n in enumerate(cluster.nodes)
     ]

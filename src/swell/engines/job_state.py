@@ -275,6 +275,8 @@ class JobState:
         slot = workers.live.get(worker)
         if what == "straggler" and slot is not None and not event.leads:
             said.append(("slow", {"slot": slot, "times": event.times}))
+        if what == "unstartable" and slot is not None:
+            said.append(("unstartable", {"slot": slot, "cause": event.cause}))
         return said
 
     def gone(self, outcome: Outcome | None, now_s: float) -> None:

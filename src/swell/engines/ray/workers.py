@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -24,7 +25,7 @@ from swell.engines.ray.holder import Holder
 from swell.train.agent.run_config import RunConfig
 from swell.train.agent.slots import PER_GPU
 from swell.train.agent.wire import MOST_STRANGERS, Connection, WireError, new_secret
-from swell.train.agent.worker_processes import Exited, Failed, Lost, News
+from swell.train.agent.worker_processes import Exited, Failed, Lost, News, Unstartable
 
 OUT_OF_MEMORY = 137
 UP_S = 60.0
@@ -34,6 +35,12 @@ UP_WITH_PIP_S = 900.0
 KILL_S = 2.0
 """If a worker has not ended this long after it was told to, its holder is killed."""
 ASK_AGAIN_S = 1.0
+_ERROR = re.compile(r"[\w.]*(Error|Exception|Timeout|timeout)\b")
+"""The line of a traceback that names the error."""
+_LINK = re.compile(
+    r"[\w.]*(Connection\w*Error|TimeoutError|timeout|WireError|OSError|gaierror|BrokenPipeError)\b"
+)
+"""The errors of a holder that does not reach the job's supervisor."""
 _PROOF_S = 5.0
 """How long a holder may take to prove that it belongs to the job."""
 CUT_S = 60.0
@@ -48,6 +55,8 @@ class _Held:
     actor: Any
     slot: int
     asked_s: float
+    node: str = ""
+    """The name of the slot's node."""
     up: bool = False
     kill_by_s: float | None = None
     ask_again_s: float | None = None
@@ -119,7 +128,7 @@ class RayWorkers:
         actor = self._holder.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False), **options
         ).remote(self._lifeline.address)
-        self._held[worker] = _Held(actor, slot, time.monotonic())
+        self._held[worker] = _Held(actor, slot, time.monotonic(), place.name)
         self._answers.follow(worker, "up", actor.__ray_ready__.remote())
         self._answers.follow(worker, "ended", actor.run.remote(order))
 
@@ -199,16 +208,22 @@ class RayWorkers:
             if now_s - held.cut_s > CUT_S:
                 return [self._give_up(worker)]
         elif what == "gone":
-            return [self._give_up(worker)]
-        elif "blind" in answer:
-            need = "swell's home (swell up --home) must be on storage that all nodes share"
-            return [Failed(1, f"{answer['blind']}: {need}")]
+            why = None if held.up else why_not_made(answer)
+            return [self._give_up(worker) if why is None else self._unstartable(worker, *why)]
+        elif "cause" in answer:
+            return [self._unstartable(worker, str(answer["cause"]), str(answer["reason"]))]
         else:
             self._drop(self._held.pop(worker))
             verdict = str(answer["verdict"])
             over = [Failed(OUT_OF_MEMORY, verdict, aloud=True)] if verdict else []
             return [*over, Exited(worker, int(answer["code"]))]
         return []
+
+    def _unstartable(self, worker: str, cause: str, reason: str) -> Unstartable:
+        """Drop a worker that cannot be started on its node."""
+        held = self._held.pop(worker)
+        self._drop(held)
+        return Unstartable(worker, held.node, cause, reason)
 
     def _give_up(self, worker: str) -> Lost:
         """Drop a worker whose holder or node Ray has lost; the worker itself may still be running."""
@@ -218,6 +233,16 @@ class RayWorkers:
     def _drop(self, held: _Held) -> None:
         with contextlib.suppress(Exception):
             self._ray.kill(held.actor)
+
+
+def why_not_made(error: object) -> tuple[str, str] | None:
+    """Why a node cannot make a holder, as cause and reason; None if the node or the holder has ended."""
+    kind = type(error).__name__
+    if kind != "RuntimeEnvSetupError" and not getattr(error, "actor_init_failed", False):
+        return None
+    lines = [line.strip() for line in str(error).splitlines()]
+    reason = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])[:300]
+    return "link" if _LINK.match(reason) else "software", reason
 
 
 class _Answers:

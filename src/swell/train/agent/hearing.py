@@ -231,6 +231,15 @@ def _agent_lost(c: Coordinator, client: Client, message: Message, now: float) ->
     return c.membership.vanished(name, now)
 
 
+@_hears("agent", "unstartable")
+def _agent_unstartable(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
+    fields = {name: str(message[name]) for name in ("worker", "node", "cause", "reason")}
+    name = fields["worker"]
+    c.event("unstartable", **fields)
+    c.event("exited", worker=name, code=0)
+    return c.membership.unstartable(name, f"{fields['node']}: {fields['reason']}", fields["cause"], now)
+
+
 @_hears("agent", "ending")
 def _agent_ending(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
     """The launcher was told to end the job: no worker is started any more."""

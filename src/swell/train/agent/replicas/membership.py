@@ -164,6 +164,19 @@ class Replicas(InWorkers):
         replica = replica_of(name, self.size)
         return self.out(self.inner.vanished(replica, now_s)) if replica in self.inner.workers else []
 
+    def unstartable(self, name: str, reason: str, cause: str, now_s: float) -> list[Instruction]:
+        """A worker cannot be started on its node: its replica cannot either."""
+        replica = replica_of(name, self.size)
+        known = self.inner.workers.get(replica)
+        if known is None or known.status is Status.LEAVING:
+            return self.exited(name, 0, now_s)
+        mates = workers_of(replica, self.size)
+        for mate in mates:
+            self.roll.each.pop(mate, None)
+        self.roll.forget(mates)
+        out = self.out(self.inner.unstartable(replica, reason, cause, now_s))
+        return [*(Kill(mate) for mate in mates if mate != name), *out]
+
     def agent_connected(self, alive: list[str], now_s: float) -> list[Instruction]:
         """The launcher (re)connected and says which processes exist."""
         out: list[Instruction] = []
