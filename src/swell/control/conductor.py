@@ -32,6 +32,7 @@ from swell.control.renting import Renting
 from swell.control.reservations import Reservations
 from swell.control.scheduler import Scheduler
 from swell.control.slow_nodes import SlowNodes
+from swell.control.speed import Trials
 from swell.domain import Cluster, Event, EventKind, Node, SwellError
 from swell.engines import Engine, Launch, Observed, Report, RunState
 
@@ -139,6 +140,7 @@ class Conductor:
                         self.feed(self.book.records[job_id], given, now_s)
         self._end_overdue(now_s)
         self._profile(now_s)
+        self._try_more_workers(now_s)
         if self.renting is not None:
             self._rent(self.renting, observed, now_s)
         if self.scheduler.rhythm.due_s <= now_s:
@@ -411,6 +413,29 @@ class Conductor:
             if asked is not None:
                 self.scheduler.accepted(asked)
             self.feed(record, lifecycle.Answered(answer), now_s)
+
+    def _try_more_workers(self, now_s: float) -> None:
+        """Have jobs try, now and then, on idle slots, what a belief keeps them from."""
+        for record in self.book.records.values():
+            trials = self.book.known[record.job_id].speed.trials
+            before, held = trials.workers, len(record.held)
+            if record.phase is Phase.RUNNING and held == len(record.wanted) and not before:
+                self._begin_trial(record, trials, now_s)
+            elif before:
+                trials.under_way(held, now_s)
+            if trials.workers != before:
+                self.scheduler.rhythm.ask(now_s)
+
+    def _begin_trial(self, record: JobRecord, trials: Trials, now_s: float) -> None:
+        held, knowledge, scheduler = len(record.held), self.book.known[record.job_id], self.scheduler
+        promised = record.request.deadline_s is not None or record.job_id in scheduler.profiling.runs
+        if promised or held not in trials.measured or not trials.due(now_s):
+            return
+        most, replica = scheduler.cluster.capacity, record.request.workers_per_replica
+        free = int(scheduler.board.placer.occupancy.free.sum())
+        bound = min(2 * held, held + free, most, record.max_workers or most) // replica * replica
+        rates = knowledge.speed.curve(most, scheduler.cluster.gpus_per_node)
+        trials.begin(rates, held, bound, now_s)
 
     def _decide(self, now_s: float) -> None:
         began_s = time.perf_counter()

@@ -209,14 +209,15 @@ def _speed(
     Of a job that is over these are what the log says of it.
     """
     belief: Speed | JobBelief | None = None
-    rates, measured = dict[int, float](), list[dict[str, float]]()
+    rates, measured, tried = dict[int, float](), list[dict[str, float]](), set[int]()
     if knowledge is not None and not record.phase.over:
         rates, speed = knowledge.timings.rates, knowledge.speed
         if speed.belief is not None and speed.belief.known:
             belief, measured = speed, speed.belief.measured()
+            tried = {*speed.trials.measured, *(int(point["workers"]) for point in measured)}
     elif figures := next((e.data for e in reversed(events) if e.data.get("params") is not None), None):
         rates = {int(workers): float(rate) for workers, rate in (figures.get("rates") or {}).items()}
-        belief = JobBelief.from_figures(figures)
+        belief, tried = JobBelief.from_figures(figures), set(rates)
     most = min(cluster.capacity or 1, record.most_workers or sys.maxsize)
     curve = None if belief is None else belief.curve(most, cluster.gpus_per_node)
     types = []
@@ -227,6 +228,7 @@ def _speed(
     return {
         "types": types,
         "curve": None if curve is None else [round(float(rate), 6) for rate in curve],
+        "tried": sorted(tried),
         "steps": measured,
         "measured": [{"workers": workers, "rate": round(rate, 6)} for workers, rate in rates.items()],
     }

@@ -168,6 +168,8 @@ def _timing(report: dict[str, Any]) -> dict[str, Any] | None:
         "accumulation": _whole(report.get("accumulation", 0), "accumulation", 0, MOST_SAMPLES),
         "workers": _whole(report.get("workers") or report.get("world") or 1, "workers", 1, MOST_MEMBERS),
     }
+    if report.get("steps") is not None:
+        timing["steps"] = _whole(report["steps"], "steps", 0, int(MOST_STEPS))
     if report.get("mode"):
         timing["mode"] = _name(report["mode"], "mode")
     if report.get("limits"):
