@@ -17,7 +17,7 @@ from swell.domain import Cluster, InputError, Placement, SwellError
 from swell.engines.accounts import Account
 from swell.engines.base import Launch
 from swell.engines.processes import sweep
-from swell.engines.ray import connection, head, packaging, places, slot_book, warm
+from swell.engines.ray import connection, head, packaging, places, slot_book, tls, warm
 from swell.engines.ray.places import RentedNodes
 from swell.engines.ray.scout_process import Bundles, ScoutProcess
 from swell.engines.ray.slot_book import SlotBook
@@ -98,6 +98,8 @@ class RaySite:
         except SwellError:
             self._scout.stop()
             raise
+        if tls.in_clear(self._book.addresses, self.access()):
+            log.warning("%s", tls.ADVICE)
 
     def close(self) -> None:
         """Stop watching the cluster. Jobs and Ray go on."""
