@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from tests.control.virtual import VirtualPlatform, make_trace
 
-from swell.control.slow_nodes import AGAIN_S, AVOID_S, AVOID_UNSTARTABLE_S, MOST_AVOID_S, SlowNodes
+from swell.control.slow_nodes import (
+    AGAIN_S,
+    AVOID_S,
+    AVOID_SILENT_S,
+    AVOID_UNSTARTABLE_S,
+    MOST_AVOID_S,
+    SlowNodes,
+)
 from swell.domain import Cluster, EventKind, JobSpec
 from swell.engines.border import read_event
 
@@ -208,6 +215,14 @@ def test_a_node_that_did_not_reach_a_job_once_may_have_been_cut_off_for_a_moment
     assert nodes.avoided(CLUSTER, 0, 1.0) == frozenset()
     assert nodes.unstartable("n1", "link", "a", 60.0) is not None
     assert nodes.avoided(CLUSTER, 0, 61.0) == {"n1"}
+
+
+def test_a_node_that_does_not_answer_is_avoided_at_once_where_there_is_room() -> None:
+    for needed, avoided in ((6, {"n1"}), (7, set())):
+        nodes = SlowNodes()
+        assert nodes.unstartable("n1", "silent", "a", 0.0) is not None
+        assert nodes.avoided(CLUSTER, needed, 1.0) == avoided
+        assert nodes.avoided(CLUSTER, 0, AVOID_SILENT_S) == frozenset()
 
 
 def test_a_node_on_which_workers_start_again_and_are_slow_is_slow() -> None:

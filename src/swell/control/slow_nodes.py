@@ -7,7 +7,8 @@ and is tried again afterwards. If it is still slow, it is avoided for twice as l
 
 A node on which a worker cannot be started (swell's home is not there, say) is of no use to anybody, so it is
 avoided at once and however much room the jobs need, until it has left and come back, or a person says that it
-is well, or it is time to try again. A node that only did not reach a job has to do so twice, as a slow one.
+is well, or it is time to try again. A node that only did not reach a job has to do so twice, as a slow one,
+and one that does not answer is used where the others have too little room.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ AVOID_S = 1800.0
 """How long a slow node is avoided the first time."""
 AVOID_UNSTARTABLE_S = 600.0
 """The same for a node on which no worker could be started."""
+AVOID_SILENT_S = 150.0
+"""The same for a node that does not answer. Ray gives a silent node up after two minutes."""
 TROUBLES = {
     "home": "it does not see swell's home",
     "software": "swell or what the job needs cannot be loaded there",
+    "silent": "it does not answer",
     "link": "it does not reach the jobs' supervisors",
     "process": "processes of workers end before they run the script",
 }
@@ -99,7 +103,8 @@ class SlowNodes:
         node = self._nodes[name] = SlowNode(heard_s=now_s, times=1.0, trouble=cause, by=job_id)
         if cause == "link" and not again:
             return None
-        node.until_s = now_s + min(AVOID_UNSTARTABLE_S * 2**spells, MOST_AVOID_S)
+        first_s = AVOID_SILENT_S if cause == "silent" else AVOID_UNSTARTABLE_S
+        node.until_s = now_s + min(first_s * 2**spells, MOST_AVOID_S)
         node.spells = spells + 1
         return node
 
@@ -138,13 +143,10 @@ class SlowNodes:
         ):
             if node.needed or name not in left:
                 continue
-            if node.trouble:  # nothing runs there, so it does not matter how much room the jobs need
-                alike = [one for one in found if self._nodes[one].by == node.by]
-                full = len(alike) == most
-            else:
-                alike = [one for one in found if not self._nodes[one].trouble]
-                full = len(alike) == most or sum(left.values()) - left[name] < max(needed, 1)
-            if full:
+            alike = [one for one in found if self._nodes[one].by == node.by]
+            # Where nothing runs it does not matter how much room the jobs need. A silent node may run them.
+            useless = node.trouble not in ("", "silent")
+            if len(alike) == most or not (useless or sum(left.values()) - left[name] >= max(needed, 1)):
                 node.needed = True
                 continue
             left[name] = 0

@@ -114,6 +114,10 @@ class JobEvent:
                     f"{self.worker} cannot be started on node {self.node}, and the job goes on without that "
                     f"slot: {self.reason}"
                 )
+            case "parted" if self.worker:
+                return f"{self.worker} asked to be started again, with its replica ({others}); see its log"
+            case "parted":
+                return f"{others}, of one replica, cannot reach each other; the replica is started again"
             case "back":
                 return f"{self.worker} is back in the place of {others}"
         return ""
@@ -210,6 +214,9 @@ def read_event(raw: object, slots: int) -> JobEvent:
             raise _refused("cause", cause, "one of " + ", ".join(CAUSES))
         node, reason = _name(event.get("node"), "node"), _line(event.get("reason"), "reason")
         return JobEvent(kind, _name(event.get("worker"), "worker"), node=node, cause=cause, reason=reason)
+    if kind == "parted":
+        one = _name(event["worker"], "worker") if "worker" in event else ""
+        return JobEvent(kind, one, others=_names(event.get("workers"), "workers"))
     if kind == "back":
         before = (_name(event.get("instead_of"), "instead_of"),)
         return JobEvent(kind, _name(event.get("worker"), "worker"), others=before)

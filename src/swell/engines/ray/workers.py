@@ -34,6 +34,10 @@ UP_WITH_PIP_S = 900.0
 """The same for a job with requirements, which Ray installs first."""
 KILL_S = 2.0
 """If a worker has not ended this long after it was told to, its holder is killed."""
+MUTE_S = 30.0
+"""For this long after a holder did not answer, its node is taken for one that may be dead."""
+MUTE_UP_S = 5.0
+"""On such a node a holder that is not up after this long is given up: Ray may take minutes to notice."""
 ASK_AGAIN_S = 1.0
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Timeout|timeout)\b")
 """The line of a traceback that names the error."""
@@ -57,6 +61,7 @@ class _Held:
     asked_s: float
     node: str = ""
     """The name of the slot's node."""
+    node_id: str = ""
     up: bool = False
     kill_by_s: float | None = None
     ask_again_s: float | None = None
@@ -91,6 +96,8 @@ class RayWorkers:
         self._held: dict[str, _Held] = {}
         self._lifeline: _Lifeline | None = None
         self._answers = _Answers()
+        self._mute: dict[str, float] = {}
+        """By id of a node: when a holder there did not end in time although it was told to."""
         self._unplaced: list[str] = []
         """Workers whose slot is on no node that is up, since the last news."""
 
@@ -128,7 +135,7 @@ class RayWorkers:
         actor = self._holder.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False), **options
         ).remote(self._lifeline.address)
-        self._held[worker] = _Held(actor, slot, time.monotonic(), place.name)
+        self._held[worker] = _Held(actor, slot, time.monotonic(), place.name, place.node_id)
         self._answers.follow(worker, "up", actor.__ray_ready__.remote())
         self._answers.follow(worker, "ended", actor.run.remote(order))
 
@@ -165,8 +172,13 @@ class RayWorkers:
                 held.ask_again_s = None
                 self._answers.follow(worker, "ended", held.actor.ended.remote())
             late = not held.up and now_s - held.asked_s > patience_s
-            if late or (held.kill_by_s is not None and now_s > held.kill_by_s):
+            ignored = held.kill_by_s is not None and now_s > held.kill_by_s
+            if ignored and held.up:
+                self._mute[held.node_id] = now_s
+            if late or ignored:
                 news.append(self._give_up(worker))
+            elif not held.up and now_s - held.asked_s > MUTE_UP_S and self._is_mute(held.node_id, now_s):
+                news.append(self._unstartable(worker, "silent", "the node does not answer"))
         return news
 
     def child_ended(self, pid: int, code: int, *, again: bool) -> list[News]:
@@ -201,6 +213,8 @@ class RayWorkers:
         now_s = time.monotonic()
         if what in ("up", "cut up"):
             held.up = True
+            if what == "up":
+                self._mute.pop(held.node_id, None)
         elif what == "cut ended":
             if now_s - held.failed_s > CUT_S / 2:  # it was reached in between
                 held.cut_s = now_s
@@ -218,6 +232,10 @@ class RayWorkers:
             over = [Failed(OUT_OF_MEMORY, verdict, aloud=True)] if verdict else []
             return [*over, Exited(worker, int(answer["code"]))]
         return []
+
+    def _is_mute(self, node_id: str, now_s: float) -> bool:
+        """Whether a holder on this node was silent a moment ago, and none has answered since."""
+        return now_s - self._mute.get(node_id, float("-inf")) < MUTE_S
 
     def _unstartable(self, worker: str, cause: str, reason: str) -> Unstartable:
         """Drop a worker that cannot be started on its node."""

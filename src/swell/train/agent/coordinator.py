@@ -62,6 +62,8 @@ class Coordinator:
         self.watchers: set[Client] = set()
         self.reports: dict[str, Message] = {}
         self.pids: dict[str, int] = {}
+        self.killed: set[str] = set()
+        """Workers that the launcher was told to end, and whose end was not reported yet."""
         self.over = asyncio.Event()
         self.fencing = 0
         """The highest fencing number of a control plane that has connected."""

@@ -193,8 +193,9 @@ def _agent_exited(c: Coordinator, client: Client, message: Message, now: float) 
     name, code = str(message["worker"]), int(message["code"])
     worker = c.membership.workers.get(name)
     leaving = worker is not None and worker.status is Status.LEAVING
-    ended_by_us = code < 0 and (leaving or c.membership.ending.over)
+    ended_by_us = code < 0 and (leaving or c.membership.ending.over or name in c.killed)
     ended_by_us = ended_by_us or (leaving and isinstance(c.membership, Restarts))
+    c.killed.discard(name)
     c.event("exited", worker=name, code=0 if ended_by_us else code)
     member = worker if worker is not None and worker.status is Status.MEMBER else None
     if code == 0 and member is not None and (name in c.workers or member.address is None):

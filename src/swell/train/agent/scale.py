@@ -10,7 +10,7 @@ from swell.train.agent.slots import place
 SHUT_S = 300.0
 """A slot on which no worker could be started is tried again after this long, or when the job is resized."""
 CUT_OFF_S = 10.0
-"""The same if the slot's node did not reach the job: a cut link may soon be healed."""
+"""The same if the slot's node did not reach the job or does not answer: a link may soon be healed."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Scale:
     def shut_out(self, slot: int | None, cause: str, now_s: float) -> None:
         """Start no worker on this slot for a while."""
         if slot is not None:
-            self.shut[slot] = now_s + (CUT_OFF_S if cause == "link" else SHUT_S)
+            self.shut[slot] = now_s + (CUT_OFF_S if cause in ("link", "silent") else SHUT_S)
 
     def open(self, now_s: float) -> tuple[int, ...] | None:
         """The slots on which workers can be started now; None for a job without slots."""

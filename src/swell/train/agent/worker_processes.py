@@ -48,10 +48,10 @@ class Unstartable:
     """What happened, in a line for the job's owner."""
 
 
-CAUSES = ("home", "software", "link", "process")
+CAUSES = ("home", "software", "link", "silent", "process")
 """Why a worker cannot be started on a node: swell's home is not there; swell cannot be loaded, or the job's
-environment not be made; the node does not reach the job's supervisor, perhaps for a moment; the worker's
-process ended before it ran the script."""
+environment not be made; the node does not reach the job's supervisor, perhaps for a moment; it does not
+answer; the worker's process ended before it ran the script."""
 
 
 @dataclass(frozen=True, slots=True)
