@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 from tests.waiting import wait_until
 
-from swell.domain import InputError, JobRequest
+from swell.domain import InputError, JobRequest, SwellError
 from swell.engines import Launch
 from swell.engines.job_state import JobState, Stage, Workers
 from swell.engines.local import LocalSite
 from swell.engines.ray import packaging
+from swell.engines.ray.head import free_port
 from swell.engines.ray.holder import sees
 from swell.engines.ray.places import (
     Foreign,
@@ -478,6 +479,20 @@ def test_jobs_of_an_earlier_run_of_the_cluster_are_killed(
         engine._tend(job)
         assert sent == ended
         sent.clear()
+
+
+def test_a_standby_whose_scout_has_lost_the_cluster_does_not_lead_by_what_it_saw_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, start = RaySite(tmp_path, RayOptions(address=f"127.0.0.1:{free_port()}")), subprocess.Popen
+    with monkeypatch.context() as standing_by:
+        standing_by.setattr(subprocess, "Popen", lambda words, **options: start(["cat"], **options))
+        site.prepare()
+        site.request_bundles([])  # which it repeats, and says nothing more
+        wait_until(lambda: site._scout.heard_s > 0, 30, "the scout's first line")
+    site._scout.heard_s -= SILENT_S + 1.0
+    with pytest.raises(SwellError, match="nothing listens at"):
+        site.open(lambda: None)
 
 
 def test_a_scout_that_ends_or_falls_silent_is_replaced(

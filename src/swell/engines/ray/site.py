@@ -89,6 +89,9 @@ class RaySite:
     def open(self, poke: Callable[[], None]) -> None:
         """Wait until the nodes of the Ray cluster are known."""
         self._scout.heard = poke
+        # The scout of a control plane that stood by may have lost the cluster meanwhile. Such a plane must
+        # not lead, blind, for as long as its link is cut: another one may see the cluster.
+        self._scout.end_silent(time.monotonic())
         self.prepare()
         try:
             trouble = self._scout.wait_first(FIRST_SIGHT_S)
