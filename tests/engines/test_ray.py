@@ -20,13 +20,12 @@ from tests.sharded import SCRIPT, check_every_sample_once, newest
 from tests.waiting import wait_until
 
 from swell.domain import JobRequest, SwellError
-from swell.engines import Launch, RunState
+from swell.engines import Launch, Report, RunState
 from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
 from swell.engines.processes import descendants, processes_of
 from swell.engines.ray import places, slot_book
 from swell.engines.ray.connection import environment
-from swell.engines.ray.holder import gpu_file
 from swell.engines.ray.site import RayOptions, RaySite
 from swell.engines.supervised import SupervisedEngine
 from swell.train.agent.client import JobClient
@@ -292,6 +291,56 @@ def test_slots_of_another_ray_user_are_left_alone_and_used_once_free(ray: Ray, t
     assert not engine.cluster().held
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="hiding a directory from a node needs root")
+@pytest.mark.parametrize(
+    ("hides", "cause", "said"),
+    [
+        ("home", "home", "swell's home (swell up --home) must be on storage that all nodes share"),
+        ("swell", "software", "No module named 'swell"),
+        ("script", "process", "No such file or directory"),
+    ],
+)
+def test_a_job_goes_on_without_a_node_on_which_its_worker_cannot_be_started(
+    ray: Ray, tmp_path: Path, hides: str, cause: str, said: str
+) -> None:
+    engine = ray.engine(spares=False)
+    script = tmp_path / "scripts" / "toy.py"  # outside the working directory, so that it does not travel
+    script.parent.mkdir()
+    script.write_text(TOY.read_text())
+    fields: dict[str, Any] = {"workdir": str(TOY.parent)}
+    launch = ray.launch("a", script, "--epochs", 400, "--sample-ms", 2, **fields)
+    engine.apply(launch, (1, 4))
+    _trains_on(ray, "a", (1, 4))
+    hidden = {"home": tmp_path, "swell": Path(places.__file__).parents[2], "script": script.parent}[hides]
+    node = ray.cluster.join(f"without-{hides}", 1, hidden=[hidden])
+    try:
+        until(lambda: engine.cluster().capacity == 9)
+        with ray.client("a") as client:
+            before = client.status()["pids"]
+        engine.apply(launch, (1, 4, 8))
+        reports: list[Report] = []
+
+        def reported() -> bool:
+            reports.extend(engine.reports())
+            return any(report.kind == "unstartable" for report in reports)
+
+        until(reported)
+        (told,) = [report.data for report in reports if report.kind == "unstartable"]
+        assert told == {"slot": 8, "cause": cause}
+        texts = [str(report.data["text"]) for report in reports if report.kind == "noticed"]
+        assert any(f"cannot be started on node without-{hides}" in text and said in text for text in texts)
+        with ray.client("a") as client:
+            step = client.status()["step"]
+            after = client.wait_for(lambda s: s["step"] > step + 3, 90)
+            assert after["pids"] == before and sorted(after["slots"].values()) == [1, 4]
+        engine.apply(launch, (1, 4, 6))
+        _trains_on(ray, "a", (1, 4, 6))
+    finally:
+        engine.end("a")
+        until(lambda: not processes_of(ray.home / "jobs" / "a"), 60)
+        node.stop()
+
+
 def test_a_job_beyond_its_memory_one_that_breaks_and_one_with_output(ray: Ray) -> None:
     engine = ray.engine()
     engine.apply(ray.launch("broken", TOY, "--fail-at", 3), (0, 3))
@@ -375,8 +424,6 @@ def test_two_jobs_share_a_gpu_that_ray_chose_and_rays_books_show_half_of_it_for_
             said.append(line.split("| device ")[1].split())
         (gpu, *first), (other, *second) = said
         assert gpu == other and gpu in ("0", "1") and first[:2] == second[:2] == ["per_gpu", "2"]
-        pids = {first[-1], second[-1]}
-        until(lambda: json.loads(gpu_file(gpu).read_text())["jobs"].keys() >= pids)
         assert not engine.cluster().held
         ray.hurry.touch()
         until(lambda: {state(engine, name) for name in ("a", "b")} == {RunState.FINISHED})

@@ -12,16 +12,18 @@ import subprocess
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.waiting import wait_until
 
-from swell.domain import InputError, JobRequest
+from swell.domain import InputError, JobRequest, SwellError
 from swell.engines import Launch
 from swell.engines.job_state import JobState, Stage, Workers
 from swell.engines.local import LocalSite
 from swell.engines.ray import packaging
+from swell.engines.ray.head import free_port
 from swell.engines.ray.holder import sees
 from swell.engines.ray.places import (
     Foreign,
@@ -44,11 +46,12 @@ from swell.engines.ray.places import (
 from swell.engines.ray.scout_process import SILENT_S, ScoutProcess
 from swell.engines.ray.site import RayOptions, RaySite
 from swell.engines.ray.slot_book import FILE, PENDING_S, SlotBook, ours
+from swell.engines.ray.workers import why_not_made
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.polling import readable
 from swell.train.agent.wire import Connection
-from swell.train.agent.worker_processes import Exited, Failed, Lost, News
+from swell.train.agent.worker_processes import Exited, Failed, Lost, News, Unstartable
 
 ROOT = Path(__file__).parents[2]
 
@@ -360,6 +363,7 @@ def _workers() -> tuple[Any, list[_Call]]:
                 return asked[-1]
 
     made._answers, made._unplaced, made._pip, made._ray = module._Answers(), [], False, None
+    made._mute = {}
     made._held = {"w0": module._Held(Actor(), 0, 0.0, up=True)}
     return made, asked
 
@@ -396,6 +400,51 @@ def test_a_holder_that_is_dead_or_cut_off_for_too_long_is_given_up(monkeypatch: 
         assert made.hear() == [Lost("w0")] and not made.names()
 
 
+def test_a_node_whose_holder_does_not_end_when_told_is_not_waited_for_and_one_that_answers_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from swell.engines.ray import workers as module
+
+    for answers in (False, True):
+        made, _ = _workers()
+        now_s = 1000.0
+        monkeypatch.setattr("swell.engines.ray.workers.time.monotonic", lambda: now_s)  # noqa: B023
+        actor = SimpleNamespace(end=SimpleNamespace(remote=lambda: None))
+        made._held = {"w0": module._Held(actor, 0, 0.0, "n1", "id1", up=True)}
+        made.kill("w0")
+        made._held["w1"] = module._Held(actor, 0, now_s, "n1", "id1")  # in its place
+        made._held["w2"] = module._Held(actor, 1, now_s, "n2", "id2")
+        now_s += module.KILL_S + 0.1
+        assert made.hear() == [Lost("w0")]
+        if answers:
+            call = _Call()
+            made._answers.follow("w1", "up", call)
+            call.future().set_result(None)
+            made._held["w3"] = module._Held(actor, 2, now_s, "n1", "id1")
+        now_s += module.MUTE_UP_S
+        silent = [Unstartable("w1", "n1", "silent", "the node does not answer")]
+        assert made.hear() == ([] if answers else silent)
+        assert made.names() == (["w1", "w2", "w3"] if answers else ["w2"])
+
+
+def test_why_a_node_cannot_make_a_holder_is_read_from_rays_error() -> None:
+    class Died(Exception):
+        actor_init_failed = True
+
+    class RuntimeEnvSetupError(Exception):
+        pass
+
+    text = (
+        "raised in its creation task, ray::Holder\n  File x\nModuleNotFoundError: No module named 'swell'\n"
+    )
+    assert why_not_made(Died(text)) == ("software", "ModuleNotFoundError: No module named 'swell'")
+    assert why_not_made(Died("x\nTimeoutError: timed out")) == ("link", "TimeoutError: timed out")
+    refused = "ConnectionRefusedError: [Errno 111]"
+    assert why_not_made(Died(f"x\n{refused}")) == ("link", refused)
+    assert why_not_made(RuntimeEnvSetupError("no pip")) == ("software", "no pip")
+    assert why_not_made(RuntimeError("the node has died")) is None
+
+
 def test_a_worker_beyond_its_memory_ends_the_job_and_is_told_as_ended() -> None:
     made, _ = _workers()
     call = _Call()
@@ -430,6 +479,20 @@ def test_jobs_of_an_earlier_run_of_the_cluster_are_killed(
         engine._tend(job)
         assert sent == ended
         sent.clear()
+
+
+def test_a_standby_whose_scout_has_lost_the_cluster_does_not_lead_by_what_it_saw_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, start = RaySite(tmp_path, RayOptions(address=f"127.0.0.1:{free_port()}")), subprocess.Popen
+    with monkeypatch.context() as standing_by:
+        standing_by.setattr(subprocess, "Popen", lambda words, **options: start(["cat"], **options))
+        site.prepare()
+        site.request_bundles([])  # which it repeats, and says nothing more
+        wait_until(lambda: site._scout.heard_s > 0, 30, "the scout's first line")
+    site._scout.heard_s -= SILENT_S + 1.0
+    with pytest.raises(SwellError, match="nothing listens at"):
+        site.open(lambda: None)
 
 
 def test_a_scout_that_ends_or_falls_silent_is_replaced(

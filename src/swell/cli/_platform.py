@@ -376,7 +376,7 @@ def start_in_background(words: list[str], home: Path, store: str | None = None) 
     while time.monotonic() < give_up_s:
         folders = [home, *(home / "planes").glob("*")]
         found = next((one for one in map(ServerFile.read, folders) if one and one.pid == child.pid), None)
-        if found is not None and healthy(found.url, found.ca):
+        if found is not None and healthy(found.nearest, found.ca):
             return found.url, child.pid
         if child.poll() is not None:
             output = (home / LOG).read_bytes()[begins_at:].decode(errors="replace").strip()

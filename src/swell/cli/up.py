@@ -189,6 +189,11 @@ def up(*, detach: bool, as_json: bool, home: str | None, **given: Any) -> None:
         print_json({"url": url, "pid": pid, "home": str(where)})
         return
     click.echo(f"swell is up at {url} (its log: {where / 'server.log'})")
+    if given.get("engine") == "ray":
+        from swell.cli.doctor import ray_in_clear
+
+        if trouble := ray_in_clear(where):
+            click.echo(f"  {trouble}")
     _next_steps(url)
 
 

@@ -32,6 +32,7 @@ from swell.control.renting import Renting
 from swell.control.reservations import Reservations
 from swell.control.scheduler import Scheduler
 from swell.control.slow_nodes import SlowNodes
+from swell.control.speed import Trials
 from swell.domain import Cluster, Event, EventKind, Node, SwellError
 from swell.engines import Engine, Launch, Observed, Report, RunState
 
@@ -139,6 +140,7 @@ class Conductor:
                         self.feed(self.book.records[job_id], given, now_s)
         self._end_overdue(now_s)
         self._profile(now_s)
+        self._try_more_workers(now_s)
         if self.renting is not None:
             self._rent(self.renting, observed, now_s)
         if self.scheduler.rhythm.due_s <= now_s:
@@ -194,6 +196,8 @@ class Conductor:
                 self.feed(record, lifecycle.WorkerLost(worker, reason), report.time_s)
             case "slow":
                 self._slow_worker(record, int(report.data["slot"]), float(report.data["times"]), now_s)
+            case "unstartable":
+                self._unstartable(record, int(report.data["slot"]), str(report.data["cause"]), now_s)
             case "noticed":
                 self.feed(record, lifecycle.Noticed(str(report.data["text"])), report.time_s)
             case "confined":
@@ -289,14 +293,29 @@ class Conductor:
             return
         node = base.nodes[int(base.node_of_gpu[slot])]
         found = self.slow_nodes.heard(node.name, times, now_s)
-        self.book.store.set_setting("slow_nodes", json.dumps(self.slow_nodes.to_json()))
+        self._keep_slow_nodes()
         if found is not None:
             # All users see the events of nodes, so the job is not named.
             data = {"gpus": node.gpus, "times": times, "until_s": found.until_s}
             self.book.write([], [Event(now_s, EventKind.NODE_SLOW, node=node.name, data=data)])
 
+    def _unstartable(self, record: JobRecord, slot: int, cause: str, now_s: float) -> None:
+        """A worker of a job could not be started: note the node, which is avoided then."""
+        base = self.scheduler.board.base
+        if slot not in (*record.held, *record.wanted):
+            return
+        node = base.nodes[int(base.node_of_gpu[slot])]
+        self.slow_nodes.unstartable(node.name, cause, record.job_id, now_s)
+        self._keep_slow_nodes()
+
+    def _keep_slow_nodes(self) -> None:
+        self.book.store.set_setting("slow_nodes", json.dumps(self.slow_nodes.to_json()))
+
     def _avoid_slow_nodes(self, now_s: float) -> None:
-        """Keep slow nodes out of use while the others have room for the least that the jobs need."""
+        """Keep nodes out of use on which workers cannot be started, and slow ones while the others have room
+        for the least that the jobs need."""
+        if self.slow_nodes.gone({node.name for node in self.engine.cluster().nodes if node.up}):
+            self._keep_slow_nodes()
         if not self.slow_nodes.slow(now_s):
             self.avoided = frozenset()
             return
@@ -306,8 +325,9 @@ class Conductor:
         )
         avoided = self.slow_nodes.avoided(self._without(self.drained), needed, now_s)
         if avoided - self.avoided and self.scheduler.endangered_without(avoided, now_s):
-            self.slow_nodes.use_anyway(avoided - self.avoided)
-            avoided &= self.avoided
+            needed_anyway = self.slow_nodes.usable(avoided - self.avoided)
+            self.slow_nodes.use_anyway(needed_anyway)
+            avoided -= needed_anyway
         self.avoided = avoided
 
     def _rent(self, renting: Renting, observed: Mapping[str, Observed], now_s: float) -> None:
@@ -369,6 +389,8 @@ class Conductor:
         """Why a node came or went, if a person or the autoscaler wanted it."""
         if node.name in self.drained:
             return "drained"
+        if node.name in self.avoided and (trouble := self.slow_nodes.trouble(node.name)):
+            return f"avoided: no worker can be started there, {trouble}"
         if node.name in self.avoided:
             return "slow: its workers were slow again after they were replaced"
         if self.renting is None or node.name not in self.renting.names:
@@ -391,6 +413,29 @@ class Conductor:
             if asked is not None:
                 self.scheduler.accepted(asked)
             self.feed(record, lifecycle.Answered(answer), now_s)
+
+    def _try_more_workers(self, now_s: float) -> None:
+        """Have jobs try, now and then, on idle slots, what a belief keeps them from."""
+        for record in self.book.records.values():
+            trials = self.book.known[record.job_id].speed.trials
+            before, held = trials.workers, len(record.held)
+            if record.phase is Phase.RUNNING and held == len(record.wanted) and not before:
+                self._begin_trial(record, trials, now_s)
+            elif before:
+                trials.under_way(held, now_s)
+            if trials.workers != before:
+                self.scheduler.rhythm.ask(now_s)
+
+    def _begin_trial(self, record: JobRecord, trials: Trials, now_s: float) -> None:
+        held, knowledge, scheduler = len(record.held), self.book.known[record.job_id], self.scheduler
+        promised = record.request.deadline_s is not None or record.job_id in scheduler.profiling.runs
+        if promised or held not in trials.measured or not trials.due(now_s):
+            return
+        most, replica = scheduler.cluster.capacity, record.request.workers_per_replica
+        free = int(scheduler.board.placer.occupancy.free.sum())
+        bound = min(2 * held, held + free, most, record.max_workers or most) // replica * replica
+        rates = knowledge.speed.curve(most, scheduler.cluster.gpus_per_node)
+        trials.begin(rates, held, bound, now_s)
 
     def _decide(self, now_s: float) -> None:
         began_s = time.perf_counter()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swell.train.agent.errors import TrainError
+from swell.train.agent.worker_processes import CAUSES
 
 MOST_STEPS = 1e15
 """Most steps that a job may report to have done or to consist of."""
@@ -81,6 +82,12 @@ class JobEvent:
     leads: bool = False
     """Whether the slow worker led the job, and so may have had more to do than the others."""
     confined: Confined | None = None
+    node: str = ""
+    """The node on which the worker could not be started."""
+    cause: str = ""
+    """Why it could not: one of `CAUSES`."""
+    reason: str = ""
+    """The same in a line for the job's owner."""
 
     @property
     def text(self) -> str:
@@ -102,6 +109,15 @@ class JobEvent:
                 )
             case "straggler":
                 return f"{self.worker} was {self.times:.1f} times slower than the others and is replaced"
+            case "unstartable":
+                return (
+                    f"{self.worker} cannot be started on node {self.node}, and the job goes on without that "
+                    f"slot: {self.reason}"
+                )
+            case "parted" if self.worker:
+                return f"{self.worker} asked to be started again, with its replica ({others}); see its log"
+            case "parted":
+                return f"{others}, of one replica, cannot reach each other; the replica is started again"
             case "back":
                 return f"{self.worker} is back in the place of {others}"
         return ""
@@ -156,6 +172,8 @@ def _timing(report: dict[str, Any]) -> dict[str, Any] | None:
         "accumulation": _whole(report.get("accumulation", 0), "accumulation", 0, MOST_SAMPLES),
         "workers": _whole(report.get("workers") or report.get("world") or 1, "workers", 1, MOST_MEMBERS),
     }
+    if report.get("steps") is not None:
+        timing["steps"] = _whole(report["steps"], "steps", 0, int(MOST_STEPS))
     if report.get("mode"):
         timing["mode"] = _name(report["mode"], "mode")
     if report.get("limits"):
@@ -190,6 +208,15 @@ def read_event(raw: object, slots: int) -> JobEvent:
         times = _number(event.get("times"), "times", 1.0, MOST_TIMES)
         leads = event.get("leader") is True
         return JobEvent(kind, _name(event.get("worker"), "worker"), times=times, leads=leads)
+    if kind == "unstartable":
+        cause = _name(event.get("cause"), "cause")
+        if cause not in CAUSES:
+            raise _refused("cause", cause, "one of " + ", ".join(CAUSES))
+        node, reason = _name(event.get("node"), "node"), _line(event.get("reason"), "reason")
+        return JobEvent(kind, _name(event.get("worker"), "worker"), node=node, cause=cause, reason=reason)
+    if kind == "parted":
+        one = _name(event["worker"], "worker") if "worker" in event else ""
+        return JobEvent(kind, one, others=_names(event.get("workers"), "workers"))
     if kind == "back":
         before = (_name(event.get("instead_of"), "instead_of"),)
         return JobEvent(kind, _name(event.get("worker"), "worker"), others=before)

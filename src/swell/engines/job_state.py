@@ -104,6 +104,8 @@ class Workers:
     """Workers that are or once were members."""
     left_out: str = ""
     """The last worker that others went on without because of a cut link."""
+    parted: frozenset[str] = frozenset()
+    """The workers of the last replica that was given up because they did not reach each other."""
 
     def slots(self, names: Collection[str]) -> Placement:
         """The known slots of these workers."""
@@ -263,6 +265,10 @@ class JobState:
         if what == "left_out" and trained:
             workers.left_out = worker
             return [("worker_lost", {"worker": worker, "reason": event.text})]
+        if what == "parted":
+            workers.parted = frozenset(event.others)
+        if what == "fenced" and trained and worker in workers.parted:
+            return []  # it may well have answered, and the reason was reported
         if what == "fenced" and trained and worker != workers.left_out:
             return [
                 ("worker_lost", {"worker": worker, "reason": "the worker did not answer and was given up"})
@@ -275,6 +281,8 @@ class JobState:
         slot = workers.live.get(worker)
         if what == "straggler" and slot is not None and not event.leads:
             said.append(("slow", {"slot": slot, "times": event.times}))
+        if what == "unstartable" and slot is not None:
+            said.append(("unstartable", {"slot": slot, "cause": event.cause}))
         return said
 
     def gone(self, outcome: Outcome | None, now_s: float) -> None:

@@ -32,25 +32,27 @@ class Pace:
         self.own_s = 0.0
         """Mean time without waiting for the others or for the exchange."""
         self._of: tuple[int, ...] = ()
-        self._steps = 0
+        self.steps = 0
+        """How many steps the means cover."""
 
     def add(self, configuration: tuple[int, ...], step_s: float, sync_s: float, own_s: float = 0.0) -> bool:
         """Record a step; False for the first of a configuration, whose time includes the change."""
         if configuration != self._of:
-            self._of, self._steps = configuration, 0
+            self._of, self.steps = configuration, 0
             return False
-        self._steps += 1
-        weight = max(1.0 / self._steps, SMOOTHING)
+        self.steps += 1
+        # Later steps count more, so that the first ones, which may be slow, are soon forgotten.
+        weight = max(2.0 / (self.steps + 1), SMOOTHING)
         self.step_s += weight * (step_s - self.step_s)
         self.sync_s += weight * (sync_s - self.sync_s)
         own_s = min(own_s, MOST_OWN * self.own_s) if self.own_s > 0 else max(own_s, 0.0)
-        self.own_s += max(1.0 / self._steps, min(step_s / OWN_S, 0.25)) * (own_s - self.own_s)
+        self.own_s += max(1.0 / self.steps, min(step_s / OWN_S, 0.25)) * (own_s - self.own_s)
         return True
 
     @property
     def known(self) -> bool:
         """Whether there is a mean for the present configuration."""
-        return self._steps > 0
+        return self.steps > 0
 
 
 def memory_bytes(device: torch.device) -> int:
@@ -125,5 +127,5 @@ def timing(
         },
     }
     if pace.known:
-        out |= {"step_s": round(pace.step_s, 6), "sync_s": round(pace.sync_s, 6)}
+        out |= {"step_s": round(pace.step_s, 6), "sync_s": round(pace.sync_s, 6), "steps": pace.steps}
     return out

@@ -102,6 +102,11 @@ class SlotBook:
         sizes = {place.per_gpu for place in self._places}
         return self._per_gpu not in sizes if self._per_gpu > 1 else not sizes
 
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the nodes that are up."""
+        return [place.address for place in self._places if place.up]
+
     def in_sight(self, now_s: float) -> bool:
         """Whether the cluster was seen a moment ago."""
         return now_s - self._seen_s <= BLIND_S

@@ -69,6 +69,8 @@ class Coordinator:
         self.watchers: set[Client] = set()
         self.reports: dict[str, Message] = {}
         self.pids: dict[str, int] = {}
+        self.killed: set[str] = set()
+        """Workers that the launcher was told to end, and whose end was not reported yet."""
         self.over = asyncio.Event()
         self.failure: Exception | None = None
         """The error of ours that ended this coordinator, if one did."""

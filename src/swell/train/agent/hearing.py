@@ -207,8 +207,9 @@ def _agent_exited(c: Coordinator, client: Client, message: Message, now: float) 
     name, code, note = fields.worker(message), fields.exit_code(message), fields.text(message, "note", "")
     worker = c.membership.workers.get(name)
     leaving = worker is not None and worker.status is Status.LEAVING
-    ended_by_us = code < 0 and (leaving or c.membership.ending.over)
+    ended_by_us = code < 0 and (leaving or c.membership.ending.over or name in c.killed)
     ended_by_us = ended_by_us or (leaving and isinstance(c.membership, Restarts))
+    c.killed.discard(name)
     c.event("exited", worker=name, code=0 if ended_by_us else code)
     member = worker if worker is not None and worker.status is Status.MEMBER else None
     if code == 0 and member is not None and (name in c.workers or member.address is None):
@@ -245,6 +246,15 @@ def _agent_lost(c: Coordinator, client: Client, message: Message, now: float) ->
     name = fields.worker(message)
     c.event("exited", worker=name, code=-9)
     return c.membership.vanished(name, now)
+
+
+@_hears("agent", "unstartable")
+def _agent_unstartable(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
+    fields = {name: str(message[name]) for name in ("worker", "node", "cause", "reason")}
+    name = fields["worker"]
+    c.event("unstartable", **fields)
+    c.event("exited", worker=name, code=0)
+    return c.membership.unstartable(name, f"{fields['node']}: {fields['reason']}", fields["cause"], now)
 
 
 @_hears("agent", "ending")

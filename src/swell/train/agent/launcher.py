@@ -28,7 +28,15 @@ from swell.train.agent.regular import read_regular
 from swell.train.agent.run_config import RunConfig
 from swell.train.agent.tracker import Tracker
 from swell.train.agent.wire import Message, new_secret
-from swell.train.agent.worker_processes import Exited, Failed, LocalWorkers, Lost, News, Workers
+from swell.train.agent.worker_processes import (
+    Exited,
+    Failed,
+    LocalWorkers,
+    Lost,
+    News,
+    Unstartable,
+    Workers,
+)
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 5.0
@@ -141,6 +149,10 @@ class Launcher:
                     self._coordinator.tell(self._account(worker, code))
                 case Lost(worker):
                     self._coordinator.tell({"type": "lost", "worker": worker})
+                case Unstartable(worker, node, cause, reason):
+                    self.say(f"worker {worker} cannot be started on {node}: {reason}")
+                    said = {"worker": worker, "node": node, "cause": cause, "reason": reason}
+                    self._coordinator.tell({"type": "unstartable", **said})
                 case Failed(code, reason, aloud):
                     if aloud and self._result is None:
                         self.say(reason)

@@ -32,6 +32,7 @@ def carry_out(c: Coordinator, instructions: list[Instruction]) -> None:
                 c.event("spawn", worker=worker, **({} if slot is None else {"slot": slot}))
                 c.tell_agent({"type": "spawn", "worker": worker, "slot": slot})
             case Kill(worker):
+                c.killed.add(worker)
                 c.tell_agent({"type": "kill", "worker": worker})
             case Fence(worker):
                 c.event("fenced", worker=worker)
