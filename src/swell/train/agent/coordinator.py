@@ -56,11 +56,15 @@ class Coordinator:
         self.notes = Notes()
         self.port = int(saved["port"]) if saved is not None else 0
         self.workers: dict[str, Client] = {}
-        self.exits: dict[str, Message] = {}
-        """Exits of workers whose connections are not read to their end yet."""
+        self.exits: dict[str, tuple[float, Message]] = {}
+        """Exits of workers whose connections are not read to their end yet, and how long they wait for it."""
         self.agent: Client | None = None
         self.watchers: set[Client] = set()
         self.reports: dict[str, Message] = {}
+        self.last_report: Message = {}
+        """The leader's latest report, which outlives its worker."""
+        self.figures: Message = {}
+        """What a program has said of itself so far: later lines add to earlier ones."""
         self.pids: dict[str, int] = {}
         self.over = asyncio.Event()
         self.fencing = 0
@@ -87,6 +91,8 @@ class Coordinator:
                     self._carry_out(self._tick(time.monotonic()))
 
     def _tick(self, now: float) -> list[Instruction]:
+        for name in [name for name, (until_s, _) in self.exits.items() if now > until_s]:
+            self.settle_exit(name)
         m = self.membership
         said = self.stragglers.tick(m, now) if isinstance(m, Membership) else []
         return [*said, *m.tick(now)]
@@ -138,10 +144,10 @@ class Coordinator:
                 self._carry_out(self.elastic.disconnected(client.name, time.monotonic()))
 
     def settle_exit(self, name: str) -> None:
-        """Tell the membership that a worker's process ended, unless its connection is still read."""
-        if name not in self.workers and (ended := self.exits.pop(name, None)) is not None:
-            now, note = time.monotonic(), str(ended.get("note", ""))
-            self._carry_out(self.membership.exited(name, int(ended["code"]), now, note))
+        """Tell the membership that a worker's process ended, now that its last messages were read."""
+        _, ended = self.exits.pop(name)
+        now, note = time.monotonic(), str(ended.get("note", ""))
+        self._carry_out(self.membership.exited(name, int(ended["code"]), now, note))
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         orders.carry_out(self, instructions)
@@ -184,8 +190,10 @@ class Coordinator:
             "epoch": 0 if isinstance(m, Restarts) else m.generation.epoch,  # a program counts itself
             "step": m.step,
             "over": m.ending.over,
+            "result": None if (end := m.ending.result) is None else {"code": end.code, "reason": end.reason},
             "pids": {n: p for n, p in self.pids.items() if n in m.workers},
             "reports": {n: r for n, r in self.reports.items() if n in m.workers},
+            "last_report": self.last_report,
         }
 
     def save(self) -> None:

@@ -7,11 +7,11 @@ builds one of torch's process groups); before that it is "new".
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swell.train.agent.ending import STOPPED
+from swell.train.agent.errors import FENCED, RESPAWN
 from swell.train.agent.generations import Instruction, Status
 from swell.train.agent.restarts import Restarts
 from swell.train.agent.wire import Message
@@ -24,7 +24,8 @@ Handler = Callable[["Coordinator", "Client", Message, float], list[Instruction]]
 HANDLERS: dict[tuple[str, str], Handler] = {}
 """By role and kind of message."""
 LAST_WORDS_S = 1.0
-"""How long a member's exit waits for the member, if it has not connected to this coordinator yet."""
+"""How long a member's exit waits for the end of the member's connection: a descendant may keep that open, or
+the member has not connected to this coordinator yet."""
 
 
 def _hears(role: str, kind: str) -> Callable[[Handler], Handler]:
@@ -98,6 +99,8 @@ def _worker_beat(c: Coordinator, client: Client, message: Message, now: float) -
     report = message.get("report")
     if report:
         c.reports[client.name] = report
+        if report.get("rank", 0) == 0:
+            c.last_report = report
         c.stragglers.heard(client.name, report)
         c.publish({"type": "report", "worker": client.name, "report": report})
     return []
@@ -196,12 +199,12 @@ def _agent_exited(c: Coordinator, client: Client, message: Message, now: float) 
     ended_by_us = code < 0 and (leaving or c.membership.ending.over)
     ended_by_us = ended_by_us or (leaving and isinstance(c.membership, Restarts))
     c.event("exited", worker=name, code=0 if ended_by_us else code)
-    member = worker if worker is not None and worker.status is Status.MEMBER else None
-    if code == 0 and member is not None and (name in c.workers or member.address is None):
-        # Its last words may still be on the way; so may be its connection, if another coordinator had it.
-        c.exits[name] = message
-        if name not in c.workers:
-            asyncio.get_running_loop().call_later(LAST_WORDS_S, c.settle_exit, name)
+    trained = worker is not None and worker.status in (Status.MEMBER, Status.DONE)
+    by_itself = code >= 0 and code not in (RESPAWN, FENCED)
+    unmet = worker is not None and worker.address is None and code == 0
+    if trained and by_itself and (name in c.workers or unmet):
+        # Its last report may still be on the way; so may be its connection, if another coordinator had it.
+        c.exits[name] = now + LAST_WORDS_S, message
         return []
     return c.membership.exited(name, code, now, str(message.get("note", "")))
 
@@ -215,13 +218,15 @@ def _agent_said(c: Coordinator, client: Client, message: Message, now: float) ->
     saved = figures.pop("saved", None)
     if saved is not None:
         c.event("checkpoint", worker=name, step=max(int(saved), 0))
-    if "done" not in figures:
-        return []
+    metrics = c.figures.get("metrics", {}) | figures.pop("metrics", {})
+    c.figures |= figures | ({"metrics": metrics} if metrics else {})
     present = restarts.generation
-    report = c.pace.report(figures, present.number, len(present.members), now)
-    c.reports[name] = report
+    report = c.pace.report({"done": restarts.done, **c.figures}, present.number, len(present.members), now)
+    c.reports[name] = c.last_report = report
+    if "done" not in c.figures:
+        return []  # metrics go with the first progress, or with the end of a program that reports none
     c.publish({"type": "report", "worker": name, "report": report})
-    return restarts.said(float(figures["done"]), now)
+    return restarts.said(float(figures["done"]), now) if "done" in figures else []
 
 
 @_hears("agent", "lost")
