@@ -20,7 +20,7 @@ from swell.train.agent import children, coordinator_process
 from swell.train.agent.coordinator import Coordinator
 from swell.train.agent.coordinator_process import MOST_STARTS, CoordinatorProcess, pause_s
 from swell.train.agent.errors import BROKEN, TrainError
-from swell.train.agent.hearing import HANDLERS
+from swell.train.agent.hearing import HANDLERS, LAST_WORDS_S
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.replicas.membership import Replicas
 
@@ -82,10 +82,30 @@ def test_from_the_first_worker_to_the_end(path: Path) -> None:
     assert watcher.heard("report") == [{"type": "report", "worker": worker.name, "report": {"loss": 0.5}}]
     office.say(worker, type="done", operation=4)
     office.say(office.agent, type="exited", worker=worker.name, code=0)
-    assert office.agent.heard("finish")[0]["code"] == 0
+    assert not office.agent.heard("finish"), "its last messages may still be on the way"
+    office.say(worker, type="beat", step=3, report={"loss": 0.5, "metrics": {"final": 1.0}})
+    office.coordinator._closed(worker)  # type: ignore[arg-type]
+    (finish,) = office.agent.heard("finish")
+    assert (finish["code"], finish["report"]["metrics"]) == (0, {"final": 1.0})
     assert [e["event"] for e in watcher.heard("event")] == ["exited", "finish"]
+    assert office.say(watcher, type="status")[0]["last_report"] == finish["report"]
     office.say(office.agent, type="goodbye")
     assert office.coordinator.over.is_set()
+
+
+def test_an_exit_waits_for_the_workers_last_messages_for_a_bounded_time(path: Path) -> None:
+    office = Office(path)
+    office.say(office.agent, type="hello", role="agent", alive=[])
+    worker = office.worker(office.agent.heard("spawn")[0]["worker"])
+    office.say(worker, type="ready", epoch=0)
+    number = worker.heard("candidate")[0]["candidate"]["number"]
+    office.say(worker, type="switched", generation=number, members=[worker.name], step=0, epoch=0)
+    office.say(office.agent, type="exited", worker=worker.name, code=1, note="it broke")
+    now = time.monotonic()
+    office.coordinator._tick(now)
+    assert not office.agent.heard("finish"), "a descendant may hold the connection open"
+    office.coordinator._tick(now + LAST_WORDS_S + 0.1)
+    assert office.agent.heard("finish")[0]["reason"] == "it broke"
 
 
 def test_what_it_does_not_understand_is_refused_and_changes_nothing(path: Path) -> None:

@@ -438,6 +438,7 @@ class Health(Outgoing):
     """'leader', or 'standby' of a control plane that waits while another one leads."""
     leader: str | None = None
     """For a standby: the URL of the control plane that leads, if it knows one."""
+    notes: list[str] = Field(default=[], description="What is not as it was set up, though all parts work.")
 
 
 class ErrorBody(Outgoing):

@@ -121,8 +121,12 @@ def _server(home: Path) -> Iterator[Finding]:
     found = ServerFile.read(home)
     if found is None:
         yield Finding("server", BAD, f"process {pid} runs, but does not serve yet; see server.log")
-    elif healthy(found.nearest, found.ca):
+    elif (health := healthy(found.nearest, found.ca)) is not None:
         yield Finding("server", OK, f"process {pid} answers at {found.url}")
+        for note in health.get("notes", []):
+            yield Finding(
+                "policy", ODD, f"{note}; 'swell watch' and server.log say why, 'swell policy' sets one"
+            )
     else:
         yield Finding("server", BAD, f"process {pid} at {found.url} is not well: see /healthz and server.log")
 

@@ -237,8 +237,9 @@ def _words(given: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words += option.opts[:1] if value else option.secondary_opts[:1]
         else:
+            unit = "s" if option.type is DURATION else ""
             for one in value if isinstance(value, tuple) else (value,):
-                words += [option.opts[0], str(one)]
+                words += [option.opts[0], f"{one}{unit}"]
     return words
 
 

@@ -33,8 +33,9 @@ from swell.control.reservations import Reservations
 from swell.control.scheduler import Scheduler
 from swell.control.slow_nodes import SlowNodes
 from swell.control.speed import Trials
-from swell.domain import Cluster, Event, EventKind, Node, SwellError
+from swell.domain import Cluster, Event, EventKind, InputError, Node, SwellError
 from swell.engines import Engine, Launch, Observed, Report, RunState
+from swell.policies import DEFAULT, is_ours
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,8 @@ class Conductor:
         self._progress = ProgressLog(book.store)
         self._starting: dict[str, float] = {}
         """By job: when it was given slots. Removed at the job's first progress report after that."""
+        self._told_of: dict[str, str] | None = None
+        """The failure of a policy that is in the event log."""
         self._owed: dict[str, Move] = {}
         """By job: a move that the board has entered and the job's record has not. Empty after a turn that
         succeeded; after one that failed (the disk was full, say) the next turn carries these moves out."""
@@ -100,7 +103,13 @@ class Conductor:
             log.error("which nodes were slow cannot be read: %r", error)
         if self.renting is not None:
             self.renting.come_up()
-        self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s, self.limits)
+        try:
+            self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s, self.limits)
+        except InputError as error:
+            if is_ours(policy):
+                raise
+            self.scheduler = Scheduler(self.book, DEFAULT, self.cluster(), interval_s, self.limits)
+            self.scheduler.failed_policy = {"policy": policy, "by": DEFAULT, "reason": str(error)}
         self.book.type_figure = lambda placement: self.scheduler.board.base.type_figure(placement)
         if found := teams.stored(store):
             self.scheduler.set_teams(found, now_s)
@@ -146,6 +155,10 @@ class Conductor:
         if self.scheduler.rhythm.due_s <= now_s:
             self._decide(now_s)
         self._grant_owed(now_s)
+        if self.scheduler.failed_policy is not self._told_of:
+            self._told_of = self.scheduler.failed_policy
+            if self._told_of is not None:
+                self.book.write([], [Event(now_s, EventKind.POLICY_REPLACED, data=dict(self._told_of))])
         for job_id, text in self.reservations.dangers(now_s):
             self.feed(self.book.records[job_id], lifecycle.Noticed(text), now_s)
         if self.reservations.waiting:

@@ -21,7 +21,7 @@ from swell.perf.length import TargetLength
 
 HISTORY_VERSION = 2
 """Version of what `Knowledge.to_json` writes. An entry without a version has version 1."""
-_ENOUGH_STEPS = 3
+ENOUGH_STEPS = 3
 """Step times of one configuration are used once this many timing reports have arrived."""
 _STEADY = ((10, 2.0), (3, 10.0), (1, 15.0))
 """Steps are steady once a mean covers so many, for so many seconds: the first ones of a configuration are
@@ -156,7 +156,7 @@ class Timings:
         self.last = (*key, step_s, sync_s)
         settled = before is not None and before[:3] == key and abs(step_s - before[3]) <= _SETTLED * before[3]
         covers = steps is None or any(steps >= least and steps * step_s >= s for least, s in _STEADY)
-        if self.seen[key] < _ENOUGH_STEPS or not settled or not covers:
+        if self.seen[key] < ENOUGH_STEPS or not settled or not covers:
             return False
         self.steady_with.add(workers)
         return True

@@ -88,6 +88,8 @@ class Outcome:
     state: RunState
     code: int
     reason: str
+    report: object = None
+    """The leader's last report as it was written, which `border` has to check; None if there is none."""
 
 
 @dataclass(slots=True)

@@ -123,6 +123,7 @@ class SupervisedEngine:
             # A job that was killed meanwhile keeps the slots that the log shows too, until the caller knows.
             job.state.logged = held.get(job.job_id, ())
             job.state.told_s, job.state.kept_until_s = now_s, now_s + NOTE_END_S
+            self._listener.take_outcome(job, job.state.outcome)
             self._jobs[job.job_id] = job
         self._part.start()
 
@@ -247,7 +248,7 @@ class SupervisedEngine:
                 case Step.START:
                     self._start_job(job, now_s)
                 case Step.READ_OUTCOME:
-                    job.state.outcome = job.read_outcome()
+                    job.state.outcome = self._listener.take_outcome(job, job.read_outcome())
                 case Step.CONNECT:
                     self._connect(job, now_s)
                 case Step.SEND_TARGET if job.line.connection is not None:
@@ -363,7 +364,7 @@ class SupervisedEngine:
         if self.may_act():
             self.site.sweep(job)
         job.line.close()
-        outcome = job.read_outcome()
+        outcome = self._listener.take_outcome(job, job.read_outcome())
         with self._lock:
             job.child = None
             job.state.gone(outcome, time.monotonic())

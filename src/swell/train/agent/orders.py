@@ -79,4 +79,5 @@ def carry_out(c: Coordinator, instructions: list[Instruction]) -> None:
                 c.event(event, **fields)
             case Finish(code, reason):
                 c.event("finish", code=code, reason=reason)
-                c.tell_agent({"type": "finish", "code": code, "reason": reason})
+                last = {"report": c.last_report} if c.last_report else {}
+                c.tell_agent({"type": "finish", "code": code, "reason": reason, **last})
