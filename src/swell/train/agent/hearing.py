@@ -49,7 +49,11 @@ def _new_hello(c: Coordinator, client: Client, message: Message, now: float) -> 
     if role == "agent":
         c.agent = client
         client.send({"type": "welcome"})
-        return c.membership.agent_connected([str(n) for n in message.get("alive", [])], now)
+        alive = {str(n) for n in message.get("alive", [])}
+        out = c.membership.agent_connected(sorted(alive), now)
+        for gone in c.processes.keys() - alive - c.membership.workers.keys():  # ended while nobody listened
+            c.event("exited", worker=gone, code=0)
+        return out
     if role == "worker":
         m = c.elastic
         client.name = str(message["worker"])
@@ -262,8 +266,9 @@ def _tool_status(c: Coordinator, client: Client, message: Message, now: float) -
 
 @_hears("tool", "watch")
 def _tool_watch(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
+    """Answer with the job's status; what happens after that is sent as events, from the next number on."""
     c.watchers.add(client)
-    client.send({"type": "watching"})
+    client.send({"type": "watching", **c.status()})
     return []
 
 
