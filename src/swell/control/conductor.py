@@ -409,7 +409,7 @@ class Conductor:
             record = self.book.records[job_id]
             if move.after and not record.wanted:
                 self._starting[job_id] = now_s
-            reason = move.reason or _who_took(job_id, owed, set(record.wanted) - set(move.after))
+            reason = move.reason or who_took(job_id, owed, set(record.wanted) - set(move.after))
             self.feed(record, lifecycle.Granted(move.after, reason), now_s)
             del self._owed[job_id]
 
@@ -467,7 +467,7 @@ class Conductor:
         }
 
 
-def _who_took(job_id: str, moves: Mapping[str, Move], lost: Collection[int]) -> str:
+def who_took(job_id: str, moves: Mapping[str, Move], lost: Collection[int]) -> str:
     """Why a job loses slots by a decision, if these moves show it."""
     if not lost:
         return ""
