@@ -54,6 +54,25 @@ def test_a_job_runs_is_resized_and_leaves_nothing_behind(bench: Bench) -> None:
     bench.wait(engine, "a", lambda o: o is None)
 
 
+def test_jobs_that_swap_all_of_their_slots_get_them_and_neither_stops(bench: Bench) -> None:
+    engine = bench.engine()
+    first = {"a": (0, 1), "b": (2, 3)}
+    launches = {name: bench.launch(name, "--epochs", 100, "--sample-ms", 1) for name in first}
+
+    def reached(wishes: dict[str, tuple[int, ...]]) -> bool:
+        seen = engine.observe()
+        return all(
+            name in seen and seen[name].placement == slots and seen[name].state is RunState.RUNNING
+            for name, slots in wishes.items()
+        )
+
+    for wishes in (first, {"a": (2, 3), "b": (0, 1)}):
+        for name, slots in wishes.items():
+            engine.apply(launches[name], slots)
+        bench.wait_for(lambda wishes=wishes: reached(wishes))
+    assert {len(list((bench.home / "jobs" / name / "runs").iterdir())) for name in first} == {1}
+
+
 def test_stopped_jobs_save_their_state_and_go_on_from_it(bench: Bench) -> None:
     engine = bench.engine()
     launch = bench.launch("a", "--epochs", 20, "--sample-ms", 3, checkpoint_s=1000.0)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.ray import kills
 from benchmarks.ray.cluster import RayCluster
+from benchmarks.runtime import netns
 from benchmarks.runtime.arena import check_counts
 from tests.sharded import SCRIPT, check_every_sample_once, newest
 from tests.waiting import wait_until
@@ -237,6 +239,49 @@ def test_another_engine_finds_the_workers_and_none_restarts(ray: Ray) -> None:
         assert client.status()["pids"].items() >= before.items()
     adopted.end("a")
     until(lambda: not processes_of(ray.home / "jobs" / "a"), 60)
+
+
+def test_no_job_stops_when_workers_that_take_long_to_get_ready_are_killed() -> None:
+    """A short form of `python -m benchmarks.ray.kills`, in which the head is away once, too."""
+    if why := netns.why_not():
+        pytest.skip(why)
+    found = kills.measure(kills=2, minutes=0.2, ready_s=3.0, slow_s=4.0, aways=1)
+    assert found["holds"], found
+    assert found["kills"] == 2 and found["times_the_head_was_away"] == 1 and found["slow_starts"], found
+
+
+TASKS = """
+import sys, time, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+node = next(n["NodeID"] for n in ray.nodes() if n["NodeName"] == sys.argv[2])
+
+@ray.remote(num_cpus=1, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+def work():
+    time.sleep(0.5)
+
+group = ray.util.placement_group([{"CPU": 1}], strategy="STRICT_PACK")
+ray.get(group.ready())
+while True:
+    ray.get(work.remote())
+"""
+
+
+def test_tasks_and_placement_groups_of_others_hold_slots_and_what_has_no_owner_does_not(
+    ray: Ray, tmp_path: Path
+) -> None:
+    engine = ray.engine()
+    with (tmp_path / "foreign.log").open("wb") as log:
+        foreign = subprocess.Popen(
+            [sys.executable, "-c", TASKS, ray.cluster.address, "n2"],
+            stdout=log, stderr=log, env=environment(ray.cluster.address, {}),
+        )  # fmt: skip
+    try:
+        until(lambda: engine.cluster().capacity == 6, 60)
+    finally:
+        foreign.terminate()
+        foreign.wait(15)
+    until(lambda: not engine.cluster().held, 60)
 
 
 FOREIGN = """

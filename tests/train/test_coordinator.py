@@ -297,3 +297,42 @@ def test_coordinators_that_end_early_are_followed_by_growing_pauses() -> None:
     assert pauses[:3] == [0.0, 0.0, 0.0], "a killed one is followed by the next at once"
     assert pauses == sorted(pauses) and all(0 < b / a <= 2 for a, b in itertools.pairwise(pauses[3:]))
     assert 10 < sum(pauses) < 30
+
+
+def test_whoever_begins_to_watch_gets_a_snapshot_and_every_event_after_it(path: Path) -> None:
+    """Workers that were started between the greeting and the watching are in the snapshot."""
+    office, tool = Office(path), Someone()
+    greeting = office.say(tool, type="hello", role="tool")[0]
+    assert greeting["processes"] == {}
+    office.say(office.agent, type="hello", role="agent", alive=[])
+    (watching,) = office.say(tool, type="watch")
+    assert watching["processes"] == {"w0": None} and watching["event"] > greeting["event"]
+    office.say(office.agent, type="exited", worker="w0", code=-9)
+    numbers = [event["number"] for event in tool.heard("event")]
+    assert numbers == list(range(watching["event"] + 1, watching["event"] + 1 + len(numbers))) and numbers
+    assert office.coordinator.status()["processes"] == _replayed(tool, watching["processes"])
+
+
+def _replayed(watcher: Someone, processes: dict[str, Any]) -> dict[str, Any]:
+    """The processes of a snapshot after the events that a watcher was sent."""
+    now = dict(processes)
+    for event in watcher.heard("event"):
+        if event["event"] == "spawn":
+            now[event["worker"]] = event.get("slot")
+        elif event["event"] == "exited":
+            now.pop(event["worker"], None)
+    return now
+
+
+def test_a_snapshot_has_processes_of_workers_that_were_given_up_until_they_end(path: Path) -> None:
+    office, tool = Office(path), Someone()
+    office.say(office.agent, type="hello", role="agent", alive=[])
+    office.worker("w0")
+    office.coordinator._decide(lambda now: office.coordinator.elastic.vanished("w0", now))
+    status = office.say(tool, type="hello", role="tool")[0]
+    assert "w0" not in status["workers"] and "w0" in status["processes"]
+    second = Office(path)
+    assert "w0" in second.coordinator.status()["processes"], "also after a restart"
+    second.say(tool, type="hello", role="tool")
+    second.say(second.agent, type="hello", role="agent", alive=[])
+    assert "w0" not in second.coordinator.status()["processes"], "the launcher has it no longer"

@@ -129,7 +129,8 @@ def test_a_restarted_coordinator_goes_on_where_it_was() -> None:
     assert again.exited("w0", SAVED, 6.2)[0] == Begin(2, ("w2", "w3", "w4"))
     lost = from_json(json.loads(json.dumps(to_json(begun(1)))), 6.0)
     lost.agent_connected([], 6.0)
-    assert lost.tick(6.0 + MISSING_S)[0] == Begin(2, ("w1",))
+    gone, begin, *_ = lost.tick(6.0 + MISSING_S)
+    assert (gone, begin) == (Say("exited", {"worker": "w0", "code": -9}), Begin(2, ("w1",)))
 
 
 @settings(max_examples=60)

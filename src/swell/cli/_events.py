@@ -44,7 +44,7 @@ def _describe(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
             why = f" ({data['reason']})" if data.get("reason") else ""
             return f"{len(data.get('before', ()))} -> {len(data.get('gpus', ()))} workers{pause}{why}"
         case "preempted":
-            why = data.get("reason") or "its slots went to other jobs"
+            why = data.get("reason") or "for a reason that was not reported"
             return f"{len(data.get('before', ()))} -> 0 workers ({why})"
         case "progress":
             of = "" if data.get("of") is None else f" of {data['of']:g}"

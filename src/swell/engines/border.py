@@ -25,6 +25,7 @@ LEAST_S = 1e-9
 MOST_SAMPLES = 10**12
 MOST_MEMBERS = 100_000
 MOST_METRICS = 100
+MOST_EVENTS = 2**53
 MOST_TIMES = 1e9
 MOST_LINE = 500
 """Longest line of text that is shown to people, in characters; the rest of it is cut off."""
@@ -130,6 +131,9 @@ class JobStatus:
     workers: dict[str, str]
     """Status by name."""
     slots: dict[str, int | None]
+    """The workers that were started and have not ended, with their slots."""
+    event: int
+    """The number of the last event before this answer."""
     members: frozenset[str]
     target: int
     confined: Confined | None
@@ -234,11 +238,16 @@ def read_status(raw: object, slots: int) -> JobStatus:
     """The answer of a coordinator to the engine's greeting; raises BadMessage."""
     status = _mapping(raw, "status")
     workers = _mapping(status.get("workers"), "workers")
-    where = _mapping(status.get("slots", {}), "slots")
     names = _names(list(workers), "workers")
+    if "processes" in status:
+        where = _mapping(status["processes"], "processes")
+    else:  # a coordinator of an earlier version
+        slots_of = _mapping(status.get("slots", {}), "slots")
+        where = {name: slots_of.get(name) for name in names}
     return JobStatus(
         workers={name: _name(workers[name], "status") for name in names},
-        slots={name: _maybe_whole(where, name, 0, slots - 1) for name in names},
+        slots={name: _maybe_whole(where, name, 0, slots - 1) for name in _names(list(where), "processes")},
+        event=_whole(status.get("event", 0), "event", 0, MOST_EVENTS),
         members=frozenset(_names(status.get("members"), "members")),
         target=_whole(status.get("target"), "target", 0, MOST_MEMBERS),
         confined=_confined(status.get("maximum"), status["confined"]) if status.get("confined") else None,

@@ -18,7 +18,7 @@ from swell.engines.accounts import Account
 from swell.engines.base import Launch
 from swell.engines.order import started
 from swell.engines.processes import sweep
-from swell.engines.ray import connection, head, packaging, places, slot_book, tls, warm
+from swell.engines.ray import claims, connection, head, packaging, places, slot_book, tls, warm
 from swell.engines.ray.places import RentedNodes
 from swell.engines.ray.scout_process import Bundles, ScoutProcess
 from swell.engines.ray.slot_book import SlotBook
@@ -73,6 +73,7 @@ class RaySite:
         wanted = self.options.resource or ("GPU" if per_gpu > 1 else None)
         self._book = SlotBook(home / slot_book.FILE, wanted, per_gpu, rented)
         self._key = warm.key(self.options.spare_bytes)
+        self._platform = claims.platform(home)
         self._scout = ScoutProcess(home / "scout.log")
         self._address = ""
         self._session = ""
@@ -153,6 +154,7 @@ class RaySite:
                 "places": str(self._book.file),
                 "home": str(self.home.resolve()),
                 "warm": self._key if self.options.spares else None,
+                "platform": self._platform,
                 "encrypt": self.options.encrypt,
             },
         }
@@ -242,6 +244,7 @@ class RaySite:
             "key": self._key,
             "warm": options.spares,
             "warm_bytes": options.spare_bytes,
+            "platform": self._platform,
             "resources": [wanted] if wanted else ["GPU", "CPU"],
         }
         self._scout.start(asked, connection.environment(address, self._access()))

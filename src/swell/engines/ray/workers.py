@@ -20,6 +20,7 @@ from typing import Any
 from swell.engines.order import Order
 from swell.engines.processes import MARK
 from swell.engines.ray import packaging, places
+from swell.engines.ray.claims import HolderName
 from swell.engines.ray.connection import connect, is_loopback, own_address
 from swell.engines.ray.holder import Holder
 from swell.train.agent.run_config import RunConfig
@@ -79,7 +80,7 @@ class RayWorkers:
         """Connect to Ray, and tell the job's settings where its coordinator can be reached."""
         settings, request = order.extras["ray"], order.launch.request
         self._ray = connect(settings["address"], _runtime_env(order))
-        self._settings = settings
+        self._settings, self._job_id = settings, order.launch.job_id
         self._pip = bool(request.pip)
         self._additions = {
             "script": _script_path(config.path, order.launch.workdir),
@@ -132,6 +133,9 @@ class RayWorkers:
         if place.per_gpu > 1:
             order["env"][PER_GPU] = str(place.per_gpu)
         order |= self._additions | {"shares_gpu": place.per_gpu > 1}
+        platform = self._settings.get("platform")  # jobs that an earlier version started have none
+        if platform is not None:
+            options["name"] = HolderName(platform, place.node_id, slot, self._job_id, worker).text()
         actor = self._holder.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False), **options
         ).remote(self._lifeline.address)

@@ -67,6 +67,10 @@ class Coordinator:
         """Workers whose connections are not read to their end yet: how long to wait, exit code, note."""
         self.agent: Client | None = None
         self.watchers: set[Client] = set()
+        self.processes: dict[str, int | None] = {} if saved is None else dict(saved.get("processes", {}))
+        """The workers that were started and have not ended, with their slots, as the events say."""
+        self.events = 0
+        """The number of the last event of this coordinator."""
         self.reports: dict[str, Message] = {}
         self.last_report: Message = {}
         """The leader's latest report, which outlives its worker."""
@@ -200,10 +204,15 @@ class Coordinator:
 
     def event(self, name: str, /, **fields: Any) -> None:
         """Add an event to the job's history, and show it to those who watch."""
+        if name == "spawn":
+            self.processes[str(fields["worker"])] = fields.get("slot")
+        elif name == "exited":
+            self.processes.pop(str(fields["worker"]), None)
         record = {"time_s": round(time.time(), 6), "event": name}
         record |= {key: value for key, value in fields.items() if key not in record}
+        self.events += 1
         self.job.append_event(record)
-        self.publish({"type": "event", **record})
+        self.publish({"type": "event", "number": self.events, **record})
 
     def status(self) -> Message:
         """What a tool is told about the job."""
@@ -219,6 +228,8 @@ class Coordinator:
             "confined": scale.confined,
             "workers": {w.name: w.status.value for w in workers.values()},
             "slots": {w.name: w.slot for w in workers.values() if w.slot is not None},
+            "processes": dict(self.processes),
+            "event": self.events,
             "epoch": 0 if isinstance(generation, ProgramGeneration) else generation.epoch,
             "step": m.step,
             "over": m.ending.over,
@@ -230,7 +241,8 @@ class Coordinator:
 
     def save(self) -> None:
         """Write the state to disk if it has changed."""
-        text = json.dumps({"port": self.port, "membership": membership_json.to_json(self.membership)})
+        members = membership_json.to_json(self.membership)
+        text = json.dumps({"port": self.port, "processes": self.processes, "membership": members})
         if text == self._last_saved:
             return
         try:

@@ -55,7 +55,11 @@ def _new_hello(c: Coordinator, client: Client, message: Message, now: float) -> 
             alive = fields.workers(message, "alive", [])
             client.role, c.agent = role, client
             client.send({"type": "welcome"})
-            return c.membership.agent_connected(alive, now)
+            out = c.membership.agent_connected(alive, now)
+            # Those that ended while nobody listened.
+            for gone in c.processes.keys() - set(alive) - c.membership.workers.keys():
+                c.event("exited", worker=gone, code=0)
+            return out
         case "worker":
             return _worker_hello(c, client, message, now)
         case "tool":
@@ -294,8 +298,9 @@ def _tool_status(c: Coordinator, client: Client, message: Message, now: float) -
 
 @_hears("tool", "watch")
 def _tool_watch(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
+    """Answer with the job's status; what happens after that is sent as events, from the next number on."""
     c.watchers.add(client)
-    client.send({"type": "watching"})
+    client.send({"type": "watching", **c.status()})
     return []
 
 

@@ -146,7 +146,10 @@ class Restarts:
             out += self._kill_all()
         for worker in [w for w in self.workers.values() if w.status is Status.STARTING]:
             if now_s >= worker.seen_s + MISSING_S:
-                out += self.vanished(worker.name, now_s)
+                out += [
+                    Say("exited", {"worker": worker.name, "code": -9}),
+                    *self.vanished(worker.name, now_s),
+                ]
         if not self.generation.reported and now_s >= self.generation.began_s + SILENT_S:
             out += self._pause_is_over(self.generation.began_s)
         return [*out, *self._settle(now_s)]
