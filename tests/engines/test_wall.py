@@ -192,6 +192,39 @@ def test_a_job_that_means_harm_costs_nobody_else_anything(setting: str, open_fol
     assert said["left"] == 0, "the attacker was ended with all of its processes"
 
 
+COVERED = """
+mount --make-rprivate / && mount -t tmpfs none /proc/sys && mount -t proc proc "$1" && shift && exec "$@"
+"""
+LOOK = """
+import os, sys
+from pathlib import Path
+from swell.engines import inside
+from swell.engines.wall import Wall
+
+def look():
+    numbers = [[name for name in os.listdir(path) if name.isdigit()] for path in ("/proc", sys.argv[2])]
+    return repr((os.listdir("/proc/sys"), numbers)).encode()
+
+print(inside.run(look, Wall(home=Path(sys.argv[1])), None))
+"""
+
+
+def test_what_covers_parts_of_proc_covers_them_behind_the_wall_and_no_other_proc_is_left(
+    tmp_path: Path,
+) -> None:
+    """As in a container, whose runtime covers parts of /proc to protect its host."""
+    trouble = wall_trouble(try_wall(), tmp_path)
+    if trouble or os.geteuid() != 0:
+        pytest.skip(f"only root can cover /proc; wall: {trouble or 'possible'}")
+    home, second = tmp_path / "home", tmp_path / "another proc"
+    home.mkdir()
+    second.mkdir()
+    words = ["unshare", "--mount", "sh", "-c", COVERED, "sh", str(second)]
+    look = [sys.executable, "-c", LOOK, str(home), str(second)]
+    done = subprocess.run([*words, *look], capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"{(0, repr(([], [['1'], ['1']])).encode())}\n", done
+
+
 def test_a_request_shows_a_job_no_directory_of_the_platform(tmp_path: Path) -> None:
     for name in ("tokens", "jobs/a", "jobs/b", "work"):
         (tmp_path / name).mkdir(parents=True)
