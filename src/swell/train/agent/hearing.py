@@ -259,11 +259,11 @@ def _agent_lost(c: Coordinator, client: Client, message: Message, now: float) ->
 
 @_hears("agent", "unstartable")
 def _agent_unstartable(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
-    fields = {name: str(message[name]) for name in ("worker", "node", "cause", "reason")}
-    name = fields["worker"]
-    c.event("unstartable", **fields)
+    name = fields.worker(message)
+    node, cause, reason = (fields.text(message, key) for key in ("node", "cause", "reason"))
+    c.event("unstartable", worker=name, node=node, cause=cause, reason=reason)
     c.event("exited", worker=name, code=0)
-    return c.membership.unstartable(name, f"{fields['node']}: {fields['reason']}", fields["cause"], now)
+    return c.membership.unstartable(name, f"{node}: {reason}", cause, now)
 
 
 @_hears("agent", "ending")
