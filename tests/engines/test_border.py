@@ -271,6 +271,10 @@ def test_a_coordinator_that_never_answers_is_tried_ever_less_often(
             {"event": "straggler", "worker": "w1", "times": 2.04},
             "w1 was 2.0 times slower than the others and is replaced",
         ),
+        (
+            {"event": "straggler", "worker": "w1", "times": 80, "link": True},
+            "the links to w1 were 80.0 times slower than the others' and it is replaced",
+        ),
         ({"event": "generation", "members": ["w0"]}, ""),
     ],
 )
