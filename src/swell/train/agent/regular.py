@@ -1,4 +1,4 @@
-"""Reading files that a job may have replaced by something else.
+"""Files read without trust, and files written so that a crash of the machine does not lose them.
 
 A job can put anything in the place of its own files: a pipe that blocks whoever opens it, a link to a file
 that is none of its business, a file of two gigabytes. The platform reads a job's files only through this
@@ -42,3 +42,32 @@ def open_for_append(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise OSError(f"{path} is not a plain file")
     return os.fdopen(descriptor, "ab")
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file, and wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace_synced(path: Path, data: bytes) -> None:
+    """Replace a file at once: a crash leaves the old content or the new one, and after this the new one."""
+    new = path.with_name(f".{path.name}")
+    try:
+        write_synced(new, data)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)  # half a file would keep a full disk full
+        raise
+    sync_directory(path.parent)
