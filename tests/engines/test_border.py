@@ -303,6 +303,10 @@ def test_a_connection_begins_with_what_runs_and_ends_where_an_event_is_missing(t
             {"event": "straggler", "worker": "w1", "times": 2.04},
             "w1 was 2.0 times slower than the others and is replaced",
         ),
+        (
+            {"event": "straggler", "worker": "w1", "times": 80, "link": True},
+            "the links to w1 were 80.0 times slower than the others' and it is replaced",
+        ),
         ({"event": "generation", "members": ["w0"]}, ""),
     ],
 )

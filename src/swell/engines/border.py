@@ -80,6 +80,8 @@ class JobEvent:
     """How long nothing was heard of the worker."""
     times: float = 1.0
     """How many times slower than the others the worker was."""
+    link: bool = False
+    """Whether it is the worker's links to the others that are slow."""
     leads: bool = False
     """Whether the slow worker led the job, and so may have had more to do than the others."""
     confined: Confined | None = None
@@ -108,6 +110,9 @@ class JobEvent:
                     f"{self.worker} found the workers out of step; step {self.step + 1} is made again, "
                     "see the job's log"
                 )
+            case "straggler" if self.link:
+                slower = f"{self.times:.1f} times slower than the others'"
+                return f"the links to {self.worker} were {slower} and it is replaced"
             case "straggler":
                 return f"{self.worker} was {self.times:.1f} times slower than the others and is replaced"
             case "unstartable":
@@ -211,7 +216,8 @@ def read_event(raw: object, slots: int) -> JobEvent:
     if kind == "straggler":
         times = _number(event.get("times"), "times", 1.0, MOST_TIMES)
         leads = event.get("leader") is True
-        return JobEvent(kind, _name(event.get("worker"), "worker"), times=times, leads=leads)
+        link = event.get("link") is True
+        return JobEvent(kind, _name(event.get("worker"), "worker"), times=times, link=link, leads=leads)
     if kind == "unstartable":
         cause = _name(event.get("cause"), "cause")
         if cause not in CAUSES:

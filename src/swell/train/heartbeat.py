@@ -25,6 +25,7 @@ class Reporter:
         self._link = link
         self._last_s = time.perf_counter()
         self.pace = reporting.Pace()
+        self._links = reporting.LinkTimes()
         self.metrics: dict[str, float] = {}
         """What the script gave to `job.log`. Replaced, never changed: the link's thread may be sending it."""
 
@@ -86,6 +87,8 @@ class Reporter:
             "metrics": self.metrics,
             "memory_bytes": reporting.memory_bytes(learner.flat.device),
         }
+        self._links.add(mesh.number, mesh.take_arrivals(), step_s)
+        out |= self._links.report()
         if loader is not None:
             now_with = (mesh.number, loader.batch_size, loader.piece or 0)
             self.pace.add(now_with, step_s, reduced.sync_s, step_s - reduced.wait_s - reduced.sync_s)
