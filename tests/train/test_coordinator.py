@@ -251,6 +251,7 @@ def test_an_error_of_its_own_ends_it_with_a_traceback_and_the_state_that_was_who
     assert office.say(tool, type="resize", workers=2) == []
     assert coordinator.over.is_set() and "KeyError: 'w7'" in capsys.readouterr().err
     office.say(tool, type="stop", save=True)
+    coordinator.exits["w0"] = (0.0, 0, "")
     coordinator.settle_exit("w0")
     assert JobDirectory(path).load_state() == whole, "nothing is saved afterwards"
 

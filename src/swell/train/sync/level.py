@@ -291,9 +291,9 @@ class Source:
         other = next(iter(pair.peers))
         with self._changed:
             self._changed.wait_for(lambda: self._snapshot is not None or self._over)
-            if self._closed:
-                return
-            hello = dict(self._snapshot or {})
+            closed, hello = self._closed, dict(self._snapshot or {})
+        if closed:
+            return
         pair.exchange(0, LEVEL, hello)
         if not hello:
             return
