@@ -285,15 +285,19 @@ class Source:
         with self._changed:
             self.newcomers, self._known = newcomers, True
 
+    def _is_closed(self) -> bool:
+        """Whether the main thread has called `close`, which may happen at any moment."""
+        return self._closed
+
     def _stream(self, rank: int) -> None:
         """Send everything to one newcomer."""
         pair, number = self.mesh.pair(rank), 3
         other = next(iter(pair.peers))
         with self._changed:
             self._changed.wait_for(lambda: self._snapshot is not None or self._over)
-            closed, hello = self._closed, dict(self._snapshot or {})
-        if closed:
-            return
+            if self._is_closed():
+                return
+            hello = dict(self._snapshot or {})
         pair.exchange(0, LEVEL, hello)
         if not hello:
             return
@@ -306,7 +310,7 @@ class Source:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: queue or self._closed)
-                if self._closed:
+                if self._is_closed():
                     return
                 record = queue[0]
             if record is None:
