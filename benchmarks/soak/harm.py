@@ -221,7 +221,8 @@ class Harm:
         if job is None:
             return None
         self.hostile.append(job.job_id)
-        self._later(self.chance.uniform(4.0, 15.0), lambda: self._cancel(job.job_id))
+        if kind != "vandal":  # that one ends by itself
+            self._later(self.chance.uniform(4.0, 15.0), lambda: self._cancel(job.job_id))
         return f"hostile job: {kind}"
 
     def _cancel(self, job_id: str) -> None:
