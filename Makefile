@@ -58,10 +58,11 @@ bench-platform: $(STAMP)  ## Crashes and fail-overs of the control plane, and pr
 	$(BIN)/python -m benchmarks.platform.quotes
 	$(BIN)/python -m benchmarks.platform.start
 
-bench-ray: $(STAMP)  ## Growth on a Ray cluster of four nodes on this machine, with and without spares (20 minutes)
+bench-ray: $(STAMP)  ## Growth on a Ray cluster of four nodes on this machine, with and without spares; failures; 100 kills (45 minutes)
 	$(BIN)/python -m benchmarks.ray.growth
 	$(BIN)/python -m benchmarks.ray.failures
 	$(BIN)/python -m benchmarks.ray.head_away
+	$(BIN)/python -m benchmarks.ray.kills
 
 soak: $(STAMP)  ## Ten minutes of kills, full disks, hostile jobs and strangers: nothing lost, doubled or left (MINUTES=2 for CI)
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10)

@@ -28,6 +28,10 @@ if [ ! -s "$RAY_AUTH_TOKEN_PATH" ]; then
     (umask 077 && python -c 'import secrets; print(secrets.token_hex(32), end="")' > "$RAY_AUTH_TOKEN_PATH")
 fi
 
+# Between hosts Ray would send that token in clear. Each node has the home's authority sign a certificate for its own
+# addresses; who can read SWELL_HOME can join. The addresses are those by which the others reach the node.
+TLS='eval "$(python -m swell.engines.ray.tls "$SWELL_HOME" $(hostname --all-ip-addresses))"'
+
 # A node that is cut off from the head goes on for a minute (docs/ray.md).
 HEALTH='{"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_timeout_ms": 5000, "health_check_failure_threshold": 20, "gcs_rpc_server_reconnect_timeout_s": 120}'
 
@@ -36,6 +40,7 @@ head_ip=$(srun --nodes=1 --ntasks=1 --nodelist="$head_node" hostname --ip-addres
 gpus=${SLURM_GPUS_ON_NODE:-0}
 
 srun --nodes=1 --ntasks=1 --overlap --nodelist="$head_node" \
+    bash -c "$TLS"' && exec "$@"' bash \
     ray start --head --block --node-ip-address="$head_ip" --port="$PORT" \
     --num-cpus="${SLURM_CPUS_PER_TASK:-1}" --num-gpus="$gpus" --disable-usage-stats --system-config="$HEALTH" &
 
@@ -49,11 +54,13 @@ done
 others=$((SLURM_JOB_NUM_NODES - 1))
 if [ "$others" -gt 0 ]; then
     srun --nodes="$others" --ntasks="$others" --overlap --exclude="$head_node" \
+        bash -c "$TLS"' && exec "$@"' bash \
         ray start --address="$head_ip:$PORT" --block \
         --num-cpus="${SLURM_CPUS_PER_TASK:-1}" --num-gpus="$gpus" --disable-usage-stats &
 fi
 
 # The control plane must be on a node of the cluster: this script runs on the first one.
+eval "$TLS"
 swell up --engine ray --address "$head_ip:$PORT" &
 control=$!
 

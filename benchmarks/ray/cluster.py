@@ -33,12 +33,16 @@ class RayNode:
         gpus: int = 0,
         resources: dict[str, float] | None = None,
         host: tuple[str, str] | None = None,
+        hidden: list[Path] | None = None,
     ) -> None:
-        """`host`: the network namespace and the address of the node, in place of this machine's loopback."""
+        """`host`: the network namespace and the address of the node, in place of this machine's loopback.
+
+        `hidden`: directories that are empty on this node.
+        """
         self._namespace, ip = host or ("", "127.0.0.1")
         self._asked: dict[str, Any] = {
             "name": name, "cpus": cpus, "gpus": gpus, "scratch": scratch, "address": address,
-            "resources": resources or {}, "ip": ip,
+            "resources": resources or {}, "ip": ip, "hidden": [str(path) for path in hidden or []],
         }  # fmt: skip
         self.start()
 
@@ -117,9 +121,16 @@ class RayCluster:
             self.close()
             raise
 
-    def join(self, name: str, cpus: int, gpus: int = 0, resources: dict[str, float] | None = None) -> RayNode:
-        """Another node; ended by whoever asked for it. Ray does not look whether its GPUs are there."""
-        node = RayNode(name, cpus, self._scratch, self.address, gpus=gpus, resources=resources)
+    def join(
+        self,
+        name: str,
+        cpus: int,
+        gpus: int = 0,
+        resources: dict[str, float] | None = None,
+        hidden: list[Path] | None = None,
+    ) -> RayNode:
+        """Another node, which the caller ends. Ray does not look whether its GPUs are there."""
+        node = RayNode(name, cpus, self._scratch, self.address, gpus=gpus, resources=resources, hidden=hidden)
         node.wait_up()
         return node
 

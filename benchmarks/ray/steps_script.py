@@ -14,8 +14,10 @@ import swell
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=Path, required=True, help="a directory")
 parser.add_argument("--until", type=Path, required=True, help="train until this file is there")
+parser.add_argument("--ready-s", type=float, default=0.0, help="how long each worker takes to get ready")
 args = parser.parse_args()
 
+time.sleep(args.ready_s)
 torch.manual_seed(0)
 model = nn.Linear(16, 1)
 job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))

@@ -61,7 +61,7 @@ def measure(model: str, kills: int = 50, seed: int = 0) -> dict[str, Any]:
 
 def frozen(silent_after_s: float = 2.0) -> dict[str, float]:
     """How long after SIGSTOP the others train again, and that the woken worker does no harm."""
-    options = ["--workers", "1:3", "--threads", "1", "--silent-after", str(silent_after_s)]
+    options = ["--workers", "1:3", "--threads", "1", "--silent-after", f"{silent_after_s}s"]
     with running(["--model", "small"], options) as job:
         status = job.members(3)
         job.settle(30)

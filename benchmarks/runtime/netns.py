@@ -118,6 +118,21 @@ class Hosts:
                 self._limit(a, b)
         self._note()
 
+    @contextlib.contextmanager
+    def slowed(self, host: int, rate: str) -> Iterator[None]:
+        """Limit both directions of all links of a host for a while, as tc writes it: 10mbit."""
+        ends = [(a, b) for a in range(self.count) for b in range(self.count) if a != b and host in (a, b)]
+        limit = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms"]
+        try:
+            for a, b in ends:
+                _run("tc", ["-n", self.namespace(a), "qdisc", "replace", "dev", f"v{b}", *limit])
+            yield
+        finally:
+            for a, b in ends:
+                gone = ["tc", "-n", self.namespace(a), "qdisc", "del", "dev", f"v{b}", "root"]
+                subprocess.run(gone, check=False, capture_output=True)
+                self._limit(a, b)
+
     def heal_all(self) -> None:
         """Heal whatever is cut."""
         for one, other in list(self.cuts):

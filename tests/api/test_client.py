@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import socket
 import threading
 import time
@@ -56,7 +57,7 @@ def test_the_same_with_asyncio(platform: Platform) -> None:
             assert len(await client.jobs(limit=2)) == 2
             text = "".join([piece async for piece in client.logs(jobs[0], follow=True)])
             assert "pretends" in text
-            async for event in client.events(job=jobs[0], since=0):
+            async for event in client.events(jobs[0], since=0):
                 if event.kind == "finished":
                     break
 
@@ -67,6 +68,18 @@ def test_both_clients_have_every_call() -> None:
     calls = [name for name, _ in inspect.getmembers(Calls, inspect.isfunction) if not name.startswith("_")]
     for name in calls:
         assert inspect.signature(getattr(swell.Client, name)) == inspect.signature(getattr(Calls, name))
+
+
+def test_the_calls_of_the_guide_are_the_calls_there_are() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    rows = re.findall(r"^\| (`\w+\(.*?\)`.*?) \|", guide, re.M)
+    written = {name: given for row in rows for name, given in re.findall(r"`(\w+)\((.*?)\)`", row)}
+    calls = [name for name, _ in inspect.getmembers(Calls, inspect.isfunction) if not name.startswith("_")]
+    assert set(calls) - set(written) == {"health", "close"}
+    for name, given in written.items():
+        meant = inspect.signature(eval(f"lambda {given}: None"))
+        real = list(inspect.signature(getattr(Calls, name)).parameters.values())[1:]
+        assert [(p.name, p.kind) for p in meant.parameters.values()] == [(p.name, p.kind) for p in real], name
 
 
 def test_pausing_scaling_and_cancelling(busy_platform: Platform) -> None:

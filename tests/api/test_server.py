@@ -24,6 +24,7 @@ from swell.api.home import ServerFile
 from swell.api.refusals import Unreachable
 from swell.api.schemas import ReplayRequest
 from swell.api.server import Server, check_binding
+from swell.cli._platform import healthy
 from swell.domain import InputError
 
 
@@ -45,6 +46,25 @@ def test_half_a_tls_setup_is_refused(tmp_path: Path) -> None:
         check_binding("127.0.0.1", tmp_path / "cert", None, False)
     with pytest.raises(InputError, match="cannot use"):
         check_binding("127.0.0.1", tmp_path / "cert", tmp_path / "key", False)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_a_server_on_all_addresses_is_found_although_the_machines_name_does_not_resolve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=nowhere.invalid"
+    files = ["-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True, timeout=60)
+    monkeypatch.setattr("socket.gethostname", lambda: "nowhere.invalid")
+    platform = start(tmp_path, host="0.0.0.0", cert=cert, key=key)
+    try:
+        found = ServerFile.read(tmp_path)
+        assert found is not None and "nowhere" not in found.url
+        assert found.nearest.startswith("https://127.0.0.1:")
+        assert healthy(found.nearest, found.ca)
+    finally:
+        platform.stop()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")

@@ -28,6 +28,9 @@ def test_an_administrator_makes_teams_and_everybody_sees_their_slots(busy_platfo
             admin.set_team("red", slots=999)
         with pytest.raises(InputError, match="'eve' is in team 'blue' already"):
             admin.set_team("red", slots=1, users=["eve"])
+        kept = admin.set_team("red", slots=2)
+        assert (kept.slots, kept.users) == (2, ["bob", "ann"]), "only what was given is changed"
+        assert admin.set_team("red", slots=2, users=[]).users == []
         assert admin.remove_team("blue", force=True).name == "blue"
         with pytest.raises(NotFound, match="swell teams list"):
             admin.remove_team("blue")

@@ -188,6 +188,62 @@ def test_a_deadline_that_cannot_be_kept_is_refused_with_one_that_can(place: Plac
     assert "by its deadline" in done.stdout
 
 
+def test_a_deadline_that_cannot_be_decided_in_time_is_refused_at_once(place: Place) -> None:
+    done = place.swell("submit", "--deadline", "5s", "train.py", "--seed", "unseen")
+    assert done.returncode == 3
+    assert "can only be decided after a profiling run" in done.stderr and "too late" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--gpus", 2, "train.py"), "No such option '--gpus'. swell decides how many GPUs a job has"),
+        (("--gpus", 2, "train.py"), "--max-workers N bounds it"),
+        (("--dedline", "2h", "train.py"), "Did you mean '--deadline'?"),
+        (("--deadline", "5", "train.py"), "'5' has no unit; write 5s"),
+        (("train.sh",), "'train.sh' is no Python script: hand any other program in with --command"),
+        (("program",), "'program' is no Python script: hand any other program in with --command"),
+        (("book.ipynb",), "is a notebook"),
+    ],
+)
+def test_what_would_not_do_what_was_meant_is_refused(
+    place: Place, words: tuple[object, ...], expected: str
+) -> None:
+    (place.path / "train.sh").write_text("echo shell\n")
+    (place.path / "program").write_text("#!/bin/sh\necho shell\n")
+    (place.path / "book.ipynb").write_text("{}")
+    for command in ("submit", "quote", "run"):
+        expected = expected.replace("--max-workers N", "--workers MIN:MAX") if command == "run" else expected
+        if command == "run" and str(words[0]).endswith("line"):
+            continue  # it has no deadlines
+        done = place.swell(command, *words)
+        assert done.returncode == 2
+        assert expected in " ".join(done.stderr.split()), done.stderr
+
+
+def test_a_json_job_file_is_handed_in_as_a_job_file(place: Place) -> None:
+    (place.path / "job.json").write_text('{"script": "train.py", "args": ["--epochs", "1"]}')
+    done = place.swell("submit", "job.json")
+    assert done.returncode == 0, done.stderr
+    assert "epoch 0 ended" in done.stdout and "epoch 1 ended" not in done.stdout
+
+
+def test_a_text_that_fits_several_jobs_is_refused_with_their_ids(place: Place) -> None:
+    words = ("--max-workers", 1, "train.py", "--epochs", 500)
+    ids = [submit(place, "--name", name, *words) for name in ("alpha1", "alpha2")]
+    try:
+        for command in (("cancel",), ("logs",)):
+            done = place.swell(*command, "alpha")
+            assert done.returncode == 2, done
+            assert "'alpha' is the beginning of 2 jobs" in done.stderr
+            assert all(job in done.stderr for job in ids), done.stderr
+        assert not any(over(place.json("describe", job)["job"]) for job in ids)
+    finally:
+        for chosen in ("alpha1", ids[1][:8]):  # by its name, and by a beginning that fits one
+            assert place.swell("cancel", chosen).returncode == 0
+    assert all(over(place.json("describe", job)["job"]) for job in ids)
+
+
 def test_a_script_that_fails_says_why_and_exits_1(place: Place) -> None:
     done = place.swell("submit", "--name", "broken", "train.py", "--fail")
     assert done.returncode == 1

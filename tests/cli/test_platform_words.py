@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from swell.cli._common import choose_job
 from swell.cli._jobfile import read_job, template
 from swell.cli._platform import Settings
 from swell.cli._when import (
@@ -20,6 +23,7 @@ from swell.cli._when import (
     say_until,
 )
 from swell.cli.up import _words, up
+from swell.control.errors import NotFound
 from swell.domain import InputError
 from swell.domain.request import FIELDS
 
@@ -28,13 +32,26 @@ NOON_S = datetime(2026, 3, 10, 12, 0).timestamp()
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("90m", 5400), ("2h", 7200), ("1h30m", 5400), ("1.5d", 129600), ("2 H", 7200)],
+    [("90s", 90), ("90m", 5400), ("2h", 7200), ("1h30m", 5400), ("1.5d", 129600), ("2 H", 7200)],
 )
 def test_durations_are_read(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "2x", "-5m", "0", "nan", "inf", "2h later"])
+@pytest.mark.parametrize("text", ["5", "0", "1.5", " 90 "])
+def test_a_number_without_a_unit_is_refused(tmp_path: Path, text: str) -> None:
+    number = text.strip()
+    with pytest.raises(ValueError, match=f"has no unit; write {number}s, {number}m"):
+        parse_duration(text)
+    with pytest.raises(ValueError, match=f"has no unit; write {number}s, {number}m"):
+        parse_deadline(text, NOON_S)
+    for field in ("deadline", "checkpoint", "time_limit"):
+        (tmp_path / "job.toml").write_text(f'script = "t.py"\n{field} = {number}\n')
+        with pytest.raises(InputError, match=f"{field}: '{number}' has no unit"):
+            read_job(tmp_path / "job.toml")
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2x", "-5m", "0s", "nan", "inf", "2h later"])
 def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="like 90"):
         parse_duration(text)
@@ -94,6 +111,53 @@ def test_moments_name_the_day_unless_it_is_today() -> None:
     assert say_until(NOON_S - 120, NOON_S) == "11:58:00 (2m 00s ago)"
 
 
+def _listed(job_id: str, name: str, *, over: bool = False, at_s: float = 0.0) -> Any:
+    phase = SimpleNamespace(value="finished" if over else "running")
+    return SimpleNamespace(job_id=job_id, name=name, over=over, submitted_s=at_s, phase=phase, owner="ann")
+
+
+def test_a_job_is_found_by_its_name_or_the_beginning_of_its_id_if_that_fits_one() -> None:
+    known = [
+        _listed("alpha1-aa", "alpha1"),
+        _listed("alpha2-bb", "alpha2"),
+        _listed("twin-cc", "twin"),
+        _listed("twin-dd", "twin"),
+        _listed("was-ee", "was", over=True, at_s=1.0),
+        _listed("was-ff", "was", over=True, at_s=2.0),
+        _listed("mixed-gg", "mixed", over=True, at_s=3.0),
+        _listed("mixed-hh", "mixed", at_s=2.0),
+    ]
+    for text, found in (("alpha1", 0), ("alpha2-b", 1), ("twin-d", 3), ("was", 5), ("mixed", 7), ("mix", 7)):
+        assert choose_job(known, text) is known[found], text
+    for text, several in (
+        ("alpha", "alpha1-aa alpha2-bb"),
+        ("twin", "twin-cc twin-dd"),
+        ("wa", "was-ee was-ff"),
+    ):
+        with pytest.raises(InputError) as refused:
+            choose_job(known, text)
+        assert all(job_id in str(refused.value) for job_id in several.split())
+    for text in ("", "beta"):
+        with pytest.raises(NotFound):
+            choose_job(known, text)
+    many = [_listed(f"a-{i:02}", "a", at_s=float(i)) for i in range(30)]
+    with pytest.raises(InputError, match="is the name of 30 jobs") as refused:
+        choose_job(many, "a")
+    assert (
+        "a-29" in str(refused.value)
+        and "a-19" not in str(refused.value)
+        and "and 20 more" in str(refused.value)
+    )
+
+
+def test_every_command_that_takes_a_job_finds_it_in_the_same_way() -> None:
+    for path in (Path(up.callback.__code__.co_filename).parent).glob("*.py"):  # type: ignore[union-attr]
+        text = path.read_text()
+        takes = len(re.findall(r'@click\.(?:argument\("job"\)|option\("--job")', text))
+        if path.name != "run.py":  # `swell resize` finds a job without a control plane, by its whole name
+            assert len(re.findall(r"\bfind_job\(client, job\)", text)) >= takes, path
+
+
 def test_the_template_is_a_job_file_and_stays_one_with_every_line_in_use(tmp_path: Path) -> None:
     text = template("job.toml", "digits", "train.py")
     path = tmp_path / "job.toml"
@@ -115,12 +179,15 @@ def test_the_template_is_a_job_file_and_stays_one_with_every_line_in_use(tmp_pat
     assert "deadline_s" in options and options["auto"] is True
 
 
-def test_yaml_says_the_same_as_toml(tmp_path: Path) -> None:
+def test_yaml_and_json_say_the_same_as_toml(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(
         'script = "t.py"\nargs = ["--lr", "0.1"]\nmax_workers = 2\n[env]\nA = "1"\n'
     )
     (tmp_path / "a.yaml").write_text("script: t.py\nargs: [--lr, 0.1]\nmax_workers: 2\nenv: {A: 1}\n")
-    assert read_job(tmp_path / "a.toml") == read_job(tmp_path / "a.yaml")
+    (tmp_path / "a.json").write_text(
+        '{"script": "t.py", "args": ["--lr", 0.1], "max_workers": 2, "env": {"A": 1}}'
+    )
+    assert read_job(tmp_path / "a.toml") == read_job(tmp_path / "a.yaml") == read_job(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(
@@ -128,6 +195,7 @@ def test_yaml_says_the_same_as_toml(tmp_path: Path) -> None:
     [
         ('name = "x"', "script is missing"),
         ('script = "t.py"\nmax_worker = 3', "there is no field 'max_worker'. Did you mean 'max_workers'?"),
+        ('script = "t.py"\ngpus = 2', "changes that while it runs; max_workers bounds it"),
         ('script = "t.py"\nmax_workers = "3"', "max_workers: must be a whole number"),
         ('script = "t.py"\ndeadline = "soon"', "deadline: 'soon' is not a deadline"),
         ('script = "t.py"\nargs = "--lr 1"', "args: must be a list"),

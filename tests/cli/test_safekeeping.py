@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +16,16 @@ from typing import Any, BinaryIO
 import pytest
 from click.testing import CliRunner, Result
 from tests.control.conftest import make_record
+from tests.waiting import wait_until
 
 from swell.api.auth import TokenBook, ensure_tokens
 from swell.api.refusals import NotAuthenticated
-from swell.cli import _backup, main
+from swell.cli import _backup, doctor, main
 from swell.cli._platform import check_store, only_one, prepare
 from swell.control.database import connect
 from swell.control.model import Phase
 from swell.control.store import Store
+from swell.engines.ray import places, slot_book
 
 
 def swell(*words: object) -> Result:
@@ -334,3 +337,23 @@ def test_the_stores_password_is_on_no_command_line(tmp_path: Path, monkeypatch: 
     assert swell("up", "-d", "--store", url, "--home", tmp_path / "home").exit_code == 1
     ((words, store),) = started
     assert store == url and not any("secret" in word for word in words)
+
+
+@pytest.mark.parametrize(("use_tls", "state"), [("0", "odd"), ("1", "ok")])
+def test_the_doctor_says_that_rays_token_goes_in_clear_between_hosts(
+    home: Path, monkeypatch: pytest.MonkeyPatch, use_tls: str, state: str
+) -> None:
+    plane = subprocess.Popen(["sleep", "60"], env={"RAY_USE_TLS": use_tls, "PATH": os.environ["PATH"]})
+    try:
+        monkeypatch.setattr("swell.cli._platform.running_pid", lambda home: plane.pid)
+        hosts = ("10.0.0.5", "10.0.0.6")
+        nodes = [places.Place(name=n, host=n, slots=1, gpu_type="cpu", address=n, up=True) for n in hosts]
+        (home / slot_book.FILE).write_text(json.dumps({"places": places.dump(nodes)}))
+        wait_until(lambda: Path(f"/proc/{plane.pid}/comm").read_text() == "sleep\n", 30, "the process")
+        (found,) = [one for one in doctor.examine(home, None) if one.about == "Ray"]
+        assert found.state == state and ("in clear" in found.note) == (state == "odd")
+        (home / slot_book.FILE).write_text(json.dumps({"places": places.dump(nodes[:1])}))
+        assert not doctor.ray_in_clear(home), "one host"
+    finally:
+        plane.kill()
+        plane.wait()

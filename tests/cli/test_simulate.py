@@ -206,7 +206,6 @@ def test_a_bad_trace_is_refused_in_one_line(swell: Swell, tmp_path: Path, rows: 
         (("--cluster", "1x4", "--policy", "polux"), "unknown policy 'polux'. Did you mean 'pollux'?"),
         (("--cluster", "1x4", "--policy", "pollux:q=1"), "policy 'pollux' has no option 'q'"),
         (("--cluster", "1x4", "--policy", "fifo", "--resize-cost", "-1"), "resize cost must be seconds"),
-        (("--cluster", "1x4", "--policy", "fifo", "--interval", "nan"), "interval must be seconds"),
         (
             ("--cluster", "1x4", "--policy", "fifo", "--gpu-type", "T40"),
             "GPU type 'T40' is not in",
@@ -223,6 +222,13 @@ def test_a_bad_option_is_refused_in_one_line(
 ) -> None:
     (tmp_path / "good.csv").write_text(HEADER + GOOD)
     assert expected in refused(swell("simulate", "good.csv", *words))
+
+
+def test_an_interval_needs_a_unit(swell: Swell, workload: Path) -> None:
+    words = ("simulate", workload, "--cluster", "1x4", "--policy", "fifo", "--interval")
+    done = swell(*words, "60")
+    assert done.returncode == 2 and "'60' has no unit; write 60s" in done.stderr
+    assert swell(*words, "0").returncode == swell(*words, "60s").returncode == 0
 
 
 def test_a_directory_and_a_missing_file_are_refused_in_one_line(swell: Swell, tmp_path: Path) -> None:

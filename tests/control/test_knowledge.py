@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.control.virtual import VirtualPlatform, make_trace
 
 from swell.control.fingerprints import fingerprints
 from swell.control.knowledge import HISTORY_VERSION, Knowledge
-from swell.domain import JobRequest
+from swell.control.speed import RETRY_S
+from swell.domain import JobRequest, JobSpec
 from swell.perf.goodput import BatchLimits, best_goodput
 from swell.perf.throughput import ThroughputParams, iteration_s, step_times
+from swell.train.reporting import Pace, timing
 
 TRUE = ThroughputParams(0.02, 0.001, 0.1, 0.004, 0.01, 0.001, 1.6)
 LIMITS = BatchLimits(64, 2048, 1, 256)
@@ -280,3 +286,134 @@ def test_a_job_without_history_of_its_own_is_estimated_from_its_kin_until_it_is_
     assert job.basis(100.0) is None, "it trains longer than its kin did"
     job.length.of = 300.0
     assert job.basis(200.0) is job
+
+
+def _slow_start(
+    knowledge: Knowledge, workers: int, steps: int, *, slow: int = 4, step_s: float = 0.16
+) -> None:
+    """The reports of a job whose first steps take ten times as long as those that follow."""
+    pace, since_s = Pace(), 0.0
+    for number in range(steps + 1):
+        took_s = 10 * step_s if number <= slow else step_s
+        since_s += took_s
+        if pace.add((workers,), took_s, took_s * 0.6) and since_s > 0.3:
+            since_s = 0.0
+            report = timing(pace, 64, None, workers, 1) | {"mode": "fixed"}
+            knowledge.take("timing", 100.0 + number, report)
+
+
+def test_a_job_of_a_few_seconds_teaches_no_speed_and_a_longer_one_that_of_its_steady_steps() -> None:
+    brief, longer = Knowledge("kind"), Knowledge("kind")
+    _slow_start(brief, 2, 7)
+    brief.finished(110.0)
+    assert not brief.speed.known and not brief.speed.trials.measured
+    _slow_start(longer, 2, 60)
+    assert longer.speed.known and longer.speed.trials.measured.keys() == {2}
+    assert 1.0 / longer.speed.curve(2, 2)[2] == pytest.approx(0.16, rel=0.4)
+
+
+def _taught(workers: int, rates: dict[int, float]) -> Knowledge:
+    """What the next job of a kind starts with whose belief is this, and that ran with `workers`."""
+    knowledge = Knowledge("kind")
+    for count, rate in rates.items():
+        step_s = 1.0 / rate
+        for _ in range(3):
+            grad_s = 0.5 * step_s if count > 1 else step_s
+            report = {
+                "workers": count,
+                "local_batch": 64 // count,
+                "step_s": step_s,
+                "sync_s": step_s - grad_s,
+            }
+            knowledge.take("timing", 0.0, report)
+    content = json.loads(json.dumps(knowledge.to_json()))
+    content["tried"] = {str(workers): 0.0}
+    return Knowledge.from_history("kind", content)
+
+
+@settings(max_examples=60)
+@given(
+    true=st.tuples(*[st.floats(1.0, 20.0)] * 4),
+    believed=st.tuples(*[st.floats(1.0, 20.0)] * 4),
+    began=st.sampled_from([1, 2, 4]),
+)
+def test_no_belief_keeps_a_job_for_ever_from_what_it_has_not_tried(
+    true: tuple[float, ...], believed: tuple[float, ...], began: int
+) -> None:
+    sizes, most = (1, 2, 4, 8), 8
+    truth, knowledge = dict(zip(sizes, true)), _taught(began, dict(zip(sizes, believed)))
+    trials, held, resizes, now_s = knowledge.speed.trials, began, 0, 10_000.0
+    for _ in range(3000):  # five hours; the cluster is idle, and the policy gives what looks fastest
+        now_s += 6.0
+        step_s = 1.0 / truth[held]
+        report = {"workers": held, "local_batch": 64 // held, "step_s": step_s, "sync_s": step_s * 0.3}
+        knowledge.take("timing", now_s, report | {"steps": 50})
+        if not trials.workers and trials.due(now_s):
+            trials.begin(knowledge.speed.curve(most, most), held, min(2 * held, most), now_s)
+        trials.under_way(held, now_s)
+        curve = trials.hopeful(knowledge.speed.curve(most, most))
+        best = max(sizes, key=lambda size: (float(curve[size]), -size))
+        resizes += best != held
+        held = best
+    shown = knowledge.speed.curve(most, most)
+    if held < most and int(np.argmax(shown[: 2 * held + 1])) <= held:
+        assert now_s - trials.measured.get(2 * held, 0.0) < RETRY_S + 1000.0, "nobody ever tried more"
+    assert resizes < 60, "it tries now and then, not all the time"
+
+
+def test_a_wrong_belief_that_two_workers_are_slower_is_found_out_and_is_not_tried_again_at_once() -> None:
+    knowledge = _taught(1, {1: 11.9, 2: 6.13})
+    trials = knowledge.speed.trials
+    for at_s in (1.0, 2.0, 3.0, 4.0):
+        report = {"workers": 1, "local_batch": 64, "step_s": 0.084, "sync_s": 0.0, "steps": 40}
+        knowledge.take("timing", at_s, report)
+    assert trials.due(5.0) and trials.begin(knowledge.speed.curve(2, 2), 1, 2, 5.0)
+    shown, believed = trials.hopeful(knowledge.speed.curve(2, 2)), knowledge.speed.curve(2, 2)
+    assert shown[2] > shown[1] == believed[1] > believed[2], (
+        "only what is tried looks better than it is believed"
+    )
+    for at_s in (8.0, 9.0, 10.0, 11.0, 12.0, 13.0):
+        assert trials.under_way(2, at_s) == (at_s < 11.0)
+        report = {"workers": 2, "local_batch": 32, "step_s": 0.05, "sync_s": 0.01, "steps": 40}
+        knowledge.take("timing", at_s, report)
+    assert knowledge.speed.curve(2, 2)[2] > 1.2 * knowledge.speed.curve(2, 2)[1]
+    again = Knowledge.from_history("kind", json.loads(json.dumps(knowledge.to_json())))
+    assert again.speed.trials.measured.keys() == {1, 2}, "the next job of the kind does not try it again"
+
+
+class _Taught(VirtualPlatform):
+    """A platform with `max-min` and two slots, whose jobs begin with what an earlier one taught."""
+
+    def __init__(self, home: Path, content: Mapping[str, Any]) -> None:
+        self.content = content
+        super().__init__(make_trace(1, 1, "1x2", 0.0), "max-min", home, cost_s=1.0, round_s=None)
+
+    def recall(self, request: JobRequest) -> Knowledge:
+        return Knowledge.from_history("kind", self.content)
+
+
+@pytest.mark.parametrize(("pair_rate", "then"), [(20.0, 2), (6.0, 1)])
+def test_a_job_tries_two_workers_although_its_kind_taught_that_one_is_faster(
+    tmp_path: Path, pair_rate: float, then: int
+) -> None:
+    wrong = json.loads(json.dumps(_taught(1, {1: 11.9, 2: 6.13}).to_json())) | {"tried": {}}
+    platform = _Taught(tmp_path, wrong)
+    platform.plane.come_up()
+    name = platform.trace.jobs[0].job_id
+    spec = JobSpec(job_id=name, submit_s=0.0, model="m", batch_size=64, work=1e6, gpus=2)
+    job_id = platform.plane.jobs.submit(platform.request(spec), "ann").job_id
+    had: list[int] = []
+    for second in range(1, 400):
+        platform.now_s = float(second)
+        held = len(platform.plane.jobs.get(job_id).held)
+        if held and second > 3:
+            had.append(held)
+            step_s = 1.0 / {1: 11.9, 2: pair_rate}[held]
+            report = {"workers": held, "local_batch": 64 // held, "step_s": step_s, "sync_s": 0.2 * step_s}
+            platform.engine.say(job_id, "timing", report | {"steps": 50, "nodes": 1})
+        platform.plane.turn()
+        platform.plane.turn()
+    assert 2 in had and set(had[-50:]) == {then}
+    tries = sum(before == 1 and after == 2 for before, after in pairwise(had))
+    assert tries == 1, "what was measured is not tried again soon"
+    assert platform.plane.jobs.explain(job_id)["tried"] == [1, 2]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.control.conftest import make_record
 
+from swell.board import Move
+from swell.cli import _events
+from swell.control.conductor import who_took
+from swell.control.database import connect
 from swell.control.errors import Conflict
 from swell.control.lifecycle import (
+    NOT_REPORTED,
     Answered,
     Apply,
     BoundsAsked,
@@ -32,8 +38,11 @@ from swell.control.lifecycle import (
     step,
 )
 from swell.control.model import Estimate, JobRecord, Phase, Promise
-from swell.domain import EventKind
+from swell.control.plane import ControlPlane
+from swell.control.store import Store
+from swell.domain import Cluster, EventKind, JobRequest
 from swell.engines import Observed, RunState
+from swell.engines.null import NullEngine
 
 RUNNING = make_record(phase=Phase.RUNNING, wanted=(0, 1), held=(0, 1), started_s=101.0)
 
@@ -234,3 +243,43 @@ def test_an_answer_that_is_still_due_at_the_end_is_not_left_open(end: Input) -> 
     assert record.phase.over
     assert not record.promise.pending
     assert "before its profiling run was" in record.promise.reason
+
+
+def test_a_reason_is_said_only_where_it_is_known(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    engine = NullEngine(Cluster.parse("1x2"), duration_s=1000.0)
+    store = Store(connect(str(tmp_path / "store.db")))
+    plane = ControlPlane(store, engine, home=tmp_path, policy="max-min", interval_s=1.0)
+    plane.come_up()
+    request = JobRequest(name="a", script="train.py", workdir=str(tmp_path))
+
+    def lost(job_id: str) -> list[str]:
+        plane.turn()
+        events = [event for _, event in store.events(job_id=job_id)]
+        kinds = (EventKind.PREEMPTED, EventKind.RESIZED)
+        return [str(event.data.get("reason", "")) for event in events if event.kind in kinds]
+
+    first = plane.jobs.submit(request, "ann").job_id
+    plane.turn()
+    assert lost(first) == []
+    engine._cluster = Cluster(engine.cluster().nodes, frozenset({0, 1}))
+    (reason, *_) = lost(first)
+    assert reason == "another user of the cluster has slots of node n0"
+    engine._cluster = Cluster(engine.cluster().nodes)
+    plane.turn()
+    plane.stop()
+    store.close()
+
+
+def test_slots_went_to_other_jobs_only_if_another_job_has_them() -> None:
+    def move(before: tuple[int, ...], after: tuple[int, ...]) -> Move:
+        return Move(0, before, after, 0.0, 0.0)
+
+    moves = {"a": move((0, 1), ()), "b": move((), (1,)), "c": move((3,), (2, 3))}
+    assert who_took("a", moves, {0, 1}) == "its slots went to other jobs"
+    assert who_took("a", moves, {0}) == "other jobs got slots instead"
+    assert who_took("a", {"a": moves["a"]}, {0, 1}) == "" == who_took("a", moves, set())
+    record, out = step(RUNNING, Granted(()), 110.0)
+    assert record.reason == NOT_REPORTED == out[0].event.data["reason"]  # type: ignore[union-attr]
+    line = _events.line(0.0, "preempted", "a", {"before": [0, 1]})
+    assert line.endswith(f"2 -> 0 workers ({NOT_REPORTED})")

@@ -70,7 +70,7 @@ def test_where_slots_share_a_gpu_a_promise_counts_on_neighbours_that_fill_it(sto
         promise, _ = promises.promise(record(deadline_s=NOW_S + 1), known, scheduler, NOW_S)
         assert promise.earliest_deadline_s is not None
         earliest_s.append(promise.earliest_deadline_s - NOW_S)
-    least = LEAST_OF_SHARE / 4  # side by side, a job may have a little less than its turn
+    least = LEAST_OF_SHARE / 4  # a job may have a little less than its share
     assert earliest_s[1] == pytest.approx(earliest_s[0] / least, rel=0.01)
     scheduler = Scheduler(Book(store), "elasticflow", shared)
     guess = promises.estimated(record(), known, scheduler, NOW_S)

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from tests.control.virtual import VirtualPlatform, make_trace
 
-from swell.control.slow_nodes import AGAIN_S, AVOID_S, MOST_AVOID_S, SlowNodes
+from swell.control.slow_nodes import (
+    AGAIN_S,
+    AVOID_S,
+    AVOID_SILENT_S,
+    AVOID_UNSTARTABLE_S,
+    MOST_AVOID_S,
+    SlowNodes,
+)
 from swell.domain import Cluster, EventKind, JobSpec
 from swell.engines.border import read_event
 
@@ -164,6 +171,66 @@ def test_a_job_says_nothing_of_slots_that_are_not_its_own(tmp_path: Path) -> Non
         live.platform.engine.say(other, "slow", {"slot": 2, "times": 2.5})
         live.turn(at_s)
     assert not live.events(EventKind.NODE_SLOW)
+
+
+def test_a_node_on_which_no_worker_starts_is_avoided_at_once_and_named_and_used_again_when_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    live = Live(tmp_path, least=3)  # the jobs need all slots: the node is of no use all the same
+    holder = next(j for j in live.ids if 2 in live.plane.jobs.get(j).held)
+    live.platform.engine.say(holder, "unstartable", {"slot": 2, "cause": "home"})
+    live.turn(10.0)
+    assert 1 not in live.used()
+    ((node, reason),) = live.events(EventKind.NODE_LOST)
+    assert node == "n1" and reason == "avoided: no worker can be started there, it does not see swell's home"
+    (shown,) = [n for n in live.plane.nodes.states() if n.unstartable]
+    assert (shown.name, shown.slow, shown.avoided_until_s) == ("n1", None, 10.0 + AVOID_UNSTARTABLE_S)
+    live.turn(10.0 + AVOID_UNSTARTABLE_S)
+    assert live.used() == {0, 1, 2}
+    holder = next(j for j in live.ids if 2 in live.plane.jobs.get(j).held)
+    live.platform.engine.say(holder, "unstartable", {"slot": 2, "cause": "home"})
+    live.turn(20.0 + AVOID_UNSTARTABLE_S)
+    (shown,) = [n for n in live.plane.nodes.states() if n.unstartable]
+    assert shown.avoided_until_s == 20.0 + 3 * AVOID_UNSTARTABLE_S, "twice as long the second time"
+    live.platform.engine.set_node("n1", up=False)
+    live.turn(30.0 + AVOID_UNSTARTABLE_S)
+    live.platform.engine.set_node("n1", up=True)
+    live.turn(31.0 + AVOID_UNSTARTABLE_S)
+    assert live.used() == {0, 1, 2}
+
+
+def test_one_job_cannot_take_the_nodes_out_of_use_one_after_another_and_two_jobs_that_agree_can() -> None:
+    nodes = SlowNodes()
+    for number in range(4):
+        nodes.unstartable(f"n{number}", "home", "a", float(number))
+    assert len(nodes.avoided(CLUSTER, 8, 5.0)) == 1
+    for number in range(4):
+        nodes.unstartable(f"n{number}", "home", "b", 10.0 + number)
+    assert len(nodes.avoided(CLUSTER, 8, 15.0)) == 2
+
+
+def test_a_node_that_did_not_reach_a_job_once_may_have_been_cut_off_for_a_moment() -> None:
+    nodes = SlowNodes()
+    assert nodes.unstartable("n1", "link", "a", 0.0) is None
+    assert nodes.avoided(CLUSTER, 0, 1.0) == frozenset()
+    assert nodes.unstartable("n1", "link", "a", 60.0) is not None
+    assert nodes.avoided(CLUSTER, 0, 61.0) == {"n1"}
+
+
+def test_a_node_that_does_not_answer_is_avoided_at_once_where_there_is_room() -> None:
+    for needed, avoided in ((6, {"n1"}), (7, set())):
+        nodes = SlowNodes()
+        assert nodes.unstartable("n1", "silent", "a", 0.0) is not None
+        assert nodes.avoided(CLUSTER, needed, 1.0) == avoided
+        assert nodes.avoided(CLUSTER, 0, AVOID_SILENT_S) == frozenset()
+
+
+def test_a_node_on_which_workers_start_again_and_are_slow_is_slow() -> None:
+    nodes = SlowNodes()
+    nodes.unstartable("n1", "home", "a", 0.0)
+    later_s = AVOID_UNSTARTABLE_S + 1.0
+    found(nodes, "n1", later_s)
+    assert not nodes.trouble("n1") and nodes.avoided(CLUSTER, 8, later_s + 91.0) == frozenset()
 
 
 def test_a_slow_node_is_remembered_over_a_restart(tmp_path: Path) -> None:

@@ -40,3 +40,25 @@ def test_no_page_is_out_of_reach() -> None:
     named = {(page.parent / target.partition("#")[0]).resolve() for page in PAGES for target in links(page)}
     unreachable = {page for page in (ROOT / "docs").glob("*.md") if page.resolve() not in named}
     assert unreachable == set()
+
+
+SOURCES = [
+    path
+    for folder in ("src", "tests", "benchmarks", "scripts", "deploy", "examples")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".toml", ".yaml", ".yml", ".sh", ".ts", ".sbatch")
+]
+OTHERS = ("RAY_", "MLFLOW_", "WANDB_", "TOKENIZERS_")
+"""Beginnings of variables that only other programs read."""
+
+
+def test_names_in_capitals_are_names_that_something_reads() -> None:
+    """They show where a search-and-replace went too far."""
+    known = {word for path in SOURCES for word in re.findall(r"\w*_\w+", path.read_text(errors="replace"))}
+    named = {
+        (page.name, word)
+        for page in PAGES
+        for word in re.findall(r"\b\w*[A-Z]{2,}_[A-Z]\w*\b", page.read_text())
+        if not word.startswith(OTHERS)
+    }
+    assert len(named) > 20 and {one for one in named if one[1] not in known} == set()

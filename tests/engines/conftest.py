@@ -39,9 +39,13 @@ class Bench:
 
     def launch(self, job_id: str, *args: object, **options: object) -> Launch:
         """A job that runs the toy, whose samples take no time any more after `hurry`."""
-        fields: dict[str, Any] = {"workdir": str(self.home), "checkpoint_s": 1.0} | options
+        fields: dict[str, Any] = {
+            "script": str(TOY),
+            "workdir": str(self.home),
+            "checkpoint_s": 1.0,
+        } | options
         arguments = ("--hurry", str(self.home / "hurry"), *(str(a) for a in args))
-        request = JobRequest(name=job_id, script=str(TOY), args=arguments, **fields)
+        request = JobRequest(name=job_id, args=arguments, **fields)
         return Launch(job_id=job_id, request=request, job_dir=self.home / "jobs" / job_id, max_workers=4)
 
     def hurry(self) -> None:

@@ -27,6 +27,8 @@ from swell.engines.listener import Listener
 from swell.engines.null import NullEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.polling import readable
+from swell.train.agent.wire import Connection
 
 GOOD = {
     "rank": 0,
@@ -246,6 +248,36 @@ def test_a_coordinator_that_never_answers_is_tried_ever_less_often(
     assert len(tried) < 12, "the other jobs do not wait for it at every turn"
 
 
+def test_a_connection_begins_with_what_runs_and_ends_where_an_event_is_missing(tmp_path: Path) -> None:
+    facts = {"name": "a", "secret": "s"}
+    run, told = JobDirectory.create(tmp_path / "runs" / "0000", facts), threading.Event()
+    status = {"workers": {}, "members": [], "target": 1}
+
+    def coordinate(listener: socket.socket) -> None:
+        connection = Connection.accepted(listener.accept()[0], facts)
+        connection.receive(5.0)
+        connection.send({"type": "welcome", **status, "processes": {}, "event": 4})
+        connection.receive(5.0)  # "watch": a worker was started meanwhile
+        watching = {**status, "workers": {"w0": "starting"}, "processes": {"w0": 1}, "event": 5}
+        connection.send({"type": "watching", **watching})
+        for number in (6, 7, 9):
+            connection.send({"type": "event", "event": "ready", "worker": "w0", "number": number})
+        told.wait(30.0)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=coordinate, args=(listener,), daemon=True).start()
+        run.write_address("127.0.0.1", listener.getsockname()[1], 1)
+        line = coordinator_line.CoordinatorLine()
+        seen = line.connect(tmp_path, 0.0, slots=4)
+        assert seen is not None and (seen.slots, seen.event) == ({"w0": 1}, 5)
+        heard: list[int] = []
+        while line.connection is not None:
+            assert readable([line.connection], 30.0)
+            heard += [message["number"] for message in line.pending()]
+        told.set()
+    assert heard == [6, 7], "event 8 is missing: the next connection has a snapshot that includes it"
+
+
 @pytest.mark.parametrize(
     ("event", "text"),
     [
@@ -270,6 +302,10 @@ def test_a_coordinator_that_never_answers_is_tried_ever_less_often(
         (
             {"event": "straggler", "worker": "w1", "times": 2.04},
             "w1 was 2.0 times slower than the others and is replaced",
+        ),
+        (
+            {"event": "straggler", "worker": "w1", "times": 80, "link": True},
+            "the links to w1 were 80.0 times slower than the others' and it is replaced",
         ),
         ({"event": "generation", "members": ["w0"]}, ""),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 import swell
+from swell.engines.ray import tls
 from swell.engines.ray.head import CLUSTER_SETTINGS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -21,7 +23,7 @@ def documents() -> dict[str, dict[str, Any]]:
     return {d["kind"]: d for d in yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())}
 
 
-def test_the_kuberay_manifest_has_what_it_takes() -> None:
+def test_the_kuberay_manifest_has_what_it_takes(tmp_path: Path) -> None:
     found = documents()
     assert set(found) == {"PersistentVolumeClaim", "RayCluster", "Deployment", "Service", "NetworkPolicy"}
     assert found["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
@@ -32,7 +34,13 @@ def test_the_kuberay_manifest_has_what_it_takes() -> None:
         (container,) = pod["containers"]
         assert container["volumeMounts"][0] == {"name": "home", "mountPath": "/swell"}
         assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "swell-home"}
-        assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} <= {entry["name"] for entry in container["env"]}
+        given = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} <= given.keys()
+        assert given.keys() >= tls.ensure(tmp_path).keys() and given["RAY_USE_TLS"] == "1"
+        (first,) = pod["initContainers"]
+        assert first["image"] == container["image"] and first["volumeMounts"] == container["volumeMounts"][:2]
+        assert "-m swell.engines.ray.tls /swell " in first["args"][0] and "--out /ray-tls" in first["args"][0]
+        assert {"name": "ray-tls", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
         assert pod["securityContext"]["runAsUser"] == 1000
     assert len({pod["containers"][0]["image"] for pod in pods}) == 1, "one image for all"
     health = json.loads(cluster["headGroupSpec"]["rayStartParams"]["system-config"].strip("'"))
@@ -84,6 +92,22 @@ def test_shell_scripts_parse_and_stop_at_errors(name: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "set -euo pipefail" in script.read_text() and "#SBATCH" in script.read_text()
     assert "RAY_AUTH_TOKEN_PATH" in script.read_text()
+
+
+def test_on_slurm_every_ray_process_and_the_control_plane_get_a_certificate_of_their_node(
+    tmp_path: Path,
+) -> None:
+    text = (DEPLOY / "slurm.sh").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("TLS=")]
+    starts = text.count("ray start ")
+    assert text.count("""bash -c "$TLS"' && exec "$@"' bash""") == starts == 2 and 'eval "$TLS"' in text
+    python = Path(sys.executable).parent
+    done = subprocess.run(
+        ["bash", "-euc", f"""{line}\nbash -c "$TLS"' && exec "$@"' bash env; eval "$TLS"; env"""],
+        capture_output=True, text=True, check=True,
+        env={"PATH": f"{python}:/usr/bin:/bin", "SWELL_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.count("RAY_USE_TLS=1") == 2 and done.stdout.count("RAY_TLS_SERVER_KEY=") == 2
 
 
 def test_the_container_file_names_a_user_and_installs_ray() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swell.engines import RunState
-from swell.engines.border import JobEvent
+from swell.engines.border import JobEvent, read_event
 from swell.engines.job_state import (
     END_GRACE_S,
     NOTE_END_S,
@@ -171,4 +171,17 @@ def test_a_worker_that_was_left_out_is_lost_once_and_any_other_that_is_fenced_to
     (left_out,) = job.happened(JobEvent("left_out", worker="w1", others=("w0",)))
     assert left_out == ("worker_lost", {"worker": "w1", "reason": "w1 was left out: w0 cannot reach it"})
     assert job.happened(JobEvent("fenced", worker="w1")) == []
+    assert [kind for kind, _ in job.happened(JobEvent("fenced", worker="w2"))] == ["worker_lost"]
+
+
+def test_workers_of_a_replica_that_is_cut_in_two_are_not_said_to_have_been_silent() -> None:
+    job = JobState(stage=Stage.RUNNING, wanted=(0, 1, 2), told=(0, 1, 2), workers=on(0, 1, 2))
+    (parted,) = job.happened(read_event({"event": "parted", "workers": ["w0", "w1"]}, 3))
+    assert parted == (
+        "noticed",
+        {"text": "w0 and w1, of one replica, cannot reach each other; the replica is started again"},
+    )
+    for worker in ("w0", "w1"):
+        assert job.happened(JobEvent("fenced", worker=worker)) == []
+        assert job.happened(JobEvent("exited", worker=worker)) == []
     assert [kind for kind, _ in job.happened(JobEvent("fenced", worker="w2"))] == ["worker_lost"]

@@ -54,6 +54,25 @@ def test_a_job_runs_is_resized_and_leaves_nothing_behind(bench: Bench) -> None:
     bench.wait(engine, "a", lambda o: o is None)
 
 
+def test_jobs_that_swap_all_of_their_slots_get_them_and_neither_stops(bench: Bench) -> None:
+    engine = bench.engine()
+    first = {"a": (0, 1), "b": (2, 3)}
+    launches = {name: bench.launch(name, "--epochs", 100, "--sample-ms", 1) for name in first}
+
+    def reached(wishes: dict[str, tuple[int, ...]]) -> bool:
+        seen = engine.observe()
+        return all(
+            name in seen and seen[name].placement == slots and seen[name].state is RunState.RUNNING
+            for name, slots in wishes.items()
+        )
+
+    for wishes in (first, {"a": (2, 3), "b": (0, 1)}):
+        for name, slots in wishes.items():
+            engine.apply(launches[name], slots)
+        bench.wait_for(lambda wishes=wishes: reached(wishes))
+    assert {len(list((bench.home / "jobs" / name / "runs").iterdir())) for name in first} == {1}
+
+
 def test_stopped_jobs_save_their_state_and_go_on_from_it(bench: Bench) -> None:
     engine = bench.engine()
     launch = bench.launch("a", "--epochs", 20, "--sample-ms", 3, checkpoint_s=1000.0)
@@ -156,6 +175,61 @@ def test_a_job_that_ended_while_nobody_watched_is_found_with_its_exit(bench: Ben
     bench.wait_for(lambda: not is_locked(bench.home / "jobs" / "a"))
     seen = bench.engine().observe()["a"]
     assert (seen.state, seen.exit_code) == (RunState.FINISHED, 0)
+
+
+LOGS_AND_ENDS = """
+import torch, swell
+from torch.utils.data import TensorDataset
+
+model = torch.nn.Linear(1, 1)
+job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
+loader = job.loader(TensorDataset(torch.ones(64, 1)), batch_size=32)
+for epoch in job.epochs(2):
+    for (x,) in loader:
+        job.step(model(x).mean())
+    job.log(accuracy=epoch / 10)
+job.log(final=0.75)
+ENDING
+"""
+
+
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)", "raise RuntimeError('after all')"])
+def test_what_a_script_logged_before_it_ended_is_reported_before_its_end(bench: Bench, ending: str) -> None:
+    (bench.home / "ends.py").write_text(LOGS_AND_ENDS.replace("ENDING", ending))
+    engine = bench.engine()
+    engine.apply(bench.launch("a", script="ends.py"), (0, 1))
+    seen = bench.wait(engine, "a", lambda o: o and o.state in (RunState.FINISHED, RunState.FAILED))
+    assert seen is not None and seen.state is (RunState.FAILED if ending else RunState.FINISHED)
+    bench.reports.extend(engine.reports())
+    last = [report.data for report in bench.reports if report.kind == "progress"][-1]
+    assert (last["done"], last["epoch"]) == (4, 2)
+    assert last["metrics"] == {"accuracy": 0.1, "final": 0.75}
+
+
+def test_what_a_script_logged_while_nobody_watched_is_reported_later_and_once(bench: Bench) -> None:
+    (bench.home / "ends.py").write_text(LOGS_AND_ENDS.replace("ENDING", ""))
+    engine = bench.engine()
+    engine.apply(bench.launch("a", script="ends.py"), (0,))
+    bench.wait_for(lambda: is_locked(bench.home / "jobs" / "a"))
+    engine.close()
+    bench.reports.clear()
+    bench.wait_for(lambda: not is_locked(bench.home / "jobs" / "a"))
+    again = bench.engine()
+    assert again.observe()["a"].state is RunState.FINISHED
+    (last,) = [report.data for report in again.reports() if report.kind == "progress"]
+    assert last["metrics"] == {"accuracy": 0.1, "final": 0.75}
+
+
+def test_what_a_program_prints_last_is_reported_before_its_end(bench: Bench) -> None:
+    program = bench.home / "program.sh"
+    program.write_text("#!/bin/sh\necho swell: progress=3 of=3 loss=0.5\nprintf 'swell: accuracy=0.9'\n")
+    program.chmod(0o755)
+    engine = bench.engine()
+    engine.apply(bench.launch("a", script="program.sh", command=True), (0,))
+    bench.wait(engine, "a", lambda o: o and o.state is RunState.FINISHED)
+    bench.reports.extend(engine.reports())
+    last = [report.data for report in bench.reports if report.kind == "progress"][-1]
+    assert (last["done"], last["loss"], last["metrics"]) == (3, 0.5, {"accuracy": 0.9})
 
 
 def test_two_engines_cannot_run_one_job_twice(bench: Bench) -> None:

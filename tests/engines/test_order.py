@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from swell.engines import Launch
 from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
 from swell.engines.order import Order, folder_of
+from swell.engines.processes import MARK, mark
 from swell.engines.supervised import SupervisedEngine
 
 
@@ -106,6 +108,24 @@ def test_odd_values_of_an_order_cost_that_job_only(
     path = tmp_path / "orders" / "b" / "start.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     assert _taken_over(tmp_path) == {"a"}
+
+
+def test_a_job_that_an_older_version_started_is_ended_and_nothing_of_its_order_is_read(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    own = tmp_path / "jobs" / "a"
+    own.mkdir(parents=True)
+    (own / "start.json").write_text("[" * 100_000)
+    (tmp_path / "jobs" / "b" / "start.json").mkdir(parents=True)
+    old = subprocess.Popen(["sleep", "300"], env={MARK: mark(own)})
+    engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
+    engine.start(lambda: None)
+    try:
+        assert old.wait(10) == -9 and engine._jobs == {}
+        assert not (own / "start.json").exists()
+    finally:
+        engine.close()
+        old.kill()
 
 
 def test_files_in_a_jobs_own_directory_say_nothing_about_jobs(tmp_path: Path, nursery: Nursery) -> None:

@@ -12,16 +12,19 @@ import subprocess
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.waiting import wait_until
 
-from swell.domain import InputError, JobRequest
+from swell.domain import InputError, JobRequest, SwellError
 from swell.engines import Launch
-from swell.engines.job_state import JobState, Stage, Workers
+from swell.engines.job_state import JobState, Stage
 from swell.engines.local import LocalSite
 from swell.engines.ray import packaging
+from swell.engines.ray.claims import Claim, Claims, HolderName, platform
+from swell.engines.ray.head import free_port
 from swell.engines.ray.holder import sees
 from swell.engines.ray.places import (
     Foreign,
@@ -43,18 +46,20 @@ from swell.engines.ray.places import (
 )
 from swell.engines.ray.scout_process import SILENT_S, ScoutProcess
 from swell.engines.ray.site import RayOptions, RaySite
-from swell.engines.ray.slot_book import FILE, PENDING_S, SlotBook, ours
+from swell.engines.ray.slot_book import FILE, SETTLE_S, SlotBook
+from swell.engines.ray.workers import why_not_made
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.polling import readable
 from swell.train.agent.wire import Connection
-from swell.train.agent.worker_processes import Exited, Failed, Lost, News
+from swell.train.agent.worker_processes import Exited, Failed, Lost, News, Unstartable
 
 ROOT = Path(__file__).parents[2]
 
 
-def node(node_id: str, name: str = "host", slots: int = 2, used: int = 0) -> RayNode:
-    return RayNode(node_id=node_id, name=name, address="127.0.0.1", slots=slots, gpu_type="cpu", used=used)
+def node(node_id: str, name: str = "host", slots: int = 2, others: int = 0) -> RayNode:
+    about = {"node_id": node_id, "name": name, "address": "127.0.0.1", "gpu_type": "cpu"}
+    return RayNode(**about, slots=slots, others=others)
 
 
 def names(places: list[Place]) -> list[tuple[str, bool]]:
@@ -85,12 +90,15 @@ def test_slots_are_gpus_where_there_are_any_and_the_head_without_them_gives_none
             "name": "gpu",
             "address": "10.0.0.2",
             "total": {"CPU": 8.0, "GPU": 4.0, "accelerator_type:A100": 1.0},
-            "available": {"CPU": 8.0, "GPU": 2.5},
+            "available": {"CPU": 8.0, "GPU": 2.0},
+            "others": {"CPU": 2.0, "GPU": 1.5},
+            "holders": [1],
         },
     ]
     assert (nodes_with_gpus(found), nodes_with_gpus(found[:1])) == (["gpu"], [])
     nodes = read_nodes(found, "GPU")
-    assert [(n.name, n.slots, n.gpu_type, n.used) for n in nodes] == [("gpu", 4, "a100", 2)]
+    assert [(n.name, n.slots, n.gpu_type, n.others) for n in nodes] == [("gpu", 4, "a100", 2)]
+    assert nodes[0].holders == (1,)
     assert [n.slots for n in read_nodes(found[:1], "CPU")] == [8]
     assert read_nodes(found, "trainer") == []
 
@@ -139,21 +147,22 @@ def test_a_node_with_gpus_that_comes_late_changes_the_slots_when_the_jobs_are_ov
 
 
 def _gpu_node(free: float, gpus: float = 2.0) -> dict[str, Any]:
-    total = {"CPU": 4.0, "GPU": gpus}
-    return {"id": "g", "name": "gpu", "address": "", "total": total, "available": {"CPU": 4.0, "GPU": free}}
+    total, available, others = {"CPU": 4.0, "GPU": gpus}, {"CPU": 4.0, "GPU": free}, {"GPU": gpus - free}
+    about = {"id": "g", "name": "gpu", "address": ""}
+    return {**about, "total": total, "available": available, "others": others}
 
 
 def test_a_gpu_is_several_slots_and_what_others_use_of_it_is_rounded_up_to_slots() -> None:
     def used(per_gpu: int, taken: float) -> int:
         (found,) = read_nodes([_gpu_node(2.0 - taken)], "GPU", per_gpu)
         assert (found.slots, found.per_gpu) == (2 * per_gpu, per_gpu)
-        return found.used
+        return found.others
 
     assert [used(n, 0.5) for n in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4], "another user's half of a GPU"
     assert [used(4, taken) for taken in (0.0, 0.1, 0.25, 0.26, 1.0, 1.5, 2.0)] == [0, 1, 1, 2, 4, 6, 8]
     for n in range(1, 65):
         for workers in range(2 * n + 1):
-            assert used(n, workers * share(n)) == workers, "our own workers are one slot each"
+            assert used(n, workers * share(n)) == workers, "workers of another platform are one slot each"
     places = follow([], read_nodes([_gpu_node(1.0)], "GPU", 4))
     assert [(n.gpus, n.per_gpu, n.real_gpus) for n in to_cluster(places).nodes] == [(8, 4, 2)]
     assert held_slots(places, {"g": 2}, ours=[7, 6]) == {4, 5}
@@ -238,20 +247,19 @@ def test_the_type_of_a_node_is_the_one_it_was_given_else_that_of_the_gpus_that_a
 
 def test_more_in_other_hands_counts_when_it_lasts_and_less_at_once() -> None:
     foreign = Foreign(2.0)
-    assert foreign.update([node("a", used=1)], {"a": 1}, 0.0) == {"a": 0}
-    assert foreign.update([node("a", used=2)], {"a": 1}, 1.0) == {"a": 0}, (
-        "may be a process of ours that ends"
-    )
-    assert foreign.update([node("a", used=1)], {"a": 1}, 2.0) == {"a": 0}
-    assert foreign.update([node("a", used=2)], {"a": 0}, 3.0) == {"a": 0}
-    assert foreign.update([node("a", used=2)], {"a": 0}, 5.5) == {"a": 2}
-    assert foreign.update([node("a", used=0)], {"a": 0}, 5.6) == {"a": 0}
+    assert foreign.update([node("a")], 0.0) == {"a": 0}
+    assert foreign.update([node("a", others=1)], 1.0) == {"a": 0}, "may be a short task"
+    assert foreign.update([node("a")], 2.0) == {"a": 0}
+    assert foreign.update([node("a", others=2)], 3.0) == {"a": 0}
+    assert foreign.update([node("a", others=2)], 5.5) == {"a": 2}
+    assert foreign.update([node("a")], 5.6) == {"a": 0}
 
 
 def test_the_numbers_in_other_hands_are_those_without_a_job_of_ours() -> None:
     places = follow([], [node("a"), node("b", slots=3)])
     assert held_slots(places, {"a": 1, "b": 2}, ours=[1, 4]) == {0, 2, 3}
     assert held_slots(places, {"b": 3}, ours=[4]) == {2, 3, 4}, "Ray says so: then it is not ours"
+    assert held_slots(places, {"b": 3}, ours=[3, 4], sure=[4]) == {2, 3}, "Ray says that we have it"
 
 
 def _launch(workdir: Path, **fields: Any) -> Launch:
@@ -360,6 +368,7 @@ def _workers() -> tuple[Any, list[_Call]]:
                 return asked[-1]
 
     made._answers, made._unplaced, made._pip, made._ray = module._Answers(), [], False, None
+    made._mute = {}
     made._held = {"w0": module._Held(Actor(), 0, 0.0, up=True)}
     return made, asked
 
@@ -396,6 +405,51 @@ def test_a_holder_that_is_dead_or_cut_off_for_too_long_is_given_up(monkeypatch: 
         assert made.hear() == [Lost("w0")] and not made.names()
 
 
+def test_a_node_whose_holder_does_not_end_when_told_is_not_waited_for_and_one_that_answers_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from swell.engines.ray import workers as module
+
+    for answers in (False, True):
+        made, _ = _workers()
+        now_s = 1000.0
+        monkeypatch.setattr("swell.engines.ray.workers.time.monotonic", lambda: now_s)  # noqa: B023
+        actor = SimpleNamespace(end=SimpleNamespace(remote=lambda: None))
+        made._held = {"w0": module._Held(actor, 0, 0.0, "n1", "id1", up=True)}
+        made.kill("w0")
+        made._held["w1"] = module._Held(actor, 0, now_s, "n1", "id1")  # in its place
+        made._held["w2"] = module._Held(actor, 1, now_s, "n2", "id2")
+        now_s += module.KILL_S + 0.1
+        assert made.hear() == [Lost("w0")]
+        if answers:
+            call = _Call()
+            made._answers.follow("w1", "up", call)
+            call.future().set_result(None)
+            made._held["w3"] = module._Held(actor, 2, now_s, "n1", "id1")
+        now_s += module.MUTE_UP_S
+        silent = [Unstartable("w1", "n1", "silent", "the node does not answer")]
+        assert made.hear() == ([] if answers else silent)
+        assert made.names() == (["w1", "w2", "w3"] if answers else ["w2"])
+
+
+def test_why_a_node_cannot_make_a_holder_is_read_from_rays_error() -> None:
+    class Died(Exception):
+        actor_init_failed = True
+
+    class RuntimeEnvSetupError(Exception):
+        pass
+
+    text = (
+        "raised in its creation task, ray::Holder\n  File x\nModuleNotFoundError: No module named 'swell'\n"
+    )
+    assert why_not_made(Died(text)) == ("software", "ModuleNotFoundError: No module named 'swell'")
+    assert why_not_made(Died("x\nTimeoutError: timed out")) == ("link", "TimeoutError: timed out")
+    refused = "ConnectionRefusedError: [Errno 111]"
+    assert why_not_made(Died(f"x\n{refused}")) == ("link", refused)
+    assert why_not_made(RuntimeEnvSetupError("no pip")) == ("software", "no pip")
+    assert why_not_made(RuntimeError("the node has died")) is None
+
+
 def test_a_worker_beyond_its_memory_ends_the_job_and_is_told_as_ended() -> None:
     made, _ = _workers()
     call = _Call()
@@ -404,14 +458,71 @@ def test_a_worker_beyond_its_memory_ends_the_job_and_is_told_as_ended() -> None:
     assert made.hear() == [Failed(137, "it used too much", aloud=True), Exited("w0", -9)]
 
 
-@pytest.mark.parametrize(("command", "counts"), [(True, {"a": 1}), (False, {})])
-def test_slots_of_any_program_stay_ours_although_its_workers_never_say_that_they_are_ready(
-    tmp_path: Path, command: bool, counts: dict[str, int]
-) -> None:
-    job = SupervisedJob(_launch(tmp_path, command=command))
-    job.state = JobState(stage=Stage.STARTING, told=(1,), told_s=0.0, workers=Workers(live={"w0": 1}))
-    seen = ours([job], follow([], [node("a")]), now_s=PENDING_S + 1)
-    assert seen == (counts, {1} if command else set())
+def test_a_slot_is_in_other_hands_only_if_ray_names_its_holder_whatever_jobs_report(tmp_path: Path) -> None:
+    """A worker that takes long to get ready reports nothing, and may have followed one that was killed."""
+    book, job = SlotBook(tmp_path / FILE, "CPU", 1, None), SupervisedJob(_launch(tmp_path))
+    job.state = JobState(stage=Stage.RUNNING, told=(0, 1))
+    total = {"CPU": 2.0}
+    ray = {"id": "a", "name": "host", "address": "", "total": total, "available": {"CPU": 0.0}}
+
+    def held(now_s: float, **claims: Any) -> frozenset[int]:
+        book.see([ray | claims], now_s, busy=True)
+        book.follow([job], now_s)
+        return book.cluster().held
+
+    for now_s in range(0, 500, 5):
+        assert not held(float(now_s), others={}, holders=[0])
+    taken = {"others": {"CPU": 1.0}, "holders": [0]}
+    assert not held(500.0, **taken), "a short task, say"
+    assert held(500.0 + SETTLE_S, **taken) == {1}, "the slot without a worker of ours, though a job wants it"
+    assert not held(503.0, others={}, holders=[0])
+
+
+class _State:
+    """Ray's tables, as a `Ledger` and `Claims` see them."""
+
+    def __init__(self) -> None:
+        self.claims = Claims("here", ["CPU"])
+        self.tables: dict[str, list[Claim]] = {"actors": [], "groups": [], "tasks": []}
+        self.claims._read = self.tables.__getitem__  # type: ignore[method-assign]
+
+    def holder(self, slot: int, platform: str = "here", on: str = "n") -> Claim:
+        name = HolderName(platform, "n", slot, "job", "w0").text()
+        return Claim(name, on, {"CPU": 1.0}, name, "swell", "Holder")
+
+    def seen(self, used: float) -> tuple[list[int], float]:
+        """The slots of our holders, and what others hold."""
+        found = {"id": "n", "total": {"CPU": 4.0}, "available": {"CPU": 4.0 - used}}
+        self.claims.note([found])
+        return found["holders"], found["others"].get("CPU", 0.0)  # type: ignore[return-value, attr-defined]
+
+
+def test_what_is_used_on_a_node_belongs_to_those_that_ray_names() -> None:
+    state = _State()
+    ours, coming = state.holder(1), state.holder(2, on="")
+    state.tables["actors"] = [ours, coming]
+    assert state.seen(2.0) == ([1, 2], 0.0), "one of them is only about to be there"
+    state.tables["actors"] = [ours, state.holder(0, "another home's platform")]
+    assert state.seen(3.0) == ([1], 1.0), "the other holder of ours has ended, and the figures lag behind"
+    state.tables["actors"] = [ours, Claim("x", "n", {"CPU": 2.0}, "x", "theirs", "Holder")]
+    assert state.seen(3.0) == ([1], 2.0)
+    assert state.seen(4.0) == ([1], 2.0), "used, and nobody's"
+    state.tables["tasks"] = [Claim("t", "elsewhere", {"CPU": 1.0})]
+    assert state.seen(4.0) == ([1], 2.0)
+    state.tables["tasks"] = [Claim("t", "n", {"CPU": 1.0})]
+    assert state.seen(4.0) == ([1], 3.0)
+    state.tables |= {"groups": [Claim("g", "n", {"CPU": 1.0})], "actors": [ours], "tasks": []}
+    assert state.seen(2.0) == ([1], 1.0)
+    state.tables["actors"] = [Claim("old", "n", {"CPU": 1.0}, "", "swell", "Holder")]
+    state.tables["groups"] = []
+    assert state.seen(1.0) == ([], 0.0), "a holder that an earlier version of swell started has no name"
+
+
+def test_a_platform_has_one_name_in_rays_state_and_another_home_another(tmp_path: Path) -> None:
+    one, other = (platform(tmp_path / home) for home in "ab")
+    assert one != other and platform(tmp_path / "a") == one and HolderName.read("a/b") is None
+    name = HolderName(one, "node", 3, "job-1", "w2")
+    assert HolderName.read(name.text()) == name and name.text() != name.text()
 
 
 def test_jobs_of_an_earlier_run_of_the_cluster_are_killed(
@@ -430,6 +541,20 @@ def test_jobs_of_an_earlier_run_of_the_cluster_are_killed(
         engine._tend(job)
         assert sent == ended
         sent.clear()
+
+
+def test_a_standby_whose_scout_has_lost_the_cluster_does_not_lead_by_what_it_saw_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, start = RaySite(tmp_path, RayOptions(address=f"127.0.0.1:{free_port()}")), subprocess.Popen
+    with monkeypatch.context() as standing_by:
+        standing_by.setattr(subprocess, "Popen", lambda words, **options: start(["cat"], **options))
+        site.prepare()
+        site.request_bundles([])  # which it repeats, and says nothing more
+        wait_until(lambda: site._scout.heard_s > 0, 30, "the scout's first line")
+    site._scout.heard_s -= SILENT_S + 1.0
+    with pytest.raises(SwellError, match="nothing listens at"):
+        site.open(lambda: None)
 
 
 def test_a_scout_that_ends_or_falls_silent_is_replaced(

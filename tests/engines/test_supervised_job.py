@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -284,3 +287,35 @@ def test_a_job_that_waits_for_other_slots_leaves_those_that_services_want_at_onc
     assert _told_by(engine, job) == [], "it keeps its slots until the others are free"
     engine.reserve(frozenset({1, 2, 3}))
     assert _told_by(engine, job) == [[0]]
+
+
+HOLDER = """
+import fcntl, socket, sys
+with open(sys.argv[1], "w") as lock:
+    fcntl.lockf(lock, fcntl.LOCK_EX)
+    lock.write(socket.gethostname())
+    lock.flush()
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_signal_goes_to_the_process_that_holds_the_lock_whatever_a_file_says(tmp_path: Path) -> None:
+    job = tmp_path / "jobs" / "a"
+    job.mkdir(parents=True)
+    lock = make_folder(job) / "lock"
+    with subprocess.Popen(["sleep", "300"]) as other:
+        for path in (lock, job / "lock"):
+            path.write_text(f"{other.pid} {socket.gethostname()}")
+        assert not supervisor.is_locked(job)
+        assert not supervisor.signal_supervisor(job, signal.SIGKILL), "nobody holds it"
+        words = [sys.executable, "-c", HOLDER, str(lock)]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None and holder.stdout.readline()
+            (job / "lock").write_text(f"{other.pid} {socket.gethostname()}")
+            assert supervisor.is_locked(job) and supervisor.supervisor_of(job) == holder.pid
+            assert supervisor.signal_supervisor(job, signal.SIGTERM)
+            assert holder.wait(30) == -signal.SIGTERM
+        assert not supervisor.is_locked(job) and other.poll() is None
+        lock.write_text("another-machine")
+        other.kill()

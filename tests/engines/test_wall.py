@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import pwd
@@ -17,10 +19,12 @@ from typing import Any
 import pytest
 from tests.waiting import wait_until
 
+from swell.cli._platform import only_one
 from swell.domain import InputError, JobRequest
 from swell.engines import Launch, RunState, groups, wall
 from swell.engines.accounts import no_script
 from swell.engines.local import LocalSite, try_wall, wall_trouble
+from swell.engines.processes import processes
 from swell.engines.supervisor import signal_supervisor
 
 from .conftest import Bench
@@ -188,6 +192,39 @@ def test_a_job_that_means_harm_costs_nobody_else_anything(setting: str, open_fol
     assert said["left"] == 0, "the attacker was ended with all of its processes"
 
 
+COVERED = """
+mount --make-rprivate / && mount -t tmpfs none /proc/sys && mount -t proc proc "$1" && shift && exec "$@"
+"""
+LOOK = """
+import os, sys
+from pathlib import Path
+from swell.engines import inside
+from swell.engines.wall import Wall
+
+def look():
+    numbers = [[name for name in os.listdir(path) if name.isdigit()] for path in ("/proc", sys.argv[2])]
+    return repr((os.listdir("/proc/sys"), numbers)).encode()
+
+print(inside.run(look, Wall(home=Path(sys.argv[1])), None))
+"""
+
+
+def test_what_covers_parts_of_proc_covers_them_behind_the_wall_and_no_other_proc_is_left(
+    tmp_path: Path,
+) -> None:
+    """As in a container, whose runtime covers parts of /proc to protect its host."""
+    trouble = wall_trouble(try_wall(), tmp_path)
+    if trouble or os.geteuid() != 0:
+        pytest.skip(f"only root can cover /proc; wall: {trouble or 'possible'}")
+    home, second = tmp_path / "home", tmp_path / "another proc"
+    home.mkdir()
+    second.mkdir()
+    words = ["unshare", "--mount", "sh", "-c", COVERED, "sh", str(second)]
+    look = [sys.executable, "-c", LOOK, str(home), str(second)]
+    done = subprocess.run([*words, *look], capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"{(0, repr(([], [['1'], ['1']])).encode())}\n", done
+
+
 def test_a_request_shows_a_job_no_directory_of_the_platform(tmp_path: Path) -> None:
     for name in ("tokens", "jobs/a", "jobs/b", "work"):
         (tmp_path / name).mkdir(parents=True)
@@ -243,6 +280,46 @@ def test_what_a_job_started_ends_with_it_though_its_supervisor_is_killed(bench: 
     signal_supervisor(bench.home / "jobs" / "a", signal.SIGKILL)
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30, "the sleeper to be ended")
     wait_until(lambda: not group.path.exists(), 30, "the group to be removed")
+
+
+def test_all_that_a_walled_job_started_ends_with_its_supervisor(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there are no control groups, and although the process has shed its environment."""
+    trouble = wall_trouble(try_wall(), bench.home)
+    if trouble:
+        pytest.skip(f"this machine allows no wall: {trouble}")
+    monkeypatch.setattr(groups, "where", lambda: None)
+    engine, told = bench.engine(walled=True), bench.home / "work" / "sleeper"
+    engine.apply(launch(bench, "a", SLEEPER.replace("300", f"300.{os.getpid()}"), told), (0,))
+    wait_until(lambda: told.exists() and told.read_text(), 200, "the job to run")
+
+    def sleepers() -> list[int]:
+        words = ["sleep", f"300.{os.getpid()}", ""]
+        return [pid for pid in processes() if _command(pid).split(b"\0") == [w.encode() for w in words]]
+
+    (sleeper,) = wait_until(sleepers, 60, "the sleeper") or [0]
+    environment = Path(f"/proc/{sleeper}/environ")
+    wait_until(lambda: b"SWELL" not in environment.read_bytes(), 60, "env -i to take effect")
+    assert int(told.read_text()) != sleeper, "inside it has another number"
+    engine.close()
+    assert signal_supervisor(bench.home / "jobs" / "a", signal.SIGKILL)
+    wait_until(lambda: not sleepers(), 30, "the sleeper to be ended")
+    assert not bench.processes("a")
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def test_doctor_sees_that_the_control_plane_walls_no_jobs_off(bench: Bench) -> None:
+    doctor = importlib.import_module("swell.cli.doctor")
+    bench.engine(walled=False)
+    with only_one(bench.home):
+        found = doctor._wall(bench.home)
+    assert found.state == doctor.ODD and "--no-wall" in found.note
 
 
 def test_a_supervisor_that_its_engine_forgot_runs_no_job(

@@ -33,7 +33,7 @@ from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.sim import NodeFailure, simulate
 from swell.sim.explore import Exploration
 from swell.sim.logged import read_log
-from swell.sim.replay import _costs, replay
+from swell.sim.replay import _costs, _profiles, replay
 
 STARTUP_S, PAUSE_S = 5.0, 1.0
 TOLD_S = 4.0
@@ -44,7 +44,7 @@ TOLD_S = 4.0
 class Cost:
     """What the recorded cluster loses at starts and resizes."""
 
-    def seconds(self, state_bytes: float, before: int, after: int) -> float:
+    def seconds(self, state_bytes: float, before: int, after: int, startup_s: float | None = None) -> float:
         return PAUSE_S if before else STARTUP_S
 
 
@@ -177,6 +177,17 @@ def test_costs_are_found_in_the_log() -> None:
     cost = _costs(log, Cluster.parse("1x4"))
     assert cost.extra_s == pytest.approx(STARTUP_S - TOLD_S, rel=0.2)
     assert cost.pause_s == pytest.approx(PAUSE_S, rel=0.2)
+
+
+def test_a_profile_of_a_replayed_job_has_seconds_as_seconds() -> None:
+    cluster = Cluster.parse("1x4")
+    log = read_log(record(jobs(), "afs-l", cluster))
+    for job, profile in zip(log.jobs, _profiles(log, cluster), strict=True):
+        assert profile.startup_s == job.startup_s > 0 and profile.model_bytes == 0.0
+    cost, (some, *_) = _costs(log, cluster), log.jobs
+    assert cost.seconds(1e12, 0, 1, some.startup_s) == some.startup_s + cost.extra_s, (
+        "bytes cost nothing here"
+    )
 
 
 def test_a_resize_during_start_up_does_not_cut_it_short() -> None:

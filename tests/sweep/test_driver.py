@@ -104,3 +104,42 @@ def test_elastic_trials_save_a_quarter_of_the_makespan_and_find_the_same(
     assert [t.parameters for t in elastic.trials] == [t.parameters for t in fixed.trials]
     assert elastic.best.number == fixed.best.number, "both find the same"
     assert elastic.makespan_s <= 0.75 * fixed.makespan_s, (elastic.makespan_s, fixed.makespan_s)
+
+
+class Scripted:
+    """A client whose jobs have reported these events already."""
+
+    def __init__(self, *progress: dict[str, Any]) -> None:
+        events = [("progress", data) for data in progress] + [("finished", {})]
+        self._events = [
+            EventView(seq=seq, time_s=float(seq), kind=kind, job_id="job-0", data=data)
+            for seq, (kind, data) in enumerate(events, 1)
+        ]
+
+    def submit(self, script: str, *, idempotency_key: str, **options: Any) -> Any:
+        return SimpleNamespace(job_id="job-0")
+
+    def events(self, *, since: int, follow: bool) -> list[EventView]:
+        return [event for event in self._events if event.seq > since]
+
+
+@pytest.mark.parametrize(
+    ("progress", "value"),
+    [
+        (({"epoch": 1, "metrics": {"accuracy": 0.5}}, {"epoch": 2, "metrics": {"accuracy": 0.8}}), 0.8),
+        (({"epoch": 1, "metrics": {"accuracy": 0.5}}, {"epoch": 1, "metrics": {"accuracy": 0.8}}), 0.8),
+        (({"epoch": 0, "metrics": {"accuracy": 0.8}},), 0.8),  # a single pass, or a program without epochs
+        (({"metrics": {"accuracy": 0.8}},), 0.8),
+    ],
+)
+def test_a_trial_is_judged_by_what_its_job_logged_last(
+    tmp_path: Path, progress: tuple[dict[str, Any], ...], value: float
+) -> None:
+    sweep = Sweep.of_tables(
+        {"metric": "accuracy", "direction": "maximize", "trials": 1}, {"lr": {"low": 0.0, "high": 1.0}}
+    )
+    study = Study(tmp_path / "sweep.db", sweep, fresh=True)
+    client = Scripted(*progress)
+    Driver(client, study, sweep, "train.py", {"name": "trial"}, parallel=1).run()  # type: ignore[arg-type]
+    (trial,) = study.trials()
+    assert (trial.state, trial.value) == ("complete", value)

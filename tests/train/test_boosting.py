@@ -6,12 +6,15 @@ import importlib.util
 import os
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.waiting import wait_until
+
+from swell.train.agent import regular
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("xgboost") is None, reason="xgboost is not installed (swell[xgboost])"
@@ -76,3 +79,77 @@ def test_four_resizes_and_a_kill_leave_the_model_as_good_as_a_fixed_size_one(
     spread = max(noise) - min(noise)
     assert min(noise) - spread <= float(found[0][1]) <= max(noise) + spread, (found, noise)
     assert len(job.events("switch")) >= 4, "newcomers may come one by one"
+
+
+FULL_DISK = """
+import sys, xgboost
+from pathlib import Path
+from swell.train.boosting import CHECKPOINT, _rounds_in, _Training
+
+class Link:
+    def __init__(self):
+        self.saved = []
+    def event(self, name, step):
+        assert name == "checkpoint"
+        self.saved.append(step)
+
+def boosted(rounds):
+    rows = [[float(i % 7), float(i % 3)] for i in range(40)]
+    data = xgboost.DMatrix(rows, label=[i % 2 for i in range(40)])
+    return bytes(xgboost.train({"max_depth": 2}, data, rounds).save_raw("ubj"))
+
+one, disk = _Training({}, None, 1, {}, 0, {}), Path(sys.argv[1])
+one._state, one._link = disk / "checkpoints", Link()
+one._save(boosted(1))
+with (disk / "filling").open("wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        pass
+one._save(boosted(200))
+assert one._link.saved == [1] and _rounds_in(one._saved()) == 1, "the checkpoint before it stays"
+assert [path.name for path in one._state.iterdir()] == [CHECKPOINT], "and half a file does not"
+(disk / "filling").unlink()
+one._save(boosted(200))
+assert one._link.saved == [1, 200] and _rounds_in(one._saved()) == 200
+"""
+
+
+def test_a_full_disk_costs_one_checkpoint_of_the_model_and_not_the_training(tmp_path: Path) -> None:
+    """A real full disk: a tmpfs of 1 MB in a mount namespace of its own."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no right to mount here")
+    script, disk = tmp_path / "save.py", tmp_path / "disk"
+    script.write_text(FULL_DISK)
+    disk.mkdir()
+    train = 'mount -t tmpfs -o size=1m tmpfs "$2" && exec "$0" "$1" "$2"'
+    run = subprocess.run(
+        ["unshare", "-m", "sh", "-c", train, sys.executable, str(script), str(disk)],
+        timeout=120,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "checkpoint of round 200 not saved" in run.stderr and "No space left" in run.stderr
+
+
+def test_a_saved_model_is_on_the_disk_before_it_takes_the_place_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, (sync, replace) = list[str](), (os.fsync, Path.replace)
+
+    def note_sync(descriptor: int) -> None:
+        done.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        sync(descriptor)
+
+    def note_replace(path: Path, target: Path) -> Path:
+        done.append(f"{path.name} -> {target.name}")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    regular.replace_synced(tmp_path / "model", b"1")
+    assert done == [".model", ".model -> model", tmp_path.name]
+    assert (tmp_path / "model").read_bytes() == b"1"

@@ -20,7 +20,7 @@ from swell.train.agent import children, coordinator_process
 from swell.train.agent.coordinator import Coordinator
 from swell.train.agent.coordinator_process import MOST_STARTS, CoordinatorProcess, pause_s
 from swell.train.agent.errors import BROKEN, TrainError
-from swell.train.agent.hearing import HANDLERS
+from swell.train.agent.hearing import HANDLERS, LAST_WORDS_S
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.replicas.membership import Replicas
 
@@ -82,10 +82,30 @@ def test_from_the_first_worker_to_the_end(path: Path) -> None:
     assert watcher.heard("report") == [{"type": "report", "worker": worker.name, "report": {"loss": 0.5}}]
     office.say(worker, type="done", operation=4)
     office.say(office.agent, type="exited", worker=worker.name, code=0)
-    assert office.agent.heard("finish")[0]["code"] == 0
+    assert not office.agent.heard("finish"), "its last messages may still be on the way"
+    office.say(worker, type="beat", step=3, report={"loss": 0.5, "metrics": {"final": 1.0}})
+    office.coordinator._closed(worker)  # type: ignore[arg-type]
+    (finish,) = office.agent.heard("finish")
+    assert (finish["code"], finish["report"]["metrics"]) == (0, {"final": 1.0})
     assert [e["event"] for e in watcher.heard("event")] == ["exited", "finish"]
+    assert office.say(watcher, type="status")[0]["last_report"] == finish["report"]
     office.say(office.agent, type="goodbye")
     assert office.coordinator.over.is_set()
+
+
+def test_an_exit_waits_for_the_workers_last_messages_for_a_bounded_time(path: Path) -> None:
+    office = Office(path)
+    office.say(office.agent, type="hello", role="agent", alive=[])
+    worker = office.worker(office.agent.heard("spawn")[0]["worker"])
+    office.say(worker, type="ready", epoch=0)
+    number = worker.heard("candidate")[0]["candidate"]["number"]
+    office.say(worker, type="switched", generation=number, members=[worker.name], step=0, epoch=0)
+    office.say(office.agent, type="exited", worker=worker.name, code=1, note="it broke")
+    now = time.monotonic()
+    office.coordinator._tick(now)
+    assert not office.agent.heard("finish"), "a descendant may hold the connection open"
+    office.coordinator._tick(now + LAST_WORDS_S + 0.1)
+    assert office.agent.heard("finish")[0]["reason"] == "it broke"
 
 
 def test_what_it_does_not_understand_is_refused_and_changes_nothing(path: Path) -> None:
@@ -277,3 +297,42 @@ def test_coordinators_that_end_early_are_followed_by_growing_pauses() -> None:
     assert pauses[:3] == [0.0, 0.0, 0.0], "a killed one is followed by the next at once"
     assert pauses == sorted(pauses) and all(0 < b / a <= 2 for a, b in itertools.pairwise(pauses[3:]))
     assert 10 < sum(pauses) < 30
+
+
+def test_whoever_begins_to_watch_gets_a_snapshot_and_every_event_after_it(path: Path) -> None:
+    """Workers that were started between the greeting and the watching are in the snapshot."""
+    office, tool = Office(path), Someone()
+    greeting = office.say(tool, type="hello", role="tool")[0]
+    assert greeting["processes"] == {}
+    office.say(office.agent, type="hello", role="agent", alive=[])
+    (watching,) = office.say(tool, type="watch")
+    assert watching["processes"] == {"w0": None} and watching["event"] > greeting["event"]
+    office.say(office.agent, type="exited", worker="w0", code=-9)
+    numbers = [event["number"] for event in tool.heard("event")]
+    assert numbers == list(range(watching["event"] + 1, watching["event"] + 1 + len(numbers))) and numbers
+    assert office.coordinator.status()["processes"] == _replayed(tool, watching["processes"])
+
+
+def _replayed(watcher: Someone, processes: dict[str, Any]) -> dict[str, Any]:
+    """The processes of a snapshot after the events that a watcher was sent."""
+    now = dict(processes)
+    for event in watcher.heard("event"):
+        if event["event"] == "spawn":
+            now[event["worker"]] = event.get("slot")
+        elif event["event"] == "exited":
+            now.pop(event["worker"], None)
+    return now
+
+
+def test_a_snapshot_has_processes_of_workers_that_were_given_up_until_they_end(path: Path) -> None:
+    office, tool = Office(path), Someone()
+    office.say(office.agent, type="hello", role="agent", alive=[])
+    office.worker("w0")
+    office.coordinator._decide(lambda now: office.coordinator.elastic.vanished("w0", now))
+    status = office.say(tool, type="hello", role="tool")[0]
+    assert "w0" not in status["workers"] and "w0" in status["processes"]
+    second = Office(path)
+    assert "w0" in second.coordinator.status()["processes"], "also after a restart"
+    second.say(tool, type="hello", role="tool")
+    second.say(second.agent, type="hello", role="agent", alive=[])
+    assert "w0" not in second.coordinator.status()["processes"], "the launcher has it no longer"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,61 @@ def test_training_goes_on_without_a_worker_whose_link_is_cut_and_with_it_when_he
     assert [e["instead_of"] for e in happened("back")] == ["w2"]
     assert happened("standstill")[0]["workers"], "and people were told for whom the step waited"
     assert job.finish() is None, "every sample once, no step twice"
+
+
+NETWORK_SCRIPT = """
+import sys, time, torch, swell
+data = torch.utils.data.TensorDataset(torch.zeros(4096, 256))
+model = torch.nn.Linear(256, 1024)
+job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=0.01))
+for epoch in job.epochs(100):
+    for (x,) in job.loader(data, batch_size=12):
+        time.sleep(0.05)
+        job.step(model(x).mean())
+"""
+
+
+class NetworkJob:
+    """A job with a worker on each of the hosts 1, 2 and 3, whose steps send a megabyte each."""
+
+    def __init__(self, hosts: Hosts, stage: Any, root: Path) -> None:
+        script = root / "train.py"
+        script.write_text(NETWORK_SCRIPT)
+        place = {"workers": 3, "maximum": 3, "slots": [1, 2, 3], "hosts": hosts.describe()}
+        self.hosts, self.run = hosts, stage.run(script, **place)
+
+    def wait_for_steps(self, count: int) -> None:
+        with self.hosts.inside(0):
+            status = self.run.members(3)
+            self.run.wait_for(lambda s: s["step"] >= status["step"] + count, 120)
+
+    def slow(self) -> list[dict[str, Any]]:
+        return list(self.run.events("straggler"))
+
+
+def test_the_worker_of_a_host_with_slow_links_is_named_and_replaced(
+    hosts: Hosts, stage: Any, tmp_path: Path
+) -> None:
+    job = NetworkJob(hosts, stage, tmp_path)
+    job.wait_for_steps(20)
+    assert not job.slow()
+    with hosts.slowed(3, "10mbit"):
+        wait_until(job.slow, 120, "the slow links to be noticed")
+    (event,) = job.slow()
+    assert (event["worker"], event["slot"], event["link"]) == ("w2", 3, True) and event["times"] > 4
+    with hosts.inside(0):
+        job.run.wait_for(lambda s: len(s["members"]) == 3 and "w2" not in s["members"], 120)
+
+
+@pytest.mark.long
+def test_an_evenly_slow_network_is_nobodys_fault(hosts: Hosts, stage: Any, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as slowed:
+        slowed.enter_context(hosts.slowed(1, "20mbit"))
+        slowed.enter_context(hosts.slowed(2, "20mbit"))
+        slowed.enter_context(hosts.slowed(3, "20mbit"))
+        job = NetworkJob(hosts, stage, tmp_path)
+        job.wait_for_steps(60)
+        assert not job.slow()
 
 
 def test_three_hosts_give_the_bits_of_one(hosts: Hosts, stage: Any, tmp_path: Path) -> None:

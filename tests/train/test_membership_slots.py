@@ -7,12 +7,12 @@ import json
 import pytest
 
 from swell.train.agent.ending import MAX_FRUITLESS_DEATHS
-from swell.train.agent.generations import Announce, Candidate, Fence, Instruction, Kill, Spawn
+from swell.train.agent.generations import Announce, Candidate, Fence, Finish, Instruction, Kill, Spawn
 from swell.train.agent.links import LEAVE_S
 from swell.train.agent.membership import Membership, Rules
 from swell.train.agent.membership_json import from_json, to_json
 from swell.train.agent.patience import AWAY_S
-from swell.train.agent.scale import Scale
+from swell.train.agent.scale import CUT_OFF_S, SHUT_S, Scale
 
 
 class Play:
@@ -181,3 +181,48 @@ def test_a_job_on_slots_grows_only_with_slots_named_and_shrinks_without() -> Non
     play.m.resize(1, 0.0)
     play.settle()
     assert play.on == [0]
+
+
+def test_a_worker_that_cannot_be_started_gives_up_its_slot_and_the_job_goes_on_and_tries_again() -> None:
+    play = Play(0, 1)
+    members = list(play.m.generation.members)
+    (spawn,) = [i for i in play.m.resize(3, play.now, [0, 1, 5]) if isinstance(i, Spawn)]
+    out = play.m.unstartable(spawn.worker, "n1: no home", "home", play.now)
+    assert out == [] and not play.m.ending.over and play.m.generation.members == members
+    for at_s in (1.0, SHUT_S - 1.0):
+        assert play.m.tick(play.now + at_s) == []
+    assert spawns(play.m.tick(play.now + SHUT_S)) == [5], "it is tried again now and then"
+    (again,) = [name for name in play.m.workers if name not in members]
+    play.m.unstartable(again, "n1: no home", "home", play.now + SHUT_S)
+    assert spawns(play.m.resize(3, play.now + SHUT_S + 1.0, [0, 1, 6])) == [6], "other slots are used at once"
+    assert from_json(json.loads(json.dumps(to_json(play.m))), 0.0).scale.slots == (0, 1, 6)
+
+
+def test_a_job_does_not_end_however_often_a_worker_cannot_be_started_and_a_cut_link_is_tried_soon() -> None:
+    play = Play(0, 1)
+    out = play.m.resize(3, play.now, [0, 1, 5])
+    for _ in range(3 * MAX_FRUITLESS_DEATHS):
+        (spawn,) = [i for i in out if isinstance(i, Spawn)]
+        assert play.m.unstartable(spawn.worker, "n1: TimeoutError", "link", play.now) == []
+        play.now += CUT_OFF_S
+        for member in play.m.generation.members:
+            play.m.beat(member, 1, play.now)
+        out = play.m.tick(play.now)
+    assert not play.m.ending.over
+
+
+def test_a_job_fails_if_no_process_of_it_ever_ran_the_script_and_goes_on_if_others_run_it() -> None:
+    fresh = Membership(Scale(1, 8, 1, (3,)), Rules(gather_s=0.0))
+    fresh.agent_connected([], 0.0)
+    (end,) = [i for i in fresh.unstartable("w0", "n1: no torch", "process", 0.0) if isinstance(i, Finish)]
+    assert end.code == 1 and "n1: no torch" in end.reason
+    play = Play(0, 1)
+    (spawn,) = [i for i in play.m.resize(3, play.now, [0, 1, 5]) if isinstance(i, Spawn)]
+    assert play.m.unstartable(spawn.worker, "n1: no torch", "process", play.now) == []
+
+
+def test_a_job_whose_first_slots_are_all_useless_waits_and_begins_on_others() -> None:
+    fresh = Membership(Scale(1, 8, 1, (3,)), Rules(gather_s=0.0))
+    fresh.agent_connected([], 0.0)
+    assert fresh.unstartable("w0", "n1: no home", "home", 0.0) == [] and not fresh.ending.over
+    assert spawns(fresh.resize(1, 5.0, [0])) == [0]

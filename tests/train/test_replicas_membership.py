@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from swell.train.agent.errors import RESPAWN
-from swell.train.agent.generations import Announce, Candidate, Finish, Instruction, Kill, Spawn, Turn
+from swell.train.agent.generations import (
+    Announce,
+    Candidate,
+    Check,
+    Finish,
+    Instruction,
+    Kill,
+    Say,
+    Spawn,
+    Turn,
+)
 from swell.train.agent.membership_json import from_json, of_job, to_json
 from swell.train.agent.patience import SETTLE_S
 from swell.train.agent.replicas.membership import Replicas
@@ -212,3 +222,25 @@ def test_a_worker_adds_the_shards_of_its_counterparts_in_replicas_that_had_sampl
     assert cutting.tree([3, 0, 2, 2, 0, 0], workers=2, rank=3) == (1, 3)
     assert cutting.tree([0, 0, 0, 0], workers=2, rank=3) == 1
     assert cutting.tree([1, 1, 1], workers=1, rank=2) == ((0, 1), 2)
+
+
+def test_a_replica_one_of_whose_workers_cannot_be_started_gives_up_its_slots_and_the_job_goes_on() -> None:
+    play = Play.training(2, slots=[0, 1])
+    assert spawned(play.m.resize(4, play.now, [0, 1, 4, 5])) == [("w2", 4), ("w3", 5)]
+    assert killed(play.m.unstartable("w3", "n1: no home", "home", play.now)) == ["w2"]
+    assert play.m.exited("w2", -9, play.now) == [] and not play.m.ending.over
+    assert spawned(play.m.tick(play.now + 1.0)) == []
+    assert [s for _, s in spawned(play.m.resize(4, play.now + 2.0, [0, 1, 6, 7]))] == [6, 7]
+
+
+def test_a_cut_inside_a_replica_is_named_as_one_and_none_of_its_workers_as_silent_or_dead() -> None:
+    play = Play.training(4)
+    out = play.m.suspect("w0", "w1", play.now)
+    (number,) = {i.number for i in out if isinstance(i, Check)}
+    play.m.checked("w0", number, ["w1"], play.now)
+    out = play.m.checked("w1", number, ["w0"], play.now)
+    assert Say("parted", {"workers": ["w0", "w1"]}) in out and {"w0", "w1"} <= set(killed(out))
+    again = Play.training(4)
+    assert again.m.exited("w2", RESPAWN, again.now)[0] == Say(
+        "parted", {"worker": "w2", "workers": ["w2", "w3"]}
+    )

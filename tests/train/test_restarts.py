@@ -129,7 +129,8 @@ def test_a_restarted_coordinator_goes_on_where_it_was() -> None:
     assert again.exited("w0", SAVED, 6.2)[0] == Begin(2, ("w2", "w3", "w4"))
     lost = from_json(json.loads(json.dumps(to_json(begun(1)))), 6.0)
     lost.agent_connected([], 6.0)
-    assert lost.tick(6.0 + MISSING_S)[0] == Begin(2, ("w1",))
+    gone, begin, *_ = lost.tick(6.0 + MISSING_S)
+    assert (gone, begin) == (Say("exited", {"worker": "w0", "code": -9}), Begin(2, ("w1",)))
 
 
 @settings(max_examples=60)
@@ -206,3 +207,18 @@ def test_speed_is_measured_within_a_generation_and_after_its_first_report() -> N
     report = pace.report({"done": 13.0}, 2, 2, 111.0)
     assert (report["step_s"], report["workers"], report["local_batch"]) == (0.25, 2, 2048)
     assert "step_s" not in pace.report({"done": 2.0}, 2, 2, 112.0), "it went back: begin again"
+
+
+def test_a_program_goes_on_without_a_slot_on_which_it_cannot_be_started_and_fails_if_it_never_ran() -> None:
+    job = begun(2, (0, 1))
+    assert job.unstartable("w1", "n1: no home", "home", 1.0) == [Kill("w0")]
+    assert job.exited("w0", -9, 1.1) == [Begin(2, ("w2",)), Spawn("w2", 0)]
+    assert job.unstartable("w2", "n0: no home", "home", 2.0) == [] and not job.ending.over
+    assert job.tick(3.0) == [], "no slot is left; it waits for others"
+    job.resize(1, 4.0, [2])
+    assert job.tick(4.1) == [Begin(3, ("w3",)), Spawn("w3", 2)]
+    first = begun(1, (0,))
+    (end,) = [
+        i for i in first.unstartable("w0", "n0: no such program", "process", 1.0) if isinstance(i, Finish)
+    ]
+    assert end.code == 1 and "no such program" in end.reason

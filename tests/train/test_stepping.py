@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from torch import nn
 from swell.train.agent.errors import PeerLost, UsageError
 from swell.train.job import Job
 from swell.train.member import Change, Stage
-from swell.train.sync.link import STOP
+from swell.train.sync.link import STOP, Link
 from swell.train.sync.mesh import Mesh
 
 DATA = [(torch.tensor([float(i), 1.0]), torch.tensor([float(i % 3)])) for i in range(12)]
@@ -42,8 +42,28 @@ class FakeLink:
         assert self.mesh is not None
         return self.mesh
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *given, **fields: self.said.append(given[0] if name == "event" else name)
+    def entered(self, mesh: Mesh, step: int, epoch: int) -> None:
+        self.said.append("entered")
+
+    def release(self) -> None:
+        self.said.append("release")
+
+    def leaving(self, number: int) -> None:
+        self.said.append("leaving")
+
+    def stopped(self) -> None:
+        self.said.append("stopped")
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.said.append(name)
+
+
+def test_the_link_of_these_tests_takes_what_the_real_one_takes() -> None:
+    for name, method in inspect.getmembers(FakeLink, inspect.isfunction):
+        if name != "__init__":
+            assert inspect.signature(method) == inspect.signature(getattr(Link, name)), name
+    with pytest.raises(AttributeError):
+        FakeLink().no_call_of_the_link()  # type: ignore[attr-defined]
 
 
 def linked(one: Job, link: FakeLink) -> Job:

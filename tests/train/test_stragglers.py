@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,8 +14,8 @@ from tests.train.test_membership import Play, announced, spawned
 
 from swell.train.agent.generations import Instruction, Say
 from swell.train.agent.patience import SETTLE_S
-from swell.train.agent.stragglers import PERSISTS_S, REST_S, SLOWER, Stragglers
-from swell.train.reporting import MOST_OWN, Pace
+from swell.train.agent.stragglers import LINK_SLOWER, PERSISTS_S, REST_S, SLOWER, Stragglers, slow_hosts
+from swell.train.reporting import LEAST_LINK_BYTES, MOST_OWN, LinkTimes, Pace
 
 
 class Watched:
@@ -97,11 +99,103 @@ def test_each_replacement_is_followed_by_a_longer_rest() -> None:
     assert len(rests) >= 3 and rests[0] >= REST_S and all(b >= 1.9 * a for a, b in pairwise(rests))
 
 
+SLOW_2 = lambda a, b: 0.8 if "2" in (a, b) else 0.01  # noqa: E731
+"""Seconds for a megabyte from one host to another, if the links of host 2 are slow."""
+
+
+class Linked:
+    """A job with workers on some hosts, whose links take these seconds for a megabyte."""
+
+    def __init__(self, hosts: int = 4, per_host: int = 1) -> None:
+        count = hosts * per_host
+        self.play, self.found = Play.training(count, maximum=count), Stragglers()
+        for worker in self.play.m.workers.values():
+            number = int(worker.name[1:])
+            worker.address, worker.slot = (f"10.0.0.{number // per_host}", 7), 10 + number
+
+    def goes_on(
+        self, for_s: float, mb_s: Callable[[str, str], float], *, megabytes: float = 10.0, own_s: float = 0.1
+    ) -> list[dict[str, Any]]:
+        """`mb_s`: given two hosts, the seconds for a megabyte from the first to the second."""
+        m, out = self.play.m, list[Instruction]()
+        host = {name: w.address[0][-1] for name, w in m.workers.items() if w.address is not None}
+        far = [(a, b) for a in host for b in host if host[a] != host[b]]
+        longest_s = max(mb_s(host[a], host[b]) for a, b in far) * megabytes
+        for beat in range(round(2 * for_s)):
+            self.play.now += 0.5
+            for name in m.generation.members:
+                rates = {a: float(mb_s(host[a], host[b])) for a, b in far if b == name}
+                report = {"generation": m.generation.number, "step": beat, "own_s": own_s, "samples": 8}
+                report |= {"step_s": own_s + longest_s, "links": rates}
+                self.found.heard(name, report | {"link_s": max(rates.values()) * megabytes})
+            out += self.found.tick(m, self.play.now)
+        return said(out)
+
+
+def test_the_worker_of_a_host_with_slow_links_is_replaced_and_its_place_named() -> None:
+    job = Linked()
+    assert job.goes_on(PERSISTS_S, SLOW_2) == []
+    (event,) = job.goes_on(5.0, SLOW_2)
+    assert event == {"worker": "w2", "times": 80.0, "slot": 12, "link": True}
+
+
+def test_a_slow_direction_is_enough_and_the_leader_has_no_excuse() -> None:
+    (event,) = Linked(3).goes_on(PERSISTS_S + 5, lambda a, b: 0.8 if a == "0" else 0.01)
+    assert (event["worker"], event["link"], event.get("leader")) == ("w0", True, None)
+
+
+def test_of_two_hosts_with_one_slow_link_the_one_with_the_younger_worker_is_at_fault() -> None:
+    (event,) = Linked().goes_on(PERSISTS_S + 5, lambda a, b: 0.8 if {a, b} == {"1", "3"} else 0.01)
+    assert event["worker"] == "w3"
+    (event,) = Linked(3, per_host=2).goes_on(PERSISTS_S + 5, lambda a, b: 0.8 if "0" in (a, b) else 0.01)
+    assert event["worker"] == "w1", "of the workers on the host it is the one that does not lead"
+
+
+def test_no_healthy_link_is_called_slow() -> None:
+    """An even network is nobody's fault, however slow it is; nor is a link that nobody waits for."""
+    seconds = 3 * PERSISTS_S
+    assert Linked().goes_on(seconds, lambda a, b: 0.8) == []
+    assert Linked(2).goes_on(seconds, lambda a, b: 0.8) == [], "of two nobody can tell"
+    uneven = {0: 0.2, 1: 0.35, 2: 0.5, 3: 0.7}
+    assert Linked().goes_on(seconds, lambda a, b: uneven[(int(a) + 3 * int(b)) % 4]) == []
+    assert Linked().goes_on(seconds, lambda a, b: 0.01 if {a, b} == {"0", "1"} else 0.8) == [], (
+        "most are slow"
+    )
+    assert Linked().goes_on(seconds, SLOW_2, megabytes=0.1, own_s=0.3) == [], "it is a small part of a step"
+    job = Linked()
+    for _ in range(4):
+        assert job.goes_on(PERSISTS_S / 2, SLOW_2) == [] == job.goes_on(2.0, lambda a, b: 0.01)
+
+
+@given(st.integers(3, 8), st.floats(1e-4, 10.0), st.randoms(use_true_random=False))
+def test_links_that_differ_by_less_than_the_limit_are_all_healthy(
+    count: int, rate: float, draw: Random
+) -> None:
+    both = [frozenset((f"h{a}", f"h{b}")) for a in range(count) for b in range(a)]
+    assert slow_hosts({pair: rate * draw.uniform(1, 0.99 * LINK_SLOWER) for pair in both}) == ([], 1.0)
+    assert slow_hosts({p: rate * (10 * LINK_SLOWER if "h1" in p else 1) for p in both})[0] == ["h1"]
+
+
+def test_link_times_are_means_over_steps_and_little_data_says_nothing() -> None:
+    times = LinkTimes()
+    for _ in range(100):
+        times.add(3, {"w1": (10 * LEAST_LINK_BYTES, 0.05), "w2": (LEAST_LINK_BYTES // 2, 0.5)}, 0.1)
+    found = times.report()
+    assert found["links"] == {"w1": pytest.approx(1e6 * 0.05 / (10 * LEAST_LINK_BYTES), rel=0.01)}
+    assert found["link_s"] == pytest.approx(0.05)
+    for _ in range(100):
+        times.add(3, {"w1": (10 * LEAST_LINK_BYTES, 0.5)}, 0.1)
+    assert times.report()["link_s"] == pytest.approx(0.5, rel=0.1)
+    times.add(4, {}, 0.1)
+    assert times.report() == {}, "the members of the next generation have links of their own"
+
+
 @settings(max_examples=50)
 @given(st.dictionaries(st.text(), st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.booleans())))
 def test_whatever_a_heartbeat_says_it_does_no_harm(report: dict[str, Any]) -> None:
     found, play = Stragglers(), Play.training(2)
     found.heard("w0", report)
+    found.heard("w1", {"generation": 1, "links": report, "link_s": 1.0, "step_s": 0.0} | report)
     assert found.tick(play.m, 1e6) == []
 
 

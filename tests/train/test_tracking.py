@@ -63,6 +63,22 @@ def test_tensorboard_gets_one_run_whose_steps_never_go_back(
     assert [(step, value) for step, value in found["swell/workers"]] == [(1, 2.0), (6, 3.0)]
 
 
+@_needs("tensorboard")
+def test_metrics_that_come_after_the_last_step_are_written_at_that_step(tmp_path: Path) -> None:
+    tracking = Tracking([f"tensorboard:{tmp_path / 'runs'}"], "digits", tmp_path / FILE, print)
+    for _ in range(3):  # as heartbeats repeat it
+        tracking.take(_report(9))
+    for _ in range(3):
+        tracking.take(_report(9, metrics={"accuracy": 0.75}))
+    tracking.end("finished")
+    found = _scalars(tmp_path / "runs" / "digits")
+    assert found["accuracy"] == [(9, 0.75)] and len(found["loss"]) == 1
+    again = Tracking([f"tensorboard:{tmp_path / 'runs'}"], "digits", tmp_path / FILE, print)
+    again.take(_report(9, metrics={"accuracy": 0.75}))  # of a job that repeats the step
+    again.end("finished")
+    assert _scalars(tmp_path / "runs" / "digits")["accuracy"] == [(9, 0.75)]
+
+
 @_needs("mlflow")
 def test_mlflow_gets_one_run_whose_steps_never_go_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,6 +154,18 @@ def test_a_job_of_any_kind_is_tracked_through_a_resize_and_a_death(stage: Any, t
     steps = [step for step, _ in found["loss"]]
     assert steps == sorted(set(steps)) and steps[-1] == 12 and len(steps) >= 4, steps
     assert [value for _, value in found["swell/workers"]] == [1.0, 2.0]
+
+
+@_needs("tensorboard")
+def test_a_job_that_ends_before_its_tracker_is_ready_is_tracked(stage: Any, tmp_path: Path) -> None:
+    script = tmp_path / "short.sh"
+    script.write_text("#!/bin/sh\necho swell: progress=3 of=3 loss=0.5\necho swell: accuracy=0.75\n")
+    script.chmod(0o755)
+    settings = {"command": True, "track": [f"tensorboard:{tmp_path / 'runs'}"]}
+    job = stage.run(script, settings=settings, workers=1, maximum=1, name="short")
+    assert job.wait(120) == 0, job.output()
+    found = _scalars(tmp_path / "runs" / "short")
+    assert (found["loss"], found["accuracy"]) == ([(3, 0.5)], [(3, 0.75)])
 
 
 @_needs("tensorboard")

@@ -175,7 +175,7 @@ class Calls:
     # -- events, nodes, policy ---------------------------------------------------------------------------
 
     async def events(
-        self, *, job: str | JobView | None = None, since: int | None = None, follow: bool = True
+        self, job: str | JobView | None = None, *, since: int | None = None, follow: bool = True
     ) -> AsyncGenerator[EventView, None]:
         """Events after number `since` (default: from now on); without `follow` only those so far."""
         query: dict[str, str | int] = {} if job is None else {"job": _id(job)}
@@ -265,10 +265,13 @@ class Calls:
         return (await self._server.get(TeamList, Call("GET", "/v1/teams"))).teams
 
     async def set_team(
-        self, name: str, *, slots: int, users: Sequence[str] = (), force: bool = False
+        self, name: str, *, slots: int, users: Sequence[str] | None = None, force: bool = False
     ) -> TeamView:
-        """Make a team, or change it (administrators only). Raises Conflict if that would break a promise."""
-        body = {"slots": slots, "users": list(users), "force": force}
+        """Make a team, or change it (administrators only); without `users` it keeps those it has.
+
+        Raises Conflict if that would break a promise.
+        """
+        body = {"slots": slots, "users": None if users is None else list(users), "force": force}
         return await self._server.get(TeamView, Call("PUT", f"/v1/teams/{_safe(name)}", body=body))
 
     async def remove_team(self, name: str, *, force: bool = False) -> TeamView:

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from swell.api.refusals import STATUSES
 from swell.api.schemas import ErrorAnswer
 from swell.domain import SwellError
-from swell.domain.request import FIELDS
+from swell.domain.request import FIELDS, unknown_option
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +113,8 @@ def _from_validation(errors: Sequence[Any]) -> JSONResponse:
     field = ".".join(path) or where
     if first["type"] == "extra_forbidden":
         message = f"there is no field '{field}'"
+        if said := unknown_option(field):
+            message += f".{said.rstrip('.')}"
     elif first["type"] == "missing":
         message = f"{field} is missing"
     elif first["type"] == "string_pattern_mismatch" and field in FIELDS and FIELDS[field].about.allowed:

@@ -41,6 +41,13 @@ class ServerFile:
     pid: int
     ca: str | None = None
     """Certificate that clients on this machine may trust, if the server speaks TLS."""
+    here: str = ""
+    """The URL on the loopback, for a server that listens on all addresses: its host name may not resolve."""
+
+    @property
+    def nearest(self) -> str:
+        """The URL at which a process of this machine looks whether the server answers."""
+        return self.here or self.url
 
     def write(self, home: Path) -> None:
         """Write the file, so that clients on this machine find the server."""
@@ -52,7 +59,8 @@ class ServerFile:
         try:
             raw = json.loads((home / "server.json").read_text())
             ca = raw.get("ca")
-            return ServerFile(str(raw["url"]), int(raw["pid"]), None if ca is None else str(ca))
+            here = str(raw.get("here", ""))
+            return ServerFile(str(raw["url"]), int(raw["pid"]), None if ca is None else str(ca), here)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 

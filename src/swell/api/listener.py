@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import socket
@@ -27,6 +28,9 @@ except ModuleNotFoundError as error:
 from swell.api.home import ServerFile, is_loopback
 from swell.api.protocol import PatientProtocol
 from swell.domain import InputError, SwellError
+from swell.engines.ray.connection import own_address
+
+log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 7373
 _GRACE_S = 5
@@ -76,10 +80,11 @@ class Listener:
         tls = check_binding(host, cert, key, insecure)
         self.home = home
         self._socket = _bind(host, port)
-        shown = host if host not in ("0.0.0.0", "::") else socket.gethostname()
-        shown = f"[{shown}]" if ":" in shown else shown
-        self.url = f"{'http' if tls is None else 'https'}://{shown}:{self._socket.getsockname()[1]}"
-        self.file = ServerFile(self.url, os.getpid(), None if cert is None else str(cert.absolute()))
+        loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host.strip("[]"), "")
+        port = self._socket.getsockname()[1]
+        self.url = _url(tls is not None, _reachable_name() if loopback else host.strip("[]"), port)
+        here = _url(tls is not None, loopback, port) if loopback else ""
+        self.file = ServerFile(self.url, os.getpid(), None if cert is None else str(cert.absolute()), here)
         config = uvicorn.Config(
             app,
             http=PatientProtocol,
@@ -161,6 +166,21 @@ class _Uvicorn(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _url(tls: bool, host: str, port: int) -> str:
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _reachable_name() -> str:
+    """This machine's name, or its address if the name does not resolve."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        log.warning("the name of this machine, %s, does not resolve: its address is shown instead", name)
+        return own_address()
+    return name
 
 
 def _bind(host: str, port: int) -> socket.socket:

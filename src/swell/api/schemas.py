@@ -276,8 +276,10 @@ class NodeView(Outgoing):
         default=None, description="If its workers stay slow: how many times slower than others they were."
     )
     avoided_until_s: float | None = Field(
-        default=None, description="If it gets no jobs because it is slow: until when (Unix time)."
+        default=None,
+        description="If it is avoided, being slow or one where no worker starts: until when (Unix time).",
     )
+    unstartable: str = Field(default="", description="Why no worker can be started there, if that is so.")
 
 
 class AutoscalerView(Outgoing):
@@ -436,6 +438,7 @@ class Health(Outgoing):
     """'leader', or 'standby' of a control plane that waits while another one leads."""
     leader: str | None = None
     """For a standby: the URL of the control plane that leads, if it knows one."""
+    notes: list[str] = Field(default=[], description="What is not as it was set up, though all parts work.")
 
 
 class ErrorBody(Outgoing):

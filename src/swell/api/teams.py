@@ -21,12 +21,16 @@ class TeamRequest(Incoming):
     slots: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         description="Its quota: slots that it gets whenever its jobs can use them."
     )
-    users: list[_User] = Field(default=[], max_length=10_000, description="Users whose jobs are the team's.")
+    users: list[_User] | None = Field(
+        default=None,
+        max_length=10_000,
+        description="Users whose jobs are the team's; null keeps those it has, an empty list removes them.",
+    )
     force: bool = Field(default=False, description="Change it even if a promise to a job is broken by it.")
 
     def to_team(self, name: str) -> Team:
         """The request as the control plane takes it."""
-        return Team(name=name, slots=self.slots, users=tuple(dict.fromkeys(self.users)))
+        return Team(name=name, slots=self.slots, users=tuple(dict.fromkeys(self.users or ())))
 
 
 class TeamView(Outgoing):

@@ -26,6 +26,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 admin_option = click.option(
     "--admin", is_flag=True, help="Use the administrator's token, which sees the jobs of all users."
 )
+MOST_CANDIDATES = 10
+"""Most jobs that are listed if a text fits several."""
 
 
 def connect(home: str | None, *, admin: bool = False, prefer_admin: bool = False) -> Client:
@@ -54,21 +56,44 @@ def role_for(home: str | None, *, admin: bool = False, prefer_admin: bool = Fals
 
 
 def find_job(client: Client, text: str) -> JobView:
-    """A job by its id, by its name (the newest, running ones first), or by the beginning of its id."""
+    """A job by its id, by its name or by the beginning of its id; refuses a text that fits several."""
     from swell.control.errors import NotFound
 
     try:
         return client.job(text)
     except NotFound:
-        known = client.jobs(limit=1000)
-    named = [job for job in known if job.name == text]
-    found = [job for job in named if not job.over] or named
-    found = found or [job for job in known if job.job_id.startswith(text)]
-    if not found:
-        from swell.domain import nearest
+        known = {job.job_id: job for job in [*active_jobs(client), *client.jobs(limit=1000)]}
+    return choose_job(list(known.values()), text)
 
+
+def choose_job(known: Sequence[JobView], text: str) -> JobView:
+    """The job that has this text as its name or at the beginning of its id; of several the only active one.
+
+    Of jobs with the same name that are all over it is the newest. Otherwise a text that fits several jobs is
+    refused, because the wrong one would be ended or paused.
+    """
+    from swell.control.errors import NotFound
+    from swell.domain import InputError, nearest
+
+    named = [job for job in known if job.name == text]
+    fitting = named or [job for job in known if text and job.job_id.startswith(text)]
+    if not fitting:
         hint = nearest(text, [job.name for job in known])
         raise NotFound(f"there is no job '{text}'.{hint} 'swell queue --all' lists the jobs")
+    found = [job for job in fitting if not job.over] or (
+        [max(named, key=lambda job: job.submitted_s)] if named else fitting
+    )
+    if len(found) > 1:
+        shown = sorted(found, key=lambda job: -job.submitted_s)[:MOST_CANDIDATES]
+        lines = [f"  {job.job_id}  {job.phase.value}, handed in by {job.owner}" for job in shown]
+        more = [f"  and {len(found) - len(shown)} more"] if len(found) > len(shown) else []
+        begins = "is the name of" if named else "is the beginning of"
+        raise InputError(
+            "\n".join(
+                [f"'{text}' {begins} {len(found)} jobs; give the id of the one you mean:", *lines, *more]
+            ),
+            field="job",
+        )
     return found[0]
 
 

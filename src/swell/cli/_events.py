@@ -12,7 +12,7 @@ from swell.cli._when import say_duration, say_moment
 
 def subject(job_id: str | None, node: str | None, data: Mapping[str, Any]) -> str:
     """What an event is about."""
-    return job_id or node or str(data.get("reservation") or "autoscaler")
+    return job_id or node or str(data.get("reservation") or data.get("policy") or "autoscaler")
 
 
 def line(time_s: float, kind: str, subject: str, data: Mapping[str, Any]) -> str:
@@ -44,7 +44,7 @@ def _describe(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
             why = f" ({data['reason']})" if data.get("reason") else ""
             return f"{len(data.get('before', ()))} -> {len(data.get('gpus', ()))} workers{pause}{why}"
         case "preempted":
-            why = data.get("reason") or "its slots went to other jobs"
+            why = data.get("reason") or "for a reason that was not reported"
             return f"{len(data.get('before', ()))} -> 0 workers ({why})"
         case "progress":
             of = "" if data.get("of") is None else f" of {data['of']:g}"
@@ -71,6 +71,8 @@ def _describe(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
             return f"new workers are slow here too, {data.get('times', 0):.1f} times; see 'swell nodes'"
         case "scaled":
             return f"{data.get('before', '?')} -> {data.get('nodes', '?')} nodes: {data.get('reason', '')}"
+        case "policy_replaced":
+            return f"failed and is replaced by '{data.get('by', '?')}': {data.get('reason', '')}"
         case "reserved":
             return f"reserved by {data.get('by', '?')}"
         case "unreserved":

@@ -1,4 +1,4 @@
-"""Job files: a TOML or YAML file can say everything that the flags of `swell submit` can.
+"""Job files: a TOML, YAML or JSON file can say everything that the flags of `swell submit` can.
 
 Files, flags and the template for a new file are derived from the fields of `swell.domain.JobRequest`.
 """
@@ -13,9 +13,8 @@ from typing import Any
 
 from swell.cli._when import parse_bytes, parse_deadline, parse_duration
 from swell.domain import InputError, JobOptions, nearest
-from swell.domain.request import FIELDS, Kind, name_from
+from swell.domain.request import FIELDS, Kind, name_from, unknown_option
 
-SUFFIXES = (".toml", ".yaml", ".yml")
 FORMS = {Kind.MOMENT: "2h, 18:30, 'tomorrow 09:00' or 2026-03-01T09:00"}
 """The ways to write a value, where there are several."""
 HEAD = """\
@@ -32,6 +31,10 @@ def _text(value: Any) -> str:
     return value
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _switch(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"must be true or false, got {value!r}")
@@ -45,13 +48,13 @@ def _count(value: Any) -> int:
 
 
 def _seconds(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else parse_duration(_text(value))
+    return parse_duration(f"{value:g}" if _is_number(value) else _text(value))
 
 
 def _moment(value: Any) -> float:
     if hasattr(value, "isoformat"):  # TOML and YAML have dates of their own
         value = value.isoformat()
-    return parse_deadline(value if isinstance(value, str) else f"{_seconds(value):g}")
+    return parse_deadline(f"{value:g}" if _is_number(value) else _text(value))
 
 
 def _size(value: Any) -> int:
@@ -97,7 +100,7 @@ def job_of(table: dict[str, Any], path: Path) -> tuple[str, JobOptions]:
     options: dict[str, Any] = {}
     for spoken, value in table.items():
         if spoken not in fields:
-            hint = nearest(spoken, list(fields))
+            hint = unknown_option(spoken) or nearest(spoken, list(fields))
             raise InputError(
                 f"{path}: there is no field '{spoken}'.{hint} Fields: {', '.join(fields)}", field=spoken
             )
@@ -140,7 +143,7 @@ def _toml(value: Any) -> str:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The tables of a TOML or YAML file."""
+    """The tables of a TOML, YAML or JSON file."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -152,14 +155,20 @@ def load(path: Path) -> dict[str, Any]:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"{path} is not TOML: {error}; 'swell init' writes a job file") from error
-    import yaml
+    if path.suffix == ".json":
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path} is not JSON: {error}; 'swell init' writes a job file") from error
+    else:
+        import yaml
 
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(
-            f"{path} is not YAML: {' '.join(str(error).split())}; 'swell init' writes a job file"
-        ) from error
+        try:
+            found = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InputError(
+                f"{path} is not YAML: {' '.join(str(error).split())}; 'swell init' writes a job file"
+            ) from error
     if not isinstance(found, dict):
         raise InputError(
             f"{path}: must be a mapping with a field 'script'; 'swell init' writes such a file",

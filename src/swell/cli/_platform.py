@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -376,7 +377,7 @@ def start_in_background(words: list[str], home: Path, store: str | None = None) 
     while time.monotonic() < give_up_s:
         folders = [home, *(home / "planes").glob("*")]
         found = next((one for one in map(ServerFile.read, folders) if one and one.pid == child.pid), None)
-        if found is not None and healthy(found.url, found.ca):
+        if found is not None and healthy(found.nearest, found.ca) is not None:
             return found.url, child.pid
         if child.poll() is not None:
             output = (home / LOG).read_bytes()[begins_at:].decode(errors="replace").strip()
@@ -391,8 +392,8 @@ def _last_line(text: str) -> str:
     return text.splitlines()[-1].removeprefix("swell: ") if text else ""
 
 
-def healthy(url: str, ca: str | None) -> bool:
-    """Whether a server answers at this URL."""
+def healthy(url: str, ca: str | None) -> dict[str, Any] | None:
+    """The answer of the health check at this URL; None without one, or if the server is not well."""
     import ssl
     import urllib.error
     import urllib.request
@@ -406,9 +407,9 @@ def healthy(url: str, ca: str | None) -> bool:
     )
     try:
         with opener.open(f"{url}/healthz", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False
+            return dict(json.loads(answer.read()))
+    except (OSError, urllib.error.URLError, ValueError):
+        return None
 
 
 def stop(home: Path) -> bool:

@@ -33,6 +33,9 @@ class Story:
             return self._changed(event, died=kind == "recovery")
         if kind == "confined" and event.get("workers", 1) > 1:
             return f"at most {event['workers']} workers from now on: {event['reason']}"
+        if kind == "straggler" and event.get("link"):
+            worker, times = event["worker"], event["times"]
+            return f"the links to {worker} were {times:.1f} times slower than the others' and it is replaced"
         if kind == "straggler":
             return f"{event['worker']} was {event['times']:.1f} times slower than the others and is replaced"
         if kind == "exited" and event.get("code") == 75 and event["worker"] not in self._members:

@@ -12,23 +12,28 @@ from typing import Any
 import click
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.IGNORECASE)
 _CLOCK = re.compile(r"(?:(today|tomorrow)\s+)?(\d{1,2}):(\d{2})", re.IGNORECASE)
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of '90m', '2h', '1h30m', '1.5d' or a bare number of seconds."""
+    """Seconds of '90s', '90m', '2h', '1h30m' or '1.5d'; a number without a unit could mean any of them."""
     cleaned = text.strip()
-    try:
-        seconds = float(cleaned)
-    except ValueError:
-        if not cleaned or _PART.sub("", cleaned).strip():
-            raise ValueError(f"'{text}' is not a duration; write it like 90s, 90m, 2h, 1h30m or 3d") from None
-        seconds = sum(float(number) * _UNITS_S[unit.lower()] for number, unit in _PART.findall(cleaned))
+    if _NUMBER.fullmatch(cleaned):
+        raise ValueError(f"'{text}' has no unit; write {cleaned}s, {cleaned}m, {cleaned}h or {cleaned}d")
+    if not cleaned or _PART.sub("", cleaned).strip():
+        raise ValueError(f"'{text}' is not a duration; write it like 90s, 90m, 2h, 1h30m or 3d")
+    seconds = sum(float(number) * _UNITS_S[unit.lower()] for number, unit in _PART.findall(cleaned))
     if not (math.isfinite(seconds) and seconds > 0):
         raise ValueError(f"'{text}' must be a duration of more than 0 seconds, like 90m or 2h")
     return seconds
+
+
+def parse_interval(text: str) -> float:
+    """Seconds of a duration, or 0."""
+    return 0.0 if text.strip() == "0" else parse_duration(text)
 
 
 def parse_deadline(text: str, now_s: float | None = None) -> float:
@@ -38,6 +43,10 @@ def parse_deadline(text: str, now_s: float | None = None) -> float:
     clock = _CLOCK.fullmatch(cleaned)
     if clock is not None:
         moment = _at_clock(clock, datetime.fromtimestamp(now_s))
+    elif _NUMBER.fullmatch(cleaned):
+        raise ValueError(
+            f"'{text}' has no unit; write {cleaned}s, {cleaned}m or {cleaned}h for a time from now"
+        )
     else:
         with contextlib.suppress(ValueError):
             return now_s + parse_duration(cleaned)
@@ -132,5 +141,6 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic only in cli
 
 
 DURATION = _Parsed("duration", parse_duration)
+INTERVAL = _Parsed("duration", parse_interval)
 DEADLINE = _Parsed("deadline", parse_deadline)
 BYTES = _Parsed("size", parse_bytes)

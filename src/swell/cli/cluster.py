@@ -21,7 +21,7 @@ from swell.cli._when import say_until
 def nodes(as_json: bool, home: str | None) -> None:
     """Show the nodes, how many of their slots are in use, and the GPU type.
 
-    A node on which workers stay slow is said to be so, and until when it is avoided.
+    A node on which workers stay slow or cannot be started is said to be so, and until when it is avoided.
 
     Where nodes are rented, it also says how many are wanted, and why.
     """
@@ -44,6 +44,8 @@ def nodes(as_json: bool, home: str | None) -> None:
                 ", used because it is needed" if until_s is None else f", avoided until {say_until(until_s)}"
             )
             state = f"{node.slow:.1f} times slower{away}"
+        if node.unstartable and node.avoided_until_s is not None and not node.draining:
+            state = f"no worker starts: {node.unstartable}; avoided until {say_until(node.avoided_until_s)}"
         held = [str(node.held)] if others else []
         table.add_row(node.name, str(node.gpus), str(node.used), *held, node.gpu_type, state)
     print_rich(table)

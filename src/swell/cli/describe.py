@@ -82,7 +82,7 @@ def _facts(job: Any, explained: dict[str, Any]) -> list[tuple[str, str]]:
             how = "measured" if one["measured"] else "carried over from another type"
             facts.append(("Speed", f"on {one['gpu_type']}, {how}: {_rates(one['curve'])}"))
     elif explained.get("curve"):
-        facts.append(("Speed", _rates(explained["curve"])))
+        facts.append(("Speed", _rates(explained["curve"], explained.get("tried"))))
     pauses = f", {say_duration(job.pause_s / job.resizes)} pause each" if job.resizes else ""
     facts.append(("Resizes", f"{job.resizes}{pauses}"))
     # Why the job can have no more workers is in the line on why it runs.
@@ -93,9 +93,13 @@ def _facts(job: Any, explained: dict[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def _rates(curve: list[float]) -> str:
-    """A curve at 1, 2, 4 ... workers."""
-    rates = [f"{n}: {rate:.3g}" for n, rate in enumerate(curve) if n and (n & (n - 1)) == 0]
+def _rates(curve: list[float], tried: list[int] | None = None) -> str:
+    """A curve at 1, 2, 4 ... workers; `tried`: the numbers that it was measured with, None if not known."""
+    rates = [
+        f"{n}: {rate:.3g}{'' if tried is None or n in tried else ' (never tried)'}"
+        for n, rate in enumerate(curve)
+        if n and (n & (n - 1)) == 0
+    ]
     return f"steps/s by workers {{{', '.join(rates)}}}"
 
 

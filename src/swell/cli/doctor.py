@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -77,7 +78,7 @@ def examine(home: Path, store: str | None) -> Iterator[Finding]:
     yield _gpus()
     yield _wall(home)
     yield _groups()
-    yield _ray()
+    yield _ray(home)
 
 
 def _unusable(home: Path) -> str:
@@ -120,8 +121,12 @@ def _server(home: Path) -> Iterator[Finding]:
     found = ServerFile.read(home)
     if found is None:
         yield Finding("server", BAD, f"process {pid} runs, but does not serve yet; see server.log")
-    elif healthy(found.url, found.ca):
+    elif (health := healthy(found.nearest, found.ca)) is not None:
         yield Finding("server", OK, f"process {pid} answers at {found.url}")
+        for note in health.get("notes", []):
+            yield Finding(
+                "policy", ODD, f"{note}; 'swell watch' and server.log say why, 'swell policy' sets one"
+            )
     else:
         yield Finding("server", BAD, f"process {pid} at {found.url} is not well: see /healthz and server.log")
 
@@ -280,8 +285,25 @@ def _groups() -> Finding:
     return Finding("groups", OK, "every process of a job ends with it (cgroup v2)")
 
 
-def _ray() -> Finding:
+def _ray(home: Path) -> Finding:
     from importlib.util import find_spec
 
     there = find_spec("ray") is not None
+    if trouble := ray_in_clear(home):
+        return Finding("Ray", ODD, trouble)
     return Finding("Ray", OK, "installed" if there else "not installed; needed only for --engine ray")
+
+
+def ray_in_clear(home: Path) -> str:
+    """What to do about a Ray cluster of several hosts without TLS; empty if there is none."""
+    from swell.cli._platform import running_pid
+    from swell.engines.ray import slot_book, tls
+
+    try:  # the control plane reaches its cluster, so it has the cluster's settings
+        entries = Path(f"/proc/{running_pid(home)}/environ").read_text(errors="replace").split("\0")
+        environment = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+        places = json.loads((home / slot_book.FILE).read_text())["places"]
+        addresses = [str(place["address"]) for place in places if place["up"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""  # no control plane runs, or not on Ray
+    return tls.ADVICE if tls.in_clear(addresses, environment) else ""

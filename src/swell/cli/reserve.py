@@ -143,7 +143,7 @@ def demand(name: str, gpus: int, as_json: bool, home: str | None) -> None:
 @click.option("--url", help="A page of metrics in the Prometheus format.")
 @click.option("--metric", metavar="NAME", help="The metric of --url, such as 'busy{job=\"web\"}'.")
 @click.option("--per", type=float, default=1.0, show_default=True, help="How much of it one slot serves.")
-@click.option("--every", "every_s", type=DURATION, default="0.5", help="Seconds between two looks [0.5].")
+@click.option("--every", "every_s", type=DURATION, default="0.5s", help="Time between two looks [0.5s].")
 @click.option("--times", type=click.IntRange(min=1), help="Look only so often, then end.")
 @home_option
 def follow(

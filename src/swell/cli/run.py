@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from swell.cli._story import Story
-from swell.cli.submit import F, flag, note_misplaced
+from swell.cli._when import DURATION
+from swell.cli.submit import F, ScriptCommand, flag, note_misplaced
 from swell.domain import InputError, JobRequest
-from swell.domain.request import FIELDS
+from swell.domain.request import FIELDS, not_python
 
 RUNTIME = [field for field in FIELDS.values() if field.about.for_runtime]
 """The fields of a job that `swell run` has flags for too: the settings of the training runtime."""
@@ -38,7 +39,7 @@ def _workers(text: str) -> tuple[int, int]:
     return minimum, maximum
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(cls=ScriptCommand)
 @click.option(
     "--workers",
     default=None,
@@ -51,10 +52,9 @@ def _workers(text: str) -> tuple[int, int]:
 @click.option("--threads", type=click.IntRange(1), default=None, help="CPU threads for each worker.")
 @click.option(
     "--silent-after",
-    type=float,
-    default=5.0,
+    type=DURATION,
+    default="5s",
     show_default=True,
-    metavar="SECONDS",
     help="Give a worker up after this long without a sign of life.",
 )
 @runtime_options
@@ -101,6 +101,10 @@ def run(
         settings = JobRequest(name="job", script=script, **settings).for_runtime()
     except InputError as error:
         raise click.UsageError(str(error)) from None
+    if not settings.get("command") and Path(script).is_file():
+        with Path(script).open("rb") as file:
+            if why := not_python(script, file.read(256)):
+                raise click.UsageError(why)
     try:
         config = RunConfig(
             script=script,

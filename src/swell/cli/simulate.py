@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swell.cli._when import INTERVAL
+
 if TYPE_CHECKING:
     from swell.cli._runner import Run, Source
     from swell.domain import Cluster
@@ -45,9 +47,8 @@ Example:
 )
 @click.option(
     "--interval",
-    type=float,
-    metavar="S",
-    help="Seconds between decisions; 0 decides at every event.  [default: the policy's own]",
+    type=INTERVAL,
+    help="Time between decisions, such as 60s; 0 decides at every event.  [default: the policy's own]",
 )
 @click.option(
     "--resize-cost",
@@ -163,13 +164,11 @@ def simulate(
     from swell.cli._outputs import check_writable
     from swell.cli._report import print_table, results_table
     from swell.cli._runner import Run
-    from swell.domain import Cluster, InputError, Teams
+    from swell.domain import Cluster, Teams
     from swell.policies import make_policy
     from swell.policies.by_user import UserLimits
     from swell.sim import parse_cloud, parse_cost
 
-    if interval is not None and not 0 <= interval < float("inf"):
-        raise InputError(f"interval must be seconds of at least 0, got {interval}", field="interval")
     cost = parse_cost(resize_cost)
     largest = Cluster.parse(cluster).shared_by(per_gpu)
     if autoscale is not None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from swell.cli._common import connect, follow_logs, home_option, json_option, print_json
-from swell.cli._jobfile import FORMS, SUFFIXES, read_job
+from swell.cli._jobfile import FORMS, read_job
 from swell.cli._when import BYTES, DEADLINE, DURATION
 from swell.domain import InputError, JobOptions
-from swell.domain.request import FIELDS, Kind, RequestField
+from swell.domain.request import FIELDS, JOB_FILES, Kind, RequestField, unknown_option
 
 if TYPE_CHECKING:
     from swell.api.client import Client
@@ -87,17 +87,34 @@ def _default(field: RequestField) -> str:
     return str(field.default) if mentioned else ""
 
 
-_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+class ScriptCommand(click.Command):
+    """A command whose own options stand before a script; all that follows the script is the script's."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        settings["context_settings"] = {"allow_interspersed_args": False}
+        super().__init__(*args, **settings)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words; an option that others have and swell has not is explained."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            options = [name for param in self.params for name in param.opts]
+            bound = "--max-workers N" if "--max-workers" in options else "--workers MIN:MAX"
+            if said := unknown_option(error.option_name, bound):
+                text = f"No such option '{error.option_name}'.{said}"
+                raise click.UsageError(text, ctx) from None
+            raise
 
 
-@click.command(epilog=SUBMIT_EPILOG, context_settings=_SETTINGS)
+@click.command(cls=ScriptCommand, epilog=SUBMIT_EPILOG)
 @click.option("-d", "--detach", is_flag=True, help="Do not wait for the job: hand it in and return.")
 @job_options
 @json_option
 @home_option
 @click.pass_context
 def submit(ctx: click.Context, /, detach: bool, as_json: bool, home: str | None, **flags: Any) -> None:
-    """Hand in a training SCRIPT or a job file (.toml, .yaml). Shows the promise, then the job's output.
+    """Hand in a training SCRIPT or a job file (.toml, .yaml, .json); shows the promise and the output.
 
     Ctrl-C stops watching; the job goes on.
     """
@@ -134,7 +151,7 @@ def submit(ctx: click.Context, /, detach: bool, as_json: bool, home: str | None,
         ctx.exit(_code(job, detach))
 
 
-@click.command(epilog=QUOTE_EPILOG, context_settings=_SETTINGS)
+@click.command(cls=ScriptCommand, epilog=QUOTE_EPILOG)
 @job_options
 @json_option
 @home_option
@@ -176,7 +193,7 @@ def note_misplaced(ctx: click.Context, script: str, arguments: Sequence[str]) ->
 def script_and_options(script: str, arguments: tuple[str, ...], **flags: Any) -> tuple[str, JobOptions]:
     """Script and options of a job. If a job file is given, flags override what is written there."""
     options: dict[str, Any] = {}
-    if Path(script).suffix in SUFFIXES:
+    if Path(script).suffix.lower() in JOB_FILES and not flags.get("command"):
         script, options = read_job(Path(script))  # type: ignore[assignment]  # any TypedDict is a dict
     else:
         where = Path(flags["workdir"] or ".").absolute()

@@ -36,17 +36,30 @@ def teams() -> None:
     "users",
     multiple=True,
     metavar="USER",
-    help="A user of the team; may be repeated. Users who are not named are no longer in it.",
+    help="A user of the team; may be repeated. The team has these users then, and no others "
+    "[default: those it has].",
 )
+@click.option("--no-users", is_flag=True, help="Remove all users from the team.")
 @click.option("--force", is_flag=True, help="Even if that breaks what was promised to a job.")
 @json_option
 @home_option
-def set_(name: str, slots: int, users: tuple[str, ...], force: bool, as_json: bool, home: str | None) -> None:
+def set_(
+    name: str,
+    slots: int,
+    users: tuple[str, ...],
+    no_users: bool,
+    force: bool,
+    as_json: bool,
+    home: str | None,
+) -> None:
     """Make the team NAME, or change it."""
-    from swell.domain import many
+    from swell.domain import InputError, many
 
+    if users and no_users:
+        raise InputError("give either --user or --no-users, not both", field="user")
     with connect(home, admin=True) as client:
-        made = client.set_team(name, slots=slots, users=users, force=force)
+        named = users if users or no_users else None
+        made = client.set_team(name, slots=slots, users=named, force=force)
     if as_json:
         print_json(made.model_dump(mode="json"))
         return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swell.cli._common import connect, home_option, json_option, print_json, role_for
+from swell.cli._when import DURATION
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,10 +23,10 @@ MORE = "For lanes, curves and keys: pip install 'swell[top]'"
 @click.option("--plain", is_flag=True, help="Only tables that are printed again and again, without keys.")
 @click.option(
     "--every",
-    type=click.FloatRange(0.2),
-    default=1.0,
+    type=DURATION,
+    default="1s",
     show_default=True,
-    help="Seconds between updates of plain tables.",
+    help="Time between updates of plain tables, at least 0.2s.",
 )
 @json_option
 @home_option
@@ -91,5 +92,5 @@ def _tables(home: str | None, every: float, console: Console, *, hint: bool) -> 
         screen = Live(drawn(watcher.look()), console=console, screen=console.is_terminal, auto_refresh=False)
         with contextlib.suppress(KeyboardInterrupt), screen as live:
             while True:
-                time.sleep(every)
+                time.sleep(max(every, 0.2))
                 live.update(drawn(watcher.look()), refresh=True)

@@ -189,6 +189,11 @@ def up(*, detach: bool, as_json: bool, home: str | None, **given: Any) -> None:
         print_json({"url": url, "pid": pid, "home": str(where)})
         return
     click.echo(f"swell is up at {url} (its log: {where / 'server.log'})")
+    if given.get("engine") == "ray":
+        from swell.cli.doctor import ray_in_clear
+
+        if trouble := ray_in_clear(where):
+            click.echo(f"  {trouble}")
     _next_steps(url)
 
 
@@ -232,8 +237,9 @@ def _words(given: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words += option.opts[:1] if value else option.secondary_opts[:1]
         else:
+            unit = "s" if option.type is DURATION else ""
             for one in value if isinstance(value, tuple) else (value,):
-                words += [option.opts[0], str(one)]
+                words += [option.opts[0], f"{one}{unit}"]
     return words
 
 

@@ -32,8 +32,10 @@ from swell.control.renting import Renting
 from swell.control.reservations import Reservations
 from swell.control.scheduler import Scheduler
 from swell.control.slow_nodes import SlowNodes
-from swell.domain import Cluster, Event, EventKind, Node, SwellError
+from swell.control.speed import Trials
+from swell.domain import Cluster, Event, EventKind, InputError, Node, SwellError
 from swell.engines import Engine, Launch, Observed, Report, RunState
+from swell.policies import DEFAULT, is_ours
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ NOT_BOTH = (
     "reservations and rented nodes do not go together: an autoscaler counts no slots of services; remove the "
     "reservations ('swell reserve rm'), or leave out --autoscale"
 )
+TO_OTHERS = "its slots went to other jobs"
 _CURVES = ("epoch", "batch_size", "loss", "target_loss", "lr", "metrics")
 """Fields of a progress report that are written to the log, besides `done` and `of`."""
 
@@ -85,6 +88,8 @@ class Conductor:
         self._progress = ProgressLog(book.store)
         self._starting: dict[str, float] = {}
         """By job: when it was given slots. Removed at the job's first progress report after that."""
+        self._told_of: dict[str, str] | None = None
+        """The failure of a policy that is in the event log."""
         self._owed: dict[str, Move] = {}
         """By job: a move that the board has entered and the job's record has not. Empty after a turn that
         succeeded; after one that failed (the disk was full, say) the next turn carries these moves out."""
@@ -99,7 +104,13 @@ class Conductor:
             log.error("which nodes were slow cannot be read: %r", error)
         if self.renting is not None:
             self.renting.come_up()
-        self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s, self.limits)
+        try:
+            self.scheduler = Scheduler(self.book, policy, self.cluster(), interval_s, self.limits)
+        except InputError as error:
+            if is_ours(policy):
+                raise
+            self.scheduler = Scheduler(self.book, DEFAULT, self.cluster(), interval_s, self.limits)
+            self.scheduler.failed_policy = {"policy": policy, "by": DEFAULT, "reason": str(error)}
         self.book.type_figure = lambda placement: self.scheduler.board.base.type_figure(placement)
         if found := teams.stored(store):
             self.scheduler.set_teams(found, now_s)
@@ -139,11 +150,16 @@ class Conductor:
                         self.feed(self.book.records[job_id], given, now_s)
         self._end_overdue(now_s)
         self._profile(now_s)
+        self._try_more_workers(now_s)
         if self.renting is not None:
             self._rent(self.renting, observed, now_s)
         if self.scheduler.rhythm.due_s <= now_s:
             self._decide(now_s)
         self._grant_owed(now_s)
+        if self.scheduler.failed_policy is not self._told_of:
+            self._told_of = self.scheduler.failed_policy
+            if self._told_of is not None:
+                self.book.write([], [Event(now_s, EventKind.POLICY_REPLACED, data=dict(self._told_of))])
         for job_id, text in self.reservations.dangers(now_s):
             self.feed(self.book.records[job_id], lifecycle.Noticed(text), now_s)
         if self.reservations.waiting:
@@ -194,6 +210,8 @@ class Conductor:
                 self.feed(record, lifecycle.WorkerLost(worker, reason), report.time_s)
             case "slow":
                 self._slow_worker(record, int(report.data["slot"]), float(report.data["times"]), now_s)
+            case "unstartable":
+                self._unstartable(record, int(report.data["slot"]), str(report.data["cause"]), now_s)
             case "noticed":
                 self.feed(record, lifecycle.Noticed(str(report.data["text"])), report.time_s)
             case "confined":
@@ -289,14 +307,29 @@ class Conductor:
             return
         node = base.nodes[int(base.node_of_gpu[slot])]
         found = self.slow_nodes.heard(node.name, times, now_s)
-        self.book.store.set_setting("slow_nodes", json.dumps(self.slow_nodes.to_json()))
+        self._keep_slow_nodes()
         if found is not None:
             # All users see the events of nodes, so the job is not named.
             data = {"gpus": node.gpus, "times": times, "until_s": found.until_s}
             self.book.write([], [Event(now_s, EventKind.NODE_SLOW, node=node.name, data=data)])
 
+    def _unstartable(self, record: JobRecord, slot: int, cause: str, now_s: float) -> None:
+        """A worker of a job could not be started: note the node, which is avoided then."""
+        base = self.scheduler.board.base
+        if slot not in (*record.held, *record.wanted):
+            return
+        node = base.nodes[int(base.node_of_gpu[slot])]
+        self.slow_nodes.unstartable(node.name, cause, record.job_id, now_s)
+        self._keep_slow_nodes()
+
+    def _keep_slow_nodes(self) -> None:
+        self.book.store.set_setting("slow_nodes", json.dumps(self.slow_nodes.to_json()))
+
     def _avoid_slow_nodes(self, now_s: float) -> None:
-        """Keep slow nodes out of use while the others have room for the least that the jobs need."""
+        """Keep nodes out of use on which workers cannot be started, and slow ones while the others have room
+        for the least that the jobs need."""
+        if self.slow_nodes.gone({node.name for node in self.engine.cluster().nodes if node.up}):
+            self._keep_slow_nodes()
         if not self.slow_nodes.slow(now_s):
             self.avoided = frozenset()
             return
@@ -306,8 +339,9 @@ class Conductor:
         )
         avoided = self.slow_nodes.avoided(self._without(self.drained), needed, now_s)
         if avoided - self.avoided and self.scheduler.endangered_without(avoided, now_s):
-            self.slow_nodes.use_anyway(avoided - self.avoided)
-            avoided &= self.avoided
+            needed_anyway = self.slow_nodes.usable(avoided - self.avoided)
+            self.slow_nodes.use_anyway(needed_anyway)
+            avoided -= needed_anyway
         self.avoided = avoided
 
     def _rent(self, renting: Renting, observed: Mapping[str, Observed], now_s: float) -> None:
@@ -359,6 +393,9 @@ class Conductor:
                 events.append(Event(now_s, kind, node=node.name, data=data))
             if was and not node.up:
                 reasons.append(f"node {node.name} was {(why or 'lost').partition(':')[0]}")
+        taken = cluster.held - before.held
+        names = [cluster.nodes[i].name for i in sorted(cluster.nodes_of(tuple(taken)))]
+        reasons += [f"another user of the cluster has slots of node {name}" for name in names]
         self.scheduler.set_cluster(cluster, now_s, ", ".join(reasons))
         with self.book.store.transaction():
             if events and self.renting is not None:
@@ -369,6 +406,8 @@ class Conductor:
         """Why a node came or went, if a person or the autoscaler wanted it."""
         if node.name in self.drained:
             return "drained"
+        if node.name in self.avoided and (trouble := self.slow_nodes.trouble(node.name)):
+            return f"avoided: no worker can be started there, {trouble}"
         if node.name in self.avoided:
             return "slow: its workers were slow again after they were replaced"
         if self.renting is None or node.name not in self.renting.names:
@@ -392,6 +431,29 @@ class Conductor:
                 self.scheduler.accepted(asked)
             self.feed(record, lifecycle.Answered(answer), now_s)
 
+    def _try_more_workers(self, now_s: float) -> None:
+        """Have jobs try, now and then, on idle slots, what a belief keeps them from."""
+        for record in self.book.records.values():
+            trials = self.book.known[record.job_id].speed.trials
+            before, held = trials.workers, len(record.held)
+            if record.phase is Phase.RUNNING and held == len(record.wanted) and not before:
+                self._begin_trial(record, trials, now_s)
+            elif before:
+                trials.under_way(held, now_s)
+            if trials.workers != before:
+                self.scheduler.rhythm.ask(now_s)
+
+    def _begin_trial(self, record: JobRecord, trials: Trials, now_s: float) -> None:
+        held, knowledge, scheduler = len(record.held), self.book.known[record.job_id], self.scheduler
+        promised = record.request.deadline_s is not None or record.job_id in scheduler.profiling.runs
+        if promised or held not in trials.measured or not trials.due(now_s):
+            return
+        most, replica = scheduler.cluster.capacity, record.request.workers_per_replica
+        free = int(scheduler.board.placer.occupancy.free.sum())
+        bound = min(2 * held, held + free, most, record.max_workers or most) // replica * replica
+        rates = knowledge.speed.curve(most, scheduler.cluster.gpus_per_node)
+        trials.begin(rates, held, bound, now_s)
+
     def _decide(self, now_s: float) -> None:
         began_s = time.perf_counter()
         self._owed |= dict(self.scheduler.decide(now_s))
@@ -400,11 +462,13 @@ class Conductor:
 
     def _grant_owed(self, now_s: float) -> None:
         # Jobs that shrink go first, so that slots are free before another job is told to use them.
-        for job_id, move in sorted(self._owed.items(), key=lambda item: _growth(item[1])):
+        owed = dict(self._owed)
+        for job_id, move in sorted(owed.items(), key=lambda item: _growth(item[1])):
             record = self.book.records[job_id]
             if move.after and not record.wanted:
                 self._starting[job_id] = now_s
-            self.feed(record, lifecycle.Granted(move.after, move.reason), now_s)
+            reason = move.reason or who_took(job_id, owed, set(record.wanted) - set(move.after))
+            self.feed(record, lifecycle.Granted(move.after, reason), now_s)
             del self._owed[job_id]
 
     # -- one job -----------------------------------------------------------------------------------------
@@ -459,6 +523,18 @@ class Conductor:
             "spared_errors": float(self.figures.spared),
             "trouble": float(bool(trouble)),
         }
+
+
+def who_took(job_id: str, moves: Mapping[str, Move], lost: Collection[int]) -> str:
+    """Why a job loses slots by a decision, if these moves show it."""
+    if not lost:
+        return ""
+    others = [move for other, move in moves.items() if other != job_id]
+    if any(set(lost).intersection(move.after).difference(move.before) for move in others):
+        return TO_OTHERS
+    if any(_growth(move) > 0 for move in others):
+        return "other jobs got slots instead"
+    return ""
 
 
 def _growth(move: Move) -> int:

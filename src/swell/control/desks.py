@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swell.control import lifecycle, teams, views
 from swell.control.access import Access
@@ -107,10 +107,12 @@ class TeamDesk:
         with self._access.lock:
             return teams.states(self._access.conductor.scheduler)
 
-    def change(self, asked: Team, *, force: bool = False) -> TeamState:
-        """Make a team, or change it. Refused if it would break a promise."""
+    def change(self, asked: Team, *, keep_users: bool = False, force: bool = False) -> TeamState:
+        """Make a team, or change it (`keep_users`: its slots alone). Refused if it would break a promise."""
         conductor = self._access.conductor
         with self._access.changing() as now_s:
+            present = conductor.scheduler.teams.get(asked.name) if keep_users else None
+            asked = asked if present is None else replace(asked, users=present.users)
             return teams.change(conductor.scheduler, conductor.book.store, asked, now_s, force=force)
 
     def remove(self, name: str, *, force: bool = False) -> TeamState:

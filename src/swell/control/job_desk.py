@@ -18,6 +18,7 @@ from swell.control.limits import Gate, Limits
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
 from swell.control.series import series
 from swell.domain import Event, InputError
+from swell.domain.request import not_python
 from swell.engines.accounts import no_script
 
 FEW_SUBMISSIONS = 4
@@ -201,6 +202,8 @@ class JobDesk:
                 "program that runs it, such as: sh train.sh",
                 field="script",
             )
+        if not request.command and (why := not_python(request.script, _beginning(script))):
+            raise InputError(f"script: {why}", field="script")
         if script.stat().st_size > MAX_SCRIPT_BYTES and not request.command:
             raise InputError(
                 f"script: '{script}' has {script.stat().st_size} bytes, allowed are {MAX_SCRIPT_BYTES}",
@@ -222,6 +225,11 @@ class JobDesk:
             phase=Phase.QUEUED,
             promise=Promise(admitted=True, pending=True, estimate=Estimate(finish_s=None)),
         )
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(256)
 
 
 def _age(record: JobRecord) -> tuple[float, str]:

@@ -21,8 +21,13 @@ from swell.perf.length import TargetLength
 
 HISTORY_VERSION = 2
 """Version of what `Knowledge.to_json` writes. An entry without a version has version 1."""
-_ENOUGH_STEPS = 3
+ENOUGH_STEPS = 3
 """Step times of one configuration are used once this many timing reports have arrived."""
+_STEADY = ((10, 2.0), (3, 10.0), (1, 15.0))
+"""Steps are steady once a mean covers so many, for so many seconds: the first ones of a configuration are
+slower than those that follow."""
+_SETTLED = 0.1
+"""And once the mean has changed by no more than this share since the report before."""
 UNKNOWN_WORK = 1e9
 """Iterations assumed for a job that has not reported its length: so many that no plan waits for its end."""
 MOST_CLOSING_S = 60.0
@@ -134,15 +139,27 @@ class Timings:
     """By number of workers: the progress made with them, and the seconds that took."""
     last: tuple[int, int, int, float, float] | None = None
     """Nodes, workers, local batch, step and sync seconds of the last report."""
+    steady_with: set[int] = field(default_factory=set)
+    """The numbers of workers that steady steps were reported with."""
     _stretch_from: tuple[Reported, int] | None = None
     """How far the job was at the last report, and with how many workers."""
 
-    def add(self, nodes: int, workers: int, local_batch: int, step_s: float, sync_s: float) -> bool:
-        """Take in a report; True if there are enough of its configuration to be used."""
-        key = (nodes, workers, local_batch)
+    def add(
+        self, nodes: int, workers: int, local_batch: int, step_s: float, sync_s: float, steps: int | None
+    ) -> bool:
+        """Take in a report; True if its steps are steady, and some came before it.
+
+        `steps`: how many steps the times are means of; None for a job that does not say.
+        """
+        key, before = (nodes, workers, local_batch), self.last
         self.seen[key] = self.seen.get(key, 0) + 1
         self.last = (*key, step_s, sync_s)
-        return self.seen[key] >= _ENOUGH_STEPS
+        settled = before is not None and before[:3] == key and abs(step_s - before[3]) <= _SETTLED * before[3]
+        covers = steps is None or any(steps >= least and steps * step_s >= s for least, s in _STEADY)
+        if self.seen[key] < ENOUGH_STEPS or not settled or not covers:
+            return False
+        self.steady_with.add(workers)
+        return True
 
     def count_stretch(self, workers: int, latest: Reported | None) -> None:
         """Add the time since the last report to `ran`, if the number of workers is the same."""
@@ -203,7 +220,7 @@ class Knowledge:
         if kind == "progress":
             return self.length.progressed(time_s, float(data["done"]), data)
         if kind == "timing":
-            return self._timing(data)
+            return self._timing(time_s, data)
         if kind == "noise":
             return self._gradients(float(data["sqr"]), float(data["var"]), data.get("updates"))
         return False
@@ -213,7 +230,7 @@ class Knowledge:
         if self.speed.runs_on(gpu_type):
             self.timings = Timings()
 
-    def _timing(self, data: Mapping[str, Any]) -> bool:
+    def _timing(self, time_s: float, data: Mapping[str, Any]) -> bool:
         """Take in a timing report; True if the belief changed."""
         workers, local_batch = int(data["workers"]), max(int(data["local_batch"]), 1)
         self.timings.count_stretch(workers, self.length.latest)
@@ -225,7 +242,10 @@ class Knowledge:
         # The model's step is one gradient and its exchange, so accumulated gradients are averaged into one.
         sync_s = float(data["sync_s"])
         step_s = (float(data["step_s"]) - sync_s) / gradients + sync_s
-        enough = self.timings.add(int(data.get("nodes", 1)), workers, local_batch, step_s, sync_s)
+        steps = None if data.get("steps") is None else int(data["steps"])
+        enough = self.timings.add(int(data.get("nodes", 1)), workers, local_batch, step_s, sync_s, steps)
+        if enough:
+            self.speed.trials.measured[workers] = time_s
         return (enough and self._believe()) or switched
 
     def _believe(self) -> bool:
@@ -250,8 +270,6 @@ class Knowledge:
         if self.length.advanced_s is not None:
             self.closing_s = min(max(time_s - self.length.advanced_s, 0.0), MOST_CLOSING_S)
         self.length.reached()
-        if self.timings.last is not None and not self.speed.known:
-            self._believe()  # a very short job reports little, but it is all that the next one starts with
 
     # -- answers -----------------------------------------------------------------------------------------
 

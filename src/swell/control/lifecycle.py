@@ -19,6 +19,9 @@ from swell.control.model import JobRecord, Phase, Promise
 from swell.domain import Event, EventKind, InputError, Placement, many
 from swell.engines import Observed, RunState
 
+NOT_REPORTED = "for a reason that was not reported"
+"""Why a job lost slots, where nobody said."""
+
 # -- inputs ----------------------------------------------------------------------------------------------
 
 
@@ -219,15 +222,15 @@ def step(record: JobRecord, given: Input, now_s: float) -> Step:
 
 def _granted(record: JobRecord, given: Granted, now_s: float) -> Step:
     placement, reason = given.placement, given.reason
+    if not reason and len(placement) < len(record.wanted) and record.phase is Phase.RUNNING:
+        reason = NOT_REPORTED
     if record.phase not in (Phase.QUEUED, Phase.RUNNING) or placement == record.wanted:
         return record, []
     before = record.wanted
-    why = {"reason": reason} if reason else {}
     if not placement:
-        changed = replace(
-            record, phase=Phase.QUEUED, wanted=(), held=(), reason=reason or "its slots went to other jobs"
-        )
-        return changed, [_log(record, EventKind.PREEMPTED, now_s, before=before, **why), Apply()]
+        changed = replace(record, phase=Phase.QUEUED, wanted=(), held=(), reason=reason or NOT_REPORTED)
+        log = _log(record, EventKind.PREEMPTED, now_s, before=before, reason=changed.reason)
+        return changed, [log, Apply()]
     # The start or the resize is logged once it has happened: see Started and Switched.
     started_s = record.started_s or now_s
     changed = replace(record, phase=Phase.RUNNING, wanted=placement, reason=reason, started_s=started_s)

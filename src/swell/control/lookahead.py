@@ -33,7 +33,7 @@ class _Cost:
     startup_s: float
     pause_s: float
 
-    def seconds(self, state_bytes: float, before: int, after: int) -> float:
+    def seconds(self, state_bytes: float, before: int, after: int, startup_s: float | None = None) -> float:
         return self.pause_s if before else self.startup_s
 
 

@@ -28,6 +28,7 @@ from swell.control.loop import Loop
 from swell.control.renting import Renting
 from swell.control.reservations import YIELD_POLL_S
 from swell.control.retention import Done, Keep, Retention
+from swell.control.scheduler import Scheduler
 from swell.control.store import Store
 from swell.domain import Event, EventKind
 from swell.engines import Engine
@@ -176,6 +177,14 @@ class ControlPlane:
         """The present policy, with its options, as it was given."""
         with self._lock:
             return self._conductor.scheduler.policy_text
+
+    @property
+    def failed_policy(self) -> Mapping[str, str] | None:
+        """The policy of another package that failed and was replaced, and why; read without a lock."""
+        scheduler: Scheduler | None = getattr(
+            self._conductor, "scheduler", None
+        )  # none before it has come up
+        return None if scheduler is None else scheduler.failed_policy
 
     def set_policy(self, text: str) -> None:
         """Decide by another policy from now on, also after a restart."""

@@ -21,10 +21,8 @@ from swell.domain import Teams
 from swell.placement import FREE
 from swell.policies.by_user import NOTHING, Use
 
-STEPS = 3
-"""Timing reports wanted at each size."""
 SIZE_LIMIT_S = 30.0
-"""Longest that a run stays at one size once the job trains."""
+"""Longest that a run stays at one size, once the job trains, without steady steps."""
 START_LIMIT_S = 120.0
 """Longest that a job may take to get slots and train its first step; then its deadline is refused. Where
 nodes are rented, the time that they take to start comes on top."""
@@ -123,9 +121,8 @@ class Profiling:
             if run.sizes is None and book.known[job_id].source == "none":
                 book.recall(job_id)  # another job of its kind may have been measured meanwhile
             knowledge = book.known[job_id]
-            if seen := knowledge.timings.seen:
-                reports = sum(n for (_, workers, _), n in seen.items() if workers == run.size)
-                if reports < STEPS and now_s - run.since_s < SIZE_LIMIT_S:
+            if knowledge.timings.seen:
+                if run.size not in knowledge.timings.steady_with and now_s - run.since_s < SIZE_LIMIT_S:
                     continue
                 done = not run.next_size(now_s)
             else:

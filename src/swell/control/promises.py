@@ -7,17 +7,30 @@ is always admitted, with an estimate.
 
 from __future__ import annotations
 
+import math
 from collections import ChainMap
 from dataclasses import replace
 
-from swell.control.knowledge import Knowledge
+from swell.control.knowledge import ENOUGH_STEPS, Knowledge
 from swell.control.lookahead import estimate
 from swell.control.model import Estimate, JobRecord, Promise
 from swell.control.scheduler import Asked, Scheduler
 
+DECIDED_S = 240.0
+"""Longest that a deadline stays undecided, in seconds."""
+REPORT_S = 0.5
+"""Jobs report about this often, in seconds."""
 UNKNOWN = (
     "first run of this script with these arguments: the job is profiled first, and its deadline decided "
     "within four minutes"
+)
+SOON = (
+    "first run of this script with these arguments: the job is profiled first, and its deadline is nearer "
+    "than the four minutes that the decision may take"
+)
+TOO_SOON = (
+    "first run of this script with these arguments: its deadline can only be decided after a profiling run, "
+    "which takes {least_s:.0f} s at least and so ends too late; give a later deadline, or none"
 )
 UNSEEN = "the job trained no step in two minutes, so no finish can be promised; submit it without a deadline"
 NO_ROOM = (
@@ -48,10 +61,18 @@ def estimated(
     book = scheduler.book
     others = [other for other in book.active() if other.job_id != record.job_id]
     known = ChainMap({record.job_id: basis}, book.known)
-    policy, board, round_s = scheduler.policy_text, scheduler.board, scheduler.rhythm.interval_s
     jobs = [*others, record]
-    beside = (board.calendar, scheduler.teams, scheduler.limits.of_policy)
-    return estimate(record, jobs, known, board.base, policy, now_s, round_s, *beside, quick=quick)
+
+    def by_present_policy() -> Estimate:
+        policy, board, round_s = scheduler.policy_text, scheduler.board, scheduler.rhythm.interval_s
+        beside = (board.calendar, scheduler.teams, scheduler.limits.of_policy)
+        return estimate(record, jobs, known, board.base, policy, now_s, round_s, *beside, quick=quick)
+
+    try:
+        return by_present_policy()
+    except Exception as error:
+        scheduler.replace_failed(error)
+        return by_present_policy()
 
 
 def promise(
@@ -70,7 +91,12 @@ def promise(
         return Promise(admitted=True, estimate=guess, reason=reason), None
     if not knowledge.known:
         guess = estimated(record, knowledge, scheduler, now_s, quick=quick)
-        return Promise(admitted=True, pending=True, estimate=guess, reason=UNKNOWN), None
+        left_s = math.inf if deadline_s is None else deadline_s - now_s
+        least_s = knowledge.startup_s + ENOUGH_STEPS * REPORT_S
+        if left_s < least_s and record.started_s is None:
+            return Promise(admitted=False, estimate=guess, reason=TOO_SOON.format(least_s=least_s)), None
+        reason = UNKNOWN if left_s >= DECIDED_S else SOON
+        return Promise(admitted=True, pending=True, estimate=guess, reason=reason), None
     if deadline_s is not None and knowledge.length.is_predicted:
         guess = estimated(record, knowledge, scheduler, now_s, quick=quick)
         return Promise(admitted=False, estimate=guess, reason=PREDICTED), None

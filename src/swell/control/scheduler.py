@@ -7,14 +7,18 @@ a quote changes nothing.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from swell.board import Move, Rhythm
 from swell.control.book import Book
+from swell.control.errors import StoreUnavailable
 from swell.control.knowledge import Knowledge
 from swell.control.limits import NO_LIMITS, Limits, left_by
 from swell.control.model import JobRecord
@@ -26,11 +30,36 @@ from swell.control.typed import believed_curves, gpu_type_of
 from swell.domain import NO_TEAMS, Calendar, Cluster, InputError, Reservation, Teams, entitled
 from swell.perf.curves import beside_neighbours
 from swell.perf.sharing import promised_part
-from swell.policies import Admission, Decision, Snapshot, make_policy
+from swell.policies import DEFAULT, Admission, Decision, Snapshot, is_ours, make_policy
 from swell.policies.base import gives_promises
 from swell.policies.by_team import ByTeam, TeamUse, by_team
 from swell.policies.by_type import ByType, by_type
 from swell.policies.by_user import ByUser, by_user, within
+
+P = ParamSpec("P")
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+MOST_REASON = 500
+"""Longest reason why a policy was replaced, in characters."""
+
+
+def _answered_by_default(
+    method: Callable[Concatenate[Scheduler, P], T],
+) -> Callable[Concatenate[Scheduler, P], T]:
+    """Ask again after the default policy has replaced one of another package, which failed."""
+
+    @wraps(method)
+    def ask(self: Scheduler, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            self.replace_failed(error)
+            return method(self, *args, **kwargs)
+
+    return ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +69,8 @@ class Asked:
     snapshot: Snapshot
     index: int
     admission: Admission
+    policy: ByUser
+    """The policy that answered."""
 
 
 class Scheduler:
@@ -60,6 +91,8 @@ class Scheduler:
         """By job: the limit of its owner that kept it from running in the last decision."""
         self.renting: Renting | None = None
         """The rented nodes, if nodes are rented."""
+        self.failed_policy: dict[str, str] | None = None
+        """The policy of another package that failed and was replaced: its text, the new one's, and why."""
         self.policy_text: str
         self.policy: ByTeam
         """The policy as it obeys teams. It is asked through `limited`."""
@@ -119,9 +152,23 @@ class Scheduler:
 
     def set_policy(self, text: str, now_s: float) -> None:
         """Switch to another policy; jobs keep their slots until that policy decides otherwise."""
+        self.failed_policy = None
         self._begin_with(text, self.cluster, self.teams)
         self.board.set_placer(self.policy.placer)
         self.rhythm.ask(now_s)
+
+    def replace_failed(self, error: Exception) -> None:
+        """Have the default policy decide from now on, because one of another package failed.
+
+        Raises `error` if the policy comes with swell.
+        """
+        failed = self.policy_text
+        if is_ours(failed):
+            raise error
+        log.error("policy '%s' failed and is replaced by '%s'", failed, DEFAULT, exc_info=error)
+        self.set_policy(DEFAULT, 0.0)  # it decides at the next turn
+        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        self.failed_policy = {"policy": failed, "by": DEFAULT, "reason": reason[:MOST_REASON]}
 
     def _begin_with(self, text: str, cluster: Cluster, teams: Teams) -> None:
         """Ask this policy from now on, within these teams and the limits of users."""
@@ -168,6 +215,7 @@ class Scheduler:
 
     # -- questions ---------------------------------------------------------------------------------------
 
+    @_answered_by_default
     def admission(self, record: JobRecord, knowledge: Knowledge, now_s: float) -> Asked:
         """The policy's answer to this job, new or active already, with its deadline. Changes nothing."""
         # The policy must see the deadline to decide on it, as if it had been promised already.
@@ -175,12 +223,18 @@ class Scheduler:
         question = Question(cautious=True, rentable=True, deadlines_s=deadlines_s)
         listed, index = self.roster.listed_with(record, knowledge, self.teams, without=self.profiling.runs)
         snapshot = self._snapshot(listed, question, now_s)
-        return Asked(snapshot, index, self.limited.admit(snapshot, index))
+        return Asked(snapshot, index, self.limited.admit(snapshot, index), self.limited)
 
     def accepted(self, asked: Asked) -> None:
-        """Tell the policy that the job it answered was taken in."""
-        self.limited.accepted(asked.snapshot, asked.index, asked.admission)
+        """Tell the policy that the job it answered was taken in, unless another one decides by now."""
+        if asked.policy is not self.limited:
+            return
+        try:
+            self.limited.accepted(asked.snapshot, asked.index, asked.admission)
+        except Exception as error:
+            self.replace_failed(error)
 
+    @_answered_by_default
     def endangered(self, calendar: Calendar, now_s: float, teams: Teams | None = None) -> list[str]:
         """Jobs whose promised finish could not be kept beside this calendar, with these teams (None: with
         the present ones). Changes nothing."""
@@ -201,6 +255,7 @@ class Scheduler:
         before = self.endangered(calendar, now_s)
         return sorted(set(self.endangered(away, now_s)) - set(before))
 
+    @_answered_by_default
     def promising(self, now_s: float) -> Snapshot:
         """The jobs that may run, those that are profiled included, on all nodes that may be rented.
 
@@ -211,6 +266,7 @@ class Scheduler:
 
     # -- decisions ---------------------------------------------------------------------------------------
 
+    @_answered_by_default
     def decide(self, now_s: float) -> list[tuple[str, Move]]:
         """Let the policy decide; returns the moves of all jobs whose slots change."""
         board, table = self.board, self.board.table
@@ -232,8 +288,15 @@ class Scheduler:
                 rate = curves.rates[table.curve[move.row], len(move.after)]
                 table.rate[move.row] = rate / counted_on
         if len(snapshot):
-            self.rhythm.decided(now_s, self.limited.next_wakeup_s(snapshot, decision))
+            self.rhythm.decided(now_s, self._next_wakeup_s(snapshot, decision))
         return [(table.specs[move.row].job_id, move) for move in moves]
+
+    def _next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
+        try:
+            return self.limited.next_wakeup_s(snapshot, decision)
+        except Exception as error:  # the decision is carried out by now
+            self.replace_failed(error)
+            return snapshot.now_s
 
     def _decision(self, snapshot: Snapshot, jobs: Sequence[tuple[JobRecord, Knowledge]]) -> Decision:
         """The policy's decision, within what each job can use; also notes which limits keep jobs waiting."""

@@ -17,6 +17,74 @@ _CurveFor = tuple[JobBelief, int, int, int, bool]
 """What a curve was computed for: belief, its version, GPUs, GPUs per node, and whether it was measured."""
 
 
+RETRY_S = 3600.0
+"""A number of workers that a belief keeps a job from is tried again after this long."""
+TRIAL_S = 60.0
+"""How long a trial may take: to get the workers, and then to measure them."""
+_LOOK_S = 10.0
+"""The least time between two questions whether to try something."""
+_HOPE = 1.02
+"""A number of workers that is tried counts as so many times as fast as the best of the smaller ones, so that
+policies give it slots that nobody else has a better use for."""
+
+
+@dataclass(slots=True)
+class Trials:
+    """Which numbers of workers were measured, and the one that is tried although it is believed no faster.
+
+    A model says what speed to expect of numbers that no job of the kind has had, and a measurement may have
+    been disturbed. If either says that more workers are no faster, no policy gives them, and nobody would
+    find out that it is wrong. So such a number is tried if it was never measured, or not for `RETRY_S`.
+    """
+
+    measured: dict[int, float] = field(default_factory=dict)
+    """By workers: when a job of the kind was last measured in steady steps with them."""
+    workers: int = 0
+    """The number that is tried now; 0 if none is."""
+    _began_s: float = 0.0
+    _until_s: float = 0.0
+    _granted: bool = False
+    _look_s: float = float("-inf")
+    """When to ask again whether something is to be tried."""
+
+    def under_way(self, held: int, now_s: float) -> bool:
+        """Whether a trial goes on, for a job that has `held` workers; one that is over is ended."""
+        if not self.workers:
+            return False
+        if held == self.workers and not self._granted:
+            self._granted, self._until_s = True, now_s + TRIAL_S
+        if now_s < self._until_s and self.measured.get(self.workers, float("-inf")) < self._began_s:
+            return True
+        self.workers, self._look_s = 0, now_s + RETRY_S / 4
+        return False
+
+    def due(self, now_s: float) -> bool:
+        """Whether to ask now if something is to be tried."""
+        if now_s < self._look_s:
+            return False
+        self._look_s = now_s + _LOOK_S
+        return True
+
+    def begin(self, rates: FloatArray, held: int, most: int, now_s: float) -> bool:
+        """Begin a trial if one is due. `rates` are believed; the job has `held` workers of at most `most`."""
+        if held not in self.measured or most <= held or int(np.argmax(rates[: most + 1])) > held:
+            return False  # nothing to compare with, nothing to try, or it is believed to gain from more
+        if now_s - self.measured.get(most, float("-inf")) < RETRY_S:
+            return False
+        self.workers, self._granted = most, False
+        self._began_s, self._until_s = now_s, now_s + TRIAL_S
+        return True
+
+    def hopeful(self, rates: FloatArray) -> FloatArray:
+        """The curve that a policy is shown, with some hope in the number that is tried."""
+        if not 0 < self.workers < len(rates):
+            return rates
+        shown, best = rates.copy(), int(np.argmax(rates[: self.workers]))
+        steps = np.linspace(rates[best], _HOPE * rates[best], self.workers - best + 1)
+        shown[best : self.workers + 1] = np.maximum(shown[best : self.workers + 1], steps)
+        return shown
+
+
 @dataclass(slots=True)
 class Speed:
     """The beliefs about one job's speed, a belief for each GPU type."""
@@ -33,6 +101,8 @@ class Speed:
     """The beliefs on other GPU types that the job, or an earlier one of its kind, has run on."""
     ledger: RatioLedger = field(default_factory=RatioLedger)
     """How GPU types compare, as all jobs have shown."""
+    trials: Trials = field(default_factory=Trials)
+    """The numbers of workers that were tried, on `gpu_type`."""
     _curves: dict[tuple[str, bool], tuple[_CurveFor, FloatArray]] = field(default_factory=dict)
     """By GPU type and `cautious`: the last curve computed, and what it was computed for."""
     _carried: dict[str, tuple[tuple[JobBelief, int, Ratio], JobBelief]] = field(default_factory=dict)
@@ -68,6 +138,7 @@ class Speed:
             self.belief, carried = self.on(gpu_type), gpu_type not in self.elsewhere
             if before is not None and before.known and not self.only_carried:
                 self.elsewhere[self.gpu_type] = before
+            self.trials = Trials()
             self.only_carried = carried and before is not None and before.known
             self.elsewhere.pop(gpu_type, None)
         self.gpu_type = gpu_type
@@ -145,7 +216,8 @@ class Speed:
         """What history keeps of the speed (docs/history.md)."""
         own = {"params": None, "most_gpus": 0} if self.belief is None else _figures_of(self.belief)
         types = {kind: _figures_of(belief) for kind, belief in self.elsewhere.items() if belief.known}
-        return {"gpu_type": self.gpu_type, "types": types} | own
+        tried = {str(workers): round(time_s, 3) for workers, time_s in self.trials.measured.items()}
+        return {"gpu_type": self.gpu_type, "types": types, "tried": tried} | own
 
     @classmethod
     def from_history(cls, content: Mapping[str, Any]) -> Speed:
@@ -154,6 +226,7 @@ class Speed:
         return cls(
             belief=_belief_of(content),
             gpu_type=str(content.get("gpu_type") or ""),
+            trials=Trials({int(k): float(at_s) for k, at_s in dict(content.get("tried") or {}).items()}),
             elsewhere={
                 str(name): _belief_of({**content, "most_gpus": 0, **own}) for name, own in types.items()
             },

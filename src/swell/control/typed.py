@@ -60,16 +60,21 @@ def believed_curves(
         width = dict.fromkeys(width, cluster.gpus_per_node)
     kinds = cluster.gpu_types if each_type else ()
     rates = np.zeros((max(len(jobs), 1), widest + 1))
+
+    def curve(speed: Speed, kind: str) -> FloatArray:
+        found = speed.curve_on(kind, widest, width[kind], cautious=cautious)
+        return found if cautious or kind != (speed.gpu_type or kind) else speed.trials.hopeful(found)
+
     by_type: dict[str, FloatArray] = {kind: np.zeros(rates.shape) for kind in kinds}
     for i, (record, knowledge) in enumerate(jobs):
         replica, speed = record.request.workers_per_replica, knowledge.speed
         for kind, own in by_type.items():
-            own[i] = in_steps(speed.curve_on(kind, widest, width[kind], cautious=cautious), replica)
+            own[i] = in_steps(curve(speed, kind), replica)
         on = gpu_type_of(cluster, held[i]) or first
         if each_type:
             rates[i] = by_type[on][i]
         else:
-            rates[i] = in_steps(speed.curve_on(on, widest, width[on], cautious=cautious), replica)
+            rates[i] = in_steps(curve(speed, on), replica)
     return Curves(rates, {kind: Curves(own) for kind, own in by_type.items()})
 
 

@@ -16,7 +16,7 @@ from swell.control.model import JobRecord, Phase
 from swell.control.promises import estimated
 from swell.control.renting import Renting
 from swell.control.scheduler import Scheduler
-from swell.control.slow_nodes import SlowNode
+from swell.control.slow_nodes import TROUBLES, SlowNode
 from swell.control.speed import Speed
 from swell.control.typed import widest_nodes
 from swell.domain import NORMAL, Cluster, Event, EventKind, many, rank_of
@@ -43,7 +43,9 @@ class NodeView:
     slow: float | None = None
     """For a slow node: how many times slower than others its workers were."""
     avoided_until_s: float | None = None
-    """For a slow node that is kept out of use: until when."""
+    """For a node that is kept out of use because it is slow or unstartable: until when."""
+    unstartable: str = ""
+    """Why no worker can be started on the node; empty if workers can."""
 
 
 def nodes(
@@ -74,8 +76,9 @@ def nodes(
             used=used[i],
             held=held[i],
             rentable=n.name in rentable,
-            slow=slow[n.name].times if n.name in slow else None,
+            slow=slow[n.name].times if n.name in slow and not slow[n.name].trouble else None,
             avoided_until_s=slow[n.name].until_s if n.name in slow and n.name in avoided else None,
+            unstartable=TROUBLES.get(slow[n.name].trouble, "") if n.name in slow else "",
         )
         for i, n in enumerate(cluster.nodes)
     ]
@@ -206,14 +209,15 @@ def _speed(
     Of a job that is over these are what the log says of it.
     """
     belief: Speed | JobBelief | None = None
-    rates, measured = dict[int, float](), list[dict[str, float]]()
+    rates, measured, tried = dict[int, float](), list[dict[str, float]](), set[int]()
     if knowledge is not None and not record.phase.over:
         rates, speed = knowledge.timings.rates, knowledge.speed
         if speed.belief is not None and speed.belief.known:
             belief, measured = speed, speed.belief.measured()
+            tried = {*speed.trials.measured, *(int(point["workers"]) for point in measured)}
     elif figures := next((e.data for e in reversed(events) if e.data.get("params") is not None), None):
         rates = {int(workers): float(rate) for workers, rate in (figures.get("rates") or {}).items()}
-        belief = JobBelief.from_figures(figures)
+        belief, tried = JobBelief.from_figures(figures), set(rates)
     most = min(cluster.capacity or 1, record.most_workers or sys.maxsize)
     curve = None if belief is None else belief.curve(most, cluster.gpus_per_node)
     types = []
@@ -224,6 +228,7 @@ def _speed(
     return {
         "types": types,
         "curve": None if curve is None else [round(float(rate), 6) for rate in curve],
+        "tried": sorted(tried),
         "steps": measured,
         "measured": [{"workers": workers, "rate": round(rate, 6)} for workers, rate in rates.items()],
     }

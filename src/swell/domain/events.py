@@ -61,6 +61,9 @@ class EventKind(StrEnum):
     than others), until_s (how long the node is avoided, while other nodes have room)."""
     SCALED = "scaled"
     """The autoscaler wants another number of nodes; data: nodes, before (how many there are), reason."""
+    POLICY_REPLACED = "policy_replaced"
+    """A policy of another package failed, and the default policy decides in its place; data: policy, by (the
+    policy that decides now), reason."""
     RESERVED = "reserved"
     """A reservation was made or changed; data: reservation (its name), its fields, by."""
     UNRESERVED = "unreserved"
@@ -73,7 +76,8 @@ class EventKind(StrEnum):
 
 _NODE_KINDS = frozenset({EventKind.NODE_JOINED, EventKind.NODE_LOST, EventKind.NODE_SLOW})
 RESERVATION_KINDS = frozenset({EventKind.RESERVED, EventKind.UNRESERVED, EventKind.HELD, EventKind.YIELDED})
-_JOB_KINDS = frozenset(EventKind) - _NODE_KINDS - RESERVATION_KINDS - {EventKind.SCALED}
+_CLUSTER_KINDS = frozenset({EventKind.SCALED, EventKind.POLICY_REPLACED})
+_JOB_KINDS = frozenset(EventKind) - _NODE_KINDS - RESERVATION_KINDS - _CLUSTER_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        if self.kind is EventKind.SCALED:
+        if self.kind in _CLUSTER_KINDS:
             return
         if self.kind in RESERVATION_KINDS:
             subject, what = self.data.get("reservation"), "reservation"

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, TypedDict
 
 from swell.domain.errors import InputError
@@ -393,6 +394,50 @@ class RequestField:
         if about.most is not None and size > about.most:
             return about.allowed or f"at most {about.most}{unit}"
         return None
+
+
+_COUNTS = {
+    "g", "gpu", "gpus", "n_gpus", "num_gpus", "ngpus", "nproc_per_node", "nproc", "devices", "num_workers",
+    "nodes", "nnodes", "num_nodes", "ntasks",
+}  # fmt: skip
+"""Options of other launchers that say how many GPUs a job has."""
+
+
+def unknown_option(name: str, bound: str = "max_workers") -> str:
+    """Why swell lacks an option that says how many GPUs a job has, as ' A sentence.'; '' for other options.
+
+    `bound`: what to give instead.
+    """
+    if name.lstrip("-").replace("-", "_").lower() not in _COUNTS:
+        return ""
+    return f" swell decides how many GPUs a job has, and changes that while it runs; {bound} bounds it."
+
+
+_SHELLS = (".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish")
+JOB_FILES = (".toml", ".yaml", ".yml", ".json")
+"""Suffixes of files that describe a job."""
+
+
+def not_python(script: str, beginning: bytes) -> str:
+    """Why a file would not run as Python, and what to type instead; '' if it may be Python.
+
+    `beginning`: the first bytes of the file.
+    """
+    path = Path(script)
+    suffix, first_line = path.suffix.lower(), beginning.partition(b"\n")[0]
+    if suffix in JOB_FILES:
+        return f"'{path.name}' is a job file, not a script: 'swell submit {path.name}' hands it in"
+    if suffix == ".ipynb":
+        return (
+            f"'{path.name}' is a notebook: make it a script with 'jupyter nbconvert --to script {path.name}'"
+        )
+    shebang = first_line.startswith(b"#!") and b"python" not in first_line and suffix != ".py"
+    if suffix in _SHELLS or shebang or beginning.startswith(b"\x7fELF"):
+        return (
+            f"'{path.name}' is no Python script: hand any other program in with --command, such as "
+            f"'--command -- ./{path.name}' (command=True in the SDK; see docs/any-command.md)"
+        )
+    return ""
 
 
 def name_from(path: str | os.PathLike[str]) -> str:

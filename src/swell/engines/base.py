@@ -77,7 +77,8 @@ class Report:
     time_s: float
     kind: str
     """'progress', 'timing', 'noise', 'started', 'resized', 'worker_lost', 'noticed', 'slow' (the worker on
-    a slot is slower than the job's others), 'confined' or 'checkpoint'."""
+    a slot is slower than the job's others), 'unstartable' (no worker could be started on a slot),
+    'confined' or 'checkpoint'."""
     data: Mapping[str, Any]
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swell.train.agent.errors import TrainError
+from swell.train.agent.worker_processes import CAUSES
 
 MOST_STEPS = 1e15
 """Most steps that a job may report to have done or to consist of."""
@@ -24,6 +25,7 @@ LEAST_S = 1e-9
 MOST_SAMPLES = 10**12
 MOST_MEMBERS = 100_000
 MOST_METRICS = 100
+MOST_EVENTS = 2**53
 MOST_TIMES = 1e9
 MOST_LINE = 500
 """Longest line of text that is shown to people, in characters; the rest of it is cut off."""
@@ -78,9 +80,17 @@ class JobEvent:
     """How long nothing was heard of the worker."""
     times: float = 1.0
     """How many times slower than the others the worker was."""
+    link: bool = False
+    """Whether it is the worker's links to the others that are slow."""
     leads: bool = False
     """Whether the slow worker led the job, and so may have had more to do than the others."""
     confined: Confined | None = None
+    node: str = ""
+    """The node on which the worker could not be started."""
+    cause: str = ""
+    """Why it could not: one of `CAUSES`."""
+    reason: str = ""
+    """The same in a line for the job's owner."""
 
     @property
     def text(self) -> str:
@@ -100,8 +110,20 @@ class JobEvent:
                     f"{self.worker} found the workers out of step; step {self.step + 1} is made again, "
                     "see the job's log"
                 )
+            case "straggler" if self.link:
+                slower = f"{self.times:.1f} times slower than the others'"
+                return f"the links to {self.worker} were {slower} and it is replaced"
             case "straggler":
                 return f"{self.worker} was {self.times:.1f} times slower than the others and is replaced"
+            case "unstartable":
+                return (
+                    f"{self.worker} cannot be started on node {self.node}, and the job goes on without that "
+                    f"slot: {self.reason}"
+                )
+            case "parted" if self.worker:
+                return f"{self.worker} asked to be started again, with its replica ({others}); see its log"
+            case "parted":
+                return f"{others}, of one replica, cannot reach each other; the replica is started again"
             case "back":
                 return f"{self.worker} is back in the place of {others}"
         return ""
@@ -114,6 +136,9 @@ class JobStatus:
     workers: dict[str, str]
     """Status by name."""
     slots: dict[str, int | None]
+    """The workers that were started and have not ended, with their slots."""
+    event: int
+    """The number of the last event before this answer."""
     members: frozenset[str]
     target: int
     confined: Confined | None
@@ -156,6 +181,8 @@ def _timing(report: dict[str, Any]) -> dict[str, Any] | None:
         "accumulation": _whole(report.get("accumulation", 0), "accumulation", 0, MOST_SAMPLES),
         "workers": _whole(report.get("workers") or report.get("world") or 1, "workers", 1, MOST_MEMBERS),
     }
+    if report.get("steps") is not None:
+        timing["steps"] = _whole(report["steps"], "steps", 0, int(MOST_STEPS))
     if report.get("mode"):
         timing["mode"] = _name(report["mode"], "mode")
     if report.get("limits"):
@@ -189,7 +216,17 @@ def read_event(raw: object, slots: int) -> JobEvent:
     if kind == "straggler":
         times = _number(event.get("times"), "times", 1.0, MOST_TIMES)
         leads = event.get("leader") is True
-        return JobEvent(kind, _name(event.get("worker"), "worker"), times=times, leads=leads)
+        link = event.get("link") is True
+        return JobEvent(kind, _name(event.get("worker"), "worker"), times=times, link=link, leads=leads)
+    if kind == "unstartable":
+        cause = _name(event.get("cause"), "cause")
+        if cause not in CAUSES:
+            raise _refused("cause", cause, "one of " + ", ".join(CAUSES))
+        node, reason = _name(event.get("node"), "node"), _line(event.get("reason"), "reason")
+        return JobEvent(kind, _name(event.get("worker"), "worker"), node=node, cause=cause, reason=reason)
+    if kind == "parted":
+        one = _name(event["worker"], "worker") if "worker" in event else ""
+        return JobEvent(kind, one, others=_names(event.get("workers"), "workers"))
     if kind == "back":
         before = (_name(event.get("instead_of"), "instead_of"),)
         return JobEvent(kind, _name(event.get("worker"), "worker"), others=before)
@@ -207,11 +244,16 @@ def read_status(raw: object, slots: int) -> JobStatus:
     """The answer of a coordinator to the engine's greeting; raises BadMessage."""
     status = _mapping(raw, "status")
     workers = _mapping(status.get("workers"), "workers")
-    where = _mapping(status.get("slots", {}), "slots")
     names = _names(list(workers), "workers")
+    if "processes" in status:
+        where = _mapping(status["processes"], "processes")
+    else:  # a coordinator of an earlier version
+        slots_of = _mapping(status.get("slots", {}), "slots")
+        where = {name: slots_of.get(name) for name in names}
     return JobStatus(
         workers={name: _name(workers[name], "status") for name in names},
-        slots={name: _maybe_whole(where, name, 0, slots - 1) for name in names},
+        slots={name: _maybe_whole(where, name, 0, slots - 1) for name in _names(list(where), "processes")},
+        event=_whole(status.get("event", 0), "event", 0, MOST_EVENTS),
         members=frozenset(_names(status.get("members"), "members")),
         target=_whole(status.get("target"), "target", 0, MOST_MEMBERS),
         confined=_confined(status.get("maximum"), status["confined"]) if status.get("confined") else None,

@@ -31,12 +31,19 @@ END: Message = {"type": "stop", "code": 143}
 
 @dataclass(slots=True)
 class CoordinatorLine:
-    """Connects when the coordinator is up, and again after a connection was lost."""
+    """Connects when the coordinator is up, and again after a connection was lost.
+
+    A connection begins with a snapshot of the job, which has the number of the last event before it. Then
+    the events after that follow, one number after the other. So no event is lost between the two; where a
+    number is missing all the same, the connection is given up, and the next one has a new snapshot.
+    """
 
     connection: Connection | None = None
     tried_s: float = float("-inf")
     slow: int = 0
     """How many attempts in a row to connect ended by the coordinator's silence."""
+    event: int = 0
+    """The number of the last event of this connection."""
 
     def connect(
         self, directory: Path, now_s: float, slots: int, fencing: int | None = None
@@ -59,8 +66,9 @@ class CoordinatorLine:
             connection = Connection.to_job((host, port), config, timeout_s=ANSWER_S)
             connection.limit_sending(ANSWER_S)
             hello = {"type": "hello", "role": "tool", "fencing": fencing}
-            status = read_status(connection.request(hello, ANSWER_S), slots)
-            connection.request({"type": "watch"}, ANSWER_S)
+            greeting = connection.request(hello, ANSWER_S)
+            # A coordinator of an earlier version has no snapshot in its second answer.
+            status = read_status({**greeting, **connection.request({"type": "watch"}, ANSWER_S)}, slots)
         except (
             *(OSError, TrainError, ValueError, KeyError, TypeError, AttributeError),
             *(RecursionError, OverflowError),  # the files and the answer are the job's: they may be anything
@@ -71,7 +79,7 @@ class CoordinatorLine:
             if isinstance(error, BadMessage):
                 raise
             return None
-        self.slow, self.connection = 0, connection
+        self.slow, self.connection, self.event = 0, connection, status.event
         return status
 
     def send(self, message: Message) -> bool:
@@ -90,10 +98,18 @@ class CoordinatorLine:
         if self.connection is None:
             return []
         try:
-            return list(self.connection.pending())
+            messages = list(self.connection.pending())
         except (OSError, TrainError):
             self.close()
             return []
+        for index, message in enumerate(messages):
+            if message.get("type") != "event" or "number" not in message:
+                continue
+            if message["number"] != self.event + 1:
+                self.close()
+                return messages[:index]
+            self.event += 1
+        return messages
 
     def close(self) -> None:
         """Close the connection, if there is one."""

@@ -28,6 +28,8 @@ STOP_GRACE_S = 60.0
 """A job that was asked to save its state and stop is killed after this long."""
 END_GRACE_S = 8.0
 """A supervisor that was asked to end (SIGTERM) is killed after this long."""
+CIRCLE_S = 1.0
+"""How long jobs that wait for each other's slots do so before one gives way: wishes come one by one."""
 HANDOVER_S = 3.0
 """How long a job waits for all of its wanted slots before it starts on those that are free."""
 RESTART_S = 0.5
@@ -88,6 +90,8 @@ class Outcome:
     state: RunState
     code: int
     reason: str
+    report: object = None
+    """The leader's last report as it was written, which `border` has to check; None if there is none."""
 
 
 @dataclass(slots=True)
@@ -96,14 +100,14 @@ class Workers:
 
     live: dict[str, int | None] = field(default_factory=dict)
     """The workers that have a process, with their slots."""
-    ready: set[str] = field(default_factory=set)
-    """Those of the live workers that have reported to the coordinator."""
     members: set[str] = field(default_factory=set)
     """Those of the live workers that belong to the current generation."""
     former: set[str] = field(default_factory=set)
     """Workers that are or once were members."""
     left_out: str = ""
     """The last worker that others went on without because of a cut link."""
+    parted: frozenset[str] = frozenset()
+    """The workers of the last replica that was given up because they did not reach each other."""
 
     def slots(self, names: Collection[str]) -> Placement:
         """The known slots of these workers."""
@@ -123,9 +127,6 @@ class Workers:
             self.live[event.worker] = event.slot
         elif event.kind == "exited":
             self.live.pop(event.worker, None)
-            self.ready.discard(event.worker)
-        elif event.kind == "ready":
-            self.ready.add(event.worker)
         elif event.kind == "generation":
             self.members = set(event.members)
             self.former |= self.members
@@ -151,7 +152,6 @@ class JobState:
     """How the last run ended; None while the job runs, and if it was killed."""
     told: Placement = ()
     """The slots that the coordinator was last told to have workers on."""
-    told_s: float = NEVER_S
     fresh: bool = False
     """Set until the coordinator of this new connection has been sent the current target."""
     logged: Placement = ()
@@ -225,7 +225,7 @@ class JobState:
     def started(self, granted: Placement, now_s: float) -> list[Said]:
         """Note that the engine started a supervisor on the granted slots."""
         self.stage, self.outcome, self.started_s = Stage.STARTING, None, now_s
-        self.told, self.told_s, self.logged, self.workers = granted, now_s, (), Workers()
+        self.told, self.logged, self.workers = granted, (), Workers()
         return [("started", {"gpus": granted})]
 
     def found_running(self) -> None:
@@ -236,9 +236,9 @@ class JobState:
         """Take in what the coordinator answered to a new connection."""
         workers = self.workers
         workers.live = dict(status.slots)
-        workers.ready = {name for name, state in status.workers.items() if state != "starting"}
         workers.members = set(status.members)
         workers.former |= workers.members | {n for n, s in status.workers.items() if s == "leaving"}
+        workers.former |= status.slots.keys() - status.workers.keys()  # given up, and not ended yet
         self.fresh = True
 
     def progressed(self) -> None:
@@ -263,6 +263,10 @@ class JobState:
         if what == "left_out" and trained:
             workers.left_out = worker
             return [("worker_lost", {"worker": worker, "reason": event.text})]
+        if what == "parted":
+            workers.parted = frozenset(event.others)
+        if what == "fenced" and trained and worker in workers.parted:
+            return []  # it may well have answered, and the reason was reported
         if what == "fenced" and trained and worker != workers.left_out:
             return [
                 ("worker_lost", {"worker": worker, "reason": "the worker did not answer and was given up"})
@@ -275,21 +279,27 @@ class JobState:
         slot = workers.live.get(worker)
         if what == "straggler" and slot is not None and not event.leads:
             said.append(("slow", {"slot": slot, "times": event.times}))
+        if what == "unstartable" and slot is not None:
+            said.append(("unstartable", {"slot": slot, "cause": event.cause}))
         return said
 
-    def gone(self, outcome: Outcome | None, now_s: float) -> None:
+    def gone(self, outcome: Outcome | None, now_s: float) -> list[Said]:
         """Note that the supervisor has ended; `outcome`: what it wrote, None if it was killed."""
+        said: list[Said] = []
         if outcome is None and self.stage is Stage.STOPPING:  # before it had trained, or it was killed then
             outcome = Outcome(RunState.STOPPED, 0, STOPPED)
         if outcome is not None and outcome.state is RunState.STOPPED:
-            self.told = self.logged = ()
             if self.wanted:
-                outcome = None  # the job was wanted again while it stopped
+                outcome = None  # the job is to go on; until it does, others may get its slots
+                if self.logged:
+                    said = [("resized", {"pause_s": 0.0, "gpus": ()})]
+            self.told = self.logged = ()
         else:
             self.told = tuple(sorted({*self.told, *self.workers.slots(self.workers.live)}))
             self.kept_until_s = now_s + NOTE_END_S
             self.wanted = ()  # if the job is to run again, the control plane will say so
         self.stage, self.outcome, self.workers = Stage.DOWN, outcome, Workers()
+        return said
 
     # -- what to do --------------------------------------------------------------------------------------
 
@@ -339,12 +349,19 @@ class JobState:
         # of the wanted ones when they are free.
         return tuple(slot for slot in free if slot in has) or has
 
-    def next_target(self, granted: Placement, reserved: frozenset[int], now_s: float) -> Placement | None:
+    def waits_for_others(self, now_s: float) -> bool:
+        """Whether the job has been on none of its wanted slots for a moment."""
+        disjoint = self.trains and self.wanted and self.told and set(self.told).isdisjoint(self.wanted)
+        return bool(disjoint) and now_s - self.wanted_s > CIRCLE_S
+
+    def next_target(
+        self, granted: Placement, reserved: frozenset[int], now_s: float, *, leaves: bool = False
+    ) -> Placement | None:
         """The slots to send to the coordinator now: () to have the job stop, None if there is nothing to say.
 
-        A newer target simply replaces an older one.
+        A newer target simply replaces an older one. `leaves`: the job has to stop for others (`exchange`).
         """
-        if not self.wanted or self.stranded(granted, reserved, now_s):
+        if not self.wanted or leaves or self.stranded(granted, reserved, now_s):
             self.stage, self.kill_s = Stage.STOPPING, now_s + STOP_GRACE_S
             return ()
         if not granted or (granted == self.told and not self.fresh):

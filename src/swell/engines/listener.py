@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 from swell.domain import Cluster
 from swell.engines import clock
 from swell.engines.base import Report, drain
 from swell.engines.border import BadMessage, read_beat, read_event
-from swell.engines.job_state import Said
+from swell.engines.job_state import Outcome, Said
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.polling import readable
 from swell.train.agent.wire import Message
@@ -50,6 +51,21 @@ class Listener:
         while job.line.connection is not None and readable([job.line.connection], 0.0):
             self.read(job)
 
+    def take_outcome(self, job: SupervisedJob, outcome: Outcome | None) -> Outcome | None:
+        """Hand on the last report of a job that has ended, before anybody sees the end; returns `outcome`.
+
+        A job may end before anybody has connected to it, so its supervisor keeps that report.
+        """
+        if outcome is not None and outcome.report:
+            try:
+                beat = read_beat(outcome.report)
+            except BadMessage as error:
+                job.complain(f"left a last report that is none: {error}")
+            else:
+                if beat.rank == 0 and beat.progress != job.progress:
+                    self._hand_on(job, "progress", beat.progress)
+        return outcome
+
     def report(self, job: SupervisedJob, said: list[Said]) -> None:
         """Hand on to the control plane what a job said, or what is to be said of it."""
         for kind, data in said:
@@ -58,8 +74,13 @@ class Listener:
                 continue
             if kind in ("started", "resized"):
                 job.state.logged = data["gpus"]
-            self._reports.append(Report(job_id=job.job_id, time_s=clock.now_s(), kind=kind, data=data))
-            self.wake()
+            self._hand_on(job, kind, data)
+
+    def _hand_on(self, job: SupervisedJob, kind: str, data: dict[str, Any]) -> None:
+        if kind == "progress":
+            job.progress = data
+        self._reports.append(Report(job_id=job.job_id, time_s=clock.now_s(), kind=kind, data=data))
+        self.wake()
 
     def _take_event(self, job: SupervisedJob, message: Message) -> None:
         event = read_event(message, len(self._cluster().node_of_gpu))

@@ -27,6 +27,7 @@ from swell.engines import groups
 from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report
 from swell.engines.border import BadMessage
 from swell.engines.coordinator_line import STOP
+from swell.engines.exchange import Exchanger, give_way
 from swell.engines.fencing import Fence
 from swell.engines.job_state import NOTE_END_S, Stage, Step
 from swell.engines.listener import Listener
@@ -44,6 +45,10 @@ log = logging.getLogger(__name__)
 TICK_S = 0.2
 OLDER_S = 5.0
 """Longest wait for the end of a job that an older version started."""
+STOPS_FOR_OTHERS = (
+    "saves its state and stops for a moment: it exchanges all of its slots with other jobs, and no job can "
+    "move before one has left its slots"
+)
 
 
 class Bell:
@@ -94,6 +99,8 @@ class SupervisedEngine:
         self._jobs: dict[str, SupervisedJob] = {}
         self._reserved: frozenset[int] = frozenset()
         """The slots that services hold."""
+        self._gives_way: tuple[str, Placement] | None = None
+        """A job that gives way in this turn, because jobs wait for each other's slots, and what it keeps."""
         self._lock = threading.RLock()
         """Held for every change of `_jobs` and of a job's wanted slots; never held while waiting."""
         self._listener = Listener(site.cluster, self._lock)
@@ -122,7 +129,8 @@ class SupervisedEngine:
                 continue
             # A job that was killed meanwhile keeps the slots that the log shows too, until the caller knows.
             job.state.logged = held.get(job.job_id, ())
-            job.state.told_s, job.state.kept_until_s = now_s, now_s + NOTE_END_S
+            job.state.kept_until_s = now_s + NOTE_END_S
+            self._listener.take_outcome(job, job.state.outcome)
             self._jobs[job.job_id] = job
         self._part.start()
 
@@ -204,6 +212,7 @@ class SupervisedEngine:
             self._wait_and_read()
             if self.site.look(self._all_jobs(), time.monotonic()):
                 self._listener.wake()
+            self._break_circle(time.monotonic())
             # Jobs that give slots back go first, so that other jobs can have the slots in the same turn.
             for job in sorted(self._all_jobs(), key=lambda j: len(j.state.wanted) - len(j.state.told)):
                 self._part.beat()
@@ -247,7 +256,7 @@ class SupervisedEngine:
                 case Step.START:
                     self._start_job(job, now_s)
                 case Step.READ_OUTCOME:
-                    job.state.outcome = job.read_outcome()
+                    job.state.outcome = self._listener.take_outcome(job, job.read_outcome())
                 case Step.CONNECT:
                     self._connect(job, now_s)
                 case Step.SEND_TARGET if job.line.connection is not None:
@@ -287,6 +296,22 @@ class SupervisedEngine:
         usable = self.site.usable(job.state.wanted)
         return job.whole_replicas(job.state.granted(usable, taken, self._closed_slots(), now_s))
 
+    def _break_circle(self, now_s: float) -> None:
+        """If jobs wait for each other's slots in a circle, decide which one gives way."""
+        with self._lock:
+            waiting = [job for job in self._jobs.values() if job.state.waits_for_others(now_s)]
+            jobs = [
+                Exchanger(
+                    job_id=job.job_id,
+                    told=job.state.told,
+                    wanted=self.site.usable(job.state.wanted),
+                    size=job.launch.request.workers_per_replica,
+                    able=job.line.connection is not None,
+                )
+                for job in waiting
+            ]
+        self._gives_way = give_way(jobs) if len(jobs) > 1 else None
+
     def _closed_slots(self) -> frozenset[int]:
         """The slots that jobs have to leave."""
         return self._reserved | self.site.retired()
@@ -325,12 +350,17 @@ class SupervisedEngine:
 
     def _send_target(self, job: SupervisedJob, now_s: float) -> None:
         state = job.state
-        granted = self._granted(job, now_s) if state.wanted else ()
+        granted, leaves = self._granted(job, now_s) if state.wanted else (), False
+        if self._gives_way is not None and self._gives_way[0] == job.job_id:
+            granted = self._gives_way[1]
+            self._gives_way, leaves = None, not granted
         with self._lock:
-            target = state.next_target(granted, self._closed_slots(), now_s)
+            target = state.next_target(granted, self._closed_slots(), now_s, leaves=leaves)
         if target is None:
             job.note(state.told)
             return
+        if leaves:
+            self._listener.report(job, [("noticed", {"text": STOPS_FOR_OTHERS})])
         if not target:
             job.line.send(STOP)
             return
@@ -341,7 +371,7 @@ class SupervisedEngine:
                 raise
         if job.line.send({"type": "resize", "workers": len(target), "slots": list(target)}):
             with self._lock:
-                state.told, state.told_s, state.fresh = target, now_s, False
+                state.told, state.fresh = target, False
 
     def _forget(self, job: SupervisedJob) -> None:
         """End what is left of a job, and forget it; if some of it is still ending, in a later turn."""
@@ -363,8 +393,8 @@ class SupervisedEngine:
         if self.may_act():
             self.site.sweep(job)
         job.line.close()
-        outcome = job.read_outcome()
+        outcome = self._listener.take_outcome(job, job.read_outcome())
         with self._lock:
             job.child = None
-            job.state.gone(outcome, time.monotonic())
+            self._listener.report(job, job.state.gone(outcome, time.monotonic()))
         self._listener.wake()

@@ -64,6 +64,8 @@ class SupervisedJob:
     """The supervisor, if this engine started it."""
     line: CoordinatorLine = field(default_factory=CoordinatorLine)
     allowance: Allowance = field(default_factory=Allowance)
+    progress: Mapping[str, Any] | None = None
+    """The progress that was handed on last."""
     complaints: int = 0
     """How often the job did or said something that the platform cannot use."""
     complained_s: float = float("-inf")
@@ -113,7 +115,8 @@ class SupervisedJob:
             return None
         if reason == STOPPED:
             return Outcome(RunState.STOPPED, code, reason)
-        return Outcome(RunState.FINISHED if code == 0 else RunState.FAILED, code, reason)
+        state = RunState.FINISHED if code == 0 else RunState.FAILED
+        return Outcome(state, code, reason, content.get("report"))
 
     def complain(self, about: str) -> bool:
         """Count something that is wrong with this job; True if the log got a line about it."""

@@ -61,6 +61,8 @@ _ROOM_S = 600.0
 """How long to wait for room on a full disk."""
 _SWEEP_S = 20.0
 """Longest wait for the end of processes that were killed."""
+_MOST_REPORT = 32 << 10
+"""Most characters of a last report; a longer one is not kept, so that exit.json can always be read."""
 _GROUP_S = 10.0
 """How long to wait for the engine to put this process into the job's control group."""
 _FLOCK = "hhqqi4x"
@@ -150,9 +152,12 @@ def _launch(directory: Path, order: Order) -> bytes:
     """As the process inside: run the job; returns how it ended, as JSON."""
     run_dir = directory / "runs" / f"{len(list((directory / 'runs').glob('*'))):04d}"
     output = OutputFile(directory / FILE)
-    code, reason = _run(order, run_dir, output.say)
+    code, reason, report = _run(order, run_dir, output.say)
     output.close()
-    return json.dumps({"code": code, "reason": None if reason is None else reason[:MOST_REASON]}).encode()
+    outcome = {"code": code, "reason": None if reason is None else reason[:MOST_REASON]}
+    return json.dumps(
+        outcome | ({"report": report} if len(json.dumps(report)) <= _MOST_REPORT else {})
+    ).encode()
 
 
 def _outcome(said: bytes) -> dict[str, Any] | None:
@@ -164,7 +169,11 @@ def _outcome(said: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(reason, str) or isinstance(code, bool) or not isinstance(code, int) or abs(code) > 1000:
         return None
-    return {"code": code, "reason": reason[:MOST_REASON]}
+    outcome: dict[str, Any] = {"code": code, "reason": reason[:MOST_REASON]}
+    report = raw.get("report")  # checked like every report when the engine reads it
+    if isinstance(report, dict) and len(json.dumps(report)) <= _MOST_REPORT:
+        outcome["report"] = report
+    return outcome
 
 
 def _in_group() -> bool:
@@ -219,8 +228,11 @@ def _take(lock: IO[bytes]) -> bool:
     return True
 
 
-def _run(order: Order, run_dir: Path, say: Callable[[str], None]) -> tuple[int, str | None]:
-    """Run the job; its exit code and the reason of its end. No reason if it was ended from outside."""
+def _run(order: Order, run_dir: Path, say: Callable[[str], None]) -> tuple[int, str | None, dict[str, Any]]:
+    """Run the job; its exit code, the reason of its end and its last report.
+
+    There is no reason if it was ended from outside.
+    """
     launch, request = order.launch, order.launch.request
     size = request.workers_per_replica
     try:
@@ -243,16 +255,16 @@ def _run(order: Order, run_dir: Path, say: Callable[[str], None]) -> tuple[int, 
     except (ValueError, OSError) as error:
         say(str(error))
         # It is not the job's fault if Ray cannot be reached: without a reason the job is started again.
-        return 2, None if isinstance(error, ConnectionError) else str(error)
+        return 2, None if isinstance(error, ConnectionError) else str(error), {}
     watch = _MemoryWatch(request.memory_bytes)
     code = launcher.run(watch.look)
     if watch.verdict:
         say(watch.verdict)
-        return OUT_OF_MEMORY, watch.verdict
+        return OUT_OF_MEMORY, watch.verdict, launcher.last_report
     reason = launcher.reason
     if reason.startswith("stopped by SIG"):
-        return code, None
-    return code, (_last_error(run_dir) if code > 0 else "") or reason
+        return code, None, launcher.last_report
+    return code, (_last_error(run_dir) if code > 0 else "") or reason, launcher.last_report
 
 
 def _launcher(order: Order, config: RunConfig, say: Callable[[str], None]) -> Launcher:

@@ -16,6 +16,7 @@ A job that may write files of its account can still plant something that the acc
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -93,8 +94,9 @@ class Setting:
     """The account that jobs run as, if that is one and not the platform's own."""
 
     def write(self, home: Path) -> None:
-        """Store it in the home."""
-        write_json(home / FILE, asdict(self))
+        """Store it in the home, for `swell doctor`; on a full disk it is not stored."""
+        with contextlib.suppress(OSError):
+            write_json(home / FILE, asdict(self))
 
     @staticmethod
     def read(home: Path) -> Setting:

@@ -103,12 +103,17 @@ class MeasuredCounts(Profile):
     """
 
     def __init__(
-        self, name: str, tables: Mapping[str, tuple[FloatArray, Mapping[int, FloatArray]]], model_bytes: float
+        self,
+        name: str,
+        tables: Mapping[str, tuple[FloatArray, Mapping[int, FloatArray]]],
+        model_bytes: float,
+        *,
+        startup_s: float | None = None,
     ) -> None:
         """For each GPU type the GPU counts and, per global batch, the rates there (0: cannot run)."""
         batches = sorted({batch for _, rows in tables.values() for batch in rows})
         limits = BatchLimits(batches[0], batches[-1], 1, batches[-1])
-        super().__init__(name, tuple(tables), limits, None, model_bytes)
+        super().__init__(name, tuple(tables), limits, None, model_bytes, startup_s=startup_s)
         self._tables = tables
 
     @property

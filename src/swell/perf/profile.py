@@ -27,6 +27,7 @@ class Profile(ABC):
         *,
         max_gpus: int | None = None,
         pinned_batch: int | None = None,
+        startup_s: float | None = None,
     ) -> None:
         self.name = name
         self.gpu_types = gpu_types
@@ -36,6 +37,8 @@ class Profile(ABC):
         """The course of a whole run; None where only the speed is known."""
         self.model_bytes = model_bytes
         """Size of the parameters."""
+        self.startup_s = startup_s
+        """How long a start of such a job takes; None where that was not measured."""
         self.max_gpus = max_gpus
         """The most GPUs worth giving such a job; None for no such bound."""
         self.pinned_batch = pinned_batch

@@ -10,13 +10,15 @@ Options follow the name: `pollux:p=-1,generations=50`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from dataclasses import MISSING, fields
 from importlib.metadata import entry_points
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from swell.domain import InputError, nearest
 from swell.policies.base import Policy
+from swell.policies.checked import check_class, checked
 
 GROUP = "swell.policies"
 
@@ -52,7 +54,7 @@ def policy_names() -> list[str]:
 
 
 def policy_class(name: str) -> type[Policy]:
-    """The class behind a name."""
+    """The class behind a name; that of another package is checked, and so are its decisions."""
     if name in BUILT_IN:
         module, attribute = BUILT_IN[name].split(":")
         found = getattr(importlib.import_module(module), attribute)
@@ -63,16 +65,31 @@ def policy_class(name: str) -> type[Policy]:
             raise InputError(
                 f"unknown policy '{name}'.{nearest(name, names)} Known: {', '.join(names)}", field="policy"
             )
-        found = next(iter(plugins)).load()
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise InputError(f"policy '{name}' must be a subclass of swell.policies.Policy", field="policy")
-    return found
+        try:
+            loaded = next(iter(plugins)).load()
+        except Exception as error:
+            raise InputError(
+                f"policy '{name}' cannot be loaded from {next(iter(plugins)).value}: {error!r}",
+                field="policy",
+            ) from error
+        return _as_checked(name, loaded)
+    return cast(type[Policy], found)
+
+
+@functools.cache
+def _as_checked(name: str, loaded: object) -> type[Policy]:
+    return checked(name, check_class(name, loaded))
 
 
 def options_of(cls: type[Policy]) -> dict[str, tuple[type, Any]]:
     """The options of a policy: name -> (type, default)."""
     hints = get_type_hints(cls)
     return {f.name: (hints[f.name], f.default) for f in fields(cls) if f.init and f.default is not MISSING}
+
+
+def is_ours(text: str) -> bool:
+    """Whether a policy, with or without options, is one of those that come with swell."""
+    return text.partition(":")[0].strip() in BUILT_IN
 
 
 def described() -> list[dict[str, Any]]:
@@ -83,8 +100,9 @@ def described() -> list[dict[str, Any]]:
 def _describe(name: str) -> dict[str, Any]:
     try:
         cls = policy_class(name)
+        options = options_of(cls)
     except Exception as error:  # a broken plug-in must not break the whole list
-        return {"name": name, "error": f"cannot be loaded: {error}"}
+        return {"name": name, "error": str(error)}
     return {
         "name": name,
         "paper": cls.paper,
@@ -93,10 +111,14 @@ def _describe(name: str) -> dict[str, Any]:
         "adaptive_batch": cls.adaptive_batch,
         "interval_s": cls.interval_s,
         "options": [
-            {"name": option, "type": kind.__name__, "default": default}
-            for option, (kind, default) in options_of(cls).items()
+            {"name": option, "type": getattr(kind, "__name__", str(kind)), "default": _plain(default)}
+            for option, (kind, default) in options.items()
         ],
     }
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
 def make_policy(text: str) -> Policy:

@@ -13,9 +13,14 @@ from swell.domain import InputError
 
 
 class ResizeCost(Protocol):
-    """Seconds of pause for a job that goes from `before` to `after` GPUs; it starts if `before` is 0."""
+    """Seconds of pause for a job that goes from `before` to `after` GPUs; it starts if `before` is 0.
 
-    def seconds(self, state_bytes: float, before: int, after: int) -> float: ...
+    `startup_s`: how long the job's start takes, where that was measured.
+    """
+
+    def seconds(
+        self, state_bytes: float, before: int, after: int, startup_s: float | None = None
+    ) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,7 @@ class ConstantCost:
 
     pause_s: float
 
-    def seconds(self, state_bytes: float, before: int, after: int) -> float:
+    def seconds(self, state_bytes: float, before: int, after: int, startup_s: float | None = None) -> float:
         return self.pause_s
 
 
@@ -38,9 +43,10 @@ class ModelledCost:
     start_s: float = 10.0
     """Added when a job starts: the start of its processes, and their imports."""
 
-    def seconds(self, state_bytes: float, before: int, after: int) -> float:
+    def seconds(self, state_bytes: float, before: int, after: int, startup_s: float | None = None) -> float:
         if before == 0:
-            return self.start_s + state_bytes / self.bytes_per_s
+            start_s = self.start_s if startup_s is None else startup_s
+            return start_s + state_bytes / self.bytes_per_s
         return self.fixed_s + (state_bytes / self.bytes_per_s if after > before else 0.0)
 
 

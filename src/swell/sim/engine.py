@@ -91,7 +91,7 @@ def simulate(
     cost = ConstantCost(float(resize_cost)) if isinstance(resize_cost, int | float) else resize_cost
 
     def pause_of(row: int, before: int, after: int) -> float:
-        return cost.seconds(world.state_bytes(row), before, after)
+        return cost.seconds(world.state_bytes(row), before, after, world.startup_s(row))
 
     board = Board(cluster if cloud is None else cloud.empty, chosen.placer, pause_of, jobs)
     workload = Workload.of(jobs, profiles, cluster, types)

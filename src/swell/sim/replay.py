@@ -35,14 +35,14 @@ _ROUNDS = 2000
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """The true cost of changes. A replayed job's profile holds its start-up seconds in place of bytes."""
+    """The true cost of changes. The start-up of each job is in its profile."""
 
     pause_s: float
     extra_s: float
     """Seconds that a start costs beyond the start-up itself, such as the time to leave its last GPUs."""
 
-    def seconds(self, state_bytes: float, before: int, after: int) -> float:
-        return self.pause_s if before else state_bytes + self.extra_s
+    def seconds(self, state_bytes: float, before: int, after: int, startup_s: float | None = None) -> float:
+        return self.pause_s if before else (startup_s or 0.0) + self.extra_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _BelievedCost:
     startup_s: float
     pause_s: float
 
-    def seconds(self, state_bytes: float, before: int, after: int) -> float:
+    def seconds(self, state_bytes: float, before: int, after: int, startup_s: float | None = None) -> float:
         return self.pause_s if before else self.startup_s
 
 
@@ -198,9 +198,7 @@ def _profiles(log: Log, cluster: Cluster) -> ProfileSet:
     for job in log.jobs:
         curve = job.curve(total, cluster.gpus_per_node)
         tables = {kind: (counts, {1: curve[1:]}) for kind in kinds}
-        # The simulator sends a joining worker three times the profile's bytes, which are seconds here; see
-        # `_Cost`. Hence a third of the start-up.
-        profiles.append(MeasuredCounts(job.job_id, tables, job.startup_s / 3))
+        profiles.append(MeasuredCounts(job.job_id, tables, model_bytes=0.0, startup_s=job.startup_s))
     return ProfileSet(profiles, "the event log")
 
 

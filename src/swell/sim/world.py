@@ -81,6 +81,10 @@ class World:
         """
         return self._profile[row].model_bytes * 3
 
+    def startup_s(self, row: int) -> float | None:
+        """How long the job's start takes; None if that was not measured."""
+        return self._profile[row].startup_s
+
     @property
     def typical_state_bytes(self) -> float:
         """The usual size of a job's state."""

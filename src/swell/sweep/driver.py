@@ -62,6 +62,8 @@ class Driver:
         self._told = told
         self._running: dict[str, int] = {}
         """Trial by job."""
+        self._latest: dict[str, float] = {}
+        """By job: the metric as it was reported last."""
         self._waiting: set[str] = set()
         """Jobs that were paused because their trials wait for others."""
         self._since = 0
@@ -152,7 +154,10 @@ class Driver:
     def _take(self, event: EventView, job_id: str) -> None:
         if event.kind == "progress":
             value, epoch = measured(event.data, self._sweep.metric), event.data.get("epoch")
-            if value is None or not isinstance(epoch, int) or epoch < 1:
+            if value is None:
+                return
+            self._latest[job_id] = value
+            if not isinstance(epoch, int) or epoch < 1:
                 return
             self._study.report(self._running[job_id], epoch, value)
         elif event.kind in ("finished", "failed", "cancelled", "rejected"):
@@ -162,7 +167,7 @@ class Driver:
         number = self._running.pop(job_id)
         self._waiting.discard(job_id)
         state = {"finished": "complete", "pruned": "pruned"}.get(how, "fail")
-        self._study.tell(number, state)
+        self._study.tell(number, state, self._latest.pop(job_id, None))
         trial = next(t for t in self._study.trials() if t.number == number)
         self._told(trial.state, trial)
 

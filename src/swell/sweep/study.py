@@ -125,12 +125,13 @@ class Study:
             number: Verdict.GIVE_UP if self._live(number).should_prune() else Verdict.GO for number in running
         }
 
-    def tell(self, number: int, state: str) -> None:
-        """End a trial: complete (with the last metric it reported), pruned or fail."""
+    def tell(self, number: int, state: str, last: float | None = None) -> None:
+        """End a trial: complete, pruned or fail. `last`: its last metric, if that is not the last epoch's."""
         frozen = self._stored()[number]
         if frozen.state.is_finished():
             return
-        last = frozen.intermediate_values.get(frozen.last_step) if frozen.intermediate_values else None
+        if last is None or not math.isfinite(last):
+            last = frozen.intermediate_values.get(frozen.last_step) if frozen.intermediate_values else None
         if state == "complete" and last is None:
             state = "fail"  # it never said what it is judged by
         value = last if state == "complete" else None

@@ -10,6 +10,7 @@ completed round, and go on from its model. Each worker then loads its new part o
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -26,8 +27,11 @@ from xgboost.tracker import RabitTracker
 from swell.train.agent.errors import LEFT, PeerLost, UsageError
 from swell.train.agent.jobdir import JobDirectory, own_host
 from swell.train.agent.lines import Pace
+from swell.train.agent.regular import replace_synced
 from swell.train.sync.link import STOP, Link
 from swell.train.sync.mesh import ENTER, READY, STATE, Mesh, solo
+
+log = logging.getLogger(__name__)
 
 Load = Callable[[int, int], xgboost.DMatrix]
 """Loads one worker's part of the data, given its rank and the number of workers."""
@@ -310,12 +314,16 @@ class _Training:
     def _save(self, raw: bytes) -> None:
         if self._state is None or self._link is None:
             return
-        self._state.mkdir(parents=True, exist_ok=True)
-        new = self._state / f".{CHECKPOINT}"
-        new.write_bytes(raw)
-        new.replace(self._state / CHECKPOINT)
-        self._saved_s = time.monotonic()
-        self._link.event("checkpoint", step=_rounds_in(raw))
+        self._saved_s, rounds = time.monotonic(), _rounds_in(raw)
+        try:
+            self._state.mkdir(parents=True, exist_ok=True)
+            replace_synced(self._state / CHECKPOINT, raw)
+        except (
+            OSError
+        ) as error:  # a full disk, say: the checkpoint before it stays, and the next one may work
+            log.error("checkpoint of round %d not saved, training goes on: %s", rounds, error)
+            return
+        self._link.event("checkpoint", step=rounds)
 
     def _stop(self) -> NoReturn:
         """Leave because the job was asked to stop; the leader saves the model first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 from typing import Any
 
@@ -24,8 +25,39 @@ class Reporter:
         self._link = link
         self._last_s = time.perf_counter()
         self.pace = reporting.Pace()
+        self._links = reporting.LinkTimes()
         self.metrics: dict[str, float] = {}
-        """What the script gave to `job.log`."""
+        """What the script gave to `job.log`. Replaced, never changed: the link's thread may be sending it."""
+
+    def log(self, metrics: dict[str, float], *, member: bool) -> None:
+        """Add metrics to all reports from now on; those of a `member` also to the present one.
+
+        A worker's last report is sent when its process ends, so metrics of a finished training arrive too.
+        """
+        first, self.metrics = not self.metrics, self.metrics | metrics
+        link = self._link
+        if link is None or not member:
+            return
+        if first:
+            atexit.register(link.last_report)
+        link.report = (link.report or self._place()) | {"metrics": self.metrics}
+
+    def ended_at(self, epoch: int) -> None:
+        """Note in the present report that training is over after so many epochs."""
+        if self._link is not None and self._link.report:
+            self._link.report = self._link.report | {"epoch": epoch}
+
+    def _place(self) -> dict[str, Any]:
+        """The part of a report that does not depend on a step."""
+        mesh, steps = self._crew.mesh, self._progress.steps
+        return {
+            "step": steps,
+            "epoch": self._progress.epoch,
+            "generation": mesh.number,
+            "rank": mesh.rank,
+            "world": mesh.size,
+            "done": steps,
+        }
 
     def lap(self) -> float:
         """The seconds since the last step, when one is complete."""
@@ -44,12 +76,7 @@ class Reporter:
     def report(self, reduced: Reduced, loader: ElasticLoader | None, step_s: float) -> dict[str, Any]:
         """The report of a step that took `step_s`; with its loader also the speed and the job's progress."""
         learner, crew, mesh = self._learner, self._crew, self._crew.mesh
-        out: dict[str, Any] = {
-            "step": self._progress.steps,
-            "epoch": self._progress.epoch,
-            "generation": mesh.number,
-            "rank": mesh.rank,
-            "world": mesh.size,
+        out = self._place() | {
             "step_s": round(step_s, 6),
             "wait_s": round(reduced.wait_s, 6),
             "sync_s": round(reduced.sync_s, 6),
@@ -59,8 +86,9 @@ class Reporter:
             "lr": float(learner.optimizer.param_groups[0]["lr"]),
             "metrics": self.metrics,
             "memory_bytes": reporting.memory_bytes(learner.flat.device),
-            "done": self._progress.steps,
         }
+        self._links.add(mesh.number, mesh.take_arrivals(), step_s)
+        out |= self._links.report()
         if loader is not None:
             now_with = (mesh.number, loader.batch_size, loader.piece or 0)
             self.pace.add(now_with, step_s, reduced.sync_s, step_s - reduced.wait_s - reduced.sync_s)

@@ -30,6 +30,7 @@ from swell.train.data.room import Room
 from swell.train.data.samples import MapDataset
 from swell.train.data.sampling import SampleLoader
 from swell.train.learner import Learner
+from swell.train.member import Stage
 from swell.train.options import AdaptiveOptions, Options
 from swell.train.progress import Progress
 from swell.train.replicas.group import Replica
@@ -329,7 +330,8 @@ class Job(Worker):
 
     def log(self, **metrics: float | Tensor) -> None:
         """Report metrics; those of the leader go into the job's reports."""
-        self._reporter.metrics |= {name: float(value) for name, value in metrics.items()}
+        member = self._member.stage in (Stage.MEMBER, Stage.ENDED)
+        self._reporter.log({name: float(value) for name, value in metrics.items()}, member=member)
 
     def _more(self, count: int) -> bool:
         """Whether there is more to train: neither `count` epochs nor the target were reached."""
@@ -345,5 +347,7 @@ class Job(Worker):
         if updater.step_scheduler == "epoch":
             by_worth = adaptive is not None and progress.by == "progress"
             updater.tick(round(adaptive.epochs_worth) if adaptive and by_worth else progress.epoch)
-        if self._link is not None and self._more(count):
+        if not self._more(count):
+            self._reporter.ended_at(progress.epoch)
+        elif self._link is not None:
             self._link.at_epoch(progress.epoch)

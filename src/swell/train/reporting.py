@@ -19,6 +19,12 @@ FEWEST_LOSSES = 10
 OWN_S = 2.0
 """The mean of a worker's own time covers about the last two seconds, so that a change shows soon."""
 
+LEAST_LINK_BYTES = 64 << 10
+"""The time of a link counts if a member sends at least this much in a step."""
+
+MOST_LINKS = 32
+"""Links in a report."""
+
 MOST_OWN = 3.0
 """A step counts for at most so many times the mean: what is done now and then (evaluate, save) is no pace."""
 
@@ -32,25 +38,62 @@ class Pace:
         self.own_s = 0.0
         """Mean time without waiting for the others or for the exchange."""
         self._of: tuple[int, ...] = ()
-        self._steps = 0
+        self.steps = 0
+        """How many steps the means cover."""
 
     def add(self, configuration: tuple[int, ...], step_s: float, sync_s: float, own_s: float = 0.0) -> bool:
         """Record a step; False for the first of a configuration, whose time includes the change."""
         if configuration != self._of:
-            self._of, self._steps = configuration, 0
+            self._of, self.steps = configuration, 0
             return False
-        self._steps += 1
-        weight = max(1.0 / self._steps, SMOOTHING)
+        self.steps += 1
+        # Later steps count more, so that the first ones, which may be slow, are soon forgotten.
+        weight = max(2.0 / (self.steps + 1), SMOOTHING)
         self.step_s += weight * (step_s - self.step_s)
         self.sync_s += weight * (sync_s - self.sync_s)
         own_s = min(own_s, MOST_OWN * self.own_s) if self.own_s > 0 else max(own_s, 0.0)
-        self.own_s += max(1.0 / self._steps, min(step_s / OWN_S, 0.25)) * (own_s - self.own_s)
+        self.own_s += max(1.0 / self.steps, min(step_s / OWN_S, 0.25)) * (own_s - self.own_s)
         return True
 
     @property
     def known(self) -> bool:
         """Whether there is a mean for the present configuration."""
-        return self._steps > 0
+        return self.steps > 0
+
+
+class LinkTimes:
+    """How long what members on other hosts send is on its way, averaged like a worker's own time.
+
+    The time counts from the first bytes of a message to its last, so waiting for a member that still computes
+    is no part of it.
+    """
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._means: dict[str, tuple[float, float]] = {}
+        """By member: bytes and seconds of a step."""
+
+    def add(self, generation: int, arrivals: Mapping[str, tuple[int, float]], step_s: float) -> None:
+        """Record what arrived in a step."""
+        if generation != self._generation:
+            self._generation, self._means = generation, {}
+        weight = min(step_s / OWN_S, 0.25)
+        for name, (count, seconds) in arrivals.items():
+            mean, mean_s = self._means.get(name, (float(count), seconds))
+            self._means[name] = (mean + weight * (count - mean), mean_s + weight * (seconds - mean_s))
+
+    def report(self) -> dict[str, Any]:
+        """For a report: by member the seconds for a megabyte, and the longest time of a step. Empty if little
+        was sent, which says nothing of a link."""
+        large = {name: pair for name, pair in self._means.items() if pair[0] >= LEAST_LINK_BYTES}
+        if not large:
+            return {}
+        rates = {name: round(1e6 * seconds / count, 6) for name, (count, seconds) in large.items()}
+        if len(rates) > MOST_LINKS:  # of many links the slowest and the fastest tell which are slow
+            order = sorted(rates, key=lambda name: rates[name])
+            kept = [*order[: MOST_LINKS // 2], *order[-MOST_LINKS // 2 :]]
+            rates = {name: rates[name] for name in kept}
+        return {"links": rates, "link_s": round(max(seconds for _, seconds in large.values()), 6)}
 
 
 def memory_bytes(device: torch.device) -> int:
@@ -125,5 +168,5 @@ def timing(
         },
     }
     if pace.known:
-        out |= {"step_s": round(pace.step_s, 6), "sync_s": round(pace.sync_s, 6)}
+        out |= {"step_s": round(pace.step_s, 6), "sync_s": round(pace.sync_s, 6), "steps": pace.steps}
     return out

@@ -29,7 +29,9 @@ async def healthz(ctx: Ctx) -> Health | Response:
         message = f"not working: {', '.join(sorted(ill))}"
         return error_response(503, "part_down", message, hint="it is started again; see the server's log")
     await ctx.check(ctx.plane.events, ctx.hub.last, None, 1)
-    return Health(status="ok", version=__version__)
+    failed = ctx.plane.failed_policy
+    notes = [f"policy '{failed['policy']}' failed: '{failed['by']}' decides in its place"] if failed else []
+    return Health(status="ok", version=__version__, notes=notes)
 
 
 @router.get("/metrics", response_class=Response, responses={401: DOCUMENTED[401]})

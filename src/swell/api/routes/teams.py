@@ -29,7 +29,9 @@ async def teams(ctx: Ctx, caller: Caller) -> TeamList:
 @router.put("/{name}", responses=FORBIDDEN)
 async def set_team(name: Name, body: TeamRequest, ctx: Ctx, _: Admin) -> TeamView:
     """Make a team, or change it. Refused (409) if it breaks a promise and is not forced."""
-    return TeamView.of_state(await ctx.call(ctx.plane.teams.change, body.to_team(name), force=body.force))
+    asked, keep = body.to_team(name), body.users is None
+    changed = await ctx.call(ctx.plane.teams.change, asked, keep_users=keep, force=body.force)
+    return TeamView.of_state(changed)
 
 
 @router.delete("/{name}", responses=FORBIDDEN)

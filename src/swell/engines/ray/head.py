@@ -62,7 +62,8 @@ worker that is silent for five seconds."""
 
 def environment(home: Path) -> dict[str, str]:
     """Environment variables for a process that connects to swell's own Ray."""
-    return {LOOPBACK: "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(home / TOKEN)}
+    access = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(home / TOKEN)}
+    return {LOOPBACK: "0", "RAY_USE_TLS": "0", **access}  # nothing that it sends leaves the machine
 
 
 def running(home: Path) -> int | None:

@@ -25,7 +25,8 @@ from swell.engines.processes import descendants, memory_bytes
 from swell.engines.ray.warm import socket_path
 from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable
-from swell.train.agent.regular import remove_tree
+from swell.train.agent.regular import read_regular, remove_tree
+from swell.train.agent.run_config import BEGUN
 from swell.train.agent.wire import Connection, WireError
 
 MEMORY_EVERY_S = 1.0
@@ -127,7 +128,17 @@ class Holder:
 
     def _run(self, order: dict[str, Any]) -> dict[str, Any]:
         if not sees(order):
-            return {"blind": f"{socket.gethostname()} cannot read {order['env']['SWELL_JOB_DIR']}"}
+            need = "swell's home (swell up --home) must be on storage that all nodes share"
+            reason = f"it cannot read {order['env']['SWELL_JOB_DIR']}; {need}"
+            return {"cause": "home", "reason": reason}
+        try:
+            return self._run_here(order)
+        except (OSError, RuntimeError) as error:
+            if self._worker is not None:
+                raise
+            return {"cause": "process", "reason": str(error)}
+
+    def _run_here(self, order: dict[str, Any]) -> dict[str, Any]:
         _prune()
         home = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         lifeline = home / "lifeline"
@@ -145,6 +156,8 @@ class Holder:
             code = worker.wait()
             with contextlib.suppress(OSError):  # loader processes of a killed worker
                 os.killpg(worker.pid, signal.SIGKILL)
+            if code > 0 and not self._doomed and not Path(order["env"][BEGUN]).exists():
+                return {"cause": "process", "reason": _last_line(order["log"])}
             return {"code": code, "verdict": self._verdict, "warm": isinstance(worker, WarmWorker)}
         finally:
             os.close(held)
@@ -196,6 +209,15 @@ def _prune() -> None:
                 remove_tree(path)
 
 
+def _last_line(log: str) -> str:
+    """The end of what a worker printed, in a line."""
+    try:
+        lines = read_regular(Path(log)).decode(errors="replace").strip().splitlines()
+    except OSError as error:
+        return str(error)
+    return lines[-1][:300] if lines else "the worker's process ended without a word"
+
+
 def sees(order: dict[str, Any]) -> bool:
     """Whether this node sees the same job directory that the supervisor writes to."""
     try:
@@ -225,6 +247,7 @@ def _complete(order: dict[str, Any], lifeline: Path, gpu: str | None) -> dict[st
         **order["env"],
         "SWELL_LIFELINE": str(lifeline),
         "SWELL_EXIT_FILE": str(lifeline.with_name("exit")),
+        BEGUN: str(lifeline.with_name("begun")),
     }
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         env["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]

@@ -29,8 +29,10 @@ class RayNode:
     address: str
     slots: int
     gpu_type: str
-    used: int = 0
-    """Slots in use, by swell or by others."""
+    others: int = 0
+    """Slots that Ray says other users hold."""
+    holders: tuple[int, ...] = ()
+    """The numbers of the slots that Ray says workers of this platform hold."""
     per_gpu: int = 1
     """How many of its slots are one GPU."""
 
@@ -111,7 +113,7 @@ def read_nodes(found: Iterable[Mapping[str, Any]], resource: str, per_gpu: int =
     for node in found:
         slots = int(node["total"].get(resource, 0)) * per_gpu
         if slots >= 1:
-            used = node["total"].get(resource, 0) - node["available"].get(resource, 0)
+            others = float(node.get("others", {}).get(resource, 0.0))
             nodes.append(
                 RayNode(
                     node_id=str(node["id"]),
@@ -120,7 +122,8 @@ def read_nodes(found: Iterable[Mapping[str, Any]], resource: str, per_gpu: int =
                     slots=slots,
                     gpu_type=_type(node, resource),
                     # Rounded up: a slot that is partly used cannot be given. (Ray's sums are not exact.)
-                    used=math.ceil(round(used * per_gpu, 6)),
+                    others=min(math.ceil(round(others * per_gpu, 6)), slots),
+                    holders=tuple(int(slot) for slot in node.get("holders", ())),
                     per_gpu=per_gpu,
                 )
             )
@@ -247,22 +250,19 @@ def load(content: Iterable[Mapping[str, Any]]) -> list[Place]:
 
 
 class Foreign:
-    """How many slots of each node other users hold: what Ray says is used, less what swell uses.
-
-    Ray's figures lag a little behind swell's own processes, so an increase counts only once it has lasted.
-    """
+    """How many slots of each node other users hold, as Ray says; an increase counts only once it has lasted,
+    because tasks come and go."""
 
     def __init__(self, lasting_s: float) -> None:
         self._lasting_s = lasting_s
         self._counts: dict[str, int] = {}
         self._since: dict[str, float] = {}
 
-    def update(self, nodes: Iterable[RayNode], ours: Mapping[str, int], now_s: float) -> dict[str, int]:
-        """Slots held by other users, by node id; `ours` are the slots that swell may use, by node id."""
+    def update(self, nodes: Iterable[RayNode], now_s: float) -> dict[str, int]:
+        """Slots held by other users, by node id."""
         counts = {}
         for node in nodes:
-            seen = max(node.used - ours.get(node.node_id, 0), 0)
-            before = self._counts.get(node.node_id, 0)
+            seen, before = node.others, self._counts.get(node.node_id, 0)
             if seen <= before:
                 self._since.pop(node.node_id, None)
             elif now_s - self._since.setdefault(node.node_id, now_s) < self._lasting_s:
@@ -274,11 +274,14 @@ class Foreign:
         return counts
 
 
-def held_slots(places: list[Place], foreign: Mapping[str, int], ours: Iterable[int]) -> set[int]:
-    """Which slot numbers count as held by other users: preferably slots without a worker of swell."""
-    mine, held = set(ours), set()
+def held_slots(
+    places: list[Place], foreign: Mapping[str, int], ours: Collection[int], sure: Collection[int] = ()
+) -> set[int]:
+    """Which slot numbers count as held by other users: preferably slots that no job of swell was told to use,
+    and never one that Ray says a worker of swell holds (`sure`)."""
+    held = set[int]()
     for first, place in zip(first_slots(places), places):
         count = foreign.get(place.node_id, 0) if place.up else 0
-        numbers = sorted(range(first, first + place.slots), key=lambda slot: (slot in mine, -slot))
-        held.update(numbers[:count])
+        numbers = [slot for slot in range(first, first + place.slots) if slot not in sure]
+        held.update(sorted(numbers, key=lambda slot: (slot in ours, -slot))[:count])
     return held

@@ -1,10 +1,11 @@
 """The scout watches the Ray cluster for the engine, in a process of its own, because Ray may end any process
 that is connected to it.
 
-    python -m swell.engines.ray.scout '{"address": ..., "key": ..., "warm": ..., "warm_bytes": ...}'
+    python -m swell.engines.ray.scout '{"address": ..., "key": ..., "warm": ..., "platform": ...}'
 
 The scout keeps a prepared process on every node. Twice a second it writes a JSON line with the living nodes,
-their resources, what of these is free, and the state of the prepared processes. It ends when its standard
+their resources, what of these is free and who holds the rest (`claims`), and the state of the prepared
+processes. It ends when its standard
 input is closed. A line with `error` is the last one, and says why. With `bundles`, in its argument or in a
 JSON line on standard input, it asks Ray's own autoscaler to have room for these bundles of resources.
 """
@@ -20,6 +21,7 @@ import time
 from collections import deque
 from typing import Any
 
+from swell.engines.ray.claims import Claims
 from swell.engines.ray.connection import connect
 from swell.engines.ray.warm import Warm
 
@@ -31,17 +33,22 @@ AGAIN_S = 5.0
 class Lookout:
     """Reads Ray's list of nodes. Over Ray's client that works only inside the cluster, so it is an actor."""
 
+    def __init__(self, platform: str, resources: list[str]) -> None:
+        self._claims = Claims(platform, resources)
+
     def look(self) -> list[dict[str, Any]]:
-        """The living nodes, with what they have and what is free."""
+        """The living nodes, with what they have, what is free, and who holds the rest."""
         ray: Any = importlib.import_module("ray")
         state: Any = importlib.import_module("ray._private.state")
 
         free = state.available_resources_per_node()
-        return [
+        nodes = [
             _node(node, free[node["NodeID"]])
             for node in ray.nodes()
             if node["Alive"] and node["NodeID"] in free
         ]
+        self._claims.note(nodes)
+        return nodes
 
     def request(self, bundles: list[dict[str, int]]) -> None:
         """Ask Ray's autoscaler for room for these bundles of resources, until it is asked again."""
@@ -129,7 +136,8 @@ def main() -> None:
         _say({"error": str(error)})
         os._exit(1)
     client = asked["address"].startswith("ray://")
-    lookout: Any = ray.remote(num_cpus=0)(Lookout).remote() if client else Lookout()
+    mine = asked["platform"], asked["resources"]
+    lookout: Any = ray.remote(num_cpus=0)(Lookout).remote(*mine) if client else Lookout(*mine)
     address = asked["address"] if client else ray.get_runtime_context().gcs_address
     session = "" if client else str(ray._private.worker.global_worker.node.session_name)
     spares = Spares(ray, asked["key"], asked["warm_bytes"]) if asked["warm"] else None
@@ -145,8 +153,8 @@ def main() -> None:
         nodes = ray.get(lookout.look.remote(), timeout=30) if client else lookout.look()
         message: dict[str, Any] = {"address": address, "session": session, "nodes": nodes, "warm": {}}
         if spares is not None:
-            mine = [n["id"] for n in nodes if any(n["total"].get(r, 0) >= 1 for r in asked["resources"])]
-            message["warm"] = spares.keep(mine, time.monotonic())
+            with_slots = [n for n in nodes if any(n["total"].get(r, 0) >= 1 for r in asked["resources"])]
+            message["warm"] = spares.keep([n["id"] for n in with_slots], time.monotonic())
         _say(message)
         time.sleep(EVERY_S)
 

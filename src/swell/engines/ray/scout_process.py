@@ -73,6 +73,13 @@ class ScoutProcess:
             self._process.kill()
         return self._process.poll() is not None and age_s > AGAIN_S
 
+    def end_silent(self, now_s: float) -> None:
+        """End a scout that has fallen silent, and forget its last line: it is not how the cluster is now."""
+        if self._process is not None and now_s - self.heard_s > SILENT_S and self._first.is_set():
+            self._process.kill()
+            self._process.wait(5.0)
+            self._line = None
+
     def expect_first(self) -> None:
         """Have `wait_first` wait for the scout that is started next."""
         self._first.clear()

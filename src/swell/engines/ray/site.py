@@ -18,7 +18,7 @@ from swell.engines.accounts import Account
 from swell.engines.base import Launch
 from swell.engines.order import started
 from swell.engines.processes import sweep
-from swell.engines.ray import connection, head, packaging, places, slot_book, warm
+from swell.engines.ray import claims, connection, head, packaging, places, slot_book, tls, warm
 from swell.engines.ray.places import RentedNodes
 from swell.engines.ray.scout_process import Bundles, ScoutProcess
 from swell.engines.ray.slot_book import SlotBook
@@ -73,6 +73,7 @@ class RaySite:
         wanted = self.options.resource or ("GPU" if per_gpu > 1 else None)
         self._book = SlotBook(home / slot_book.FILE, wanted, per_gpu, rented)
         self._key = warm.key(self.options.spare_bytes)
+        self._platform = claims.platform(home)
         self._scout = ScoutProcess(home / "scout.log")
         self._address = ""
         self._session = ""
@@ -92,6 +93,9 @@ class RaySite:
         """Wait until the nodes of the Ray cluster are known."""
         self._scout.heard = poke
         Setting(walled=False, why_not="jobs run on Ray, as the account of its nodes").write(self.home)
+        # The scout of a control plane that stood by may have lost the cluster meanwhile. Such a plane must
+        # not lead, blind, for as long as its link is cut: another one may see the cluster.
+        self._scout.end_silent(time.monotonic())
         self.prepare()
         try:
             trouble = self._scout.wait_first(FIRST_SIGHT_S)
@@ -101,6 +105,8 @@ class RaySite:
         except SwellError:
             self._scout.stop()
             raise
+        if tls.in_clear(self._book.addresses, self.access()):
+            log.warning("%s", tls.ADVICE)
 
     def close(self) -> None:
         """Stop watching the cluster. Jobs and Ray go on."""
@@ -148,6 +154,7 @@ class RaySite:
                 "places": str(self._book.file),
                 "home": str(self.home.resolve()),
                 "warm": self._key if self.options.spares else None,
+                "platform": self._platform,
                 "encrypt": self.options.encrypt,
             },
         }
@@ -237,6 +244,7 @@ class RaySite:
             "key": self._key,
             "warm": options.spares,
             "warm_bytes": options.spare_bytes,
+            "platform": self._platform,
             "resources": [wanted] if wanted else ["GPU", "CPU"],
         }
         self._scout.start(asked, connection.environment(address, self._access()))

@@ -27,11 +27,7 @@ FILE = "ray-places.json"
 BLIND_S = 15.0
 """Without news of the cluster for this long, all of its nodes count as down."""
 SETTLE_S = 2.0
-"""Slots count as held by other users only after this long, because Ray's figures lag behind processes that
-ended."""
-PENDING_S = 90.0
-"""If a job's worker has not reported this long after the job was told, its slot counts as held by another
-user."""
+"""Slots count as held by other users only after this long, because tasks come and go."""
 
 
 class SlotKind:
@@ -102,6 +98,11 @@ class SlotBook:
         sizes = {place.per_gpu for place in self._places}
         return self._per_gpu not in sizes if self._per_gpu > 1 else not sizes
 
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the nodes that are up."""
+        return [place.address for place in self._places if place.up]
+
     def in_sight(self, now_s: float) -> bool:
         """Whether the cluster was seen a moment ago."""
         return now_s - self._seen_s <= BLIND_S
@@ -121,9 +122,10 @@ class SlotBook:
         """Bring the book up to date; True if the nodes have changed, or which slots other users hold."""
         nodes = self._nodes if self.in_sight(now_s) else []
         after = places.follow(self._places, nodes)
-        counts, slots = ours(jobs, after, now_s)
-        foreign = self._foreign.update(nodes, counts, now_s)
-        held = frozenset(places.held_slots(after, foreign, slots))
+        foreign = self._foreign.update(nodes, now_s)
+        told = set[int]().union(*(job.state.slots(now_s) for job in jobs))
+        sure = {slot for node in nodes for slot in node.holders}
+        held = frozenset(places.held_slots(after, foreign, told, sure))
         moved = after != self._places
         changed = moved or held != self._held
         with self._lock:
@@ -132,22 +134,6 @@ class SlotBook:
             self.retired = frozenset(places.retired_slots(after))
             write_json(self.file, {"places": places.dump(after), "resource": self.kind.resource})
         return changed
-
-
-def ours(jobs: Iterable[SupervisedJob], after: list[Place], now_s: float) -> tuple[dict[str, int], set[int]]:
-    """By node id, how many of its used slots may be swell's; and all slots that swell's jobs are on."""
-    where, counts, slots = places.slot_map(after), dict[str, int](), set[int]()
-    for job in jobs:
-        # Workers of any program never say that they are ready; those that were started count.
-        workers = job.state.workers
-        mine = set(workers.slots(workers.live if job.runs_any_command else workers.ready))
-        if job.state.up and now_s - job.state.told_s < PENDING_S:
-            mine |= job.state.slots(now_s)
-        for slot in mine:
-            if slot in where:
-                counts[where[slot].node_id] = counts.get(where[slot].node_id, 0) + 1
-        slots |= mine
-    return counts, slots
 
 
 def _remembered(file: Path) -> tuple[list[Place], str | None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -19,12 +20,13 @@ from typing import Any
 from swell.engines.order import Order
 from swell.engines.processes import MARK
 from swell.engines.ray import packaging, places
+from swell.engines.ray.claims import HolderName
 from swell.engines.ray.connection import connect, is_loopback, own_address
 from swell.engines.ray.holder import Holder
 from swell.train.agent.run_config import RunConfig
 from swell.train.agent.slots import PER_GPU
 from swell.train.agent.wire import MOST_STRANGERS, Connection, WireError, new_secret
-from swell.train.agent.worker_processes import Exited, Failed, Lost, News
+from swell.train.agent.worker_processes import Exited, Failed, Lost, News, Unstartable
 
 OUT_OF_MEMORY = 137
 UP_S = 60.0
@@ -33,7 +35,17 @@ UP_WITH_PIP_S = 900.0
 """The same for a job with requirements, which Ray installs first."""
 KILL_S = 2.0
 """If a worker has not ended this long after it was told to, its holder is killed."""
+MUTE_S = 30.0
+"""For this long after a holder did not answer, its node is taken for one that may be dead."""
+MUTE_UP_S = 5.0
+"""On such a node a holder that is not up after this long is given up: Ray may take minutes to notice."""
 ASK_AGAIN_S = 1.0
+_ERROR = re.compile(r"[\w.]*(Error|Exception|Timeout|timeout)\b")
+"""The line of a traceback that names the error."""
+_LINK = re.compile(
+    r"[\w.]*(Connection\w*Error|TimeoutError|timeout|WireError|OSError|gaierror|BrokenPipeError)\b"
+)
+"""The errors of a holder that does not reach the job's supervisor."""
 _PROOF_S = 5.0
 """How long a holder may take to prove that it belongs to the job."""
 CUT_S = 60.0
@@ -48,6 +60,9 @@ class _Held:
     actor: Any
     slot: int
     asked_s: float
+    node: str = ""
+    """The name of the slot's node."""
+    node_id: str = ""
     up: bool = False
     kill_by_s: float | None = None
     ask_again_s: float | None = None
@@ -65,7 +80,7 @@ class RayWorkers:
         """Connect to Ray, and tell the job's settings where its coordinator can be reached."""
         settings, request = order.extras["ray"], order.launch.request
         self._ray = connect(settings["address"], _runtime_env(order))
-        self._settings = settings
+        self._settings, self._job_id = settings, order.launch.job_id
         self._pip = bool(request.pip)
         self._additions = {
             "script": _script_path(config.path, order.launch.workdir),
@@ -82,6 +97,8 @@ class RayWorkers:
         self._held: dict[str, _Held] = {}
         self._lifeline: _Lifeline | None = None
         self._answers = _Answers()
+        self._mute: dict[str, float] = {}
+        """By id of a node: when a holder there did not end in time although it was told to."""
         self._unplaced: list[str] = []
         """Workers whose slot is on no node that is up, since the last news."""
 
@@ -116,10 +133,13 @@ class RayWorkers:
         if place.per_gpu > 1:
             order["env"][PER_GPU] = str(place.per_gpu)
         order |= self._additions | {"shares_gpu": place.per_gpu > 1}
+        platform = self._settings.get("platform")  # jobs that an earlier version started have none
+        if platform is not None:
+            options["name"] = HolderName(platform, place.node_id, slot, self._job_id, worker).text()
         actor = self._holder.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False), **options
         ).remote(self._lifeline.address)
-        self._held[worker] = _Held(actor, slot, time.monotonic())
+        self._held[worker] = _Held(actor, slot, time.monotonic(), place.name, place.node_id)
         self._answers.follow(worker, "up", actor.__ray_ready__.remote())
         self._answers.follow(worker, "ended", actor.run.remote(order))
 
@@ -156,8 +176,13 @@ class RayWorkers:
                 held.ask_again_s = None
                 self._answers.follow(worker, "ended", held.actor.ended.remote())
             late = not held.up and now_s - held.asked_s > patience_s
-            if late or (held.kill_by_s is not None and now_s > held.kill_by_s):
+            ignored = held.kill_by_s is not None and now_s > held.kill_by_s
+            if ignored and held.up:
+                self._mute[held.node_id] = now_s
+            if late or ignored:
                 news.append(self._give_up(worker))
+            elif not held.up and now_s - held.asked_s > MUTE_UP_S and self._is_mute(held.node_id, now_s):
+                news.append(self._unstartable(worker, "silent", "the node does not answer"))
         return news
 
     def child_ended(self, pid: int, code: int, *, again: bool) -> list[News]:
@@ -192,6 +217,8 @@ class RayWorkers:
         now_s = time.monotonic()
         if what in ("up", "cut up"):
             held.up = True
+            if what == "up":
+                self._mute.pop(held.node_id, None)
         elif what == "cut ended":
             if now_s - held.failed_s > CUT_S / 2:  # it was reached in between
                 held.cut_s = now_s
@@ -199,16 +226,26 @@ class RayWorkers:
             if now_s - held.cut_s > CUT_S:
                 return [self._give_up(worker)]
         elif what == "gone":
-            return [self._give_up(worker)]
-        elif "blind" in answer:
-            need = "swell's home (swell up --home) must be on storage that all nodes share"
-            return [Failed(1, f"{answer['blind']}: {need}")]
+            why = None if held.up else why_not_made(answer)
+            return [self._give_up(worker) if why is None else self._unstartable(worker, *why)]
+        elif "cause" in answer:
+            return [self._unstartable(worker, str(answer["cause"]), str(answer["reason"]))]
         else:
             self._drop(self._held.pop(worker))
             verdict = str(answer["verdict"])
             over = [Failed(OUT_OF_MEMORY, verdict, aloud=True)] if verdict else []
             return [*over, Exited(worker, int(answer["code"]))]
         return []
+
+    def _is_mute(self, node_id: str, now_s: float) -> bool:
+        """Whether a holder on this node was silent a moment ago, and none has answered since."""
+        return now_s - self._mute.get(node_id, float("-inf")) < MUTE_S
+
+    def _unstartable(self, worker: str, cause: str, reason: str) -> Unstartable:
+        """Drop a worker that cannot be started on its node."""
+        held = self._held.pop(worker)
+        self._drop(held)
+        return Unstartable(worker, held.node, cause, reason)
 
     def _give_up(self, worker: str) -> Lost:
         """Drop a worker whose holder or node Ray has lost; the worker itself may still be running."""
@@ -218,6 +255,16 @@ class RayWorkers:
     def _drop(self, held: _Held) -> None:
         with contextlib.suppress(Exception):
             self._ray.kill(held.actor)
+
+
+def why_not_made(error: object) -> tuple[str, str] | None:
+    """Why a node cannot make a holder, as cause and reason; None if the node or the holder has ended."""
+    kind = type(error).__name__
+    if kind != "RuntimeEnvSetupError" and not getattr(error, "actor_init_failed", False):
+        return None
+    lines = [line.strip() for line in str(error).splitlines()]
+    reason = next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])[:300]
+    return "link" if _LINK.match(reason) else "software", reason
 
 
 class _Answers:

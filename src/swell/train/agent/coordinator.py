@@ -63,12 +63,22 @@ class Coordinator:
         self.notes = Notes()
         self.port = int(saved["port"]) if saved is not None else 0
         self.workers: dict[str, Client] = {}
-        self.exits: dict[str, tuple[int, str]] = {}
-        """Exit codes and notes of workers whose connections are not read to their end yet."""
+        self.exits: dict[str, tuple[float, int, str]] = {}
+        """Workers whose connections are not read to their end yet: how long to wait, exit code, note."""
         self.agent: Client | None = None
         self.watchers: set[Client] = set()
+        self.processes: dict[str, int | None] = {} if saved is None else dict(saved.get("processes", {}))
+        """The workers that were started and have not ended, with their slots, as the events say."""
+        self.events = 0
+        """The number of the last event of this coordinator."""
         self.reports: dict[str, Message] = {}
+        self.last_report: Message = {}
+        """The leader's latest report, which outlives its worker."""
+        self.figures: Message = {}
+        """What a program has said of itself so far: later lines add to earlier ones."""
         self.pids: dict[str, int] = {}
+        self.killed: set[str] = set()
+        """Workers that the launcher was told to end, and whose end was not reported yet."""
         self.over = asyncio.Event()
         self.failure: Exception | None = None
         """The error of ours that ended this coordinator, if one did."""
@@ -117,6 +127,8 @@ class Coordinator:
             traceback.print_exception(error)
 
     def _tick(self, now: float) -> list[Instruction]:
+        for name in [name for name, (until_s, *_) in self.exits.items() if now > until_s]:
+            self.settle_exit(name)
         m = self.membership
         said = self.stragglers.tick(m, now) if isinstance(m, Membership) else []
         return [*said, *m.tick(now)]
@@ -171,10 +183,9 @@ class Coordinator:
                 self._decide(lambda now: self.elastic.disconnected(client.name, now))
 
     def settle_exit(self, name: str) -> None:
-        """Tell the membership that a worker's process ended, unless its connection is still read."""
-        if name not in self.workers and (ended := self.exits.pop(name, None)) is not None:
-            code, note = ended
-            self._decide(lambda now: self.membership.exited(name, code, now, note))
+        """Tell the membership that a worker's process ended, now that its last messages were read."""
+        _, code, note = self.exits.pop(name)
+        self._decide(lambda now: self.membership.exited(name, code, now, note))
 
     def tell(self, worker: str, message: Message) -> None:
         """Send a message to a worker, if it is connected."""
@@ -193,10 +204,15 @@ class Coordinator:
 
     def event(self, name: str, /, **fields: Any) -> None:
         """Add an event to the job's history, and show it to those who watch."""
+        if name == "spawn":
+            self.processes[str(fields["worker"])] = fields.get("slot")
+        elif name == "exited":
+            self.processes.pop(str(fields["worker"]), None)
         record = {"time_s": round(time.time(), 6), "event": name}
         record |= {key: value for key, value in fields.items() if key not in record}
+        self.events += 1
         self.job.append_event(record)
-        self.publish({"type": "event", **record})
+        self.publish({"type": "event", "number": self.events, **record})
 
     def status(self) -> Message:
         """What a tool is told about the job."""
@@ -212,16 +228,21 @@ class Coordinator:
             "confined": scale.confined,
             "workers": {w.name: w.status.value for w in workers.values()},
             "slots": {w.name: w.slot for w in workers.values() if w.slot is not None},
+            "processes": dict(self.processes),
+            "event": self.events,
             "epoch": 0 if isinstance(generation, ProgramGeneration) else generation.epoch,
             "step": m.step,
             "over": m.ending.over,
+            "result": None if (end := m.ending.result) is None else {"code": end.code, "reason": end.reason},
             "pids": {n: p for n, p in self.pids.items() if n in workers},
             "reports": {n: r for n, r in self.reports.items() if n in workers},
+            "last_report": self.last_report,
         }
 
     def save(self) -> None:
         """Write the state to disk if it has changed."""
-        text = json.dumps({"port": self.port, "membership": membership_json.to_json(self.membership)})
+        members = membership_json.to_json(self.membership)
+        text = json.dumps({"port": self.port, "processes": self.processes, "membership": members})
         if text == self._last_saved:
             return
         try:

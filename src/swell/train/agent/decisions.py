@@ -69,7 +69,7 @@ def _staying(m: Membership) -> list[str]:
 def _start_and_end(m: Membership, staying: list[str], now_s: float) -> list[Instruction]:
     """Start the workers that are missing beside those that stay, and end newcomers that are too many."""
     present = [*_oldest_first(m, Status.READY), *_oldest_first(m, Status.STARTING)]
-    free = open_slots(m.scale.slots, [m.workers[name] for name in staying])
+    free = open_slots(m.scale.open(now_s), [m.workers[name] for name in staying])
     missing = m.scale.target - len(staying)
     waiting = max(missing, 0) + m.rules.spares
     # A spare starts only after a switch, because its preparation would slow the steps around it.

@@ -10,13 +10,12 @@ malformed is refused whole.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swell.train.agent import fields
 from swell.train.agent.ending import STOPPED
-from swell.train.agent.errors import Refused
+from swell.train.agent.errors import FENCED, RESPAWN, Refused
 from swell.train.agent.generations import Instruction, Status
 from swell.train.agent.restarts import Restarts
 from swell.train.agent.wire import Message
@@ -31,7 +30,8 @@ HANDLERS: dict[tuple[str, str], Handler] = {}
 REPEATED = frozenset({"beat", "epoch", "ready", "switched", "status", "watch", "note", "read"})
 """Messages that change nothing which a worker's next greeting or heartbeat would not say again."""
 LAST_WORDS_S = 1.0
-"""How long a member's exit waits for the member, if it has not connected to this coordinator yet."""
+"""How long a member's exit waits for the end of the member's connection: a descendant may keep that open, or
+the member has not connected to this coordinator yet."""
 
 
 def _hears(role: str, kind: str) -> Callable[[Handler], Handler]:
@@ -55,7 +55,11 @@ def _new_hello(c: Coordinator, client: Client, message: Message, now: float) -> 
             alive = fields.workers(message, "alive", [])
             client.role, c.agent = role, client
             client.send({"type": "welcome"})
-            return c.membership.agent_connected(alive, now)
+            out = c.membership.agent_connected(alive, now)
+            # Those that ended while nobody listened.
+            for gone in c.processes.keys() - set(alive) - c.membership.workers.keys():
+                c.event("exited", worker=gone, code=0)
+            return out
         case "worker":
             return _worker_hello(c, client, message, now)
         case "tool":
@@ -108,6 +112,8 @@ def _worker_beat(c: Coordinator, client: Client, message: Message, now: float) -
     c.elastic.beat(client.name, step, now)
     if report:
         c.reports[client.name] = report
+        if report.get("rank", 0) == 0:
+            c.last_report = report
         c.stragglers.heard(client.name, report)
         c.publish({"type": "report", "worker": client.name, "report": report})
     return []
@@ -207,15 +213,16 @@ def _agent_exited(c: Coordinator, client: Client, message: Message, now: float) 
     name, code, note = fields.worker(message), fields.exit_code(message), fields.text(message, "note", "")
     worker = c.membership.workers.get(name)
     leaving = worker is not None and worker.status is Status.LEAVING
-    ended_by_us = code < 0 and (leaving or c.membership.ending.over)
+    ended_by_us = code < 0 and (leaving or c.membership.ending.over or name in c.killed)
     ended_by_us = ended_by_us or (leaving and isinstance(c.membership, Restarts))
+    c.killed.discard(name)
     c.event("exited", worker=name, code=0 if ended_by_us else code)
-    member = worker if worker is not None and worker.status is Status.MEMBER else None
-    if code == 0 and member is not None and (name in c.workers or member.address is None):
-        # Its last words may still be on the way; so may be its connection, if another coordinator had it.
-        c.exits[name] = (code, note)
-        if name not in c.workers:
-            asyncio.get_running_loop().call_later(LAST_WORDS_S, c.settle_exit, name)
+    trained = worker is not None and worker.status in (Status.MEMBER, Status.DONE)
+    by_itself = code >= 0 and code not in (RESPAWN, FENCED)
+    unmet = worker is not None and worker.address is None and code == 0
+    if trained and by_itself and (name in c.workers or unmet):
+        # Its last report may still be on the way; so may be its connection, if another coordinator had it.
+        c.exits[name] = (now + LAST_WORDS_S, code, note)
         return []
     return c.membership.exited(name, code, now, note)
 
@@ -226,18 +233,21 @@ def _agent_said(c: Coordinator, client: Client, message: Message, now: float) ->
     name, figures, restarts = fields.worker(message), fields.mapping(message, "figures"), c.membership
     saved = None if figures.get("saved") is None else fields.number(figures, "saved", least=-fields.MOST)
     done = None if "done" not in figures else fields.amount(figures, "done")
+    metrics = fields.mapping(figures, "metrics", {})
     if not isinstance(restarts, Restarts) or restarts.rank(name) != 0:
         return []
-    figures.pop("saved", None)
+    figures = {key: value for key, value in figures.items() if key not in ("saved", "metrics")}
     if saved is not None:
         c.event("checkpoint", worker=name, step=max(saved, 0))
-    if done is None:
-        return []
+    metrics = c.figures.get("metrics", {}) | metrics
+    c.figures |= figures | ({"metrics": metrics} if metrics else {})
     present = restarts.generation
-    report = c.pace.report(figures, present.number, len(present.members), now)
-    c.reports[name] = report
+    report = c.pace.report({"done": restarts.done, **c.figures}, present.number, len(present.members), now)
+    c.reports[name] = c.last_report = report
+    if "done" not in c.figures:
+        return []  # metrics go with the first progress, or with the end of a program that reports none
     c.publish({"type": "report", "worker": name, "report": report})
-    return restarts.said(done, now)
+    return restarts.said(done, now) if done is not None else []
 
 
 @_hears("agent", "lost")
@@ -245,6 +255,15 @@ def _agent_lost(c: Coordinator, client: Client, message: Message, now: float) ->
     name = fields.worker(message)
     c.event("exited", worker=name, code=-9)
     return c.membership.vanished(name, now)
+
+
+@_hears("agent", "unstartable")
+def _agent_unstartable(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
+    name = fields.worker(message)
+    node, cause, reason = (fields.text(message, key) for key in ("node", "cause", "reason"))
+    c.event("unstartable", worker=name, node=node, cause=cause, reason=reason)
+    c.event("exited", worker=name, code=0)
+    return c.membership.unstartable(name, f"{node}: {reason}", cause, now)
 
 
 @_hears("agent", "ending")
@@ -279,8 +298,9 @@ def _tool_status(c: Coordinator, client: Client, message: Message, now: float) -
 
 @_hears("tool", "watch")
 def _tool_watch(c: Coordinator, client: Client, message: Message, now: float) -> list[Instruction]:
+    """Answer with the job's status; what happens after that is sent as events, from the next number on."""
     c.watchers.add(client)
-    client.send({"type": "watching"})
+    client.send({"type": "watching", **c.status()})
     return []
 
 

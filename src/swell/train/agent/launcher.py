@@ -28,7 +28,15 @@ from swell.train.agent.regular import read_regular
 from swell.train.agent.run_config import RunConfig
 from swell.train.agent.tracker import Tracker
 from swell.train.agent.wire import Message, new_secret
-from swell.train.agent.worker_processes import Exited, Failed, LocalWorkers, Lost, News, Workers
+from swell.train.agent.worker_processes import (
+    Exited,
+    Failed,
+    LocalWorkers,
+    Lost,
+    News,
+    Unstartable,
+    Workers,
+)
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 5.0
@@ -73,6 +81,8 @@ class Launcher:
         """A descriptor that can be read from after a signal, while the job runs."""
         self._result: tuple[int, str] | None = None
         """The job's exit code and the reason of its end, once it is over."""
+        self.last_report: Message = {}
+        """The leader's last report, once the job is over."""
         self.failure = ""
         """The traceback of the first worker that failed, or ''."""
 
@@ -129,6 +139,7 @@ class Launcher:
         elif kind == "kill":
             self._workers.kill(str(message["worker"]))
         elif kind == "finish":
+            self.last_report = dict(message.get("report", {}))
             self._finish(int(message["code"]), str(message["reason"]))
         elif kind == "error":
             self.say(f"the job's coordinator refused a message of its launcher: {message['error']}")
@@ -141,6 +152,10 @@ class Launcher:
                     self._coordinator.tell(self._account(worker, code))
                 case Lost(worker):
                     self._coordinator.tell({"type": "lost", "worker": worker})
+                case Unstartable(worker, node, cause, reason):
+                    self.say(f"worker {worker} cannot be started on {node}: {reason}")
+                    said = {"worker": worker, "node": node, "cause": cause, "reason": reason}
+                    self._coordinator.tell({"type": "unstartable", **said})
                 case Failed(code, reason, aloud):
                     if aloud and self._result is None:
                         self.say(reason)
@@ -149,13 +164,14 @@ class Launcher:
     def _account(self, worker: str, code: int) -> Message:
         """What the coordinator is told of a worker that ended."""
         message: Message = {"type": "exited", "worker": worker, "code": code}
+        if self.config.command:  # what the program printed last may be figures: they are reported first
+            self._show_output(worker, all_of_it=True)
         error = self.job.path / "logs" / f"{worker}.error"
         if code > 0 and error.exists():
             text = f"worker {worker} failed; its traceback:\n{_beginning(error).rstrip()}"
             self.failure = self.failure or text
             message["note"] = f"the script failed in worker {worker}"
         elif code > 0 and self.config.command:
-            self._show_output()
             last = self._outputs.last(worker)
             last = "it printed nothing" if last is None else last
             message["note"] = f"the program ended with exit code {code} in worker {worker}: {last:.200}"
@@ -209,9 +225,9 @@ class Launcher:
 
     # ------------------------------------------------------------------ output
 
-    def _show_output(self, *, all_of_it: bool = False) -> None:
+    def _show_output(self, only: str | None = None, *, all_of_it: bool = False) -> None:
         """Show what the workers printed since the last turn, a bounded amount, or all of it at the end."""
-        for worker, lines in self._outputs.new_lines(all_of_it=all_of_it):
+        for worker, lines in self._outputs.new_lines(only, all_of_it=all_of_it):
             for line in lines:
                 self.say(f"{worker}| {line}")
             if self.config.command:

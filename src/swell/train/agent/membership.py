@@ -279,6 +279,21 @@ class Membership:
         self.ending.fruitless -= 1  # not the script's fault
         return [Fence(name), *decisions.give_up(self, name, now_s)]
 
+    def unstartable(self, name: str, reason: str, cause: str, now_s: float) -> list[Instruction]:
+        """A worker cannot be started on its node: the job goes on without that slot for now.
+
+        If its process ended before it ran the script, the node is the reason only if the script runs on
+        others.
+        """
+        worker = self.workers.get(name)
+        if worker is None or self.ending.over or worker.status is Status.LEAVING:
+            return self.exited(name, 0, now_s)
+        if cause == "process" and not self.generation.live:
+            return self.finish(1, f"worker {name} cannot be started: {reason}")
+        self.scale.shut_out(worker.slot, cause, now_s)
+        self.ending.fruitless -= 1  # not the script's fault
+        return decisions.lost(self, name, reason, now_s)
+
     def tick(self, now_s: float) -> list[Instruction]:
         """Time passed: give up silent members, and let gathered newcomers join."""
         out: list[Instruction] = decisions.part(self, now_s) if self.reach.late(now_s) else []

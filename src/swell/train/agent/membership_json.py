@@ -51,7 +51,7 @@ def from_json(data: dict[str, Any], now_s: float) -> AnyMembership:
 def _of_membership(m: Membership) -> dict[str, Any]:
     return {
         "kind": "membership",
-        "scale": asdict(m.scale),
+        "scale": m.scale.to_json(),
         "rules": asdict(m.rules),
         "workers": _of_workers(m.workers),
         "names": asdict(m.names),
@@ -90,7 +90,7 @@ def _membership(data: dict[str, Any], now_s: float) -> Membership:
 def _of_restarts(m: Restarts) -> dict[str, Any]:
     return {
         "kind": "restarts",
-        "scale": asdict(m.scale),
+        "scale": m.scale.to_json(),
         "workers": _of_workers(m.workers),
         "names": asdict(m.names),
         "generation": asdict(m.generation),

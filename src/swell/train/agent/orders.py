@@ -32,6 +32,7 @@ def carry_out(c: Coordinator, instructions: list[Instruction]) -> None:
                 c.event("spawn", worker=worker, **({} if slot is None else {"slot": slot}))
                 c.tell_agent({"type": "spawn", "worker": worker, "slot": slot})
             case Kill(worker):
+                c.killed.add(worker)
                 c.tell_agent({"type": "kill", "worker": worker})
             case Fence(worker):
                 c.event("fenced", worker=worker)
@@ -78,4 +79,5 @@ def carry_out(c: Coordinator, instructions: list[Instruction]) -> None:
                 c.event(event, **fields)
             case Finish(code, reason):
                 c.event("finish", code=code, reason=reason)
-                c.tell_agent({"type": "finish", "code": code, "reason": reason})
+                last = {"report": c.last_report} if c.last_report else {}
+                c.tell_agent({"type": "finish", "code": code, "reason": reason, **last})

@@ -137,9 +137,11 @@ class Outputs:
         self._newest: deque[str] = deque(maxlen=500)
         self._last: dict[str, str] = {}
 
-    def new_lines(self, *, all_of_it: bool = False) -> Iterator[tuple[str, list[str]]]:
-        """By worker: what came since the last call, bounded, and more at the end of the job."""
-        for path in sorted(self._logs.glob("w*.log")):
+    def new_lines(
+        self, only: str | None = None, *, all_of_it: bool = False
+    ) -> Iterator[tuple[str, list[str]]]:
+        """By worker, or of one `only`: what came since the last call, bounded, and more at the end."""
+        for path in sorted(self._logs.glob(f"{only or 'w*'}.log")):
             if path.stem not in self._tails:
                 self._tails[path.stem] = Tail(path)
             for _ in range(_LAST_PIECES if all_of_it else 1):

@@ -1,4 +1,4 @@
-"""Files and folders that a job may have replaced by something else.
+"""Files and folders that a job may have replaced by something else, and files that a crash must not lose.
 
 A job can put anything in the place of its own files: a pipe that blocks whoever opens it, a link to a file
 that is none of its business, a file of two gigabytes, a thousand folders inside each other. The platform
@@ -257,3 +257,32 @@ def remove_tree(path: str | Path, within: int | None = None, beat: Callable[[], 
     if errors:
         raise errors[0]
     os.rmdir(path, dir_fd=within)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file, and wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace_synced(path: Path, data: bytes) -> None:
+    """Replace a file at once: a crash leaves the old content or the new one, and after this the new one."""
+    new = path.with_name(f".{path.name}")
+    try:
+        write_synced(new, data)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)  # half a file would keep a full disk full
+        raise
+    sync_directory(path.parent)

@@ -114,6 +114,20 @@ class Restarts:
         self.ending.fruitless -= 1
         return [*self._lost(name, "its slot cannot be reached", now_s), *self._settle(now_s)]
 
+    def unstartable(self, name: str, reason: str, cause: str, now_s: float) -> list[Instruction]:
+        """A worker cannot be started on its node: the program begins again without that slot.
+
+        If its process ended before it ran the program, the node is the reason only if the program ran before.
+        """
+        worker = self.workers.pop(name, None)
+        if worker is None or self.ending.over:
+            return []
+        if cause == "process" and self.generation.number == 1:
+            return self.finish(1, f"worker {name} cannot be started: {reason}")
+        self.scale.shut_out(worker.slot, cause, now_s)
+        self.fault, self.standing = None, ("recovery", now_s)
+        return [*self._kill_all(), *self._settle(now_s)]
+
     def said(self, done: float, now_s: float) -> list[Instruction]:
         """Rank 0 reported its progress."""
         if done > self.done:
@@ -132,7 +146,10 @@ class Restarts:
             out += self._kill_all()
         for worker in [w for w in self.workers.values() if w.status is Status.STARTING]:
             if now_s >= worker.seen_s + MISSING_S:
-                out += self.vanished(worker.name, now_s)
+                out += [
+                    Say("exited", {"worker": worker.name, "code": -9}),
+                    *self.vanished(worker.name, now_s),
+                ]
         if not self.generation.reported and now_s >= self.generation.began_s + SILENT_S:
             out += self._pause_is_over(self.generation.began_s)
         return [*out, *self._settle(now_s)]
@@ -217,13 +234,15 @@ class Restarts:
         return self._begin(now_s)
 
     def _begin(self, now_s: float) -> list[Instruction]:
-        scale = self.scale
-        slots: list[int | None] = [None] * scale.target if scale.slots is None else [*scale.slots]
+        placed = self.scale.open(now_s)
+        slots: list[int | None] = [None] * self.scale.target if placed is None else [*placed]
+        if len(slots) < self.scale.minimum:
+            return []  # the job may be given other slots
         members = [self.names.new() for _ in slots]
         self.workers = {
             name: Worker(name, Status.MEMBER, now_s, slot=slot) for name, slot in zip(members, slots)
         }
-        self.generation = ProgramGeneration(self.generation.number + 1, members, scale.slots, now_s)
+        self.generation = ProgramGeneration(self.generation.number + 1, members, placed, now_s)
         self.end_by_s = self.fault = None
         spawns = [Spawn(worker.name, worker.slot) for worker in self.workers.values()]
         return [Begin(self.generation.number, tuple(members)), *spawns]

@@ -10,6 +10,9 @@ from typing import Any
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.replicas.names import check_multiple
 
+BEGUN = "SWELL_BEGUN_FILE"
+"""The variable with the path of a file that a worker makes once it begins to run the script."""
+
 
 @dataclass(kw_only=True, slots=True)
 class RunConfig:

@@ -37,6 +37,24 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Unstartable:
+    """A worker could not be started on the node of its slot, through no fault of its script."""
+
+    worker: str
+    node: str
+    cause: str
+    """One of `CAUSES`."""
+    reason: str
+    """What happened, in a line for the job's owner."""
+
+
+CAUSES = ("home", "software", "link", "silent", "process")
+"""Why a worker cannot be started on a node: swell's home is not there; swell cannot be loaded, or the job's
+environment not be made; the node does not reach the job's supervisor, perhaps for a moment; it does not
+answer; the worker's process ended before it ran the script."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The job cannot go on."""
 
@@ -46,7 +64,7 @@ class Failed:
     """Whether the user is told at once, before the launcher has ended everything."""
 
 
-News = Exited | Lost | Failed
+News = Exited | Lost | Unstartable | Failed
 
 
 class Workers(Protocol):

@@ -24,6 +24,7 @@ from typing import Any
 
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.run_config import BEGUN
 from swell.train.agent.saying import first_to_say
 from swell.train.data import room
 from swell.train.replicas import ending
@@ -76,6 +77,13 @@ def forgive_full_disks() -> None:
         setattr(sys, name, stream)
 
 
+def note_begun() -> None:
+    """Note that this process could be started here; from now on a failure is the script's."""
+    if target := os.environ.pop(BEGUN, None):
+        with contextlib.suppress(OSError):
+            Path(target).touch()
+
+
 def run(script: str, arguments: list[str]) -> int:
     """Run `script` as `__main__`; return its exit code. A traceback goes to stderr and SWELL_ERROR_FILE."""
     watch_lifeline()
@@ -84,6 +92,8 @@ def run(script: str, arguments: list[str]) -> int:
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:
         with _watched(script):
+            if Path(script).is_file():
+                note_begun()
             runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:
         if isinstance(stop.code, str):

@@ -25,13 +25,13 @@ from swell.train.agent.errors import FENCED
 from swell.train.agent.jobdir import JobDirectory, own_host
 from swell.train.agent.regular import read_regular
 from swell.train.agent.restarts import SAVED
-from swell.train.start.bootstrap import watch_lifeline
+from swell.train.start.bootstrap import note_begun, watch_lifeline
 
 POLL_S = 0.05
 MEET_S = 120.0
 """How long a worker waits for rank 0 of its generation to be started."""
 _PR_SET_PDEATHSIG = 1
-_OWN = ("JOB_DIR", "WORKER", "LAUNCH", "ERROR_FILE", "LIFELINE", "EXIT_FILE", "HOST")
+_OWN = ("JOB_DIR", "WORKER", "LAUNCH", "ERROR_FILE", "LIFELINE", "EXIT_FILE", "BEGUN_FILE", "HOST")
 """Variables (without SWELL_) between swell's own processes. The program must not take itself for one."""
 
 
@@ -83,6 +83,7 @@ def run(command: list[str], env: Mapping[str, str], save: Path) -> int:
     name = env.get("SWELL_SAVE_SIGNAL", "")
     wanted = getattr(signal, f"SIG{name.removeprefix('SIG')}") if name else None
     program = subprocess.Popen(command, env=env, preexec_fn=_end_with_parent)
+    note_begun()
     watch_lifeline()  # only now: a process with threads should not run `preexec_fn`
     while True:
         try:

@@ -45,6 +45,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
+from swell.train.agent.regular import sync_directory, write_synced
 from swell.train.state import statetree
 
 log = logging.getLogger(__name__)
@@ -159,10 +160,10 @@ class Checkpointer:
         try:
             partial.mkdir(parents=True)
             _write_tensors(partial, tensors)
-            _write_synced(partial / "state.json", text.encode())
+            write_synced(partial / "state.json", text.encode())
             files = {path.name: _fingerprint(path) for path in sorted(partial.iterdir())}
-            _write_synced(partial / "manifest.json", _manifest(step, files))
-            _sync_directory(partial)
+            write_synced(partial / "manifest.json", _manifest(step, files))
+            sync_directory(partial)
             self._publish(partial, target)
         except Exception as error:  # training must go on whatever fails here
             self.last_error = _explain(error, self._root)
@@ -184,7 +185,7 @@ class Checkpointer:
                 return
             self._set_aside(target)
         partial.rename(target)
-        _sync_directory(self._root)
+        sync_directory(self._root)
 
     def _prune(self) -> None:
         for path in list_checkpoints(self._root)[: -self._keep]:
@@ -296,21 +297,6 @@ def _fingerprint(path: Path) -> tuple[int, str]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return path.stat().st_size, digest
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

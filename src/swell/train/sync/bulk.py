@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ class Bulk:
         """The members from which something is still to come."""
         self.answers: dict[int, dict[str, Any]] = {}
         """The members' headers, by rank."""
+        self._began_s: dict[int, float] = {}
+        """By rank: when a member's header was here, and so the rest of what it sends was on its way."""
 
     def run(self, frame: Any, text: bytes, payloads: Views) -> None:
         """Send a header and each member's payload; receive theirs. `frame` makes a header's frame."""
@@ -100,13 +103,15 @@ class Bulk:
             left[0][:count] = inbox[:count]
             del inbox[:count]
             _advance(left, count)
-        self._incoming[rank] = left
+        self._incoming[rank], self._began_s[rank] = left, time.perf_counter()
         self._check_complete(rank)
 
     def _check_complete(self, rank: int) -> None:
         if not self._incoming[rank]:
             self._waiting.discard(rank)
             self._mesh.heard.add(rank)
+            count = sum(len(sink.cast("B")) for sink in self._sinks.get(rank, []))
+            self._mesh.note_arrival(rank, count, time.perf_counter() - self._began_s[rank])
 
 
 def _send_some(sock: Stream, left: list[memoryview]) -> None:

@@ -33,6 +33,7 @@ class Link:
         self.name = name
         self.directory = directory
         self.config = config
+        self._pid = os.getpid()
         self.step = 0
         self.report: Message = {}
         """What heartbeats say, besides the step."""
@@ -150,6 +151,12 @@ class Link:
         # A short job may end between two heartbeats, so the last report is sent now.
         self.line.send({"type": "beat", "step": self.step, "report": self.report})
         self.line.send({"type": "done", "operation": operation})
+
+    def last_report(self) -> None:
+        """Send the latest report, at the end of the process; a worker that left the job has none to send."""
+        if os.getpid() == self._pid and self._standing.status in ("member", "done"):
+            self.line.send({"type": "beat", "step": self.step, "report": self.report})
+            self.flush()
 
     def flush(self, timeout_s: float = 2.0) -> None:
         """Wait until all messages have been sent, at the end of the process."""

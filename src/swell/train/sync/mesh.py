@@ -99,6 +99,8 @@ class Mesh:
         """The present exchange: operation, phase and when it began."""
         self._begun = 0
         """How many exchanges this member has begun in this generation."""
+        self._arrivals: dict[int, tuple[int, float]] = {}
+        """By rank: bytes of payloads that have arrived, and for how many seconds they were on their way."""
         self._latest: deque[tuple[int, int, Any]] = deque(maxlen=_LATEST)
         """The last of them: operation, phase and what the script called."""
 
@@ -162,6 +164,16 @@ class Mesh:
             f"generation {self.number} of {' '.join(self.members)}, {self._begun} exchanges, "
             f"the last ones (operation.phase): {', '.join(names)}"
         )
+
+    def note_arrival(self, rank: int, count: int, seconds: float) -> None:
+        """Note that `count` bytes of a payload have arrived, `seconds` after the first of them."""
+        before, before_s = self._arrivals.get(rank, (0, 0.0))
+        self._arrivals[rank] = (before + count, before_s + seconds)
+
+    def take_arrivals(self) -> dict[str, tuple[int, float]]:
+        """By member: bytes of payloads since the last call, and how many seconds they were on their way."""
+        taken, self._arrivals = self._arrivals, {}
+        return {self.members[rank]: arrival for rank, arrival in taken.items() if arrival[0]}
 
     def waits(self) -> Waits | None:
         """Which members the present exchange still waits for, if there is one; any thread may ask."""

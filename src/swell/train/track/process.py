@@ -37,7 +37,7 @@ def figures_of(report: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None
     done, of, metrics = (report.get(name) for name in ("done", "of", "metrics"))
     if report.get("rank", 0) != 0 or not _is_finite(done) or not _is_finite(of or 0):
         return None
-    step = report["step"] if isinstance(report.get("step"), int) else int(done)
+    step = report["step"] if isinstance(report.get("step"), int) else int(done or 0)
     if "step" not in report and of is not None and 0 < of <= 1:
         step = round(done / of * SHARES)
     figures = {name: report[name] for name in ("loss", "lr") if report.get(name) is not None}
@@ -74,13 +74,15 @@ class Tracking:
         self._sinks[f"{kind}:{where}"] = KINDS[kind](where, job, memory)
 
     def take(self, report: Mapping[str, Any]) -> None:
-        """Pass a report on, unless its step has been passed on before."""
+        """Pass on what a report adds, unless a later step, or this step of an earlier run, was passed on."""
         found = figures_of(report)
-        if found is None or found[0] <= self._step:
+        if found is None or found[0] < self._step or (found[0] == self._step and not self._last):
             return
         step, figures = found
         # A metric that was computed once, such as that of an epoch, is repeated in reports: it is one point.
         fresh = {name: value for name, value in figures.items() if self._last.get(name) != value}
+        if not fresh:
+            return
         self._step, self._last = step, figures
         self._memory["step"] = step
         for name, sink in list(self._sinks.items()):
@@ -113,11 +115,13 @@ def follow(job: JobDirectory, tracking: Tracking, parent: int) -> str:
     """Pass reports on until the job is over, or the launcher is gone; how it ended."""
     while os.getppid() == parent:
         try:
-            with JobClient(job, wait_s=1.0) as client:
-                missed = client.status()["reports"].values()  # what came before this process was ready
+            with JobClient(job, wait_s=1.0) as client, JobClient(job) as second:
                 connection = client.listen()
-                for report in missed:
+                status = second.status()  # what came before this process was ready
+                for report in (*status["reports"].values(), status["last_report"]):
                     tracking.take(report)
+                if status["result"] is not None:
+                    return _outcome(status["result"])
                 while os.getppid() == parent:
                     if not readable([connection], 1.0):
                         continue
@@ -125,11 +129,14 @@ def follow(job: JobDirectory, tracking: Tracking, parent: int) -> str:
                         if message.get("type") == "report":
                             tracking.take(message["report"])
                         elif message.get("event") == "finish":
-                            code, reason = int(message["code"]), str(message["reason"])
-                            return "failed" if code else "stopped" if reason == "stopped" else "finished"
-        except (OSError, TrainError):
+                            return _outcome(message)
+        except (OSError, TrainError, KeyError, ValueError, TypeError):
             time.sleep(0.1)  # the coordinator is being restarted
     return "stopped"
+
+
+def _outcome(finish: Mapping[str, Any]) -> str:
+    return "failed" if int(finish["code"]) else "stopped" if finish["reason"] == "stopped" else "finished"
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swell.train.agent.errors import FENCED, RESPAWN
-from swell.train.agent.generations import Fence, Instruction, Kill, Spawn, Status, Turn
+from swell.train.agent.generations import Fence, Instruction, Kill, Say, Spawn, Status, Turn
 from swell.train.agent.replicas.in_workers import InWorkers
 from swell.train.agent.replicas.names import replica_of, replicas_of, workers_of
 
@@ -124,7 +124,7 @@ class Replicas(InWorkers):
             return []
         cut = set().union(*(self.roll.answers[mate] for mate in mates))
         if replica in cut:  # its own workers do not reach each other
-            return self.out(self.inner.vanished(replica, now_s))
+            return [Say("parted", {"workers": list(mates)}), *self.out(self.inner.vanished(replica, now_s))]
         return self.out(self.inner.checked(replica, number, sorted(cut), now_s))
 
     def waiting(self, step: int, others: list[str], now_s: float) -> list[Instruction]:
@@ -156,13 +156,29 @@ class Replicas(InWorkers):
                 return []  # its slots are free once all have ended
             code = 0
         self.roll.forget(mates)
+        said: list[Instruction] = []
+        if code == RESPAWN and known.status is Status.MEMBER:
+            said = [Say("parted", {"worker": name, "workers": list(mates)})]
         note = note or (f"worker {name} ended with exit code {code}" if code > 0 else "")
-        return self.out(self.inner.exited(replica, code, now_s, note))
+        return [*said, *self.out(self.inner.exited(replica, code, now_s, note))]
 
     def vanished(self, name: str, now_s: float) -> list[Instruction]:
         """A worker's slot cannot be reached: its replica must not go on."""
         replica = replica_of(name, self.size)
         return self.out(self.inner.vanished(replica, now_s)) if replica in self.inner.workers else []
+
+    def unstartable(self, name: str, reason: str, cause: str, now_s: float) -> list[Instruction]:
+        """A worker cannot be started on its node: its replica cannot either."""
+        replica = replica_of(name, self.size)
+        known = self.inner.workers.get(replica)
+        if known is None or known.status is Status.LEAVING:
+            return self.exited(name, 0, now_s)
+        mates = workers_of(replica, self.size)
+        for mate in mates:
+            self.roll.each.pop(mate, None)
+        self.roll.forget(mates)
+        out = self.out(self.inner.unstartable(replica, reason, cause, now_s))
+        return [*(Kill(mate) for mate in mates if mate != name), *out]
 
     def agent_connected(self, alive: list[str], now_s: float) -> list[Instruction]:
         """The launcher (re)connected and says which processes exist."""
