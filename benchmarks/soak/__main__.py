@@ -134,6 +134,8 @@ def soak(minutes: float, seed: int, say: Any) -> verdict.Verdict:
             "samples": [f"{name}: {problem}" for name, problem in samples if problem is not None],
             "event log": verdict.log_problems(_events(stage), SLOTS),
             "left": left,
+            "backups": harm.bad_backups,
+            "not deleted": _not_deleted(stage),  # after the log was read
             "read by thieves": harm.stolen() if walled else [],
             "not flat": verdict.not_flat(grown),
             "errors of the platform": verdict.complaints(stage.home / "up.log"),
@@ -144,6 +146,7 @@ def soak(minutes: float, seed: int, say: Any) -> verdict.Verdict:
             "seed": seed,
             "honest_jobs": len(accepted),
             "hostile_jobs": len(harm.hostile),
+            "variants": harm.variants,
             "samples": sum(job.samples * job.epochs for job in accepted),
             "harms": dict(sorted(harm.count.items())),
             "restarts": len(harm.back_s),
@@ -212,6 +215,20 @@ def _events(stage: Stage) -> list[Any]:
     store = Store(connect(str(stage.home / "store.db")))
     try:
         return [event for _, event in store.events(limit=1_000_000)]
+    finally:
+        store.close()
+
+
+def _not_deleted(stage: Stage) -> list[str]:
+    """Jobs that the platform cannot forget, whatever is in their directories. All of them are over by now."""
+    from swell.control.database import connect
+    from swell.control.retention import Keep, Retention
+    from swell.control.store import Store
+
+    store = Store(connect(str(stage.home / "store.db")))
+    try:
+        Retention(store, stage.home, Keep(for_s=-1.0)).run(time.time())
+        return [record.job_id for record in store.jobs(over=True, limit=1_000_000)]
     finally:
         store.close()
 

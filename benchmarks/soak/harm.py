@@ -11,6 +11,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import signal
 import socket
 import struct
@@ -18,11 +19,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.soak.scripts import HOSTILE
 from benchmarks.soak.stage import SLOTS, Stage
+from benchmarks.soak.vandal import remove
 from swell.api.client import Client
+from swell.cli._backup import bring_back, save
 
 WEIGHTS = {
     "kill": 8,
@@ -35,11 +39,15 @@ WEIGHTS = {
     "disk": 1,
     "plane": 1,
     "nursery": 1,
+    "vandal": 2,
+    "backup": 1,
 }
 POLICIES = ("afs-l", "elasticflow", "tiresias", "fifo:backfill=true", "tide")
 MOST_HOSTILE = 4
 """Hostile jobs that are there at a time."""
 MOST_PLANE_FREEZE_S = 3.0
+FREE_BYTES = 32 << 20
+"""No backup is written to a fuller disk."""
 _FILLER = "filler"
 
 
@@ -52,6 +60,8 @@ class Harm:
         self.count: Counter[str] = Counter()
         self.hostile: list[str] = []
         """Ids of hostile jobs that were accepted."""
+        self.bad_backups: list[str] = []
+        """What was wrong with backups."""
         self.keys = 0
         """Hostile jobs that were submitted."""
         self.back_s: list[float] = []
@@ -184,28 +194,63 @@ class Harm:
 
     def do_hostile(self) -> str | None:
         """Submit a hostile job; most are cancelled after a while."""
+        return self._hostile(self.chance.choice(sorted(HOSTILE)))
+
+    def do_vandal(self) -> str | None:
+        """Submit a job that changes every byte of its directory, again and again."""
+        return self._hostile("vandal")
+
+    def _hostile(self, kind: str) -> str | None:
         jobs = self._ask(lambda client: client.jobs(limit=200)) or []
         there = [job for job in jobs if job.name.startswith("hostile") and job.ended_s is None]
         if len(there) >= MOST_HOSTILE:
             return None
-        kind = self.chance.choice(sorted(HOSTILE))
         script = self.stage.work / f"{kind}.py"
         script.write_text(HOSTILE[kind])
         self.keys += 1
         key = f"hostile-{kind}-{self.keys}"
+        args = [
+            str(self.told),
+            self.stage.naps,
+            str(self.chance.randrange(1 << 32)),
+            str(self.stage.pid or 1),
+        ]
         job = self._ask(
-            lambda client: client.submit(
-                script, name=key, args=[str(self.told), self.stage.naps], max_workers=1, idempotency_key=key
-            )
+            lambda client: client.submit(script, name=key, args=args, max_workers=1, idempotency_key=key)
         )
         if job is None:
             return None
         self.hostile.append(job.job_id)
-        self._later(self.chance.uniform(4.0, 15.0), lambda: self._cancel(job.job_id))
+        if kind != "vandal":  # that one ends by itself
+            self._later(self.chance.uniform(4.0, 15.0), lambda: self._cancel(job.job_id))
         return f"hostile job: {kind}"
 
     def _cancel(self, job_id: str) -> None:
         self._ask(lambda client: client.cancel(job_id))
+
+    @property
+    def variants(self) -> int:
+        """How often vandals have changed their directories."""
+        path = Path(f"{self.told}.variants")
+        return path.stat().st_size if path.exists() else 0
+
+    def do_backup(self) -> str | None:
+        """Write a backup, and bring it back in another home: no job may spoil what it has of the others."""
+        file, new = self.stage.work / "backup.tar", self.stage.folder / "restored"
+        if shutil.disk_usage(self.stage.home).free < FREE_BYTES:
+            return None
+        try:
+            saved = save(self.stage.home, file)
+            back = bring_back(new, file, paused=False, new_tokens=False, force=False)
+            lacking = [job for job in {**saved.left_out, **back.left_out} if job.startswith("honest")]
+            self.bad_backups += [f"a backup lacks what {job} has saved" for job in lacking]
+        except Exception as error:
+            if shutil.disk_usage(self.stage.home).free >= FREE_BYTES:
+                self.bad_backups.append(repr(error))
+            return None
+        finally:
+            remove(new)
+        return "backup"
 
     # -- strangers ---------------------------------------------------------------------------------------
 

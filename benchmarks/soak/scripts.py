@@ -13,6 +13,8 @@ from benchmarks.runtime.arena import check_counts
 COUNTING = Path(__file__).parents[1] / "runtime" / "counting.py"
 FORKS = 12
 """Processes that a fork bomb of the soak consists of."""
+VARIANTS = 103
+"""So often a vandal of the soak changes its directory: a run of ten minutes has some twenty of them."""
 
 _TRAIN = """
 import json, os, subprocess, sys, time
@@ -81,6 +83,22 @@ for path in [home / "tokens" / "admin", home / "store.db", *Path("/proc").glob("
 told.with_suffix(".stolen").write_text(json.dumps(found))
 for _ in train():
     pass
+""",
+    "vandal": f"""
+import os, random, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from benchmarks.soak.vandal import Vandal, remove
+directory = Path(os.environ["SWELL_JOB_DIR"]).parent.parent
+vandal = Vandal(int(sys.argv[3]), [directory.parent, directory.parent.parent / "tokens"], int(sys.argv[4]))
+for i in range({VARIANTS}):
+    if i % 10 == 0:  # as many as there are would fill the disk, which is a harm of its own
+        for path in directory.iterdir():
+            remove(path)
+    vandal.vandalise(directory)
+    with Path(sys.argv[1] + ".variants").open("a") as file:
+        file.write("x")
+    time.sleep(0.05)
 """,
     "broken": _TRAIN + "raise RuntimeError('[/b] \\x1b[31m')\n",
 }

@@ -38,7 +38,7 @@ ODD_NAMES = (
     "\u202egnp.sh",
     "~",
 )
-DEEPEST = 120
+DEEPEST = 60
 """Folders inside each other; a test of its own has more."""
 LARGEST = 1 << 20
 HOLE_BYTES = 1 << 42
@@ -53,23 +53,30 @@ class Vandal:
         self.others = list(others)
         self.pid = pid
         """A process that a forged file may name: it must not be harmed."""
+        self._deck: list[tuple[str, str]] = []
+        """Names and harms that were not drawn yet: each pair comes once before one repeats."""
+        self._before = b""
+        """The content of the file that is being replaced."""
 
     def vandalise(self, directory: Path) -> list[str]:
         """Do a few harms to a directory; returns what was done."""
         done = []
         for _ in range(self.chance.randint(1, MOST_HARMS)):
-            name = self.chance.choice((*NAMES, *NAMES, *ODD_NAMES))
-            harm = self.chance.choice(HARMS)
+            if not self._deck:
+                self._deck = [(name, harm) for name in (*NAMES, *ODD_NAMES) for harm in HARMS]
+                self.chance.shuffle(self._deck)
+            name, harm = self._deck.pop()
             path = directory / name
             # Where an earlier harm put something else in the way, there is no such place.
             with contextlib.suppress(OSError, ValueError):
                 if not _inside(path.parent, directory):
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
-                if path.is_symlink() or path.is_file() or path.exists():
+                self._before = path.read_bytes() if path.is_file() and path.stat().st_size < LARGEST else b""
+                if os.path.lexists(path):
                     _away(path)
                 getattr(self, f"do_{harm}")(path)
-            done.append(f"{harm} {name!r}")
+                done.append(f"{harm} {name!r}")
         return done
 
     # -- what is put in the place of a file --------------------------------------------------------------
@@ -90,6 +97,24 @@ class Vandal:
     def do_forgery(self, path: Path) -> None:
         """JSON with the right names, and values of every kind."""
         path.write_text(json.dumps({name: self._value() for name in FIELDS if self.chance.random() < 0.9}))
+
+    def do_tweak(self, path: Path) -> None:
+        """The JSON that was there, with some values replaced."""
+        content = json.loads(self._before or b"{}")
+        for _ in range(self.chance.randint(1, 3)):
+            where = content
+            while isinstance(where, dict) and where:
+                name = self.chance.choice(sorted(where))
+                if not isinstance(where[name], dict) or self.chance.random() < 0.5:
+                    where[name] = self._value()
+                    break
+                where = where[name]
+        path.write_text(json.dumps(content))
+
+    def do_deep(self, path: Path) -> None:
+        """The JSON that was there, with one value that is nested too deeply."""
+        text = (self._before or b"{}").decode(errors="replace").rstrip().removesuffix("}")
+        path.write_text(f'{text}, "placement": {"[" * 5000}{"]" * 5000}}}')
 
     def do_infinity(self, path: Path) -> None:
         path.write_text(

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ from swell.train.state.checkpoint import list_checkpoints, verify
 
 from .conftest import Platform
 
-VARIANTS = 70
+VARIANTS = 100
 """So many directories of jobs that are over, and of jobs that wait; `make soak` has thousands."""
 EPOCHS = 40
 
@@ -42,9 +43,13 @@ def sentinel() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[Platform]:
-    """A platform with three slots on this machine."""
-    home = tmp_path / "home"
-    home.mkdir()
+    """A platform with three slots on this machine, in memory if possible: folders come and go."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="swell-", dir=memory if memory.is_dir() else tmp_path) as folder:
+        yield from _platform(Path(folder))
+
+
+def _platform(home: Path) -> Iterator[Platform]:
     made = Platform(home, lambda: SupervisedEngine(LocalSite(home, nodes="1x3")), "afs-l")
     yield made
     for record in made.plane.jobs.find():
