@@ -10,17 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
-from tests.api.conftest import Platform
+from tests.api.conftest import Platform, start
+from tests.control.virtual import known_exactly
 from tests.waiting import wait_until
 
 import swell
 from swell.api.calls import Calls
 from swell.api.refusals import Conflict, Forbidden, NotAuthenticated, NotFound, Unreachable
-from swell.control.model import Phase
+from swell.control.model import Estimate, Phase
 from swell.domain import InputError
 
 
@@ -80,6 +83,29 @@ def test_the_calls_of_the_guide_are_the_calls_there_are() -> None:
         meant = inspect.signature(eval(f"lambda {given}: None"))
         real = list(inspect.signature(getattr(Calls, name)).parameters.values())[1:]
         assert [(p.name, p.kind) for p in meant.parameters.values()] == [(p.name, p.kind) for p in real], name
+
+
+def test_every_answer_about_a_job_has_the_same_estimate_and_none_is_in_the_past(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swell.control.job_desk.ESTIMATED_EVERY_S", 600.0)
+    platform = start(tmp_path, duration_s=600.0)
+    rates = np.array([0.0, 1.0, 1.9, 2.7, 3.4])
+    knowledge = known_exactly("kind", 5000.0, rates, startup_s=0.1, pause_s=0.1)
+    try:
+        with platform.client("alice") as client:
+            job_id = client.submit("train.py", workdir=tmp_path).job_id
+            book = platform.plane._conductor.book
+            with platform.plane._lock:  # the estimate that was made when the job came has passed
+                record = book.records[job_id]
+                old = replace(record.promise, estimate=Estimate(finish_s=1.0, source="model"))
+                book.records[job_id], book.known[job_id] = replace(record, promise=old), knowledge
+            listed, one = client.jobs()[0].promise.estimate, client.job(job_id).promise.estimate
+            explained = client.explain(job_id)["estimate"]
+            assert listed == one and explained["finish_s"] == one.finish_s
+            assert one.finish_s is not None and one.finish_s > time.time()
+    finally:
+        platform.stop()
 
 
 def test_pausing_scaling_and_cancelling(busy_platform: Platform) -> None:

@@ -96,6 +96,7 @@ def test_health_and_metrics_say_which_role(pair: Pair) -> None:
             "status": "ok",
             "version": "",
             "role": "standby",
+            "notes": [],
             "leader": its,
         }
         assert http.get(f"{its}/healthz").json()["role"] == "leader"

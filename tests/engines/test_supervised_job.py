@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,8 @@ from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
 from swell.engines.order import make_folder
 from swell.engines.supervised import SupervisedEngine
-from swell.engines.supervised_job import Allowance, SupervisedJob
+from swell.engines.supervised_job import MOST_REASON, Allowance, SupervisedJob
+from swell.engines.supervisor import reason_of
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.wire import Connection
 
@@ -319,3 +321,46 @@ def test_a_signal_goes_to_the_process_that_holds_the_lock_whatever_a_file_says(t
         assert not supervisor.is_locked(job) and other.poll() is None
         lock.write_text("another-machine")
         other.kill()
+
+
+def _raised(source: str, name: str = "train.py") -> str:
+    """The traceback of a script with this text."""
+    try:
+        exec(compile(source, f"/home/ann/{name}", "exec"), {})
+    except BaseException:
+        return traceback.format_exc()
+    raise AssertionError("the script did not fail")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("x = 1\nraise ValueError('no')", "ValueError: no (train.py, line 2)"),
+        ("raise ValueError('first\\nsecond')", "ValueError: first (train.py, line 1)\nsecond"),
+        ("raise ValueError('a\\n  b\\n\\nc')", "ValueError: a (train.py, line 1)\n  b\n\nc"),
+        ("assert False", "AssertionError (train.py, line 1)"),
+        ("import os\n\nos.listdir('/no')", "FileNotFoundError: [Errno 2] No such file or directory: '/no'"),
+        (
+            "import json\n\njson.loads('')",
+            "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+        ),
+        ("try:\n    1 / 0\nexcept Exception:\n    raise KeyError('k')", "KeyError: 'k' (train.py, line 4)"),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_whole_message_with_the_line_of_the_script(
+    source: str, reason: str
+) -> None:
+    told = reason_of(_raised(source), "train.py")
+    assert told == (reason if "(train.py, " in reason else f"{reason} (train.py, line 3)")
+
+
+def test_a_reason_is_bounded_and_may_be_any_text() -> None:
+    assert (
+        reason_of("--auto: this script cannot be shared\n", "train.py")
+        == "--auto: this script cannot be shared"
+    )
+    assert reason_of("", "train.py") == reason_of("\n \n", "train.py") == ""
+    long = reason_of(_raised("raise ValueError('a' * 9000 + 'the end')"), "train.py")
+    assert len(long) < MOST_REASON and long.endswith("the end (train.py, line 1)")
+    for odd in ("Traceback (most recent call last):", '  File "x", line 3', "\x00\x1b[2J"):
+        assert len(reason_of(odd, "train.py")) <= len(odd)

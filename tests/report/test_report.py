@@ -54,6 +54,17 @@ def test_lanes_tell_who_had_how_many_gpus() -> None:
     assert found.jobs["a"].resizes == 1 and found.jobs["a"].pause_s == 0.5
 
 
+def test_a_job_that_a_person_cancelled_neither_met_nor_missed_its_deadline() -> None:
+    def run(*ends: Event) -> tuple[int, int]:
+        come = [job(EventKind.SUBMITTED, 0, name, deadline_s=25.0) for name in "abc"]
+        return Run.read("live", [*come, *ends]).deadlines
+
+    met, gone = job(EventKind.FINISHED, 20, "a", met=True), job(EventKind.CANCELLED, 9, "b", by="ann")
+    assert run(met, gone) == (1, 1)
+    late = job(EventKind.CANCELLED, 9, "b", by="its time limit of 9 s")
+    assert run(late, job(EventKind.REJECTED, 1, "c")) == (0, 2)
+
+
 def test_a_log_that_begins_in_the_middle_knows_what_was_held_before() -> None:
     found = lanes(two_jobs()[4:6], began_s=5.0)
     assert found.jobs["a"].changes == [(5.0, 4), (10, 2)]

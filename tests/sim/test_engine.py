@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.control.virtual import make_trace
 
 from swell.domain import Cluster, Event, EventKind, InputError, JobSpec, overlapping
 from swell.perf.profiles import ProfileSet
 from swell.policies import Admission, Decision, Policy, Snapshot, policy_names
+from swell.report.runs import Run
 from swell.sim import ConstantCost, ModelledCost, NodeFailure, parse_cost, simulate
 from swell.sim.generate import generate_jobs
 
@@ -245,3 +248,15 @@ def test_elasticflow_with_exact_curves_and_free_resizes_breaks_no_promise(seed: 
     result = simulate(jobs, PROFILES, Cluster.parse(shape), "elasticflow")
     assert (~np.isnan(result.promised_s)).sum() > 0
     assert result.promises_broken == 0
+
+
+@pytest.mark.parametrize("policy", ["srtf", "gandiva", "tide"])
+def test_a_run_has_as_many_resizes_as_its_report(policy: str) -> None:
+    trace, events = make_trace(5, 30, "2x4", 0.3), list[Event]()
+    failures = [NodeFailure(0, 600.0, 900.0)]
+    result = simulate(
+        trace.jobs, trace.profiles, trace.cluster, policy, failures=failures, on_event=events.append
+    )
+    returned = Counter(event.job_id for event in events if event.kind is EventKind.ALLOCATED)
+    assert result.record()["resizes"] == Run.read("", events).resizes
+    assert policy != "srtf" or max(returned.values()) > 1, "jobs lost all their GPUs and came back"

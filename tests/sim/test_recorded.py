@@ -1,8 +1,9 @@
 """What every policy does with a few workloads is on record, so that no change of a decision goes unseen.
 
-`recorded.json` has one line for each workload and policy: how many resizes, the average completion time, the
-end of the last job, how many deadlines were met, and a checksum of all events with their GPUs. After a change
-that is meant to decide differently, write it anew and look at the difference:
+`recorded.json` has one line for each workload and policy: how many resizes and returns after a preemption,
+the average completion time, the end of the last job, how many deadlines were met, and a checksum of all
+events with their GPUs. After a change that is meant to decide differently, write it anew and look at the
+difference:
 
     python -m tests.sim.test_recorded
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -88,8 +90,10 @@ def recorded(workload: str, policy: str) -> str:
     )  # fmt: skip
     figures = result.record()
     log = "\n".join(_told(events))
+    starts = Counter(event.job_id for event in events if event.kind is EventKind.ALLOCATED)
+    moves = figures["resizes"] + starts.total() - len(starts)
     return (
-        f"{zlib.crc32(log.encode()):08x} {len(events)} events, {figures['resizes']} resizes, "
+        f"{zlib.crc32(log.encode()):08x} {len(events)} events, {moves} resizes, "
         f"JCT {figures['avg_jct_s']:.2f}, end {figures['makespan_s']:.2f}, met {figures['deadline_met']}"
     )
 

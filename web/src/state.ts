@@ -65,13 +65,13 @@ class State {
     return last[0] > first[0] ? Math.max(0, (last[1] - first[1]) / (last[0] - first[0])) : null;
   }
 
-  // When the job will be done at its present speed, or as was estimated when it came; null if nobody knows.
+  // When the job will be done by the server's estimate, or else at its present speed; null if nobody knows.
   predicted(job: Job, now_s: number): number | null {
     if (job.ended_s !== null) return job.ended_s;
-    const rate = this.rate(job);
-    if (rate && job.of !== null && job.of > job.done) return now_s + (job.of - job.done) / rate;
     const estimate = job.promise.estimate.finish_s;
-    return estimate !== null && estimate > now_s ? estimate : null;
+    if (estimate !== null && estimate > now_s) return estimate;
+    const rate = this.rate(job);
+    return rate && job.of !== null && job.of > job.done ? now_s + (job.of - job.done) / rate : null;
   }
 
   subscribe(listener: (events: LogEvent[]) => void): () => void {

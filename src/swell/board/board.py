@@ -344,6 +344,7 @@ class Board:
             table.first_start_s[row] = now_s
         else:
             table.resizes[row] += 1
+            table.returns[row] += not before
         if not kept:
             table.last_start_s[row] = now_s
         return Move(row, before, placement, pause_s, ran_s, reason)

@@ -136,8 +136,8 @@ def print_rich(table: Table) -> None:
 
 
 def one_line(text: str, width: int = 80) -> str:
-    """The last line of a text, which may be a traceback, cut to fit a table."""
-    line = text.strip().splitlines()[-1].strip() if text.strip() else ""
+    """A text, which may have several lines, as one line that is cut to fit a table."""
+    line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
 

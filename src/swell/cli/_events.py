@@ -59,7 +59,7 @@ def _describe(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
             met = {"True": ", deadline met", "False": ", deadline missed"}.get(str(data.get("met")), "")
             return f"finished after {say_duration(data.get('jct_s'))}{met}"
         case "failed":
-            return f"failed: {data.get('reason', '')}"
+            return f"failed: {' '.join(str(data.get('reason', '')).split())}"
         case "cancelled":
             return f"cancelled by {data.get('by', 'its owner')}"
         case "node_joined":

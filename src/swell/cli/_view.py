@@ -146,6 +146,6 @@ def _finish(job: JobView, now_s: float) -> str:
         return f"{say_duration(now_s - job.ended_s)} ago"
     if job.promise.guaranteed_s is not None:
         return f"by {say_moment(job.promise.guaranteed_s)}"
-    if job.promise.estimate.finish_s is not None and job.promise.estimate.finish_s > now_s:
+    if job.promise.estimate.finish_s is not None:
         return f"~{say_moment(job.promise.estimate.finish_s)}"
     return "-"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -90,7 +89,7 @@ def finish(job: JobView) -> str:
     if job.promise.guaranteed_s is not None:
         return f"by {say_moment(job.promise.guaranteed_s)}, promised"
     if job.promise.estimate.finish_s is not None:
-        return f"about {say_moment(max(job.promise.estimate.finish_s, time.time()))}"
+        return f"about {say_moment(job.promise.estimate.finish_s)}"
     return "-"
 
 

@@ -34,6 +34,7 @@ from swell.control.scheduler import Scheduler
 from swell.control.slow_nodes import SlowNodes
 from swell.control.speed import Trials
 from swell.domain import Cluster, Event, EventKind, InputError, Node, SwellError
+from swell.domain.events import TIME_LIMIT
 from swell.engines import Engine, Launch, Observed, Report, RunState
 from swell.policies import DEFAULT, is_ours
 
@@ -256,7 +257,7 @@ class Conductor:
         for record in list(self.book.records.values()):
             limit_s = min(record.request.time_limit_s or math.inf, self.limits.run_s or math.inf)
             if record.started_s is not None and now_s - record.started_s > limit_s:
-                self.feed(record, lifecycle.CancelAsked(f"its time limit of {limit_s:g} s"), now_s)
+                self.feed(record, lifecycle.CancelAsked(f"{TIME_LIMIT} of {limit_s:g} s"), now_s)
 
     def _progressed(self, record: JobRecord, knowledge: Knowledge, report: Report, now_s: float) -> Event:
         data = report.data

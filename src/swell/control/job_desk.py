@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from swell.engines.accounts import no_script
 
 FEW_SUBMISSIONS = 4
 """Up to this many submissions at a time get an estimate by looking ahead; more get a rougher one."""
+
+ESTIMATED_EVERY_S = 3.0
+"""Estimates that are shown are at most this old."""
 
 _Accepted = tuple[JobRecord, Sequence[int], Sequence[Event]]
 
@@ -44,6 +48,8 @@ class JobDesk:
         self._book, self._store = access.conductor.book, access.conductor.book.store
         self._gate = Gate(limits)
         self._trouble = trouble
+        self._estimates: tuple[float, dict[str, Estimate]] = (-math.inf, {})
+        """When the estimates of active jobs were made last, and what they were."""
         self._intake: Intake[_Submission, JobRecord] = Intake(self._take_in)
 
     def submit(self, request: JobRequest, owner: str, idempotency_key: str | None = None) -> JobRecord:
@@ -133,6 +139,27 @@ class JobDesk:
             found |= {r.job_id: r for r in ended}
         return sorted(found.values(), key=_age, reverse=True)[:limit]
 
+    def with_estimates(self, records: Sequence[JobRecord]) -> list[JobRecord]:
+        """The same jobs; those that are not over with the present estimate of their finish."""
+        if all(record.phase.over for record in records):
+            return list(records)
+        with self._lock:
+            found = self._present_estimates()
+        return [
+            replace(r, promise=replace(r.promise, estimate=found[r.job_id]))
+            if r.job_id in found and not r.phase.over
+            else r
+            for r in records
+        ]
+
+    def _present_estimates(self) -> dict[str, Estimate]:
+        """By job, the estimates of a moment ago; with the lock held."""
+        now_s, (made_s, found) = self._clock(), self._estimates
+        if not made_s <= now_s < made_s + ESTIMATED_EVERY_S or set(found) - set(self._book.records):
+            found = promises.all_estimated(self._conductor.scheduler, now_s)
+            self._estimates = (now_s, found)
+        return found
+
     def get(self, job_id: str) -> JobRecord:
         """One job."""
         with self._lock:
@@ -184,7 +211,10 @@ class JobDesk:
             record = self.get(job_id)
             now_s, scheduler = self._clock(), self._conductor.scheduler
             behind_s = self._conductor.reconciler.behind_s(job_id, now_s)
-            return views.explain(record, scheduler, events, now_s, behind_s, self._trouble())
+            answer = views.explain(record, scheduler, events, now_s, behind_s, self._trouble())
+            if answer["estimate"] is not None and (present := self._present_estimates().get(job_id)):
+                answer["estimate"] = asdict(present)
+            return answer
 
     def series(self, job_id: str) -> dict[str, Any]:
         """A job's curves: progress, loss, metrics and slots over time."""

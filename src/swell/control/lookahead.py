@@ -150,6 +150,29 @@ def estimate(
         wait = max(len(records) / capacity, 1.0)
         left_s = knowledge.length.left(record.done) / rate if rate > 0 else np.inf
         finish_s = now_s + knowledge.startup_s + wait * left_s if np.isfinite(left_s) else None
+    return _with_range(record, knowledge, finish_s, now_s)
+
+
+def estimates(
+    records: Sequence[JobRecord],
+    known: Mapping[str, Knowledge],
+    cluster: Cluster,
+    policy: str,
+    now_s: float,
+    interval_s: float | None,
+    calendar: Calendar,
+    teams: Teams,
+    user_limits: UserLimits,
+) -> dict[str, Estimate]:
+    """The likely finish of each of these jobs, by one look ahead; empty if there are too many for it."""
+    if len(records) > MOST_JOBS:
+        return {}
+    ends = finishes(records, known, cluster, policy, now_s, interval_s, calendar, teams, user_limits)
+    return {r.job_id: _with_range(r, known[r.job_id], ends.get(r.job_id), now_s) for r in records}
+
+
+def _with_range(record: JobRecord, knowledge: Knowledge, finish_s: float | None, now_s: float) -> Estimate:
+    """The estimate of a job that ends its training then, with the error of what is known of it."""
     if finish_s is None:
         return Estimate(finish_s=None, source=knowledge.source)
     finish_s += knowledge.closing_s

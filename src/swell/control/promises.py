@@ -12,7 +12,7 @@ from collections import ChainMap
 from dataclasses import replace
 
 from swell.control.knowledge import ENOUGH_STEPS, Knowledge
-from swell.control.lookahead import estimate
+from swell.control.lookahead import MOST_JOBS, estimate, estimates
 from swell.control.model import Estimate, JobRecord, Promise
 from swell.control.scheduler import Asked, Scheduler
 
@@ -67,6 +67,31 @@ def estimated(
         policy, board, round_s = scheduler.policy_text, scheduler.board, scheduler.rhythm.interval_s
         beside = (board.calendar, scheduler.teams, scheduler.limits.of_policy)
         return estimate(record, jobs, known, board.base, policy, now_s, round_s, *beside, quick=quick)
+
+    try:
+        return by_present_policy()
+    except Exception as error:
+        scheduler.replace_failed(error)
+        return by_present_policy()
+
+
+def all_estimated(scheduler: Scheduler, now_s: float) -> dict[str, Estimate]:
+    """When each active job will probably be done; jobs of which too little is known are left out.
+
+    Everybody who shows an estimate of a job that was taken in shows this one.
+    """
+    records = list(scheduler.book.active())
+    found = {r.job_id: (scheduler.book.known[r.job_id].basis(r.done), r) for r in records}
+    ready = {job_id: (basis, record) for job_id, (basis, record) in found.items() if basis is not None}
+    if not ready or len(records) > MOST_JOBS:
+        return {}
+    known = {job_id: basis for job_id, (basis, _) in ready.items()}
+
+    def by_present_policy() -> dict[str, Estimate]:
+        board, round_s = scheduler.board, scheduler.rhythm.interval_s
+        beside = (board.calendar, scheduler.teams, scheduler.limits.of_policy)
+        jobs = [record for _, record in ready.values()]
+        return estimates(jobs, known, board.base, scheduler.policy_text, now_s, round_s, *beside)
 
     try:
         return by_present_policy()

@@ -50,7 +50,7 @@ class EventKind(StrEnum):
     FAILED = "failed"
     """A job's script failed, or all its workers died too often; data: reason."""
     CANCELLED = "cancelled"
-    """A person ended a job."""
+    """A person or a time limit ended a job; data: by (who, or a text that begins with TIME_LIMIT)."""
     NODE_JOINED = "node_joined"
     """A node came into service, or came back; data: gpus, gpu_type, per_gpu (how many of its slots share a
     GPU), reason if it was rented."""
@@ -74,6 +74,8 @@ class EventKind(StrEnum):
     """Training has left the GPUs that a reservation holds; data: reservation, gpus, after_s (since held)."""
 
 
+TIME_LIMIT = "its time limit"
+"""Beginning of `by` of a job that was cancelled because it ran for too long."""
 _NODE_KINDS = frozenset({EventKind.NODE_JOINED, EventKind.NODE_LOST, EventKind.NODE_SLOW})
 RESERVATION_KINDS = frozenset({EventKind.RESERVED, EventKind.UNRESERVED, EventKind.HELD, EventKind.YIELDED})
 _CLUSTER_KINDS = frozenset({EventKind.SCALED, EventKind.POLICY_REPLACED})
@@ -140,3 +142,8 @@ def read_events(lines: Iterable[str]) -> Iterator[Event]:
     for line in lines:
         if line.strip():
             yield Event.from_json(line)
+
+
+def was_withdrawn(end: Event) -> bool:
+    """Whether a job ended because a person cancelled it, so that its deadline was neither met nor missed."""
+    return end.kind is EventKind.CANCELLED and not str(end.data.get("by")).startswith(TIME_LIMIT)

@@ -22,6 +22,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -61,6 +62,9 @@ _ROOM_S = 600.0
 """How long to wait for room on a full disk."""
 _SWEEP_S = 20.0
 """Longest wait for the end of processes that were killed."""
+_MOST_MESSAGE = 3000
+"""Most characters of an exception's message that become the reason of a failure."""
+_FRAME = re.compile(r'  File "(.+)", line (\d+)')
 _MOST_REPORT = 32 << 10
 """Most characters of a last report; a longer one is not kept, so that exit.json can always be read."""
 _GROUP_S = 10.0
@@ -264,7 +268,7 @@ def _run(order: Order, run_dir: Path, say: Callable[[str], None]) -> tuple[int, 
     reason = launcher.reason
     if reason.startswith("stopped by SIG"):
         return code, None, launcher.last_report
-    return code, (_last_error(run_dir) if code > 0 else "") or reason, launcher.last_report
+    return code, (_first_error(run_dir, request.script) if code > 0 else "") or reason, launcher.last_report
 
 
 def _launcher(order: Order, config: RunConfig, say: Callable[[str], None]) -> Launcher:
@@ -307,13 +311,12 @@ class _MemoryWatch:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _last_error(run_dir: Path) -> str:
-    """The last line of the traceback of the worker that failed first."""
+def _first_error(run_dir: Path, script: str) -> str:
+    """The error of the worker that failed first, as a reason."""
     errors = sorted((run_dir / "logs").glob("*.error"), key=lambda path: path.stat().st_mtime)
     for path in errors:  # files of the job's own, so they may be anything
-        lines = read_regular(path).decode(errors="replace").strip().splitlines()
-        if lines:
-            return lines[-1][:300]
+        if reason := reason_of(read_regular(path).decode(errors="replace"), Path(script).name):
+            return reason
     return ""
 
 
@@ -337,6 +340,25 @@ def _seen(home: Path) -> bytes:
     if (home / "tokens").exists() or not (home / "jobs" / "a").exists():
         return b"the home is not hidden"
     return b"" if processes() == [os.getpid()] else b"processes outside are not hidden"
+
+
+def reason_of(traceback: str, script: str) -> str:
+    """The type and the whole message of the exception in a traceback, and the line of the script.
+
+    A text that is no traceback is the reason as it is. The middle of a long message is left out.
+    """
+    lines = traceback.strip("\n").splitlines()
+    heads = [i for i, line in enumerate(lines) if line == "Traceback (most recent call last):"]
+    block = lines[heads[-1] + 1 :] if heads else lines
+    begin = next((i for i, line in enumerate(block) if line and not line.startswith(" ")), 0)
+    message = "\n".join(block[begin:]).strip()
+    frames = [found for line in block[:begin] if (found := _FRAME.match(line))]
+    own = [frame for frame in frames if Path(frame[1]).name == script] or frames
+    place = f" ({Path(own[-1][1]).name}, line {own[-1][2]})" if own else ""
+    if len(message) > _MOST_MESSAGE:
+        message = f"{message[: _MOST_MESSAGE // 2]} ... {message[-_MOST_MESSAGE // 2 :]}"
+    first, newline, rest = message.partition("\n")
+    return f"{first}{place}{newline}{rest}"
 
 
 def main() -> int:

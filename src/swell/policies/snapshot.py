@@ -95,7 +95,9 @@ class JobTable:
         self.last_start_s: FloatArray = np.full(n, np.inf)
         """When the job last went from waiting to running."""
         self.resizes: IntArray = np.zeros(n, dtype=np.int64)
-        """Changes of allocation after the first."""
+        """Changes of allocation after the first, returns after a preemption included."""
+        self.returns: IntArray = np.zeros(n, dtype=np.int64)
+        """Starts after the first: the job had lost all its GPUs before."""
         self.placement: list[Placement] = [()] * n
         self.belief: list[JobBelief | None] = [None] * n
         """The belief about each job's performance, for a policy that learns it."""

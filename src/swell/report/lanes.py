@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swell.domain import Event, EventKind
+from swell.domain.events import was_withdrawn
 
 ENDS = (EventKind.FINISHED, EventKind.FAILED, EventKind.CANCELLED, EventKind.REJECTED)
 CHANGES = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
@@ -34,6 +35,8 @@ class Lane:
     """The kind of the event that ended the job; None while it goes on."""
     met: bool | None = None
     """Whether the job met its deadline; None without one or while it goes on."""
+    withdrawn: bool = False
+    """Whether a person cancelled the job, so that its deadline was neither met nor missed."""
 
     def held(self, until_s: float) -> list[tuple[float, float, int]]:
         """Stretches with GPUs: from, to, how many. The last one goes on until `until_s` at most."""
@@ -148,6 +151,7 @@ def _job(found: Lanes, event: Event) -> None:
         lane.ended_s, lane.end = event.time_s, event.kind.value
         met = data.get("met")
         lane.met = met if isinstance(met, bool) else None
+        lane.withdrawn = was_withdrawn(event)
 
 
 def apart(spans: Mapping[str, tuple[float, float]], colours: int) -> dict[str, int]:

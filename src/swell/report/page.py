@@ -103,7 +103,10 @@ def charts(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
         ),
     ]
     if any(value is not None for _, value in shares):
-        said = "Jobs that ended by their deadline, among all that had one; refused jobs count as missed."
+        said = (
+            "Jobs that ended by their deadline, among all that had one; refused jobs count as missed, "
+            "cancelled ones not at all."
+        )
         found.insert(1, ("Deadlines met", svg.bars("Deadlines met", shares, lambda v: f"{v:.3f}"), said))
     return found
 

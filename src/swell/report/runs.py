@@ -50,8 +50,12 @@ class Run:
 
     @property
     def deadlines(self) -> tuple[int, int]:
-        """How many jobs with a deadline met it, and how many there were; a refused one did not meet it."""
-        asked = [job for job in self.jobs if job.deadline_s is not None and job.end is not None]
+        """How many jobs with a deadline met it, and how many there were.
+
+        A refused job did not meet it. One that a person cancelled does not count.
+        """
+        over = [job for job in self.jobs if job.end is not None and not job.withdrawn]
+        asked = [job for job in over if job.deadline_s is not None]
         met = sum(
             job.end == "finished"
             and (job.met if job.met is not None else (job.ended_s or 0.0) <= job.deadline_s)

@@ -160,7 +160,7 @@ def _result(done: Simulation, world: World, belief: str) -> Result:
         promised_s=tally.promised_s,
         rejected=tally.rejected,
         rho=world.fairness(tally.finish_s - table.submit_s, tally.mean_active),
-        job_resizes=table.resizes,
+        job_resizes=table.resizes - table.returns,
         gpu_seconds=float(table.attained_gpu_s.sum()),
         capacity_gpu_seconds=tally.capacity_gpu_s,
         cost=None if cloud is None else cloud.cost(done.now_s),

@@ -25,6 +25,7 @@ from swell.domain import (
     Placement,
     Reservation,
 )
+from swell.domain.events import was_withdrawn
 from swell.perf.belief import JobBelief
 from swell.sim.capacity import DemandChange, NodeFailure
 from swell.sim.sharing import SharedGpus
@@ -128,6 +129,13 @@ class LoggedJob:
         """
         assert self.end is not None
         return float(self.end.data.get("startup_s") or 0.0) if self.rates else 0.0
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The job's deadline; None without one, and for a job that a person cancelled."""
+        deadline_s = self.submitted.data.get("deadline_s")
+        withdrawn = self.end is not None and was_withdrawn(self.end)
+        return None if deadline_s is None or withdrawn else float(deadline_s)
 
     @property
     def new(self) -> bool:

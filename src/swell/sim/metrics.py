@@ -29,6 +29,7 @@ class Result:
     rho: FloatArray
     """Finish-time fairness: JCT over the time the job would have needed alone on its share of the cluster."""
     job_resizes: IntArray
+    """How often each job went on with other GPUs; starts and preemptions are not counted, as in reports."""
     gpu_seconds: float
     """GPU-seconds held by jobs."""
     capacity_gpu_seconds: float

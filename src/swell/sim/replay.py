@@ -168,7 +168,7 @@ def _specs(log: Log) -> list[JobSpec]:
     specs = []
     for job in log.jobs:
         asked: Mapping[str, Any] = job.submitted.data
-        submit_s, deadline_s = job.submitted.time_s - log.began_s, asked.get("deadline_s")
+        submit_s, deadline_s = job.submitted.time_s - log.began_s, job.deadline_s
         relative_s = None if deadline_s is None else deadline_s - log.began_s
         specs.append(
             JobSpec(
@@ -248,7 +248,7 @@ def _live_record(log: Log, cluster: Cluster) -> dict[str, Any]:
     jct_s = np.array([job.end.time_s - job.submitted.time_s for job in finished if job.end is not None])
     held_s = sum(one.gpus * one.seconds for job in log.jobs for one in job.held)
     makespan_s = max(job.end.time_s for job in log.jobs if job.end is not None) - log.began_s
-    deadlines = [job for job in log.jobs if job.submitted.data.get("deadline_s") is not None]
+    deadlines = [job for job in log.jobs if job.deadline_s is not None]
     met = sum(job.end is not None and job.end.data.get("met") is True for job in deadlines)
     capacity = sum(node.gpus for node in cluster.nodes) * makespan_s
     return {

@@ -59,6 +59,19 @@ export function compareView(ids: string[]): View {
     return values.map((value, i) => [xs[i], value] as const).filter((one, i): one is [number, number] => i % step === 0 && one[0] !== null && one[0] !== undefined && one[1] !== null);
   }
 
+  // How many GPUs a job had: by time from its starts, resizes and preemptions, so that waiting shows as none.
+  function gpus(id: string): [number, number][] {
+    const series = all.get(id);
+    if (!series || axis.value === "done") return along(id, series?.curves.workers);
+    const job = state.jobs.get(id);
+    const changes = series.changes.filter((one) => ["allocated", "resized", "preempted"].includes(one.kind));
+    if (!changes.length) return [];
+    const start = job?.started_s ?? changes[0].time_s;
+    const points = changes.map((one): [number, number] => [one.time_s - start, (one.gpus ?? []).length as number]);
+    const last = points[points.length - 1][1];
+    return [...points, [(job?.ended_s ?? Date.now() / 1000) - start, job && over(job) ? 0 : last]];
+  }
+
   function goodput(series: Series): (number | null)[] {
     const done = series.curves.done ?? [];
     return done.map((value, i) => {
@@ -96,7 +109,7 @@ export function compareView(ids: string[]): View {
   }
 
   function show(title: string, unit: string, values: (series: Series) => (number | null)[] | undefined, looks: object): void {
-    const points = ids.map((id) => (all.has(id) ? along(id, values(all.get(id)!)) : []));
+    const points = ids.map((id) => (!all.has(id) ? [] : title === "GPUs" ? gpus(id) : along(id, values(all.get(id)!))));
     if (!points.some((one) => one.length)) return;
     const xs = [...new Set(points.flatMap((one) => one.map(([x]) => x)))].sort((a, b) => a - b);
     const lines = points.map((one, index): Line => {

@@ -40,8 +40,7 @@ export function confinement(job: Job): string {
 export function whyWaits(job: Job): string {
   if (job.phase === "queued") return job.reason || `${state.used} of ${state.slots} slots are in use, as policy '${state.policy}' decides`;
   if (job.phase === "running") return job.reason || confinement(job);
-  const lines = job.reason.trim().split("\n");
-  return lines[lines.length - 1] ?? "";
+  return job.reason.trim().replace(/\s+/g, " ");
 }
 
 const PHASES = ["all", "active", "running", "queued", "paused", "finished", "failed", "cancelled", "refused"];

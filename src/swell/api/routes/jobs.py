@@ -79,7 +79,7 @@ def _page(
     ctx: Context, who: Principal, phase: Phase | None, limit: int, after: str | None
 ) -> list[JobRecord]:
     before = None if after is None else ctx.visible_job(who, after)
-    return list(ctx.plane.jobs.find(who.scope, phase, limit, before))
+    return ctx.plane.jobs.with_estimates(ctx.plane.jobs.find(who.scope, phase, limit, before))
 
 
 @router.get("/jobs/{job_id}")
@@ -99,7 +99,8 @@ async def job(
     while not record.phase.over and clock() < until_s and not ctx.hub.closed:
         seen = await ctx.hub.job_changed(job_id, seen, until_s - clock())
         record = await ctx.call(ctx.visible_job, who, job_id)
-    return JobView.of_record(record)
+    (shown,) = await ctx.call(ctx.plane.jobs.with_estimates, [record])
+    return JobView.of_record(shown)
 
 
 @router.get("/jobs/{job_id}/explain")

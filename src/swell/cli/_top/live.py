@@ -135,12 +135,14 @@ class LiveCluster:
         return max(after - before, 0.0) / (ended_s - began_s) if ended_s > began_s else None
 
     def predicted_s(self, job: JobView, now_s: float) -> float | None:
-        """When the job will be done at its present speed, or else as was estimated; None if unknown."""
-        rate = self.rate(job)
-        if rate and job.of is not None and job.of > job.done:
-            return now_s + (job.of - job.done) / rate
+        """When the job will be done, by the server's estimate or at its present speed; None if unknown."""
         finish_s = job.promise.estimate.finish_s
-        return finish_s if finish_s is not None and finish_s > now_s else None
+        if finish_s is not None and finish_s > now_s:
+            return finish_s
+        rate = self.rate(job)
+        return (
+            now_s + (job.of - job.done) / rate if rate and job.of is not None and job.of > job.done else None
+        )
 
     def outlook(self, job: JobView, now_s: float) -> tuple[str, str]:
         """Promise against prediction in words, and whether that is 'good', 'bad' or neither ('')."""
