@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.control.conftest import make_record
 
-from swell.board import Move
+from swell.board import Move, with_reasons
 from swell.cli import _events
-from swell.control.conductor import who_took
 from swell.control.database import connect
 from swell.control.errors import Conflict
 from swell.control.lifecycle import (
@@ -272,13 +271,16 @@ def test_a_reason_is_said_only_where_it_is_known(tmp_path: Path) -> None:
 
 
 def test_slots_went_to_other_jobs_only_if_another_job_has_them() -> None:
-    def move(before: tuple[int, ...], after: tuple[int, ...]) -> Move:
-        return Move(0, before, after, 0.0, 0.0)
+    def reasons(*moves: tuple[tuple[int, ...], tuple[int, ...]]) -> list[str]:
+        given = [Move(row, before, after, 0.0, 0.0) for row, (before, after) in enumerate(moves)]
+        return [move.reason for move in with_reasons(given)]
 
-    moves = {"a": move((0, 1), ()), "b": move((), (1,)), "c": move((3,), (2, 3))}
-    assert who_took("a", moves, {0, 1}) == "its slots went to other jobs"
-    assert who_took("a", moves, {0}) == "other jobs got slots instead"
-    assert who_took("a", {"a": moves["a"]}, {0, 1}) == "" == who_took("a", moves, set())
+    taken, instead = "its slots went to other jobs", "other jobs got slots instead"
+    assert reasons(((0, 1), ()), ((), (1,)), ((3,), (2, 3))) == [taken, "", ""]
+    assert reasons(((0,), ()), ((), (1,)), ((3,), (2, 3))) == [instead, "", ""]
+    assert reasons(((0, 1), (0,))) == ["the policy gives it fewer slots"]
+    assert reasons(((0, 1), (2, 3))) == [""]
+    assert reasons(((0, 1), (1, 2)), ((2,), (0,))) == [taken, taken]
     record, out = step(RUNNING, Granted(()), 110.0)
     assert record.reason == NOT_REPORTED == out[0].event.data["reason"]  # type: ignore[union-attr]
     line = _events.line(0.0, "preempted", "a", {"before": [0, 1]})

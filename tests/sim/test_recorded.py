@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from tests.control.virtual import Trace, make_trace
 
+from swell.board.board import BY_POLICY, INSTEAD, TO_OTHERS
 from swell.domain import Calendar, Event, EventKind, JobSpec, Reservation, Teams
 from swell.policies.by_user import UserLimits
 from swell.policies.registry import policy_names
@@ -102,6 +103,7 @@ def _told(events: list[Event]) -> Iterator[str]:
     for event in events:
         if event.kind is not EventKind.PROGRESS:
             gpus, reason = event.data.get("gpus"), event.data.get("reason")
+            reason = None if reason in (TO_OTHERS, INSTEAD, BY_POLICY) else reason  # the GPUs show it
             yield f"{event.time_s:.3f} {event.kind} {event.job_id} {event.node} {gpus} {reason}"
 
 

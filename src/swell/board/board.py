@@ -57,7 +57,29 @@ class Move(NamedTuple):
     ran_s: float
     """How long the job made progress between its last update in the table and this move."""
     reason: str = ""
-    """Why the job moves, if the policy did not choose it: a node was lost."""
+    """Why the job moves, if the policy did not choose it (a node was lost), or why it lost GPUs."""
+
+
+TO_OTHERS, INSTEAD = "its slots went to other jobs", "other jobs got slots instead"
+BY_POLICY = "the policy gives it fewer slots"
+
+
+def with_reasons(moves: Sequence[Move]) -> list[Move]:
+    """The moves of one decision; those by which a job loses GPUs say why, as far as these moves show it."""
+    taken = {gpu: move.row for move in moves for gpu in set(move.after).difference(move.before)}
+    growing = {move.row for move in moves if len(move.after) > len(move.before)}
+
+    def reason(move: Move) -> str:
+        lost = set(move.before).difference(move.after)
+        if move.reason or not lost:
+            return move.reason
+        if any(taken.get(gpu, move.row) != move.row for gpu in lost):
+            return TO_OTHERS
+        if growing - {move.row}:
+            return INSTEAD
+        return BY_POLICY if len(move.after) < len(move.before) else ""
+
+    return [move._replace(reason=reason(move)) for move in moves]
 
 
 class Board:

@@ -45,7 +45,6 @@ NOT_BOTH = (
     "reservations and rented nodes do not go together: an autoscaler counts no slots of services; remove the "
     "reservations ('swell reserve rm'), or leave out --autoscale"
 )
-TO_OTHERS = "its slots went to other jobs"
 _CURVES = ("epoch", "batch_size", "loss", "target_loss", "lr", "metrics")
 """Fields of a progress report that are written to the log, besides `done` and `of`."""
 
@@ -463,13 +462,11 @@ class Conductor:
 
     def _grant_owed(self, now_s: float) -> None:
         # Jobs that shrink go first, so that slots are free before another job is told to use them.
-        owed = dict(self._owed)
-        for job_id, move in sorted(owed.items(), key=lambda item: _growth(item[1])):
+        for job_id, move in sorted(self._owed.items(), key=lambda item: _growth(item[1])):
             record = self.book.records[job_id]
             if move.after and not record.wanted:
                 self._starting[job_id] = now_s
-            reason = move.reason or who_took(job_id, owed, set(record.wanted) - set(move.after))
-            self.feed(record, lifecycle.Granted(move.after, reason), now_s)
+            self.feed(record, lifecycle.Granted(move.after, move.reason), now_s)
             del self._owed[job_id]
 
     # -- one job -----------------------------------------------------------------------------------------
@@ -524,18 +521,6 @@ class Conductor:
             "spared_errors": float(self.figures.spared),
             "trouble": float(bool(trouble)),
         }
-
-
-def who_took(job_id: str, moves: Mapping[str, Move], lost: Collection[int]) -> str:
-    """Why a job loses slots by a decision, if these moves show it."""
-    if not lost:
-        return ""
-    others = [move for other, move in moves.items() if other != job_id]
-    if any(set(lost).intersection(move.after).difference(move.before) for move in others):
-        return TO_OTHERS
-    if any(_growth(move) > 0 for move in others):
-        return "other jobs got slots instead"
-    return ""
 
 
 def _growth(move: Move) -> int:

@@ -16,7 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from swell.board import Move, Rhythm
+from swell.board import Move, Rhythm, with_reasons
 from swell.control.book import Book
 from swell.control.errors import StoreUnavailable
 from swell.control.knowledge import Knowledge
@@ -289,7 +289,7 @@ class Scheduler:
                 table.rate[move.row] = rate / counted_on
         if len(snapshot):
             self.rhythm.decided(now_s, self._next_wakeup_s(snapshot, decision))
-        return [(table.specs[move.row].job_id, move) for move in moves]
+        return [(table.specs[move.row].job_id, move) for move in with_reasons(moves)]
 
     def _next_wakeup_s(self, snapshot: Snapshot, decision: Decision) -> float:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from swell.board import Board, Move
+from swell.board import Board, Move, with_reasons
 from swell.domain import EventKind
 from swell.sim.events import JobEvents
 from swell.sim.segments import SegmentEnds
@@ -55,7 +55,7 @@ class RunningJobs:
         """Let jobs go on at the placements that the board gave them, and their neighbours beside them."""
         shared = self._world.shared
         changed = [] if shared is None else shared.place((move.row, move.after) for move in moves)
-        for move in moves:
+        for move in with_reasons(moves) if self._events.wanted else moves:
             self._follow(move, now_s)
         if changed:
             moved = {move.row for move in moves}
