@@ -1,8 +1,9 @@
-"""A plain script without `--auto` is recognised at its first step; one that has an elastic job is not."""
+"""A script for the other of the two ways, by `--auto` or by `swell.elastic`, is told which one is its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,3 +31,18 @@ def test_a_script_is_ended_at_its_first_step_only_if_it_has_no_elastic_job(
             with pytest.raises(SystemExit):
                 optimizer.step()
     assert ("--auto" in capsys.readouterr().err) is not elastic
+
+
+ELASTIC = """
+    import swell, torch
+    model = torch.nn.Linear(2, 1)
+    job = swell.elastic(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in job.loop(3):
+        job.step(model(torch.ones(4, 2)).mean())
+"""
+
+
+def test_an_elastic_script_under_auto_ends_at_once_and_names_the_option_to_leave_out(stage: Any) -> None:
+    job = stage.run(ELASTIC, settings={"auto": True}, workers=1)
+    assert job.wait() != 0
+    assert "this script is elastic by itself; start it without --auto" in job.output()
