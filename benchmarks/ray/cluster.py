@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -100,13 +101,27 @@ class RayNode:
         self._errors.close()
 
 
+@contextlib.contextmanager
+def new_token() -> Iterator[None]:
+    """Put a token for a new cluster into the environment; at the end the environment is as it was."""
+    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 class RayCluster:
     """A head without slots and some nodes with; a token of its own is put into the environment."""
 
     def __init__(self, nodes: int = 4, slots: int = 2) -> None:
-        self._before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(16)
+        self._token = contextlib.ExitStack()
+        self._token.enter_context(new_token())
         self._scratch = tempfile.mkdtemp(prefix="swell-rc-")
         self.head = RayNode("head", 0, self._scratch, None)
         self.nodes: list[RayNode] = []
@@ -145,11 +160,7 @@ class RayCluster:
             if not Path(self._scratch).exists():
                 break
             time.sleep(0.1)
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        self._token.close()
 
     def __enter__(self) -> RayCluster:
         return self

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import secrets
 import shutil
 import tempfile
 import time
@@ -22,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.ray.cluster import RayNode
+from benchmarks.ray.cluster import RayNode, new_token
 from benchmarks.ray.failures import until
 from benchmarks.runtime import netns
 from swell.control.database import connect
@@ -39,10 +37,9 @@ GOAL_S = 5.0
 
 def measure(away_s: float) -> dict[str, Any]:
     """Make the cluster, cut the head off, and look."""
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
     home = Path(tempfile.mkdtemp(prefix="swell-bench-"))
     scratch = tempfile.mkdtemp(prefix="swell-rc-")
-    with netns.Hosts(3) as hosts:
+    with new_token(), netns.Hosts(3) as hosts:
         made: list[RayNode] = []
         try:
             made.append(RayNode("head", 0, scratch, None, host=_place(hosts, 0)))

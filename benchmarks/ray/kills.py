@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import random
-import secrets
 import shutil
 import signal
 import sys
@@ -26,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ray.cluster import RayNode
+from benchmarks.ray.cluster import RayNode, new_token
 from benchmarks.ray.failures import until
 from benchmarks.runtime import netns
 from swell.control.database import connect
@@ -137,10 +136,9 @@ def measure(
     kills: int, minutes: float, ready_s: float = 15.0, slow_s: float = SLOW_S, aways: int = 3
 ) -> dict[str, Any]:
     """Make the cluster, kill workers at even intervals, and look at what the platform wrote down."""
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
     home = Path(tempfile.mkdtemp(prefix="swell-bench-"))
     scratch = tempfile.mkdtemp(prefix="swell-rc-")
-    with netns.Hosts(3) as hosts:
+    with new_token(), netns.Hosts(3) as hosts:
         made: list[RayNode] = []
         try:
             made.append(RayNode("head", 0, scratch, None, host=(hosts.namespace(0), hosts.address(0))))

@@ -51,9 +51,8 @@ class HostsWorkers(LocalWorkers):
         order["env"]["SWELL_HOST"] = self._addresses[slot]
         return children.fork(
             "benchmarks.runtime.hosts_workers",
-            [json.dumps(order)],
+            [json.dumps(order), self._namespaces[slot]],
             Path(order["log"]),
-            become=lambda: netns.enter(self._namespaces[slot]),
         )
 
     def kill(self, worker: str) -> None:
@@ -82,9 +81,10 @@ class HostsWorkers(LocalWorkers):
 
 
 def main() -> int:
-    """Become the worker of the given order."""
+    """Become the worker of the given order, on the host of the given namespace."""
     import sys
 
     from swell.train.start import zygote
 
+    netns.enter(sys.argv[2])
     return zygote.child(json.loads(sys.argv[1]))

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ def _launch(fields: dict[str, Any]) -> int:
                 from benchmarks.runtime.hosts_workers import HostsWorkers
 
                 code = Launcher(config, say, HostsWorkers(config, hosts)).run()
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code & 0xFF)
 

@@ -54,7 +54,6 @@ def test_down_saves_the_jobs_and_leaves_a_ray_that_was_there_before_running(
     again = SupervisedEngine(
         RaySite(tmp_path / "other", RayOptions(address=ray_cluster.address, spares=False))
     )
-    (tmp_path / "other").mkdir()
     again.start(lambda: None)
     try:
         assert again.cluster().capacity == 8
