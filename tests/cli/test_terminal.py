@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from swell.cli._common import new_table, one_line
+from swell.cli._common import figure, new_table, one_line, sparkline
 from swell.cli._events import line
 from swell.cli._terminal import add_row, clean, output
 
@@ -32,3 +32,10 @@ def test_output_keeps_its_colours_and_nothing_else(monkeypatch: pytest.MonkeyPat
     assert output("\x1b]0;title\x07\x1b[2J\x1b[6n") == "\\x1b]0;title\\x07\\x1b[2J\\x1b[6n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
     assert output("\x1b[2J") == "\x1b[2J", "a file gets what the job printed"
+
+
+def test_a_constant_is_a_level_line_and_figures_are_plain_numbers() -> None:
+    assert set(sparkline([0.1 + 0.2, 0.3, 0.3])) == {"▄"}
+    assert sparkline([1.0, 2.0]) == "▁█" and sparkline([float("nan")]) == ""
+    shown = [figure(value) for value in (3690.0, 12345678.0, 0.00025, 0.00002, 0.5, 128.0, 0.0)]
+    assert shown == ["3,690", "1.23e+07", "0.00025", "2e-05", "0.5", "128", "0"]

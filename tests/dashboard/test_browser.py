@@ -251,6 +251,24 @@ def test_a_viewer_looks_and_changes_nothing(stage: Stage, chromium: Browser) -> 
     assert status == 403
 
 
+def test_what_is_not_there_is_said_and_who_waits_has_a_lane(stage: Stage, chromium: Browser) -> None:
+    assert stage.server is not None
+    page = open_page(chromium, stage.server.url, admin_token(stage.home), "/#/job/nobody-1")
+    page.get_by_role("heading", name="There is no such job").wait_for()
+    page.evaluate("location.hash = '#/nowhere'")
+    page.get_by_role("heading", name="There is no such page").wait_for()
+    page.get_by_role("link", name="The cluster").click()
+    summary = page.locator("#lanes-summary")
+    summary.filter(has_text="are in use now").wait_for()
+    summary.filter(has_not_text="wait").wait_for()
+    job_id = stage.submit(Part(0, "patient", "bert.py", 9000, owner="eve"))
+    stage.plane.jobs.pause(job_id)
+    stage.plane.jobs.scale(job_id, 8, 8)
+    stage.plane.jobs.resume(job_id)
+    summary.filter(has_text="1 job waits.").wait_for()
+    stage.plane.jobs.cancel(job_id)
+
+
 def test_jobs_are_found_sorted_and_compared(stage: Stage, chromium: Browser) -> None:
     assert stage.server is not None
     page = open_page(chromium, stage.server.url, admin_token(stage.home), "/#/queue?find=stea")

@@ -9,7 +9,7 @@ export function words(event: LogEvent): string {
   const [before, after] = [data.before?.length ?? 0, data.gpus?.length ?? 0];
   const why = data.reason ? `: ${data.reason}` : "";
   switch (event.kind) {
-    case "submitted": return "was handed in" + (data.deadline_s ? `, to be done by ${moment(data.deadline_s)}` : "");
+    case "submitted": return "was submitted" + (data.deadline_s ? `, to be done by ${moment(data.deadline_s)}` : "");
     case "admitted": return data.finish_s ? `is promised by ${moment(data.finish_s)}` : "is admitted";
     case "rejected": return `was refused${why}`;
     case "allocated": return `starts on ${gpus(after)}`;

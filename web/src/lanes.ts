@@ -1,7 +1,7 @@
 // Two pictures of the same thing: who has how many GPUs over time. Above, all jobs on top of each other under
 // the line of what there is; below, a lane for each job, as thick as it has GPUs.
 import { colour, css, onColour, packed } from "./colours";
-import { h } from "./dom";
+import { h, setText } from "./dom";
 import { clock, duration, moment, plural } from "./format";
 import { state } from "./state";
 import type { Lane } from "./types";
@@ -18,12 +18,26 @@ interface Row {
   id: string;
   lane: Lane;
   held: [number, number, number][]; // from, to, GPUs, within the window
+  waits: number | null; // since when it has waited for GPUs, within the window; null if it does not
   ran: number;
+}
+
+// Where the time axis begins: with the last stretch of activity. A pause of the whole cluster that is longer than
+// what happened since is left out, so that idle hours do not squeeze the present.
+export function beginning(spans: [number, number][], to: number): number {
+  const quiet = 600;
+  let from = to - 60;
+  for (const [begin, end] of [...spans].sort((a, b) => b[1] - a[1])) {
+    if (from - end > Math.max(quiet, to - from) && from < to - 60) break;
+    from = Math.min(from, begin);
+  }
+  return Math.max(from - (to - from) * 0.02, to - 86400);
 }
 
 export function lanesFigure(): { element: HTMLElement; draw: () => void; drawSoon: () => void } {
   const canvas = h("canvas", { "aria-hidden": "true" });
   const tip = h("div", { class: "tip", hidden: true });
+  const title = h("h2", { id: "lanes-title" }, "GPUs over time");
   const summary = h("p", { class: "quiet", id: "lanes-summary" });
   const more = h("button", { type: "button", class: "plain" }, "");
   const spans: [string, number][] = [["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400]];
@@ -46,21 +60,17 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void; drawSoo
   more.addEventListener("click", () => ((all = !all), draw()));
 
   const element = h("section", { class: "card", "aria-labelledby": "lanes-title" },
-    h("div", { class: "head" }, h("h2", { id: "lanes-title" }, "GPUs over time"), choices),
+    h("div", { class: "head" }, title, choices),
     summary,
     h("figure", { class: "canvas", role: "img", "aria-labelledby": "lanes-title lanes-summary" }, canvas, tip),
     more);
 
   function collect(): void {
     to = Date.now() / 1000;
-    let first = to - 60;
-    for (const lane of state.lanes.values()) if (lane.changes.length) first = Math.min(first, lane.changes[0][0]);
-    // Without activity for long, show what happened last.
-    from = span === null ? Math.max(first - (to - first) * 0.02, to - 86400) : to - span;
-    if (span === null) {
-      const recent = [...state.lanes.values()].filter((lane) => (lane.ended_s ?? to) > to - 3600);
-      if (recent.length) from = Math.max(from, Math.min(...recent.map((lane) => lane.changes[0]?.[0] ?? to)) - 5, to - 6 * 3600);
-    }
+    const waiting = [...state.jobs.values()].filter((job) => job.phase === "queued");
+    from = span === null
+      ? beginning([...[...state.lanes.values()].flatMap((lane) => spansOf(lane)), ...waiting.map((job): [number, number] => [job.submitted_s, to])], to)
+      : to - span;
     rows = [];
     for (const [id, lane] of state.lanes) {
       if (lane.ended_s !== null && lane.ended_s < from) continue;
@@ -74,15 +84,33 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void; drawSoo
           ran += gpus * (end - Math.max(begin, from));
         }
       }
-      if (held.length) rows.push({ id, lane, held, ran });
+      const job = state.jobs.get(id);
+      const last = lane.changes[lane.changes.length - 1];
+      const waits = job?.phase === "queued" ? Math.max(last && !last[1] ? last[0] : job.submitted_s, from) : null;
+      if (held.length || waits !== null) rows.push({ id, lane, held, waits, ran });
     }
-    rows.sort((a, b) => a.lane.changes[0][0] - b.lane.changes[0][0]);
+    for (const job of waiting) {
+      if (state.lanes.has(job.job_id)) continue;
+      rows.push({ id: job.job_id, lane: { name: job.request.name, changes: [], ended_s: null }, held: [], waits: Math.max(job.submitted_s, from), ran: 0 });
+    }
+    rows.sort((a, b) => rank(a) - rank(b) || (a.lane.ended_s !== null ? b.lane.ended_s! - a.lane.ended_s : begun(a) - begun(b)));
   }
+
+  function spansOf(lane: Lane): [number, number][] {
+    return lane.changes.flatMap(([begin, gpus], i): [number, number][] =>
+      gpus ? [[begin, i + 1 < lane.changes.length ? lane.changes[i + 1][0] : lane.ended_s ?? to]] : []);
+  }
+
+  // Jobs that run, then those that wait, then those that are over, the newest first.
+  const rank = (row: Row): number => (row.lane.ended_s !== null ? 2 : row.waits !== null ? 1 : 0);
+  const begun = (row: Row): number => row.lane.changes[0]?.[0] ?? row.waits ?? 0;
 
   function shown(): Row[] {
     if (rows.length <= FEW) return rows;
-    if (all) return rows.slice(-MOST);
-    const kept = new Set([...rows].sort((a, b) => b.ran - a.ran).slice(0, FEW));
+    if (all) return rows.slice(0, MOST);
+    const waiting = rows.filter((row) => row.waits !== null && !row.ran).slice(0, FEW / 3);
+    const most = rows.filter((row) => row.ran).sort((a, b) => b.ran - a.ran).slice(0, FEW - waiting.length);
+    const kept = new Set([...waiting, ...most]);
     return rows.filter((row) => kept.has(row));
   }
 
@@ -110,14 +138,17 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void; drawSoo
     g.font = "12px system-ui, sans-serif";
     axis(g, x, width, left, height, quiet, rule);
     river(g, x, width, left, quiet, faint, ink);
-    const most = Math.max(4, ...lanes.map((one) => Math.max(...one.held.map(([, , gpus]) => gpus))));
+    const most = Math.max(4, ...lanes.flatMap((one) => one.held.map(([, , gpus]) => gpus)));
     lanes.forEach((one, index) => laneRow(g, x, one, RIVER + AXIS + GAP + index * row, row, left, width, most, ink, faint));
     marks(g, x, height, left);
-    const peak = rows.length;
-    summary.textContent = peak
-      ? `${plural(peak, "job")} held GPUs in the last ${duration(to - from)}; ${state.used} of ${state.slots} GPUs are in use now.` +
-        (rows.length > lanes.length ? ` Shown: the ${lanes.length} with the most GPU time.` : "")
-      : "No job has held a GPU yet. Hand one in: swell submit train.py, or the Submit page.";
+    const held = rows.filter((one) => one.held.length).length;
+    const waiting = rows.filter((one) => one.waits !== null).length;
+    setText(title, `${state.unit}s over time`);
+    summary.textContent = rows.length
+      ? `${plural(held, "job")} held ${state.unit}s in the last ${duration(to - from)}; ${state.used} of ${state.slots} ${state.unit}s are in use now.` +
+        (waiting ? ` ${plural(waiting, "job")} ${waiting === 1 ? "waits" : "wait"}.` : "") +
+        (rows.length > lanes.length ? ` Shown: the ${lanes.length} with the most ${state.unit} time, and who waits longest.` : "")
+      : `No job has held a ${state.unit} yet. Submit one: swell submit train.py, or the Submit page.`;
     more.hidden = rows.length <= FEW;
     more.textContent = all ? "Show fewer lanes" : `Show ${Math.min(rows.length, MOST)} lanes`;
   }
@@ -164,7 +195,7 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void; drawSoo
     g.setLineDash([]);
     g.fillStyle = quiet;
     g.textAlign = "right";
-    g.fillText(`${most} GPUs`, left - 8, y(most) + 5);
+    g.fillText(plural(most, state.unit), left - 8, y(most) + 5);
     g.fillText("0", left - 8, RIVER);
   }
 
@@ -208,6 +239,7 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void; drawSoo
       const thick = thickness(gpus);
       g.fillRect(x(begin), middle - thick / 2, Math.max(x(end) - x(begin), 1), thick);
     }
+    if (row.waits !== null) waiting(g, x(row.waits), width - 6, middle, size);
     if (size < 12) return;
     g.fillStyle = ink;
     g.textAlign = "right";
@@ -223,6 +255,25 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void; drawSoo
       g.fillStyle = onColour(row.id);
       g.fillText(String(gpus), (x(begin) + x(end)) / 2, middle + 4);
     }
+    g.font = "12px system-ui, sans-serif";
+  }
+
+  // An empty dashed box: this job waits.
+  function waiting(g: CanvasRenderingContext2D, left: number, right: number, middle: number, size: number): void {
+    const [quiet, tall] = [css("--quiet"), Math.max(4, size * 0.45)];
+    g.strokeStyle = g.fillStyle = quiet;
+    g.lineWidth = 1;
+    g.setLineDash([3, 3]);
+    g.strokeRect(left + 0.5, Math.round(middle - tall / 2) + 0.5, Math.max(right - left - 1, 2), Math.round(tall));
+    g.setLineDash([]);
+    if (size < ROW || right - left < 60) return;
+    g.font = "11px system-ui, sans-serif";
+    g.textAlign = "center";
+    const box = g.measureText("waits").width + 8;
+    g.fillStyle = css("--card");
+    g.fillRect((left + right - box) / 2, middle - tall / 2 - 1, box, tall + 3);
+    g.fillStyle = quiet;
+    g.fillText("waits", (left + right) / 2, middle + 4);
     g.font = "12px system-ui, sans-serif";
   }
 
@@ -252,13 +303,13 @@ export function lanesFigure(): { element: HTMLElement; draw: () => void; drawSoo
     const row = lanes[Math.floor((event.clientY - box.top - RIVER - AXIS - GAP) / size)];
     if (time < from || time > to || (!row && event.clientY - box.top > RIVER)) return void (tip.hidden = true);
     const at = (one: Row) => one.held.find(([a, b]) => a <= time && time < b)?.[2] ?? 0;
-    if (row) tip.textContent = `${row.lane.name}: ${plural(at(row), "GPU")} at ${moment(time)}`;
+    if (row) tip.textContent = `${row.lane.name}: ${row.waits !== null && time >= row.waits ? "waits" : plural(at(row), state.unit)} at ${moment(time)}`;
     else {
       const holders = rows.map((one) => [one.lane.name, at(one)] as const).filter(([, gpus]) => gpus);
       const used = holders.reduce((sum, [, gpus]) => sum + gpus, 0);
       const names = holders.sort((a, b) => b[1] - a[1]).slice(0, 6).map(([name, gpus]) => `${name} ${gpus}`).join(", ");
       const near = state.marks.find(([t, kind]) => kind !== "node_joined" && Math.abs(t - time) < (to - from) / 150);
-      tip.textContent = `${moment(time)}: ${used} of ${capacityAt(time)} GPUs${names ? ` (${names})` : ""}` +
+      tip.textContent = `${moment(time)}: ${used} of ${capacityAt(time)} ${state.unit}s${names ? ` (${names})` : ""}` +
         (near ? ` – ${near[1].replace("_", " ")}: ${near[2]}` : "");
     }
     canvas.style.cursor = row ? "pointer" : "default";

@@ -49,13 +49,20 @@ function frame(): HTMLElement[] {
   ];
 }
 
+function nowhere(page: string): View {
+  const element = h("section", { class: "card narrow" }, h("h2", {}, "There is no such page"),
+    h("p", {}, `The dashboard has no page '${page}'. `, h("a", { href: "#/cluster" }, "The cluster"), " and ", h("a", { href: "#/queue" }, "the queue"), " are there."));
+  return { title: "No such page", element, update() {} };
+}
+
 function show(): void {
   if (!state.loaded) return;
   view?.close?.();
-  const [, page = "cluster", argument = ""] = location.hash.split("?")[0].split("/");
+  const [, asked, argument = ""] = location.hash.split("?")[0].split("/");
+  const page = asked || "cluster";
   if (page === "job") view = jobView(decodeURIComponent(argument));
   else if (page === "compare") view = compareView(argument.split(",").map(decodeURIComponent));
-  else view = (PAGES.find(([id]) => id === page) ?? PAGES[0])[2]();
+  else view = PAGES.find(([id]) => id === page)?.[2]() ?? nowhere(page);
   for (const [id, link] of links) {
     if (id === page || (id === "queue" && ["job", "compare"].includes(page))) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

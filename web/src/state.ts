@@ -53,6 +53,11 @@ class State {
     return this.nodes.reduce((sum, node) => sum + node.used, 0);
   }
 
+  // What jobs hold: GPUs, or slots on a machine that has none.
+  get unit(): string {
+    return this.nodes.length && this.nodes.every((node) => node.gpu_type === "cpu") ? "slot" : "GPU";
+  }
+
   get mayChange(): boolean {
     return this.who.role !== "viewer";
   }

@@ -158,7 +158,7 @@ else:
     RequestView = create_model(
         "RequestView",
         __base__=Outgoing,
-        __doc__="A job's request, as it was handed in.",
+        __doc__="A job's request, as it was submitted.",
         __module__=__name__,
         **{
             name: (kind, ... if FIELDS[name].required else FIELDS[name].default)

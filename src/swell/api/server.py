@@ -81,7 +81,7 @@ def create_app(
     app = FastAPI(
         title="swell",
         version=__version__,
-        summary="Elastic deep-learning training: hand in a script and a deadline, get a promise.",
+        summary="Elastic deep-learning training: submit a script and a deadline, get a promise.",
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,

@@ -85,7 +85,7 @@ def choose_job(known: Sequence[JobView], text: str) -> JobView:
     )
     if len(found) > 1:
         shown = sorted(found, key=lambda job: -job.submitted_s)[:MOST_CANDIDATES]
-        lines = [f"  {job.job_id}  {job.phase.value}, handed in by {job.owner}" for job in shown]
+        lines = [f"  {job.job_id}  {job.phase.value}, submitted by {job.owner}" for job in shown]
         more = [f"  and {len(found) - len(shown)} more"] if len(found) > len(shown) else []
         begins = "is the name of" if named else "is the beginning of"
         raise InputError(
@@ -150,6 +150,14 @@ def bar(done: float, of: float | None, width: int = 10) -> str:
     return f"{'█' * full}{'░' * (width - full)} {share:4.0%}"
 
 
+def figure(value: float) -> str:
+    """A number for people: four digits, and a power of ten only where nothing else is short."""
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 1e-4 or not math.isfinite(value):
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
+
+
 def sparkline(values: Sequence[float], width: int = 32) -> str:
     """Numbers as a row of small bars, each the mean of a part of them."""
     finite = [v for v in values if math.isfinite(v)]
@@ -159,5 +167,7 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     edges = [round(i * len(finite) / cells) for i in range(cells + 1)]
     means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, high = min(means), max(means)
-    scale = 7 / (high - low) if high > low else 0.0
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # all the same: rounding is no curve
+        return "▄" * cells
+    scale = 7 / (high - low)
     return "".join("▁▂▃▄▅▆▇█"[round((mean - low) * scale)] for mean in means)

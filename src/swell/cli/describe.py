@@ -120,7 +120,7 @@ def _promised(job: Any) -> str:
 
 def _curves(series: Any) -> None:
     """Print loss and metrics over time, each as one line, from the first to the last value."""
-    from swell.cli._common import sparkline
+    from swell.cli._common import figure, sparkline
 
     curves = {name: series.curves[name] for name in ("loss", "lr", "batch_size") if name in series.curves}
     shown = {name: [v for v in values if v is not None] for name, values in (curves | series.metrics).items()}
@@ -128,7 +128,7 @@ def _curves(series: Any) -> None:
     if shown:
         click.echo("\nHow it trains:")
     for name, values in shown.items():
-        click.echo(f"  {clean(name):<12} {sparkline(values)}  {values[0]:.4g} -> {values[-1]:.4g}")
+        click.echo(f"  {clean(name):<12} {sparkline(values)}  {figure(values[0])} -> {figure(values[-1])}")
 
 
 def _allocations(changes: list[dict[str, Any]], submitted_s: float) -> None:

@@ -23,7 +23,7 @@ Example:
 @click.command(epilog=EPILOG)
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Policy to try; may be repeated.")
 @click.option("--cluster", metavar="NxG", help="Another cluster, such as 8x8 [default: the real one].")
-@click.option("--since", type=DURATION, help="Only jobs that were handed in within this time, such as 7d.")
+@click.option("--since", type=DURATION, help="Only jobs that were submitted within this time, such as 7d.")
 @click.option(
     "--from",
     "file",

@@ -108,7 +108,7 @@ class ScriptCommand(click.Command):
 
 
 @click.command(cls=ScriptCommand, epilog=SUBMIT_EPILOG)
-@click.option("-d", "--detach", is_flag=True, help="Do not wait for the job: hand it in and return.")
+@click.option("-d", "--detach", is_flag=True, help="Submit the job and return at once.")
 @job_options
 @json_option
 @home_option

@@ -289,7 +289,7 @@ def _stand_by(url: str, name: str) -> None:
 
 def _next_steps(url: str) -> None:
     click.echo(
-        "\nNext:\n  swell submit train.py     hand in a script\n  swell top                 watch\n"
+        "\nNext:\n  swell submit train.py     submit a script\n  swell top                 watch\n"
         f"  swell dashboard           watch in a browser: {url}/\n"
     )
 

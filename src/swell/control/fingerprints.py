@@ -16,7 +16,7 @@ from typing import Any
 from swell.control.model import JobRequest
 
 MAX_SCRIPT_BYTES = 4 << 20
-"""Largest training script. A script is read whenever a job is handed in, while others wait."""
+"""Largest training script. A script is read whenever a job is submitted, while others wait."""
 
 
 def fingerprints(request: JobRequest) -> tuple[str, str]:

@@ -23,7 +23,7 @@ class EventKind(StrEnum):
     """What can happen to a job or a node."""
 
     SUBMITTED = "submitted"
-    """A job was handed in; data: model, batch_size, gpus, work, deadline_s."""
+    """A job was submitted; data: model, batch_size, gpus, work, deadline_s."""
     ADMITTED = "admitted"
     """The policy admitted the job; data: finish_s if it promised one."""
     REJECTED = "rejected"

@@ -15,15 +15,16 @@ export function clusterView(): View {
   const tiles = h("dl", { class: "tiles" });
   const figures = new Map<string, HTMLElement>();
   const notes = new Map<string, HTMLElement>();
-  for (const name of ["GPUs in use", "running", "waiting", "goodput", "promises", "policy"]) {
+  const inUse = h("dt", {}, "GPUs in use");
+  for (const name of ["in use", "running", "waiting", "goodput", "promises", "policy"]) {
     const value = h("dd", {}, "–");
     const note = h("dd", { class: "note" });
     figures.set(name, value);
     notes.set(name, note);
-    tiles.append(h("div", {}, h("dt", {}, name), value, note));
+    tiles.append(h("div", {}, name === "in use" ? inUse : h("dt", {}, name), value, note));
   }
   const grid = h("ul", { class: "nodes" });
-  const legend = h("ul", { class: "legend", "aria-label": "Jobs that hold GPUs" });
+  const legend = h("ul", { class: "legend", "aria-label": "Jobs that run here" });
   const gridCard = h("section", { class: "card", "aria-labelledby": "nodes-title" },
     h("div", { class: "head" }, h("h2", { id: "nodes-title" }, "Nodes")), grid, legend);
   const happened = h("ol", { class: "feed" });
@@ -110,7 +111,7 @@ export function clusterView(): View {
         if (looks[slot] !== shown) {
           looks[slot] = shown;
           cell.style.backgroundColor = look;
-          cell.title = job ? `GPU ${slot}: ${job.request.name}` : `GPU ${slot}: free`;
+          cell.title = `${state.unit} ${slot}: ${job ? job.request.name : "free"}`;
           cell.classList.toggle("used", !!job);
         }
         if (job) counts.set(job.request.name, (counts.get(job.request.name) ?? 0) + 1);
@@ -151,7 +152,8 @@ export function clusterView(): View {
       setText(notes.get(name)!, note);
       figures.get(name)!.className = look;
     };
-    tile("GPUs in use", `${state.used} of ${state.slots}`, state.slots ? percent(state.used / state.slots) : "no node is up");
+    setText(inUse, `${state.unit}s in use`);
+    tile("in use", `${state.used} of ${state.slots}`, state.slots ? percent(state.used / state.slots) : "no node is up");
     const resizing = running.filter((job) => job.resizes).length;
     tile("running", plural(running.length, "job"), resizing ? `${resizing} have been resized` : "");
     const waiting = jobs.filter((job) => job.phase === "queued");

@@ -1,7 +1,7 @@
 import * as api from "../api";
 import type { Curve, Line } from "../charts";
 import { curve, Group, viewOptions } from "../charts";
-import { line } from "../colours";
+import { line, sideBySide } from "../colours";
 import { h, setText } from "../dom";
 import { duration, number, percent } from "../format";
 import { state } from "../state";
@@ -31,6 +31,7 @@ export function compareView(ids: string[]): View {
     h("section", { class: "card", "aria-label": "Curves" }, h("div", { class: "head" }, h("div", { class: "title" }, h("h2", {}, "Curves"), axis), options.element), curves));
   let readAt = 0;
   let stale = new Set(ids);
+  let colours = sideBySide(ids);
 
   const name = (id: string): string => state.jobs.get(id)?.request.name ?? id;
 
@@ -83,10 +84,11 @@ export function compareView(ids: string[]): View {
 
   function draw(): void {
     const now = Date.now() / 1000;
+    colours = sideBySide(ids);
     rows.replaceChildren(...ids.map((id, index) => {
       const job = state.jobs.get(id);
       const swatch = h("span", { class: "swatch" });
-      swatch.style.backgroundColor = line(index);
+      swatch.style.backgroundColor = colours[index];
       const losses = (all.get(id)?.curves.loss ?? []).filter((one): one is number => one !== null);
       const rate = job ? state.rate(job) : null;
       const [text, look] = job ? outlook(job, now) : ["", ""];
@@ -114,7 +116,7 @@ export function compareView(ids: string[]): View {
     const xs = [...new Set(points.flatMap((one) => one.map(([x]) => x)))].sort((a, b) => a - b);
     const lines = points.map((one, index): Line => {
       const known = new Map(one);
-      return { label: name(ids[index]), colour: line(index), values: xs.map((x) => known.get(x) ?? null) };
+      return { label: name(ids[index]), colour: colours[index], values: xs.map((x) => known.get(x) ?? null) };
     });
     let plot = plots.get(title);
     if (!plot) {

@@ -61,8 +61,16 @@ export function jobView(jobId: string): View {
       await explain();
       draw();
     } catch (error) {
-      if (!stopper.signal.aborted) setText(why, error instanceof Error ? error.message : String(error));
+      if (stopper.signal.aborted) return;
+      if (error instanceof api.Refusal && error.status === 404) return unknown();
+      setText(why, error instanceof Error ? error.message : String(error));
     }
+  }
+
+  function unknown(): void {
+    stopper.abort();
+    element.replaceChildren(h("section", { class: "card narrow" }, h("h2", {}, "There is no such job"),
+      h("p", {}, `'${jobId}' is not a job of this platform, or not one that you may see. `, h("a", { href: "#/queue" }, "All jobs"), ".")));
   }
 
   async function explain(): Promise<void> {

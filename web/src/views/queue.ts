@@ -50,7 +50,7 @@ const COMPARED_MOST = 8;
 const COLUMNS: [string, ((job: Job, now: number) => number | string) | null][] = [
   ["Job", (job) => job.request.name.toLowerCase()],
   ["State", null],
-  ["GPUs", (job) => job.wanted.length],
+  ["Workers", (job) => job.wanted.length],
   ["Progress", (job) => (job.phase === "finished" ? 1 : job.of ? job.done / job.of : 0)],
   ["Goodput", (job) => state.rate(job) ?? -1],
   ["Promise and prediction", (job, now) => -((job.promise.guaranteed_s ?? job.request.deadline_s ?? Infinity) - (state.predicted(job, now) ?? 0))],
@@ -116,10 +116,10 @@ export function queueView(): View {
     const swatch = h("span", { class: "swatch" });
     const link = h("a", { href: `#/job/${encodeURIComponent(job.job_id)}` }, job.request.name);
     const pill = h("td", {});
-    const gpus = h("td", { class: "number" });
+    const gpus = h("td", { class: "number", "data-label": "workers" });
     const fill = h("span", {});
     const share = h("span", { class: "share" });
-    const rate = h("td", { class: "number" });
+    const rate = h("td", { class: "number", "data-label": "goodput" });
     const promise = h("td", {});
     const owner = h("small", {});
     const why = h("div", { class: "why" });
@@ -191,7 +191,7 @@ export function queueView(): View {
       for (const id of rows.keys()) if (!ids.includes(id)) rows.delete(id);
     }
     if (!part.length) {
-      const nothing = state.jobs.size ? "No job matches." : "No jobs yet: the Submit page, or swell submit train.py, hands one in.";
+      const nothing = state.jobs.size ? "No job matches." : "No jobs yet: submit one on the Submit page, or with swell submit train.py.";
       body.replaceChildren(h("tr", {}, h("td", { colspan: 7, class: "quiet" }, nothing)));
       shown = [];
     }

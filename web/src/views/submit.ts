@@ -118,7 +118,7 @@ export function submitView(): View {
       key = newKey();
       state.jobs.set(job.job_id, job);
       if (job.phase === "refused") return sayRefused(job.promise, Date.now() / 1000);
-      toast(`${job.request.name} was handed in.`);
+      toast(`${job.request.name} was submitted.`);
       location.hash = `#/job/${encodeURIComponent(job.job_id)}`;
     } catch (error) {
       say("bad", error instanceof Error ? error.message : String(error));

@@ -48,6 +48,8 @@ class Lanes(Static):
         self.chosen = ""
         """The job that the cursor is on in the queue."""
         self.most_lanes = 8
+        self.with_ended = True
+        """Whether jobs that are over have lanes."""
         self._height = 0
 
     def draw(self) -> None:
@@ -62,7 +64,7 @@ class Lanes(Static):
         width = max(self.size.width - 2, 40)
         window = draw.fitting(live.lanes.values(), now_s, width - NAME - 2, self.span_s)
         seen = [one for one in live.lanes.values() if one.changes and (one.ended_s or now_s) > window.from_s]
-        lanes = sorted(seen, key=lambda lane: lane.changes[0][0])
+        lanes = sorted(seen, key=_running_first)
         paint = draw.colours(live.lanes, now_s)
         lines = []
         roof = f"{live.slots} slots"
@@ -71,6 +73,7 @@ class Lanes(Static):
         ):
             lines.append(Text.assemble((f"{roof if row == 0 else '':>{NAME}}  ", "dim")).append_text(text))
         lines.append(Text(" " * (NAME + 2)).append_text(draw.axis(window)))
+        lanes = [lane for lane in lanes if self.with_ended or lane.ended_s is None]
         shown = self._shown(lanes)
         most = max((gpus for lane in shown for _, gpus in lane.changes), default=1)
         for lane in shown:
@@ -84,12 +87,14 @@ class Lanes(Static):
         return lines + draw.nodes_lines(live.nodes, live.jobs.values(), paint, width)
 
     def _shown(self, lanes: list[Lane]) -> list[Lane]:
-        """Jobs that hold GPUs first, then those that ended last; in order of their start."""
-        if len(lanes) <= self.most_lanes:
-            return lanes
-        by_end = sorted(lanes, key=lambda lane: -(lane.ended_s or float("inf")))
-        kept = {lane.job_id for lane in by_end[: self.most_lanes]} | {self.chosen}
+        """As many of the lanes as there is room for, and that of the chosen job."""
+        kept = {lane.job_id for lane in lanes[: self.most_lanes]} | {self.chosen}
         return [lane for lane in lanes if lane.job_id in kept]
+
+
+def _running_first(lane: Lane) -> tuple[bool, float]:
+    """Jobs that run in order of their start, then those that are over, the newest first."""
+    return lane.ended_s is not None, lane.changes[0][0] if lane.ended_s is None else -lane.ended_s
 
 
 class TopApp(App[None]):
@@ -273,6 +278,7 @@ class TopApp(App[None]):
     def action_ended(self) -> None:
         """Show or hide jobs that are over."""
         self._with_ended = not self._with_ended
+        self.screen_stack[0].query_one(Lanes).with_ended = self._with_ended
         self.draw()
 
     def action_span(self, change: int) -> None:
