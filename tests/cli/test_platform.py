@@ -473,6 +473,7 @@ TRIED = [
     "policy", "scale", "pause", "resume", "cancel", "replay", "token", "token create", "token list",
     "token revoke", "reserve", "reserve add", "reserve list", "reserve demand", "reserve follow",
     "reserve remove", "teams", "teams set", "teams list", "teams remove", "doctor", "backup", "gc", "usage",
+    "whoami",
 ]  # fmt: skip
 
 
@@ -512,6 +513,30 @@ def test_no_command_of_the_platform_is_left_untried() -> None:
         "sweep",
     }
     assert set(COMMANDS) - elsewhere == {command.split()[0] for command in TRIED}
+
+
+def test_many_jobs_are_cancelled_by_their_names_and_only_they(place: Place) -> None:
+    made = {n: submit(place, "--name", n, "train.py", "--epochs", 300) for n in ("lr-1", "lr-2", "keep")}
+    asked = place.swell("cancel", "--all", "--name", "lr-*")  # there is nobody to answer
+    assert asked.returncode == 1 and "Cancel 2 jobs" in asked.stderr
+    ended = place.json("cancel", "--all", "--name", "lr-*", "--yes")
+    assert sorted(job["job_id"] for job in ended) == sorted([made["lr-1"], made["lr-2"]])
+    active = {job["job_id"] for job in place.json("queue")}
+    assert made["keep"] in active and not active & {made["lr-1"], made["lr-2"]}
+    for words in ((), ("keep", "--all"), ("keep", "--name", "k*")):
+        assert "give one JOB, or --all" in place.swell("cancel", *words).stderr
+
+    shell = {"_SWELL_COMPLETE": "bash_complete", "COMP_WORDS": "swell describe kee", "COMP_CWORD": "2"}
+    assert place.swell(**shell).stdout.split() == ["plain,keep", f"plain,{made['keep']}"]
+    place.swell("cancel", made["keep"])
+
+
+def test_who_one_is_and_that_a_users_token_is_no_administrators(place: Place) -> None:
+    me = place.json("whoami")
+    assert me["role"] == "user" and me["url"].startswith("http")
+    token = place.json("token", "create", "ada")["token"]
+    refused = place.swell("queue", "--admin", SWELL_TOKEN=token)
+    assert refused.returncode == 1 and "$SWELL_TOKEN is of ada (role user)" in refused.stderr
 
 
 _TRIAL = """

@@ -36,6 +36,7 @@ from swell.api.schemas import (
     SeriesView,
     TokenList,
     TokenView,
+    WhoView,
 )
 from swell.api.sending import Sender
 from swell.api.teams import TeamList, TeamView
@@ -278,6 +279,10 @@ class Calls:
         """Remove a team (administrators only); its users are in no team then."""
         call = Call("DELETE", f"/v1/teams/{_safe(name)}" + ("?force=true" if force else ""))
         return await self._server.get(TeamView, call, retry=False)
+
+    async def me(self) -> WhoView:
+        """The user whose token is used, and what it allows."""
+        return await self._server.get(WhoView, Call("GET", "/v1/me"))
 
     async def policy(self) -> str:
         """The policy that decides how many slots each job gets."""

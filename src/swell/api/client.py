@@ -140,6 +140,7 @@ class Client:
     set_team = _blocking(Calls.set_team)
     remove_team = _blocking(Calls.remove_team)
     demand = _blocking(Calls.demand)
+    me = _blocking(Calls.me)
     policy = _blocking(Calls.policy)
     set_policy = _blocking(Calls.set_policy)
     replay = _blocking(Calls.replay)

@@ -24,6 +24,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "teams": ("swell.cli.teams:teams", "Share the slots out among teams."),
         "policy": ("swell.cli.cluster:policy", "Show the policy, or switch it while jobs run."),
         "token": ("swell.cli.tokens:token", "Create, list and revoke tokens."),
+        "whoami": ("swell.cli.tokens:whoami", "Show which platform and user commands are for."),
         "doctor": ("swell.cli.doctor:doctor", "Check home, store, disk and machine."),
         "backup": ("swell.cli.safekeeping:backup", "Write store, tokens and checkpoints to a file."),
         "restore": ("swell.cli.safekeeping:restore", "Bring a backup back."),
@@ -31,7 +32,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Jobs": {
         "init": ("swell.cli.init:init", "Write a commented job file to start from."),
-        "submit": ("swell.cli.submit:submit", "Hand in a job; get a promise, then its logs."),
+        "submit": ("swell.cli.submit:submit", "Submit a job; get a promise, then its logs."),
         "quote": ("swell.cli.submit:quote", "Show what would be promised, without submitting."),
         "sweep": ("swell.cli.sweep:sweep", "Search for good hyper-parameters with many trials."),
         "queue": ("swell.cli.jobs:queue", "List jobs."),

@@ -36,8 +36,33 @@ def connect(home: str | None, *, admin: bool = False, prefer_admin: bool = False
     `prefer_admin` uses the administrator's token if it can be read, to see the jobs of all users.
     """
     from swell.api.client import Client
+    from swell.domain import SwellError
 
-    return Client(home=home, role=role_for(home, admin=admin, prefer_admin=prefer_admin))
+    client = Client(home=home, role=role_for(home, admin=admin, prefer_admin=prefer_admin))
+    if admin and home is None and os.environ.get("SWELL_TOKEN"):
+        who = client.me()
+        if who.role != "admin":
+            client.close()
+            raise SwellError(
+                f"only an administrator may do that, and $SWELL_TOKEN is of {who.user} (role {who.role})"
+            )
+    return client
+
+
+def complete_job(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Names and ids of active jobs that begin so, for a shell; none if the platform does not answer."""
+    from swell.api.client import Client
+
+    try:
+        with Client(retry_s=0.0) as client:
+            jobs = active_jobs(client)
+    except Exception:  # a shell must not show an error in the middle of a line
+        return []
+    names = [job.name for job in jobs if sum(other.name == job.name for other in jobs) == 1]
+    return [text for text in [*names, *(job.job_id for job in jobs)] if text.startswith(incomplete)]
+
+
+job_argument = click.argument("job", shell_complete=complete_job)
 
 
 def role_for(home: str | None, *, admin: bool = False, prefer_admin: bool = False) -> str:

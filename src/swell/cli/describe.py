@@ -6,13 +6,22 @@ from typing import Any
 
 import click
 
-from swell.cli._common import admin_option, bar, connect, find_job, home_option, json_option, print_json
+from swell.cli._common import (
+    admin_option,
+    bar,
+    connect,
+    find_job,
+    home_option,
+    job_argument,
+    json_option,
+    print_json,
+)
 from swell.cli._terminal import clean
 from swell.cli._when import say_duration, say_moment, say_until
 
 
 @click.command(epilog="\b\nExample:\n  swell describe train\n")
-@click.argument("job")
+@job_argument
 @admin_option
 @json_option
 @home_option

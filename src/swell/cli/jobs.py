@@ -10,10 +10,12 @@ from swell.cli._common import (
     active_jobs,
     admin_option,
     bar,
+    complete_job,
     connect,
     find_job,
     follow_logs,
     home_option,
+    job_argument,
     json_option,
     new_table,
     one_line,
@@ -94,7 +96,7 @@ def finish(job: JobView) -> str:
 
 
 @click.command(epilog="\b\nExample:\n  swell logs train\n")
-@click.argument("job")
+@job_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
 @admin_option
 @home_option
@@ -110,7 +112,7 @@ def logs(job: str, follow: bool, admin: bool, home: str | None) -> None:
 
 
 @click.command(epilog="\b\nExample:\n  swell pause train\n")
-@click.argument("job")
+@job_argument
 @admin_option
 @json_option
 @home_option
@@ -122,7 +124,7 @@ def pause(job: str, admin: bool, as_json: bool, home: str | None) -> None:
 
 
 @click.command(epilog="\b\nExample:\n  swell resume train\n")
-@click.argument("job")
+@job_argument
 @admin_option
 @json_option
 @home_option
@@ -134,7 +136,7 @@ def resume(job: str, admin: bool, as_json: bool, home: str | None) -> None:
 
 
 @click.command(epilog="\b\nExample:\n  swell scale train --max 2\n")
-@click.argument("job")
+@job_argument
 @click.option("--min", "least", type=click.IntRange(1), help="Fewest workers [default: unchanged].")
 @click.option("--max", "most", type=click.IntRange(1), help="Most workers [default: unchanged].")
 @click.option("--no-max", is_flag=True, help="No upper bound.")
@@ -161,16 +163,39 @@ def scale(
     _say(changed, as_json, f"gets at least {request.min_workers} and {upper} workers.")
 
 
-@click.command(epilog="\b\nExample:\n  swell cancel train\n")
-@click.argument("job")
+@click.command(epilog="\b\nExample:\n  swell cancel train\n  swell cancel --all --name 'lr-*' --yes\n")
+@click.argument("job", required=False, shell_complete=complete_job)
+@click.option("--all", "everything", is_flag=True, help="End all of your jobs that are not over.")
+@click.option("--name", "pattern", metavar="PATTERN", help="With --all: only jobs of such a name, as 'lr-*'.")
+@click.option("-y", "--yes", is_flag=True, help="With --all: do not ask first.")
 @admin_option
 @json_option
 @home_option
-def cancel(job: str, admin: bool, as_json: bool, home: str | None) -> None:
-    """End a JOB for good."""
+def cancel(
+    job: str | None, everything: bool, pattern: str | None, yes: bool, admin: bool, as_json: bool,
+    home: str | None,
+) -> None:  # fmt: skip
+    """End a JOB for good, or several with --all."""
+    from fnmatch import fnmatchcase
+
+    if everything == (job is not None) or (pattern is not None and not everything):
+        raise click.UsageError("give one JOB, or --all (with --name PATTERN for some of them)")
     with connect(home, admin=admin) as client:
-        changed = client.cancel(find_job(client, job))
-    _say(changed, as_json, "is cancelled.")
+        if job is not None:
+            changed = client.cancel(find_job(client, job))
+            _say(changed, as_json, "is cancelled.")
+            return
+        found = [one for one in active_jobs(client) if pattern is None or fnmatchcase(one.name, pattern)]
+        if found and not yes:
+            names = ", ".join(one.job_id for one in found[:8]) + (", ..." if len(found) > 8 else "")
+            click.confirm(f"Cancel {many(len(found), 'job')} ({names})?", abort=True, err=True)
+        ended = [client.cancel(one) for one in found]
+    if as_json:
+        print_json([one.model_dump(mode="json") for one in ended])
+    elif not ended:
+        click.echo("No active job fits.")
+    for one in () if as_json else ended:
+        _say(one, as_json, "is cancelled.")
 
 
 def _say(job: JobView, as_json: bool, text: str) -> None:

@@ -115,7 +115,7 @@ def run(
             spares=spares,
             name=name,
             silent_after_s=silent_after,
-            threads=threads,
+            threads=threads or _threads_asked(),
             cold=cold,
             settings=settings,
         )
@@ -166,6 +166,12 @@ class _Changed:
             return False
         before, self._bytes = self._bytes, size
         return size != before
+
+
+def _threads_asked() -> int | None:
+    """The threads that a person has set for programs of this shell, if any."""
+    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(text) if text.isdigit() and int(text) > 0 else None
 
 
 @click.command()

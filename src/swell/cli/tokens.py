@@ -103,3 +103,19 @@ def revoke(which: str, as_json: bool, home: str | None) -> None:
         return
     for one in revoked:
         click.echo(f"Token {one.token_id} of {one.user} is revoked.")
+
+
+@click.command(epilog="\b\nExample:\n  swell whoami\n")
+@json_option
+@home_option
+def whoami(as_json: bool, home: str | None) -> None:
+    """Show which platform and which user commands are for."""
+    from swell.api.sending import find_server
+
+    with connect(home) as client:
+        who = client.me()
+    url = find_server(None, None, home, "user", None).url
+    if as_json:
+        print_json({"user": who.user, "role": who.role, "url": url})
+        return
+    click.echo(f"{who.user} ({who.role}) at {url}")
