@@ -44,7 +44,8 @@ def connect(home: str | None, *, admin: bool = False, prefer_admin: bool = False
         if who.role != "admin":
             client.close()
             raise SwellError(
-                f"only an administrator may do that, and $SWELL_TOKEN is of {who.user} (role {who.role})"
+                f"only an administrator may do that, and $SWELL_TOKEN is of {who.user} (role {who.role}): "
+                "ask an administrator, or set SWELL_TOKEN to a token of one"
             )
     return client
 
