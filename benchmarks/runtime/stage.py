@@ -16,6 +16,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from swell.train.agent.run_config import same_hashes
+
 
 class Stage:
     """The caller's end."""
@@ -27,6 +29,7 @@ class Stage:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, **same_hashes(os.environ)},
         )
 
     def launch(self, directory: Path, **config: Any) -> int:

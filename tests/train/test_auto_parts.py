@@ -79,6 +79,19 @@ def test_a_newcomer_goes_to_the_position_in_every_loader_that_its_script_draws_f
     assert [here.index for here in passes[newcomer]] == [1, 2]
 
 
+def test_the_seed_that_a_script_gives_first_is_that_of_all_orders_also_if_it_is_zero() -> None:
+    position, others = Position(), Position()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first = _open(position)
+        torch.manual_seed(7)
+        _open(position)
+        order = position.order(first)
+        assert position.seed == 0
+        _open(others)
+    assert others.seed == 7 and order != others.order(first)
+
+
 @pytest.mark.parametrize("pending", [False, True])
 def test_membership_changes_between_steps_and_not_while_gradients_are_pending(pending: bool) -> None:
     run, job, rhythm = ScriptRun(Mock(), leads=True), Mock(), Rhythm()

@@ -29,6 +29,7 @@ from swell.engines.processes import MARK, MARK_BYTES
 from swell.train.agent import children
 from swell.train.agent.polling import readable
 from swell.train.agent.regular import open_for_append
+from swell.train.agent.run_config import same_hashes
 from swell.train.start import zygote
 
 _READY_S = 20.0
@@ -73,7 +74,7 @@ class Nursery:
                 stderr=out,
                 start_new_session=True,
                 # In /proc every fork shows this environment, so it must hold no more than a job may see.
-                env={**for_jobs(os.environ), MARK: "-" * MARK_BYTES},
+                env={**same_hashes(os.environ), **for_jobs(os.environ), MARK: "-" * MARK_BYTES},
                 cwd="/",  # Python imports from its working directory, and jobs may write where this one is
             )
 

@@ -21,6 +21,7 @@ from typing import Any
 from swell.engines.environment import for_jobs
 from swell.engines.files import own_folder
 from swell.engines.processes import MARK, MARK_BYTES, memory_bytes
+from swell.train.agent.run_config import same_hashes
 
 LEASE_S = 60.0
 """How long a prepared process is kept while no control plane asks for it."""
@@ -70,7 +71,7 @@ class Warm:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**for_jobs(os.environ), MARK: "-" * MARK_BYTES},
+            env={**same_hashes(os.environ), **for_jobs(os.environ), MARK: "-" * MARK_BYTES},
         )
 
         threading.Thread(target=self._watch_lease, name="swell-lease", daemon=True).start()

@@ -88,10 +88,18 @@ class Forked:
 Child = subprocess.Popen[bytes] | Forked
 
 
-def start(module: str, arguments: list[str], log: Path, *, keep: Collection[int] = ()) -> Child:
+def start(
+    module: str,
+    arguments: list[str],
+    log: Path,
+    *,
+    keep: Collection[int] = (),
+    env: Mapping[str, str] | None = None,
+) -> Child:
     """Run `main` of a module in a session of its own, with its output appended to a file.
 
-    Of the open files only those in `keep` are there in the new process.
+    Of the open files only those in `keep` are there in the new process. A new Python gets the variables in
+    `env` too; a fork has the environment that it has.
     """
     if can_fork():
         return fork(module, arguments, log, keep=keep)
@@ -103,6 +111,7 @@ def start(module: str, arguments: list[str], log: Path, *, keep: Collection[int]
             stderr=out,
             pass_fds=tuple(keep),
             start_new_session=True,
+            env={**os.environ, **(env or {})},
         )
 
 

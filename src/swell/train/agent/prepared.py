@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from swell.train.agent import children
+from swell.train.agent.run_config import same_hashes
 
 GRACE_S = 5.0
 
@@ -30,7 +32,11 @@ class ZygoteProcess:
         self.log = log
         self._sock, theirs = socket.socketpair()
         self.process = children.start(
-            "swell.train.start.zygote", [str(theirs.fileno())], log, keep=[theirs.fileno()]
+            "swell.train.start.zygote",
+            [str(theirs.fileno())],
+            log,
+            keep=[theirs.fileno()],
+            env=same_hashes(os.environ),
         )
         theirs.close()
         self._buffer = b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,15 @@ from typing import Any
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.replicas.names import check_multiple
 
+HASH_SEED = "PYTHONHASHSEED"
+"""Python reads it when a process begins, so it is set for the processes that workers are forked from."""
 BEGUN = "SWELL_BEGUN_FILE"
 """The variable with the path of a file that a worker makes once it begins to run the script."""
+
+
+def same_hashes(environment: Mapping[str, str]) -> dict[str, str]:
+    """The setting by which sets of texts have one order in all processes; what is set already stays."""
+    return {HASH_SEED: environment.get(HASH_SEED, "0")}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,6 +86,7 @@ class RunConfig:
             "SWELL_ERROR_FILE": str(job.path / "logs" / f"{worker}.error"),
             "OMP_NUM_THREADS": str(threads),
             "PYTHONUNBUFFERED": "1",
+            **(same_hashes(os.environ) if self.settings.get("auto") else {}),
             **self.env,
         }
         return {

@@ -37,6 +37,8 @@ class CatchingUp:
         self._trained = trained
         self._variables: Any = None
         """The script's variables that were taken over; they are set once the script has arrived."""
+        self._random: dict[str, Any] = {}
+        """The states of the generators that were taken over; they are set then, too."""
 
     # ------------------------------------------------------------------ going there
 
@@ -86,6 +88,7 @@ class CatchingUp:
         self._position.arrive(here, live=not state.resumed)
         state.resumed = False
         auto_script.set_variables(auto_script.script_frames(), self._variables)
+        self._run.randomness.restore(here, self._random)
         return True
 
     # ------------------------------------------------------------------ the script's part of the job's state
@@ -108,6 +111,7 @@ class CatchingUp:
         frames = auto_script.script_frames()
         return self._position.capture() | {
             "loss_is": self._loss.reduction.kind,
+            "random": self._run.randomness.capture(self._position.main()),
             "variables": auto_script.variables(frames),
             "objects": {name: item.state_dict() for name, item in self._stateful(frames).items()},
         }
@@ -118,6 +122,7 @@ class CatchingUp:
         self._position.restore(given)
         self._loss.reduction.kind = given["loss_is"]
         self._variables = given["variables"]
+        self._random = given.get("random", {})  # checkpoints of earlier versions have none
         items = self._stateful(auto_script.script_frames())
         for name, value in given["objects"].items():
             if name in items:

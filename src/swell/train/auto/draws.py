@@ -42,11 +42,33 @@ class Draws:
         self._agreement = agreement
         self._catching_up = catching_up
         self.pools = Pools()
+        self._divided = False
+        """Whether other workers have other samples of the batch that was drawn last."""
         self._told = False
         """True once this worker, as the leader of several, has said what the script's numbers cover."""
 
     def draw(self, here: Pass) -> Any:
-        """The next batch of `here` for this worker."""
+        """The next batch of `here` for this worker, who computes a divided one with randomness of its own."""
+        randomness = self._run.randomness
+        randomness.rejoin()
+        if not here.drawn and not here.over:
+            randomness.pass_begins(here)
+        try:
+            batch = self._draw(here)
+        except StopIteration:
+            randomness.pass_ends(here)
+            raise
+        if self._divided:
+            randomness.part()
+        return batch
+
+    def _load(self, here: Pass, samples: list[Any], *, divided: bool) -> Any:
+        """These samples as one batch; if others have others, with randomness of this worker's own."""
+        self._divided = divided
+        with self._run.randomness.own(divided):
+            return self.pools.get(here.loader, samples)
+
+    def _draw(self, here: Pass) -> Any:
         if here.over:
             raise StopIteration
         job = self._run.job
@@ -60,7 +82,7 @@ class Draws:
             idle = self._catching_up.forward(here, job)
             here.touched = True
             if idle is not None:
-                return self.pools.get(here.loader, idle)
+                return self._load(here, idle, divided=True)
         elif len(here.flight) >= self._rhythm.most_in_flight + _UNTRAINED:
             here.to_evaluation()
             return self._whole(here)
@@ -74,7 +96,7 @@ class Draws:
         if here.loader.num_workers:
             ahead = here.upcoming(job.rank, job.world, 2 * here.loader.num_workers)
             self.pools.plan(here.loader, [samples, *ahead])
-        return self.pools.get(here.loader, samples)
+        return self._load(here, samples, divided=job.world > 1)
 
     def computed(self, job: ScriptJob | None) -> None:
         """The script has computed gradients of the oldest batches in flight: these are current now."""
@@ -131,7 +153,7 @@ class Draws:
             here.flight.popleft()
         here.touched = True
         self._position.evaluates(here)
-        return self.pools.get(here.loader, drawn.window)
+        return self._load(here, drawn.window, divided=False)
 
     def _drawn_from(self, job: ScriptJob | None) -> list[Pass]:
         """The passes whose batches the present gradients are of; they are training passes from now on."""

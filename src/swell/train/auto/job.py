@@ -95,6 +95,13 @@ class ScriptState(TrainingState):
         self._script.restore(state["script"])
 
 
+class ScriptLearner(Learner):
+    """What a script trains; its random numbers are the script's (see `randomness`)."""
+
+    def begin_random(self, steps: int, worker: str | None, generation: int) -> None:
+        """Leave the generators as they are."""
+
+
 class ScriptJob(Worker):
     """A job whose loop is the script's own; its state includes the script's position."""
 
@@ -103,7 +110,7 @@ class ScriptJob(Worker):
     ) -> None:
         checks.optimizer(model, optimizer)
         options, progress = Options(seed=seed), Progress()
-        learner = Learner(model, optimizer, options, Replica.of(link.config, link.name))
+        learner = ScriptLearner(model, optimizer, options, Replica.of(link.config, link.name))
         keeper = keeper_of(options.checkpoints, link)
         self.script_state = ScriptState(script, learner, progress, keeper)
         super().__init__(learner, progress, self.script_state, keeper, link)
@@ -261,6 +268,11 @@ class ScriptJob(Worker):
     def parameters(self) -> list[Tensor]:
         """The parameters that are trained."""
         return list(self._learner.flat.parameters.values())
+
+    @property
+    def exchanged_buffers(self) -> dict[str, Tensor]:
+        """The model's buffers that are averaged with the gradients, by name."""
+        return self._learner.flat.buffers
 
     def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Exchange the gradients of another choice of parameters; only in a generation of one, or none."""

@@ -30,6 +30,7 @@ from swell.train.auto.exchange import Exchange
 from swell.train.auto.job import ScriptJob
 from swell.train.auto.loss import Loss, scaled
 from swell.train.auto.position import Position
+from swell.train.auto.randomness import states
 from swell.train.auto.reduction import SUM
 from swell.train.auto.rhythm import Rhythm
 from swell.train.auto.run import ScriptRun, ScriptStage
@@ -51,6 +52,8 @@ class Observer:
         self._catching_up = CatchingUp(run, self.position, self._rhythm, self.loss, self.trained)
         self._draws = Draws(run, self.position, self._rhythm, self.loss, self.agreement, self._catching_up)
         self._lone = confinement.Count()
+        self._in_part = False
+        """Whether the step under way is that of a divided batch (see `Randomness.part`)."""
         self._odd = confinement.NO_LOADER
         """Why a script that never draws from a pass cannot be shared."""
 
@@ -69,10 +72,13 @@ class Observer:
         return self.position.open(loader, self._draws.draw)
 
     def _evaluation(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        for batch in self._whole_iter(loader):
+        self.run.randomness.rejoin()
+        batches, begun = self._whole_iter(loader), states()
+        for batch in batches:
             yield batch
             if self.run.forwarding:
-                return
+                break
+        self.run.randomness.after(begun)
 
     # ------------------------------------------------------------------ gradients
 
@@ -113,6 +119,7 @@ class Observer:
         job, stage = self.run.job, self.run.stage
         if stage is ScriptStage.ALONE or os.getpid() != self.pid:
             return
+        self._in_part = self.run.randomness.rejoin()  # what an optimizer draws must be the same everywhere
         self._rhythm.backwards = 0
         if job is None:
             reason = self._why_not()
@@ -136,6 +143,8 @@ class Observer:
         elif self.run.stage is ScriptStage.ALONE:
             self._lone.step(self.run.link)
             self.run.stop_if_asked()
+        if self._in_part and len(self.trained.optimizers) > 1:  # the rest of the batch is for another one
+            self.run.randomness.part()
 
     def _after_shared_step(self, job: ScriptJob, optimizer: torch.optim.Optimizer) -> None:
         rhythm, current = self._rhythm, self.position.current
@@ -172,6 +181,7 @@ class Observer:
         passes = [p for p in position.active if not p.over or p.flight or p.drawn]
         self.trained.begin(optimizer)
         model, whole = self.trained.model(), self.trained.optimizer()
+        assert position.seed is not None
         job = ScriptJob(self._catching_up, model, whole, run.link, position.seed)
         if confined:
             confinement.confine(run, job, confined)

@@ -21,8 +21,8 @@ class Position:
     """The passes of a script, and its place in them."""
 
     def __init__(self) -> None:
-        self.seed = 0
-        """The seed of the orders of all passes."""
+        self.seed: int | None = None
+        """The seed of the orders of all passes; None before the first one."""
         self.active: list[Pass] = []
         """Passes that the script is in: the present training passes, and others that were drawn from."""
         self.current: list[Drawn] = []
@@ -45,7 +45,8 @@ class Position:
 
     def open(self, loader: DataLoader[Any], draw: Callable[[Pass], Any]) -> Pass:
         """A pass over `loader`, which asks `draw` for its batches."""
-        self.seed = self.seed or torch.initial_seed() & (2**53 - 1)
+        if self.seed is None:
+            self.seed = torch.initial_seed() & (2**53 - 1)
         order = key(self.seed, self._begun)
         return Pass(loader, self._begun, order, draw, training=bool(self.trains(loader)))
 

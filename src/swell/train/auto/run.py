@@ -6,6 +6,7 @@ import enum
 
 from swell.train.agent.errors import LEFT
 from swell.train.auto.job import ScriptJob
+from swell.train.auto.randomness import Randomness
 from swell.train.sync.link import STOP, Link
 
 
@@ -28,6 +29,7 @@ class ScriptRun:
     def __init__(self, link: Link, *, leads: bool) -> None:
         self.link = link
         self.stage = ScriptStage.WATCHED
+        self.randomness = Randomness(link.name)
         self.job: ScriptJob | None = None
         """None as long as the script is watched, and if it runs alone."""
         self.left = False

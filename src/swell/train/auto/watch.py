@@ -36,6 +36,7 @@ from swell.train.auto import confinement
 from swell.train.auto.files import Files
 from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
+from swell.train.auto.randomness import job_seed
 from swell.train.auto.run import ScriptRun, ScriptStage
 from swell.train.auto.trackers import Trackers
 from swell.train.sync.link import Link
@@ -133,20 +134,27 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
     run = ScriptRun(link, leads=first and not resumes)
     observer = Observer(run, iterations.whole)
     iterations.open = observer.open
-    tracked = checkpoints.with_name("trackers")
+    tracked, seeded = checkpoints.with_name("trackers"), checkpoints.with_name("random")
     files = Files(
         directory / "private" / worker,
         checkpoints.with_name("files"),
-        [directory, checkpoints, tracked],
+        [directory, checkpoints, tracked, seeded],
         run.leads,
         lambda: not run.leads() and (run.job is None or run.forwarding),
     )
     if first and not resumes:
         files.journal.begin_anew()
+    launch = str(link.config.get("launch", ""))
+    run.randomness.begin(job_seed(seeded, launch, anew=first and not resumes))
     trackers = Trackers(tracked, run.leads, lambda: 0 if run.job is None else run.job.steps)
     logging.getLogger("swell").propagate = False  # the script's log is the script's
     try:
-        with _patched(observer, iterations), files.installed(), _after_imports(iterations, files, trackers):
+        with (
+            _patched(observer, iterations),
+            files.installed(),
+            run.randomness.installed(),
+            _after_imports(iterations, files, trackers),
+        ):
             yield
             trackers.close()
     except SystemExit as stop:

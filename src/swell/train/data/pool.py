@@ -18,16 +18,22 @@ import torch
 import torch.multiprocessing
 
 from swell.train.agent.errors import TrainError
-from swell.train.data.samples import MapDataset, fetch
+from swell.train.data.samples import MapDataset, fetch, key, seed_all
 
 Task = tuple[tuple[int, ...], int | None]
 """What identifies a batch: its samples, and the seed of their augmentation."""
 
 
 def _serve(
-    dataset: MapDataset, collate: Callable[[list[Any]], Any], tasks: Any, results: Any, parent: int
+    dataset: MapDataset,
+    collate: Callable[[list[Any]], Any],
+    tasks: Any,
+    results: Any,
+    parent: int,
+    seed: int,
 ) -> None:
     torch.set_num_threads(1)
+    seed_all(seed)
     while True:
         try:
             task = tasks.get(timeout=5.0)
@@ -62,10 +68,11 @@ class LoaderPool:
         self._wanted: set[Task] = set()
         self._come: dict[Task, Any] = {}
         self.size = processes
+        seed = torch.initial_seed()  # each process draws numbers of its own, as in torch's loader
         self._processes = [
             context.Process(
                 target=_serve,
-                args=(dataset, collate, self._tasks, self._results, os.getpid()),
+                args=(dataset, collate, self._tasks, self._results, os.getpid(), key(seed, i)),
                 name=f"swell-loader-{i}",
                 daemon=True,
             )

@@ -1,0 +1,416 @@
+"""The randomness of an unmodified script: the same numbers on every worker.
+
+A script that shuffles, splits or initializes without a seed must do the same on all workers, or the held-out
+data of one are another's training data. So before the script's first line `random`, numpy and torch are
+seeded with the job's seed, which is in a file that outlives the workers (Python's hash seed is set where the
+process is made, see `RunConfig.order`). Generators that the script makes without a seed get one derived from
+the job's seed, from the place in the script that makes them, and from how many were made there. Another job
+has another seed, as another plain run has.
+
+While a worker computes its part of a batch it draws other numbers than the others, and more or fewer of them.
+There it uses randomness of its own (`own`, `part`), and then comes back to what all have (`rejoin`).
+
+A newcomer runs the script with one batch a pass, so it draws fewer numbers in a pass too. Therefore a pass
+from which numbers were drawn ends with generators that follow from their states at its begin: what the script
+draws between two passes (it shuffles a list in each epoch, say) a newcomer draws as well. The states of the
+others travel with the position, and the newcomer takes them where it comes to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import random
+import secrets
+import sys
+import sysconfig
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swell.train.auto import script as auto_script
+from swell.train.data.samples import key, seed_all
+
+_STDLIB = f"{Path(sysconfig.get_paths()['stdlib']).resolve()}{os.sep}"
+_SWELL = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+_MOST_DIGITS = 20
+_LARGEST = 2**53 - 1
+
+
+def job_seed(home: Path, launch: str, *, anew: bool) -> int:
+    """The seed of the job, from the file in `home`; decided now if there is none, or if the job begins anew.
+
+    All workers of a launch would decide on the same one, so it does not matter which of them writes it.
+    """
+    file = home / "seed"
+    if not anew:
+        with contextlib.suppress(OSError, ValueError):
+            return int(file.read_text()[:_MOST_DIGITS]) & _LARGEST
+    seed = key(launch, "randomness") & _LARGEST
+    with contextlib.suppress(OSError):  # a full disk must not end the job
+        home.mkdir(parents=True, exist_ok=True)
+        new = home / f".seed.{os.getpid()}"
+        new.write_text(f"{seed}\n")
+        new.replace(file)
+    return seed
+
+
+# ---------------------------------------------------------------------- the generators that all have
+
+
+class Kind(NamedTuple):
+    """A generator that scripts draw from without naming it."""
+
+    get: Callable[[], Any]
+    """Its state."""
+    set: Callable[[Any], object]
+    seed: Callable[[int], object]
+    draw: Callable[[], int]
+    same: Callable[[Any, Any], bool]
+    """Whether two states are equal."""
+
+
+def _on_device() -> torch.Generator:
+    return torch.cuda.default_generators[torch.cuda.current_device()]
+
+
+def _memory_of_numpy() -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """The memory of numpy's legacy generator: its words, and how many of them are used up.
+
+    Asking numpy for the state takes 25 microseconds, and it is asked for several times in each step.
+    """
+    words = ctypes.c_uint32 * (_WORDS + 1)
+    legacy: Any = np.random.mtrand
+    return np.ctypeslib.as_array(words.from_address(legacy._rand._bit_generator.ctypes.state_address))
+
+
+def _set_numpy(state: np.ndarray[Any, np.dtype[np.uint32]]) -> None:
+    _NUMPY[:] = state
+
+
+_WORDS = 624
+_NUMPY = _memory_of_numpy()
+_OF_PYTHON = Kind(
+    random.getstate, random.setstate, random.seed, lambda: random.getrandbits(62), lambda a, b: bool(a == b)
+)
+_OF_NUMPY = Kind(
+    _NUMPY.copy,
+    _set_numpy,
+    lambda seed: np.random.seed(seed & 0xFFFFFFFF),  # noqa: NPY002 - scripts use the legacy generator
+    lambda: int.from_bytes(np.random.bytes(8), "little"),  # noqa: NPY002
+    lambda a, b: bool(a.tobytes() == b.tobytes()),
+)
+_OF_TORCH = Kind(
+    torch.default_generator.get_state,
+    torch.default_generator.set_state,
+    torch.default_generator.manual_seed,
+    lambda: int(torch.empty((), dtype=torch.int64).random_()),
+    torch.equal,
+)
+_OF_DEVICE = Kind(
+    lambda: _on_device().get_state(),
+    lambda state: _on_device().set_state(state),
+    lambda seed: _on_device().manual_seed(seed),
+    lambda: int.from_bytes(bytes(_on_device().get_state().tolist()), "little") & (2**62 - 1),
+    torch.equal,
+)
+
+States = dict[str, Any]
+"""The states of the generators, by kind."""
+
+
+def _kinds() -> dict[str, Kind]:
+    """The generators that there are; a GPU's once the script uses it."""
+    kinds = {"python": _OF_PYTHON, "numpy": _OF_NUMPY, "torch": _OF_TORCH}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        kinds["device"] = _OF_DEVICE
+    return kinds
+
+
+def states() -> States:
+    """The present states of all generators."""
+    return {name: kind.get() for name, kind in _kinds().items()}
+
+
+def _state_of_numpy() -> tuple[Any, ...]:
+    """All of it: with the normal number that numpy has in store."""
+    return tuple(np.random.get_state())  # noqa: NPY002
+
+
+def _go_on_from(kind: Kind, state: Any) -> int:
+    """Bring a generator to a state that follows from `state` alone; returns a number that does so too."""
+    kind.set(state)
+    drawn = kind.draw()
+    kind.seed(key(drawn, "on"))
+    return drawn
+
+
+def _packed(states_: States) -> dict[str, Any]:
+    """States as tensors and plain values, which travel and are stored."""
+    packed = dict(states_)
+    if "python" in packed:
+        version, numbers, gauss = packed["python"]
+        packed["python"] = [version, torch.tensor(numbers, dtype=torch.int64), gauss]
+    if "numpy" in packed:
+        packed["numpy"] = torch.from_numpy(packed["numpy"].astype(np.int64))
+    return packed
+
+
+def _unpacked(packed: dict[str, Any]) -> States:
+    found = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in packed.items()}
+    if "python" in found:
+        version, numbers, gauss = found["python"]
+        found["python"] = version, tuple(numbers.tolist()), gauss
+    if "numpy" in found:
+        found["numpy"] = found["numpy"].numpy().astype(np.uint32)
+    return found
+
+
+# ---------------------------------------------------------------------- one worker's randomness
+
+
+class Randomness:
+    """What one worker's script draws from."""
+
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
+        self.seed = 0
+        """The job's seed."""
+        self._pid = os.getpid()
+        self._own: States = {}
+        """This worker's own randomness, where it goes on the next time."""
+        self._shared: States | None = None
+        """While the script computes its part of a batch: the states that all workers have in common."""
+        self._entered: States = {}
+        """The states with which that part began."""
+        self._begun: weakref.WeakKeyDictionary[Any, States] = weakref.WeakKeyDictionary()
+        """By pass: the states at its begin."""
+        self._inside = 0
+        """How many `own` contexts the main thread is in."""
+        self._stretch = 0
+        """The number of the present stretch of the script: a pass, or what is between two of them."""
+        self._made: Counter[str] = Counter()
+        """By place in the script: generators that were made there without a seed in this stretch."""
+
+    def begin(self, seed: int) -> None:
+        """Give the script the job's randomness, before its first line."""
+        self.seed = seed
+        seed_all(seed)
+
+    # ------------------------------------------------------------------ a worker's own
+
+    @contextlib.contextmanager
+    def own(self, divided: bool = True) -> Iterator[None]:
+        """Within this context the numbers are this worker's own, if the batch is divided.
+
+        All workers leave it with the same states, whatever each has drawn.
+        """
+        if not divided:
+            yield
+            return
+        self.rejoin()
+        shared = states()
+        entered = self._enter(shared, shared.keys())
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            self._leave(shared, entered)
+
+    def part(self) -> None:
+        """The script computes this worker's part of a batch from now on, until `rejoin`.
+
+        What torch draws there depends on the part's size and is this worker's own. `random` and numpy often
+        decide what the script does, so they go on with the numbers that all have.
+        """
+        self.rejoin()
+        self._shared = states()
+        self._entered = self._enter(self._shared, self._shared.keys() - {"python", "numpy"})
+
+    def rejoin(self) -> bool:
+        """End what `part` began, if anything: the script goes on with the randomness that all have."""
+        if self._shared is None:
+            return False
+        shared, self._shared = self._shared, None
+        self._leave(shared, self._entered)
+        return True
+
+    def _enter(self, shared: States, names: Collection[str]) -> States:
+        """Go on with this worker's own randomness in those kinds; returns the states of all."""
+        kinds = _kinds()
+        for name in names:
+            kind = kinds[name]
+            if name in self._own:
+                kind.set(self._own[name])
+            else:
+                kind.seed(key(self.seed, self._worker, name, secrets.randbits(62)))
+                self._own[name] = kind.get()
+        return {name: self._own[name] if name in names else state for name, state in shared.items()}
+
+    def _leave(self, shared: States, entered: States) -> None:
+        """Go back to the shared states, or on from there if numbers were drawn since the states `entered`."""
+        kinds = _kinds()
+        for name, begun in entered.items():
+            kind, before = kinds[name], shared[name]
+            now = kind.get()
+            drawn = not kind.same(now, begun)
+            if begun is not before:
+                self._own[name] = now
+            if drawn:
+                _go_on_from(kind, before)
+            elif begun is not before:
+                kind.set(before)
+
+    # ------------------------------------------------------------------ passes and newcomers
+
+    def pass_begins(self, here: Any) -> None:
+        """The script draws the first batch of a pass."""
+        self._begun[here] = states()
+        self._next_stretch()
+
+    def pass_ends(self, here: Any) -> None:
+        """The pass is over: newcomers, which draw only one batch of it, have the same states from here on."""
+        self.rejoin()
+        begun = self._begun.pop(here, None)
+        if begun is not None:  # the first time that the script learns of the end
+            self.after(begun)
+            self._next_stretch()
+
+    def after(self, begun: States) -> None:
+        """Go on from the states `begun`, for those generators that have been drawn from since then."""
+        for name, kind in _kinds().items():
+            if name in begun and not kind.same(kind.get(), begun[name]):
+                _go_on_from(kind, begun[name])
+
+    def _next_stretch(self) -> None:
+        self._stretch += 1
+        self._made.clear()
+
+    def capture(self, here: Any) -> dict[str, Any]:
+        """The states now and at the begin of the pass `here`, for newcomers and checkpoints."""
+        self.rejoin()
+        return {
+            "now": _packed(states()),
+            "gauss": list(_state_of_numpy()[3:]),
+            "begun": _packed(self._begun.get(here, {})),
+        }
+
+    def restore(self, here: Any, given: dict[str, Any]) -> None:
+        """Take over what `capture` gave, where the script has come to that position."""
+        self._shared = None
+        kinds = _kinds()
+        for name, state in _unpacked(given.get("now", {})).items():
+            if name in kinds:
+                kinds[name].set(state)
+        if "gauss" in given:
+            np.random.set_state((*_state_of_numpy()[:3], *given["gauss"]))  # noqa: NPY002
+        if given.get("begun"):
+            self._begun[here] = _unpacked(given["begun"])
+
+    # ------------------------------------------------------------------ generators without a seed
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within this context generators that are made or seeded without a seed get one of the job's.
+
+        `os.urandom`, `secrets`, `uuid4` and `random.SystemRandom` stay what they are.
+        """
+        bits: Any = np.random.bit_generator
+        python: Any = random.Random
+        module: Any = random
+        seed_python, entropy, generator, seed_torch = python.seed, bits.randbits, torch.Generator, torch.seed
+
+        def seed(self_: random.Random, a: Any = None, version: int = 2) -> None:
+            given = self._next(8) if a is None else None
+            seed_python(self_, a if given is None else given, version)
+
+        def randbits(k: int) -> int:  # numpy asks for them whenever it makes a generator without a seed
+            given = self._next(-(-k // 8))
+            found: int = entropy(k) if given is None else given & ((1 << k) - 1)
+            return found
+
+        def seed_default() -> int:
+            given = self._next(7)
+            if given is None:
+                return int(seed_torch())
+            torch.manual_seed(given)
+            return given
+
+        class Kindred(type(generator)):  # type: ignore[misc]
+            """Every generator of torch, also those that torch makes, is an instance of the class below."""
+
+            def __instancecheck__(cls, instance: Any) -> bool:
+                return isinstance(instance, generator)
+
+            def __subclasscheck__(cls, kind: Any) -> bool:
+                return issubclass(kind, generator)
+
+        class Generator(generator, metaclass=Kindred):  # type: ignore[misc, valid-type]
+            """torch's generator, whose `seed` gives the same to all workers."""
+
+            def seed(self_) -> int:
+                given = self._next(7)
+                if given is None:
+                    return int(generator.seed(self_))
+                self_.manual_seed(given)
+                return given
+
+        patched: Any = torch
+        python.seed = seed
+        module.seed = module._inst.seed
+        bits.randbits = randbits
+        patched.Generator = Generator
+        patched.seed = patched.random.seed = seed_default
+        try:
+            yield
+        finally:
+            python.seed = seed_python
+            module.seed = module._inst.seed
+            bits.randbits = entropy
+            patched.Generator = generator
+            patched.seed = patched.random.seed = seed_torch
+
+    def _next(self, size: int) -> int | None:
+        """A seed of so many bytes for a generator that is being made; None if it is to be random indeed.
+
+        That are those of the standard library (names of temporary files) and of a library that makes one when
+        it is imported, and all that are made while a part of a batch is loaded or in another process.
+        """
+        if os.getpid() != self._pid or self._inside:
+            return None
+        place = _place(sys._getframe(2))
+        if place is None:
+            return None
+        if threading.current_thread() is not threading.main_thread():
+            place = f"{place} in {threading.current_thread().name}"
+        number, self._made[place] = self._made[place], self._made[place] + 1
+        text = repr((self.seed, self._stretch, place, number)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=size).digest(), "big")
+
+
+def _place(frame: FrameType | None) -> str | None:
+    """Where the script makes a generator: module, function and line. None if it is not the script's doing."""
+    maker = True
+    while frame is not None:
+        module, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
+        if module.partition(".")[0] not in ("random", "numpy", "torch"):
+            if auto_script.is_own(module, file):
+                return f"{module} {frame.f_code.co_name} {frame.f_lineno}"
+            if frame.f_code.co_name == "<module>" or file.startswith(_SWELL):
+                return None
+            if maker and file.startswith(_STDLIB) and "site-packages" not in file:
+                return None
+            maker = False
+        frame = frame.f_back
+    return None

@@ -1,0 +1,124 @@
+"""`--auto`: all workers of an unmodified script have the same data, random numbers and learning rates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+# The scripts write their results with os.open, because what workers other than the leader write with open()
+# goes to a private place.
+
+BEGIN = """
+    import json, os, random, sys, time
+    import numpy as np
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
+
+    epochs, pace, folder = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+
+    def note(name, **found):
+        worker = os.environ["SWELL_WORKER"]
+        file = os.open(f"{folder}/{worker}-{os.getpid()}.{name}.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.write(file, json.dumps(found).encode())
+        os.close(file)
+
+    def numbers():
+        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+"""
+
+SPLITS = (
+    BEGIN
+    + """
+    def train_test_split(count, test_size):  # as sklearn does it
+        order = np.random.mtrand._rand.permutation(count)
+        return order[int(count * test_size):].tolist(), order[:int(count * test_size)].tolist()
+
+    shuffled, by_numpy = list(range(1000)), np.arange(1000)
+    random.shuffle(shuffled)
+    np.random.shuffle(by_numpy)
+    train, held_out = train_test_split(1000, 0.2)
+    fresh = [int(np.random.default_rng().integers(10**9)), random.Random().randrange(10**9)]
+    drop = np.random.RandomState().permutation(1000)[:5].tolist()
+    words = list({f"word {i}" for i in range(50)})
+    x = torch.randn(1000, 4)
+    y = x.sum(1, keepdim=True)
+    rest, other = random_split(range(1000), [0.8, 0.2])
+    note("split", random=shuffled[:9], numpy=by_numpy[:9].tolist(), split=held_out, fresh=fresh, drop=drop,
+         words=words, torch=list(other.indices)[:9], weights=x[0].tolist())
+
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    loader = DataLoader(TensorDataset(x[train], y[train]), batch_size=40, shuffle=True)
+    between = []
+    for epoch in range(epochs):
+        random.shuffle(shuffled)
+        held = np.random.permutation(1000)[:3].tolist()
+        between.append([shuffled[0], *held, *numbers(), float(np.random.default_rng().random())])
+        for a, b in loader:
+            time.sleep(pace)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(a), b).backward()
+            optimizer.step()
+    between.append(numbers())
+    note("end", between=between)
+"""
+)
+
+
+def _auto(stage: Any, script: str, *arguments: str, **config: Any) -> Any:
+    return stage.run(script, *arguments, settings={"auto": True}, **config)
+
+
+def _noted(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"*.{name}.json"))]
+
+
+def test_a_script_without_a_seed_has_one_split_and_one_order_on_all_workers(
+    stage: Any, tmp_path: Path
+) -> None:
+    job = _auto(stage, SPLITS, "20", "0.003", str(tmp_path), workers=1)
+    job.members(1)
+    job.wait_for(lambda s: s["step"] >= 70)  # newcomers come in the fourth pass or later
+    job.resize(3)
+    job.members(3)
+    killed = job.kill(1)
+    job.wait_for(lambda s: killed not in s["members"] and len(s["members"]) == 3)
+    assert job.wait() == 0, job.output()
+    splits, ends = _noted(tmp_path, "split"), _noted(tmp_path, "end")
+    assert len(splits) >= 4, "the one that was killed was replaced"
+    assert len(ends) >= 3
+    for name in splits[0]:
+        assert all(one[name] == splits[0][name] for one in splits), name
+    for passes in zip(*(one["between"] for one in ends)):
+        assert all(drawn == passes[0] for drawn in passes)
+    assert len({tuple(drawn) for drawn in ends[0]["between"]}) == 21, "each pass has numbers of its own"
+
+
+def test_two_jobs_without_a_seed_have_different_randomness(stage: Any, tmp_path: Path) -> None:
+    found = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        job = _auto(stage, SPLITS, "1", "0", str(tmp_path / name), workers=1)
+        assert job.wait() == 0, job.output()
+        found += _noted(tmp_path / name, "split")
+    assert [name for name in found[0] if found[0][name] == found[1][name]] == ["words"]
+
+
+def test_a_job_that_goes_on_from_a_checkpoint_has_the_split_that_it_began_with(
+    stage: Any, tmp_path: Path
+) -> None:
+    directory = tmp_path / "job"
+    for workers in (2, 1):
+        job = _auto(stage, SPLITS, "30", "0.003", str(tmp_path), workers=workers, directory=directory)
+        job.members(workers)
+        if workers == 2:
+            job.wait_for(lambda s: s["step"] >= 30)
+            with job.client() as client:
+                client._connection.request({"type": "stop", "save": True})
+        assert job.wait() == 0, job.output()
+    splits = _noted(tmp_path, "split")
+    assert len(splits) == 3
+    assert all(one == splits[0] for one in splits)
