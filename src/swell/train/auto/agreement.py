@@ -34,7 +34,8 @@ class Agreement:
         here = self._position.main()
         if here is None:
             return True
-        return ahead == len(here.flight) and here.index - ahead > _LEAST_STEPS
+        drawn = self._position.drawn if here.counted else here.index
+        return ahead == len(here.flight) and drawn - ahead > _LEAST_STEPS
 
     def withdraw(self) -> None:
         """Let go of the candidate: the step for which it was agreed on goes on."""

@@ -1,7 +1,8 @@
 """How the script of a newcomer comes to the job's position, and what it takes over there.
 
-A newcomer runs the same script, gets a single batch in every pass that is over, waits in the running pass,
-and receives model, optimizers, schedulers and the script's plain variables; then it goes on like the others.
+A newcomer runs the same script, gets a single batch in every pass that is over (or as many as the job, in a
+loop that counts its draws: see `replay`), waits in the running pass, and receives model, optimizers,
+schedulers and the script's plain variables; then it goes on like the others.
 It takes them at the same line of the script at which the others hand them over: where the script asks for its
 next batch, or, if the script draws batches ahead, after the optimizer's step.
 """
@@ -18,6 +19,7 @@ from swell.train.auto.job import ScriptJob
 from swell.train.auto.loss import Loss
 from swell.train.auto.passes import Pass
 from swell.train.auto.position import Position
+from swell.train.auto.replay import Replay
 from swell.train.auto.rhythm import Rhythm
 from swell.train.auto.run import ScriptRun, ScriptStage
 from swell.train.auto.trained import Trained
@@ -35,6 +37,7 @@ class CatchingUp:
         self._rhythm = rhythm
         self._loss = loss
         self._trained = trained
+        self.replay = Replay(run.link, position)
         self._variables: Any = None
         """The script's variables that were taken over; they are set once the script has arrived."""
         self._random: dict[str, Any] = {}
@@ -45,11 +48,15 @@ class CatchingUp:
     def forward(self, here: Pass, job: ScriptJob) -> list[Any] | None:
         """Samples to compute without effect while catching up; None once caught up. May end the pass."""
         if here.main is not None:
-            return here.idle()
+            return self.replay.samples(here) if here.counted else here.idle()
         while True:
-            if here.ordinal > job.epoch:
+            if here.epoch > job.epoch:
                 job.begin_anew()
-            if here.ordinal < job.epoch:
+            if here.counted:
+                if self._may_arrive(here, job) and self._arrive(here, job):
+                    return None
+                return self.replay.samples(here)
+            if here.epoch < job.epoch:
                 if here.drawn <= self._rhythm.ahead:
                     return here.idle()
                 here.over = True
@@ -59,12 +66,20 @@ class CatchingUp:
                 return here.idle()
             if self._arrive(here, job):
                 return None
-            if here.ordinal == job.epoch:
+            if here.epoch == job.epoch:
                 return here.idle()
+
+    def _may_arrive(self, here: Pass, job: ScriptJob) -> bool:
+        """Whether a script that draws as often as the job did may be where the job is."""
+        if here.epoch != job.epoch or self._rhythm.pending or self._rhythm.ahead:
+            return False
+        return job.script_state.later is not None or not self.replay.is_behind()
 
     def arrive_after_step(self, here: Pass, job: ScriptJob) -> None:
         """Catch up after a step, if the script draws batches ahead."""
-        while here.ordinal == job.epoch:
+        if here.counted and job.script_state.later is None and self.replay.is_behind():
+            return
+        while here.epoch == job.epoch:
             if self._arrive(here, job):
                 return
             if job.script_state.later is not None:  # there are batches to count
@@ -79,10 +94,13 @@ class CatchingUp:
             raise SystemExit("layers were unfrozen in the middle of a pass: it can join in the next one")
         state = job.script_state
         if state.later is not None:
-            if _short_of(here, state.later["script"]):
+            short = self._position.short_of(here, state.later["script"])
+            if short < 0:  # the script has counted too many batches
+                os._exit(RESPAWN)
+            if short:
                 return False
             state.arrive(state.later)
-            link.at_epoch(here.ordinal)
+            link.at_epoch(here.epoch)
         elif not job.join() or state.later is not None:
             return False
         self._position.arrive(here, live=not state.resumed)
@@ -99,9 +117,9 @@ class CatchingUp:
             return steps == 0
         here = self._position.main()
         assert here is not None
-        if here.ordinal != int(state["position"]["pass"]):
+        if here.epoch != int(state.get("epoch", state["position"]["pass"])):
             return False
-        short = _short_of(here, state)
+        short = self._position.short_of(here, state)
         if short < 0:  # the script has counted too many batches
             os._exit(RESPAWN)
         return short == 0
@@ -115,6 +133,10 @@ class CatchingUp:
             "variables": auto_script.variables(frames),
             "objects": {name: item.state_dict() for name, item in self._stateful(frames).items()},
         }
+
+    def drawn(self) -> int:
+        """How many batches the script has drawn in the loop that it is in, for newcomers."""
+        return self._position.drawn
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `capture` gave; position and variables follow once the script has come there."""
@@ -133,8 +155,3 @@ class CatchingUp:
         assert job is not None
         own = {id(m) for m in job.model.modules()} | {id(o) for o in self._trained.optimizers}
         return auto_script.stateful(frames, own | {id(job.optimizer)})
-
-
-def _short_of(here: Pass, state: dict[str, Any]) -> int:
-    """How many batches the script is behind, if its count of batches matters (negative: ahead)."""
-    return int(state["position"]["batch"]) - here.drawn if state["counts"] else 0

@@ -17,6 +17,7 @@ from swell.train.sync.link import Link
 NO_LOADER = "it steps its optimizer without having drawn a batch from a DataLoader"
 ITERABLE = "its DataLoader has an iterable data set, which has no indices to cut"
 UNBATCHED = "its DataLoader has no batches to cut (batch_size=None)"
+CYCLE = "it repeats its first pass with itertools.cycle, which keeps every batch of it"
 CLOSURE = "it gives optimizer.step() a closure, which runs the model several times"
 DISTRIBUTED = "it sets up torch.distributed by itself"
 BY_HAND = "it changes its parameters by hand, without an optimizer of torch.optim"
@@ -26,6 +27,7 @@ NEXT = {
     NO_LOADER: "draw batches with a DataLoader, or use swell.elastic with job.sample (docs/training.md)",
     ITERABLE: "use swell.elastic with job.stream (docs/streams.md)",
     UNBATCHED: "give the DataLoader a batch_size",
+    CYCLE: "write `while True: yield from loader`, which also shuffles every pass anew",
     CLOSURE: "another optimizer than LBFGS can be shared",
     DISTRIBUTED: "take the set-up of torch.distributed out: swell does its work",
     BY_HAND: "use an optimizer of torch.optim, SGD for example",

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from swell.train.auto import loops
+from swell.train.auto import script as auto_script
 from swell.train.auto.agreement import Agreement
 from swell.train.auto.catching_up import CatchingUp
 from swell.train.auto.job import ScriptJob
@@ -62,16 +64,21 @@ class Draws:
             randomness.part()
         return batch
 
-    def _load(self, here: Pass, samples: list[Any], *, divided: bool) -> Any:
-        """These samples as one batch; if others have others, with randomness of this worker's own."""
+    def _load(self, here: Pass, samples: list[Any], *, divided: bool, again: bool = False) -> Any:
+        """These samples as one batch; if others have others, with randomness of this worker's own.
+
+        `again`: any batch will do, so it is loaded once.
+        """
         self._divided = divided
         with self._run.randomness.own(divided):
-            return self.pools.get(here.loader, samples)
+            return (self.pools.idle if again else self.pools.get)(here.loader, samples)
 
     def _draw(self, here: Pass) -> Any:
         if here.over:
             raise StopIteration
         job = self._run.job
+        if here.drawn == 0:
+            here.drawn_in = loops.drawn_in(auto_script.script_frames())
         if job is None or not here.training:
             return self._whole(here)
         if here.drawn == 0:
@@ -82,7 +89,7 @@ class Draws:
             idle = self._catching_up.forward(here, job)
             here.touched = True
             if idle is not None:
-                return self._load(here, idle, divided=True)
+                return self._load(here, idle, divided=True, again=here.counted)
         elif len(here.flight) >= self._rhythm.most_in_flight + _UNTRAINED:
             here.to_evaluation()
             return self._whole(here)
@@ -112,9 +119,9 @@ class Draws:
             here.touched = False
 
     def _begin_pass(self, here: Pass, follows: Pass | None, job: ScriptJob) -> None:
-        self._position.begin(here, follows, forwarding=job.forwarding)
+        self._position.begin(here, follows, forwarding=job.forwarding, ahead=self._rhythm.ahead)
         if follows is None and not job.forwarding:
-            job.at_epoch(here.ordinal)
+            job.at_epoch(here.epoch)
 
     def _cut(self, here: Pass, rank: int, world: int) -> list[Any] | None:
         """Draw a batch; returns this worker's samples of it, or None if nothing is left."""

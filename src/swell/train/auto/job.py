@@ -49,6 +49,9 @@ class Script(Protocol):
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `capture` gave."""
 
+    def drawn(self) -> int:
+        """How many batches the script has drawn in the loop that it is in, for newcomers."""
+
 
 class ScriptState(TrainingState):
     """The state of a job, with the script's position and variables in it."""
@@ -115,6 +118,7 @@ class ScriptJob(Worker):
         self.script_state = ScriptState(script, learner, progress, keeper)
         super().__init__(learner, progress, self.script_state, keeper, link)
         self._line = link
+        self._script = script
         self.confined = ""
         """Why this job has only one worker, or ''."""
         self.unexchanged: dict[int, tuple[int, list[Tensor]]] = {}
@@ -252,6 +256,7 @@ class ScriptJob(Worker):
         (reduced, size, divided, step_s), self._unreported = self._unreported, None
         report = self._reporter.report(reduced, None, step_s)
         report |= reporting.timing(self._reporter.pace, size, None, self.world, self._crew.nodes)
+        report["drawn"] = self._script.drawn()
         if not divided:
             del report["step_s"]
         report["of"] = None  # only the script knows how long it will train

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from swell.train.auto import confinement, layout
+from swell.train.auto import confinement, layout, loops
+from swell.train.auto import script as auto_script
 from swell.train.auto.agreement import Agreement
 from swell.train.auto.catching_up import CatchingUp
 from swell.train.auto.draws import Draws
@@ -94,6 +95,11 @@ class Observer:
             return gradients
         return scaled(roots, drawn)
 
+    def skips(self, roots: Any) -> bool:
+        """Whether the gradients of `roots` have no effect and need not be computed."""
+        job = self.run.job
+        return job is not None and job.forwarding and self._catching_up.replay.skips(roots, job)
+
     def after_backward(self) -> None:
         """The gradients have been computed."""
         job, rhythm = self.run.job, self._rhythm
@@ -158,7 +164,7 @@ class Observer:
         if here is not None and not here.over:
             rhythm.ahead = len(here.flight) or rhythm.ahead
         if forwarding:
-            if rhythm.ahead and here is not None and here.ordinal == job.epoch and not here.over:
+            if rhythm.ahead and here is not None and here.epoch == job.epoch and not here.over:
                 self._catching_up.arrive_after_step(here, job)
             return
         divided = True
@@ -172,6 +178,8 @@ class Observer:
         """Why the script cannot be followed, seen at its first step, or ''."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return confinement.DISTRIBUTED
+        if any(loops.is_repeated(p) for p in self.position.active):
+            return confinement.CYCLE
         drew = any(p.flight or p.drawn for p in self.position.active)
         return "" if self.position.current or drew else self._odd
 
@@ -186,6 +194,7 @@ class Observer:
         if confined:
             confinement.confine(run, job, confined)
         run.found(job)
+        position.stepped_in(loops.around(auto_script.script_frames()))
         for here in passes:
             position.begin(here, None if here is passes[0] else passes[0])
         here = passes[0]
@@ -200,7 +209,7 @@ class Observer:
                 mine.reorder(position.order(mine))
                 for drawn in (*mine.flight, *position.current):
                     drawn.counts, drawn.ordinal = False, here.ordinal
-        job.at_epoch(here.ordinal)
+        job.at_epoch(here.epoch)
         if self._rhythm.pending:
             self.exchange.average(job)
 

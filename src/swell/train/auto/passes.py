@@ -25,6 +25,7 @@ from torch.utils.data import (
 )
 
 from swell.train.auto import script as auto_script
+from swell.train.auto.loops import Loop
 from swell.train.data.plan import Range
 
 _CHUNK = 16
@@ -161,6 +162,8 @@ class Pass:
         self.loader = loader
         self.ordinal = ordinal
         """The number of this training pass, or the number it would have if it were one."""
+        self.epoch = ordinal
+        """The epoch in which newcomers join: that of the first pass, for passes that one loop draws from."""
         self.training = training
         self.order = Order(loader, seed)
         self.index = 0
@@ -174,6 +177,10 @@ class Pass:
         """True if the script has asked for a batch since the optimizer's last step."""
         self.main: Pass | None = None
         """The pass that this one goes along with, if the script draws from two loaders for each step."""
+        self.drawn_in: frozenset[Loop] = frozenset()
+        """The loops of the script that draw from it and count that."""
+        self.counted = False
+        """True if newcomers must draw as often as the job did (see `loops`)."""
         self._draw = draw
 
     def __iter__(self) -> Iterator[Any]:
@@ -196,16 +203,20 @@ class Pass:
             "batch": self.index,
             "carry": list(self.carry),
             "flight": [drawn.index for drawn in self.flight],
+            "passes": [drawn.ordinal for drawn in self.flight],
+            "before": [s for drawn in self.flight if drawn.ordinal != self.ordinal for s in drawn.window],
         }
 
     def go_to(self, position: dict[str, Any], *, live: bool) -> None:
         """Go to the position of another worker's pass. If no worker is live, batches in flight come again."""
         self.index, self.carry = int(position["batch"]), list(position["carry"])
-        theirs = [int(index) for index in position["flight"]]
+        passes = position.get("passes", [self.ordinal] * len(position["flight"]))
+        theirs = [(int(ordinal), int(index)) for ordinal, index in zip(passes, position["flight"])]
         if theirs and not live:
-            self.index = min(theirs)
-        for drawn, index in zip(self.flight, theirs if live else [-1] * len(self.flight)):
-            drawn.ordinal, drawn.index, drawn.counts = self.ordinal, index, False
+            self.index = min([self.index, *(index for ordinal, index in theirs if ordinal == self.ordinal)])
+            self.carry += list(position.get("before", []))
+        for drawn, at in zip(self.flight, theirs if live else [(self.ordinal, -1)] * len(self.flight)):
+            (drawn.ordinal, drawn.index), drawn.counts = at, False
             drawn.window, drawn.part = [], (0, 0)
 
     def at_end(self) -> bool:
@@ -232,7 +243,7 @@ class Pass:
         some = self.order.peek(self.index) or self.order.peek(0) or []
         self.flight.append(Drawn(self.ordinal, -1, [], (0, 0), False))
         self.drawn += 1
-        return some[: max(2, len(some) // 2)]
+        return some[:2] if self.counted else some[: max(2, len(some) // 2)]
 
     def upcoming(self, rank: int, world: int, count: int) -> list[list[Any]]:
         """The samples this worker needs in the next batches, if membership does not change."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -16,12 +17,20 @@ class Pools:
 
     def __init__(self) -> None:
         self._pools: weakref.WeakKeyDictionary[DataLoader[Any], LoaderPool] = weakref.WeakKeyDictionary()
+        self._idle: weakref.WeakKeyDictionary[DataLoader[Any], Any] = weakref.WeakKeyDictionary()
+        """By loader: a batch that was loaded once, in place of those that are computed without effect."""
 
     def get(self, loader: DataLoader[Any], indices: list[Any]) -> Any:
         """These samples of `loader`, as one batch."""
         if loader.num_workers:
             return self._pool(loader).get(indices, None)
         return fetch(loader.dataset, indices, loader.collate_fn, None)  # type: ignore[arg-type]
+
+    def idle(self, loader: DataLoader[Any], indices: list[Any]) -> Any:
+        """A batch in place of one that is computed without effect: the first one, loaded once."""
+        if loader not in self._idle:
+            self._idle[loader] = self.get(loader, indices)
+        return copy.deepcopy(self._idle[loader])  # the script may change it
 
     def plan(self, loader: DataLoader[Any], batches: list[list[Any]]) -> None:
         """Begin to load batches that will be asked for."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from swell.train.auto.loops import Loop
 from swell.train.auto.passes import Drawn, Pass
 from swell.train.data.plan import Range
 from swell.train.data.samples import key
@@ -30,6 +31,12 @@ class Position:
         self.counts = False
         """True if the script does not step with every batch or leaves passes early: then its count of batches
         matters."""
+        self._brief: set[Loop] = set()
+        """Loops that count batches and begin anew with every step, because no step is made inside them."""
+        self._drawn_before = 0
+        """Batches drawn from earlier passes of the loop that draws from the present one."""
+        self._left: dict[int, list[Drawn]] = {}
+        """By id of a loader: batches of its last pass that were drawn ahead and not used when it ended."""
         self._begun = 0
         """The number of training passes that have begun."""
         self._trains: weakref.WeakKeyDictionary[DataLoader[Any], bool] = weakref.WeakKeyDictionary()
@@ -71,25 +78,61 @@ class Position:
         """The passes that go along with `main`."""
         return [p for p in self.active if p.main is main]
 
-    def begin(self, here: Pass, follows: Pass | None = None, *, forwarding: bool = False) -> None:
-        """Begin a training pass; `follows`: the pass with which it shares its steps."""
+    @property
+    def drawn(self) -> int:
+        """How many batches the script has drawn in the loop that it is in, if that counts them."""
+        here = self.main()
+        return self._drawn_before + (here.drawn if here is not None else 0)
+
+    def stepped_in(self, loops: frozenset[Loop]) -> None:
+        """The script makes the first step of a pass, and is in the middle of these loops."""
+        for here in self.active:
+            self._brief |= here.drawn_in - loops
+
+    def begin(
+        self, here: Pass, follows: Pass | None = None, *, forwarding: bool = False, ahead: int = 0
+    ) -> None:
+        """Begin a training pass; `follows`: the pass with which it shares its steps.
+
+        `ahead`: how many batches the script draws ahead.
+        """
         here.training = self._trains[here.loader] = True
         if here not in self.active:
             self.active.append(here)
         if follows is not None:
             here.main, here.ordinal = follows, follows.ordinal
+            here.epoch, here.counted = follows.epoch, follows.counted
+            here.flight.extendleft(reversed(self._left.pop(id(here.loader), [])))
             here.reorder(self.order(here))
             if self._given_more and not forwarding:  # the job was in the middle of it
                 here.go_to(self._given_more.pop(0), live=True)
             return
+        goes_on = self._goes_on(here)
+        self._left.clear()
         for before in [p for p in self.active if p is not here]:
             if before.training and not before.over:
                 self.counts = True  # the script has left a pass before its end
+            elif before.training and ahead:
+                self._left[id(before.loader)] = list(before.flight)[-ahead:]
             self.active.remove(before)
+        here.flight.extendleft(reversed(self._left.pop(id(here.loader), [])))
         if here.ordinal != self._begun:
             here.ordinal = self._begun
             here.reorder(self.order(here))
+        if not goes_on:
+            here.epoch = here.ordinal
         self._begun += 1
+
+    def _goes_on(self, here: Pass) -> bool:
+        """Whether the loop that drew from the pass before goes on with `here`; counts what it drew."""
+        here.counted = bool(here.drawn_in - self._brief)
+        before = next((p for p in self.active if p is not here and p.training and p.main is None), None)
+        if before is None or not before.counted or not here.counted:
+            self._drawn_before = 0
+            return False
+        self._drawn_before += before.drawn
+        here.epoch = before.epoch
+        return True
 
     def order(self, here: Pass) -> int:
         """The seed of a pass's order; loaders that are drawn from together have different ones."""
@@ -104,7 +147,8 @@ class Position:
 
     def give_back(self, drawn: Drawn, gaps: list[Range]) -> None:
         """Have those samples of a batch come again that no worker has computed."""
-        here = next((p for p in self.active if p.ordinal == drawn.ordinal and p.main is None), None)
+        mains = [p for p in self.active if p.main is None and p.ordinal >= drawn.ordinal and p.training]
+        here = min(mains, key=lambda p: p.ordinal, default=None)  # a later pass, if that one has ended
         if here is not None:
             here.carry += [drawn.window[i] for low, high in gaps for i in range(low, high)]
             here.over = False
@@ -114,7 +158,20 @@ class Position:
         here = self.main()
         assert here is not None
         more = [p.position() for p in self.beside(here)]
-        return {"position": here.position(), "more": more, "seed": self.seed, "counts": self.counts}
+        return {
+            "position": here.position(),
+            "more": more,
+            "seed": self.seed,
+            "counts": self.counts,
+            "epoch": here.epoch,
+            "drawn": self.drawn,
+        }
+
+    def short_of(self, here: Pass, state: dict[str, Any]) -> int:
+        """How many batches the script is behind `state`, if their count matters (negative: ahead)."""
+        if here.counted and "drawn" in state:  # checkpoints of earlier versions have none
+            return int(state["drawn"]) - self.drawn
+        return int(state["position"]["batch"]) - here.drawn if state["counts"] else 0
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `capture` gave; `arrive` goes there."""
@@ -126,6 +183,9 @@ class Position:
         positions = [self._given, *self._given_more]
         passes = [here, *self.beside(here)]
         self._given_more = positions[len(passes) :]
+        if here.counted:  # after the same number of batches the job may be in another pass
+            self._begun = int(self._given["pass"]) + 1
         for mine, position in zip(passes, positions):
+            mine.ordinal = int(position["pass"])
             mine.reorder(self.order(mine))
             mine.go_to(position, live=live)

@@ -185,7 +185,8 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
             return
         depth += 1
         try:
-            backward(tensors, observer.before_backward(tensors, grad_tensors), *args, **options)
+            if not observer.skips(tensors):
+                backward(tensors, observer.before_backward(tensors, grad_tensors), *args, **options)
         finally:
             depth -= 1
         observer.after_backward()
