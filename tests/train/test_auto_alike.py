@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 # The scripts write their results with os.open, because what workers other than the leader write with open()
 # goes to a private place.
 
@@ -122,3 +124,124 @@ def test_a_job_that_goes_on_from_a_checkpoint_has_the_split_that_it_began_with(
     splits = _noted(tmp_path, "split")
     assert len(splits) == 3
     assert all(one == splits[0] for one in splits)
+
+
+PLATEAU = (
+    BEGIN
+    + """
+    torch.manual_seed(3)
+    x = torch.randn(300, 4)
+    y = x.sum(1, keepdim=True) + torch.randn(300, 1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.01)
+    loader = DataLoader(TensorDataset(x, y), batch_size=30, shuffle=True)
+    rates, steps = {}, 0
+    for epoch in range(epochs):
+        total = 0.0
+        for a, b in loader:
+            time.sleep(pace)
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(a), b)
+            loss.backward()
+            rates[steps] = optimizer.param_groups[0]["lr"]
+            optimizer.step()
+            steps += 1
+            total += loss.item()
+        scheduler.step(total / len(loader))
+    weights = [p.flatten().tolist() for p in model.parameters()]
+    note("end", rates=rates, weights=sum(weights, []), leads=os.environ["SWELL_WORKER"] == "w0")
+"""
+)
+
+
+def test_a_plateau_of_the_training_loss_gives_all_workers_the_leaders_learning_rates(
+    stage: Any, tmp_path: Path
+) -> None:
+    job = _auto(stage, PLATEAU, "40", "0.003", str(tmp_path), workers=3)
+    job.members(3)
+    assert job.wait() == 0, job.output()
+    ends = _noted(tmp_path, "end")
+    assert len(ends) == 3
+    leader = next(end for end in ends if end["leads"])
+    assert leader["rates"]["399"] < 0.02, "the rate was reduced several times"
+    for end in ends:
+        assert end["rates"] == {step: leader["rates"][step] for step in end["rates"]}
+        assert end["weights"] == leader["weights"]
+    said = job.events("differs")
+    assert said and all(one["then"] == "it follows the leader" for one in said)
+
+
+STOPS_EARLY = (
+    BEGIN
+    + """
+    torch.manual_seed(3)
+    x = torch.randn(300, 4)
+    y = x.sum(1, keepdim=True)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(x, y), batch_size=30, shuffle=True)
+    best, bad, epoch, last = 1e9, 0, 0, epochs
+    if os.environ["SWELL_WORKER"] == sys.argv[4]:
+        last = int(sys.argv[5])  # as if the losses of its parts had said so
+    while epoch < last:
+        for a, b in loader:
+            time.sleep(pace)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(a), b).backward()
+            optimizer.step()
+        epoch += 1
+    print("ended after", epoch, flush=True)
+    note("end", epoch=epoch)
+"""
+)
+
+
+@pytest.mark.parametrize(("who", "ends"), [("w0", [12]), ("w1", [30])])
+def test_the_leader_decides_when_the_script_stops(
+    stage: Any, tmp_path: Path, who: str, ends: list[int]
+) -> None:
+    job = _auto(stage, STOPS_EARLY, "30", "0.003", str(tmp_path), who, "12", workers=2)
+    job.members(2)
+    assert job.wait() == 0, job.output()
+    assert job.output().count("ended after") == 1
+    assert f"ended after {ends[0]}" in job.output()
+
+
+DIFFERS = (
+    BEGIN
+    + """
+    torch.manual_seed(3)
+    x = torch.randn(300, 4)
+    y = x.sum(1, keepdim=True)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(x, y), batch_size=30, shuffle=True)
+    steps = 0
+    for epoch in range(epochs):
+        for a, b in loader:
+            time.sleep(pace)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(a), b).backward()
+            optimizer.step()
+            steps += 1
+            if steps == 60 and os.environ["SWELL_WORKER"] == "w1":
+                with torch.no_grad():
+                    model[2].weight[0, 3] += 1e-4
+    weights = [p.flatten().tolist() for p in model.parameters()]
+    note("end", weights=sum(weights, []))
+"""
+)
+
+
+def test_a_worker_whose_weights_differ_is_replaced_within_fifty_steps(stage: Any, tmp_path: Path) -> None:
+    job = _auto(stage, DIFFERS, "40", "0.003", str(tmp_path), workers=2)
+    job.members(2)
+    job.wait_for(lambda s: s["step"] >= 300)
+    job.members(2)
+    assert job.wait() == 0, job.output()
+    (said,) = job.events("differs")
+    assert said["worker"] == "w1" and said["then"] == "it is replaced" and 60 <= said["step"] <= 110
+    assert said["what"].endswith("2.weight")
+    ends = _noted(tmp_path, "end")
+    assert len(ends) == 2 and ends[0] == ends[1]

@@ -311,7 +311,9 @@ def test_what_was_agreed_on_in_the_middle_of_an_accumulated_step_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise no later candidate is looked at, and the job never grows again."""
-    link, job = Mock(), Mock(rank=0, world=2, steps=0)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    link, job = Mock(), Mock(rank=0, world=2, steps=0, model=model, optimizer=optimizer)
     monkeypatch.setattr(layout, "trains_others", lambda job, optimizer: False)
     offered = iter([7, 0])
 

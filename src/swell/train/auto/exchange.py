@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from typing import NoReturn
 
-from swell.train.agent.errors import RESPAWN
+from swell.train.agent.errors import LEFT, RESPAWN
 from swell.train.auto import confinement, layout
 from swell.train.auto.agreement import Agreement
+from swell.train.auto.fingerprint import Fingerprint
 from swell.train.auto.job import ALONE, ScriptJob
 from swell.train.auto.loss import Loss
 from swell.train.auto.passes import Drawn
@@ -18,6 +20,9 @@ from swell.train.auto.trained import Trained
 from swell.train.data import plan
 from swell.train.data.plan import Tree
 from swell.train.sync.mesh import Header
+
+THE_END = [2**60, 0]
+"""Where a worker says that it is whose script has come to its end."""
 
 
 class Exchange:
@@ -31,6 +36,7 @@ class Exchange:
         self._loss = loss
         self._agreement = agreement
         self._trained = trained
+        self._fingerprint = Fingerprint(run.link)
         self.last = ALONE
         """What was exchanged last."""
 
@@ -51,6 +57,8 @@ class Exchange:
         if drawn is not None and not drawn.samples and alone:
             job.rescale(0.0)  # samples that this worker had drawn before it came to the job's position
         headers = self._sum(header, size, job)
+        if headers[0]["at"] == THE_END:
+            self._stop_with_the_leader(job)
         if unfrozen:
             self._trained.lay_out(job)
         going = _going(headers)
@@ -61,10 +69,20 @@ class Exchange:
             job.add_loss(loss)
         if going and drawn is not None:
             self._make_up(drawn, going, job, weighted=not alone)
+        self._fingerprint.take(job, headers)
+
+    def _stop_with_the_leader(self, job: ScriptJob) -> NoReturn:
+        """End this worker's script, which would go on: the leader's has come to its end, and that counts.
+
+        A script that stops early by a number of its own part does so on each worker at another time.
+        """
+        self._run.left = True
+        job.end()
+        raise SystemExit(LEFT)
 
     def end_together(self, job: ScriptJob) -> None:
         """Let all members come to the end; one that is there alone is at another place than the job."""
-        header: Header = {"what": "step", "n": 0, "at": [2**60, 0], "part": [0, 0], "steps": job.steps}
+        header: Header = {"what": "step", "n": 0, "at": THE_END, "part": [0, 0], "steps": job.steps}
         if not job.end_together({**header, "candidate": 0, "unused": []}):
             os._exit(RESPAWN)
 
@@ -87,6 +105,7 @@ class Exchange:
         weight = header["n"] / size if size else 0.0
         self._agreement.withdraw()  # with an earlier batch of this step, which was not its last one after all
         may_change = job.world > 1 and self._agreement.may_change()
+        self._fingerprint.tell(job, header)
         self.last = job.average(header, weight, _tree, may_change=may_change)
         headers = self.last.headers
         self._agreement.settle(header["candidate"], headers)
@@ -109,8 +128,8 @@ class Exchange:
 def _going(headers: list[Header]) -> list[Header]:
     """Headers of the members with samples that are where the leader is, or furthest if it has none."""
     usable = [h for h in headers if h["n"] and h["steps"] == headers[0]["steps"]]
-    furthest = max((h["at"] for h in usable), default=None)
-    return [h for h in usable if h["at"] == furthest]
+    where = headers[0]["at"] if headers[0]["n"] else max((h["at"] for h in usable), default=None)
+    return [h for h in usable if h["at"] == where]
 
 
 def _tree(headers: list[Header]) -> Tree | None:
