@@ -178,8 +178,9 @@ STOPS_EARLY = (
     torch.manual_seed(3)
     x = torch.randn(300, 4)
     y = x.sum(1, keepdim=True)
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    width = int(sys.argv[6])
+    model = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     loader = DataLoader(TensorDataset(x, y), batch_size=30, shuffle=True)
     best, bad, epoch, last = 1e9, 0, 0, epochs
     if os.environ["SWELL_WORKER"] == sys.argv[4]:
@@ -197,15 +198,18 @@ STOPS_EARLY = (
 )
 
 
-@pytest.mark.parametrize(("who", "ends"), [("w0", [12]), ("w1", [30])])
+@pytest.mark.parametrize(
+    ("who", "ends", "width"),
+    [("w0", 6, 8), ("w0", 6, 100_000), ("w1", 16, 100_000)],  # gradients in one exchange, or in pieces
+)
 def test_the_leader_decides_when_the_script_stops(
-    stage: Any, tmp_path: Path, who: str, ends: list[int]
+    stage: Any, tmp_path: Path, who: str, ends: int, width: int
 ) -> None:
-    job = _auto(stage, STOPS_EARLY, "30", "0.003", str(tmp_path), who, "12", workers=2)
+    job = _auto(stage, STOPS_EARLY, "16", "0.003", str(tmp_path), who, "6", str(width), workers=2)
     job.members(2)
     assert job.wait() == 0, job.output()
     assert job.output().count("ended after") == 1
-    assert f"ended after {ends[0]}" in job.output()
+    assert f"ended after {ends}" in job.output()
 
 
 DIFFERS = (

@@ -83,7 +83,7 @@ class Exchange:
     def end_together(self, job: ScriptJob) -> None:
         """Let all members come to the end; one that is there alone is at another place than the job."""
         header: Header = {"what": "step", "n": 0, "at": THE_END, "part": [0, 0], "steps": job.steps}
-        if not job.end_together({**header, "candidate": 0, "unused": []}):
+        if not job.end_together({**header, "candidate": 0, "unused": []}, _tree):
             os._exit(RESPAWN)
 
     def _header(self, drawn: Drawn | None, job: ScriptJob) -> tuple[Header, int]:

@@ -25,7 +25,7 @@ from swell.train.state.keeper import Keeper
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.level import Optimized
 from swell.train.sync.link import Link
-from swell.train.sync.mesh import READY, VOTE, Header
+from swell.train.sync.mesh import Header
 from swell.train.sync.reducer import Reduced
 from swell.train.sync.transfer import _cloned as cloned
 from swell.train.travelling import TrainingState
@@ -204,19 +204,21 @@ class ScriptJob(Worker):
         """The number of the candidate that this worker could switch to after this step, or 0."""
         return self._member.offer()
 
-    def end_together(self, header: Header) -> bool:
-        """Whether the leader has come to the end of the script too, or is gone."""
+    def end_together(self, header: Header, tree: Callable[[list[Header]], Tree | None]) -> bool:
+        """Whether the leader has come to the end of the script too, or is gone.
+
+        This is a step without samples, so that members which go on find themselves in the same exchanges.
+        """
         while self.world > 1:
             try:
-                headers = self._crew.mesh.exchange(self._crew.operation, READY, header)
-                if headers[0]["at"] != header["at"]:
-                    return False
-                self._crew.mesh.exchange(self._crew.operation, VOTE, {})
-            except PeerLost:
-                self._member.recover()
-                continue
+                headers = self._crew.all_reduce(header, tree).headers
+            except (PeerLost, OutOfStep) as error:
+                if not self._member.recover(error):
+                    continue
+                assert self._crew.reducer.result is not None
+                headers = self._crew.reducer.result.headers
             self._crew.completed()
-            break
+            return bool(headers[0]["at"] == header["at"])
         return True
 
     @torch.no_grad()
