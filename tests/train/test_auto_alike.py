@@ -126,6 +126,58 @@ def test_a_job_that_goes_on_from_a_checkpoint_has_the_split_that_it_began_with(
     assert all(one == splits[0] for one in splits)
 
 
+AUGMENTED = (
+    BEGIN
+    + """
+    class Augmented(torch.utils.data.Dataset):
+        def __len__(self):
+            return 120
+
+        def __getitem__(self, index):
+            drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+            return torch.tensor([index, *drawn], dtype=torch.float64)
+
+    processes = int(sys.argv[4])
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1)).double()
+    critic = nn.Linear(3, 1).double()
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, critic)]
+    loader = DataLoader(Augmented(), batch_size=12, shuffle=True, num_workers=processes)
+    between, seen = [], []
+    for epoch in range(epochs):
+        between.append(numbers())
+        for batch in loader:
+            time.sleep(pace)
+            seen.append(batch[:, 1:].tolist())
+            for one, optimizer in zip((model, critic), optimizers):
+                noise = torch.randn(len(batch), 1, dtype=torch.float64)
+                optimizer.zero_grad()
+                (one(batch[:, 1:]) - noise).pow(2).mean().backward()
+                optimizer.step()
+    note("end", between=between, seen=[sample for batch in seen[-20:] for sample in batch])
+"""
+)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_augmentation_and_dropout_are_each_workers_own_and_what_is_drawn_between_passes_is_not(
+    stage: Any, tmp_path: Path, processes: int
+) -> None:
+    job = _auto(stage, AUGMENTED, "20", "0.003", str(tmp_path), str(processes), workers=1)
+    job.members(1)
+    job.wait_for(lambda s: s["step"] >= 60)
+    job.resize(3)
+    job.members(3)
+    assert job.wait() == 0, job.output()
+    ends = _noted(tmp_path, "end")
+    assert len(ends) == 3
+    for drawn in zip(*(end["between"] for end in ends)):
+        assert all(one == drawn[0] for one in drawn)
+    for position in range(3):  # of random, of numpy, of torch
+        seen = [sample[position] for end in ends for sample in end["seen"]]
+        assert len(set(seen)) == len(seen) > 200, "no two samples were augmented with the same numbers"
+    assert job.events("differs") == []
+
+
 PLATEAU = (
     BEGIN
     + """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import queue
+import secrets
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 import torch.multiprocessing
 
 from swell.train.agent.errors import TrainError
-from swell.train.data.samples import MapDataset, fetch, key, seed_all
+from swell.train.data.samples import MapDataset, fetch, seed_all
 
 Task = tuple[tuple[int, ...], int | None]
 """What identifies a batch: its samples, and the seed of their augmentation."""
@@ -33,7 +34,7 @@ def _serve(
     seed: int,
 ) -> None:
     torch.set_num_threads(1)
-    seed_all(seed)
+    seed_all(seed)  # no two processes of any worker augment with the same numbers
     while True:
         try:
             task = tasks.get(timeout=5.0)
@@ -68,11 +69,10 @@ class LoaderPool:
         self._wanted: set[Task] = set()
         self._come: dict[Task, Any] = {}
         self.size = processes
-        seed = torch.initial_seed()  # each process draws numbers of its own, as in torch's loader
         self._processes = [
             context.Process(
                 target=_serve,
-                args=(dataset, collate, self._tasks, self._results, os.getpid(), key(seed, i)),
+                args=(dataset, collate, self._tasks, self._results, os.getpid(), secrets.randbits(62)),
                 name=f"swell-loader-{i}",
                 daemon=True,
             )
