@@ -49,7 +49,7 @@ def test_what_others_write_goes_nowhere_and_they_read_it_back(tmp_path: Path) ->
         assert (tmp_path / "note.txt").read_text() == "mine" and (tmp_path / "copied.pt").exists()
         assert not (tmp_path / "last.pt").exists()
     assert (tmp_path / "best.pt").read_bytes() == b"the leader's"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "job", "old.txt", "run"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "job", "old.txt"]
     assert not (tmp_path / "job" / "w1").exists(), "nothing private is left behind"
 
 

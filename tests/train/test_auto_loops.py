@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from swell.train.auto import loops
-from swell.train.auto import script as auto_script
+from swell.train.auto import held, loops
 from swell.train.auto.passes import Pass
 from swell.train.auto.position import Position
 from swell.train.auto.replay import Replay
@@ -236,7 +235,7 @@ class _Begun:
 
     def __next__(self) -> int:
         if self._drawn == 0:
-            found = loops.drawn_in(auto_script.script_frames())
+            found = loops.drawn_in(held.script_frames())
             self._owner.lines.append(sorted(loop.line for loop in found if loop.file.endswith("script.py")))
         self._drawn += 1
         if self._drawn > 3:

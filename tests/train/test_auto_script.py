@@ -254,54 +254,11 @@ def test_several_modules_and_loose_parameters_are_one_model() -> None:
     assert found.state_dict()["parts.0.weight"].shape == decoder.weight.shape
 
 
-class Meter:
-    def __init__(self) -> None:
-        self.total, self.inner = 1.5, Count()
-
-
-class Count:
-    def __init__(self) -> None:
-        self.n = 7
-
-
-def _frames() -> list[Any]:
-    """The frame of the test that calls."""
-    return [f for f in auto_script.script_frames() if f.f_code.co_name.startswith("test_")]
-
-
-def test_plain_variables_and_own_objects_travel() -> None:
-    epoch, best, history, meter = 3, 0.5, [1.0, 2.0], Meter()
-    weights, data, total = torch.zeros(2), list(range(50_000)), torch.tensor(2.5)
-    found = auto_script.variables(_frames())
-    assert found["0.epoch"] == 3 and found["0.history"] == [1.0, 2.0]
-    assert found["0.meter.total"] == 1.5 and found["0.meter.inner.n"] == 7
-    assert "0.weights" not in found and "0.data" not in found, "tensors and data stay"
-    changed = {
-        **found,
-        "0.epoch": 9,
-        "0.best": 0.75,
-        "0.meter.inner.n": 8,
-        "5.none": 1,
-        "0.total": torch.tensor(4.0),
-    }
-    auto_script.set_variables(_frames(), changed)
-    assert (epoch, best, history, meter.total, meter.inner.n) == (9, 0.75, [1.0, 2.0], 1.5, 8)
-    assert len(data) == 50_000 and weights.sum() == 0 and total == 4.0
-
-
-def test_what_has_a_state_is_found_but_the_model_and_its_optimizer() -> None:
-    model, ema = nn.Linear(2, 2), nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    besides = {id(model), id(optimizer)}
-    found = auto_script.stateful(_frames(), besides)
-    assert found == {"0.ema": ema, "0.scheduler": scheduler}
-
-
 @pytest.mark.parametrize(("leads", "expected"), [(True, "a"), (False, "")])
-def test_only_the_leaders_output_is_shown(leads: bool, expected: str) -> None:
+def test_only_the_leaders_output_is_shown(tmp_path: Path, leads: bool, expected: str) -> None:
     stream = io.StringIO()
-    output = LeaderOnly(stream, lambda: leads)
+    worker = Mock(steps=0, behind=False, leads=lambda: leads)
+    output = LeaderOnly(stream, worker, tmp_path / "mark")
     assert output.write("a") == 1
     assert stream.getvalue() == expected
     assert not output.isatty() and sys.stdout is not output

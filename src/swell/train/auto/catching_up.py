@@ -1,29 +1,33 @@
 """How the script of a newcomer comes to the job's position, and what it takes over there.
 
 A newcomer runs the same script, gets a single batch in every pass that is over (or as many as the job, in a
-loop that counts its draws: see `replay`), waits in the running pass, and receives model, optimizers,
-schedulers and the script's plain variables; then it goes on like the others.
+loop that counts its draws: see `replay`), waits in the running pass, and receives the model, the optimizers
+and what the script holds (`held`); then it goes on like the others.
 It takes them at the same line of the script at which the others hand them over: where the script asks for its
 next batch, or, if the script draws batches ahead, after the optimizer's step.
 """
 
 from __future__ import annotations
 
-import os
+import logging
 from typing import Any
 
-from swell.train.agent.errors import RESPAWN
-from swell.train.auto import layout
-from swell.train.auto import script as auto_script
+from swell.train.auto import held, layout
+from swell.train.auto.giving_way import give_way, say
+from swell.train.auto.held import Data, OfRuntime, Place
 from swell.train.auto.job import ScriptJob
 from swell.train.auto.loss import Loss
+from swell.train.auto.packing import Packed, Packer
 from swell.train.auto.passes import Pass
 from swell.train.auto.position import Position
 from swell.train.auto.replay import Replay
 from swell.train.auto.rhythm import Rhythm
 from swell.train.auto.run import ScriptRun, ScriptStage
 from swell.train.auto.trained import Trained
+from swell.train.auto.unpacking import Unpacker
 from swell.train.sync.transfer import _cloned as cloned
+
+log = logging.getLogger(__name__)
 
 
 class CatchingUp:
@@ -38,10 +42,19 @@ class CatchingUp:
         self._loss = loss
         self._trained = trained
         self.replay = Replay(run.link, position)
-        self._variables: Any = None
-        """The script's variables that were taken over; they are set once the script has arrived."""
+        self._data = Data()
+        self._held: Packed | None = None
+        """What another worker's script held; it is put into this one's once that has arrived."""
+        self._files: dict[str, int] = {}
+        """How long the files were that it kept open."""
         self._random: dict[str, Any] = {}
-        """The states of the generators that were taken over; they are set then, too."""
+        """The states of its generators."""
+
+    def begin(self) -> None:
+        """The script is at its first step: remember the data that every worker's script makes by itself."""
+        survey = Packer(self._runtime(), None)
+        survey.pack(self._places())
+        self._data.note(survey.large)
 
     # ------------------------------------------------------------------ going there
 
@@ -51,7 +64,9 @@ class CatchingUp:
             return self.replay.samples(here) if here.counted else here.idle()
         while True:
             if here.epoch > job.epoch:
-                job.begin_anew()
+                there, theirs = here.epoch, job.epoch
+                why = f"its script has come to pass {there} while the others are in pass {theirs}"
+                give_way(self._run.link, why, steps=job.steps)
             if here.counted:
                 if self._may_arrive(here, job) and self._arrive(here, job):
                     return None
@@ -91,12 +106,16 @@ class CatchingUp:
         if layout.is_stale(job):
             self._trained.lay_out(job)
         if not layout.is_that_of_members(job, link):
-            raise SystemExit("layers were unfrozen in the middle of a pass: it can join in the next one")
+            give_way(
+                link,
+                "layers were unfrozen in the middle of a pass: it can join in the next one",
+                steps=job.steps,
+            )
         state = job.script_state
         if state.later is not None:
             short = self._position.short_of(here, state.later["script"])
             if short < 0:  # the script has counted too many batches
-                os._exit(RESPAWN)
+                give_way(link, f"its script is {-short} batches ahead of the others'", steps=job.steps)
             if short:
                 return False
             state.arrive(state.later)
@@ -105,8 +124,9 @@ class CatchingUp:
             return False
         self._position.arrive(here, live=not state.resumed)
         state.resumed = False
-        auto_script.set_variables(auto_script.script_frames(), self._variables)
+        self._take_over()
         self._run.randomness.restore(here, self._random)
+        job.arrived()
         return True
 
     # ------------------------------------------------------------------ the script's part of the job's state
@@ -121,17 +141,16 @@ class CatchingUp:
             return False
         short = self._position.short_of(here, state)
         if short < 0:  # the script has counted too many batches
-            os._exit(RESPAWN)
+            give_way(self._run.link, f"its script is {-short} batches ahead of the others'", steps=steps)
         return short == 0
 
     def capture(self) -> dict[str, Any]:
-        """The script's position, its variables, and the states of its stateful objects."""
-        frames = auto_script.script_frames()
+        """The script's position and what it holds."""
         return self._position.capture() | {
             "loss_is": self._loss.reduction.kind,
             "random": self._run.randomness.capture(self._position.main()),
-            "variables": auto_script.variables(frames),
-            "objects": {name: item.state_dict() for name, item in self._stateful(frames).items()},
+            "files": self._run.files.positions() if self._run.files is not None else {},
+            "held": Packer(self._runtime(), self._data).pack(self._places()),
         }
 
     def drawn(self) -> int:
@@ -143,15 +162,42 @@ class CatchingUp:
         given = cloned(state)
         self._position.restore(given)
         self._loss.reduction.kind = given["loss_is"]
-        self._variables = given["variables"]
         self._random = given.get("random", {})  # checkpoints of earlier versions have none
-        items = self._stateful(auto_script.script_frames())
-        for name, value in given["objects"].items():
-            if name in items:
-                items[name].load_state_dict(value)
+        self._held = given.get("held")
+        self._files = given.get("files", {})
+        if self._run.stage is ScriptStage.FOUNDING:
+            self._take_over()
 
-    def _stateful(self, frames: list[Any]) -> dict[str, Any]:
+    def _take_over(self) -> None:
+        """Put what another worker's script held into this worker's."""
+        packed, self._held = self._held, None
+        if packed is None:
+            return
+        if self._run.files is not None:
+            self._run.files.arrive(self._files)
+        unpacker = Unpacker(packed, self._runtime())
+        unpacker.unpack(self._places())
+        if unpacker.keeps:
+            log.info("worker %s goes on without %s", self._run.link.name, ", ".join(unpacker.keeps))
+        if unpacker.lacks:
+            self._lacks(
+                f"it has not what the script holds, and that cannot be copied: {'; '.join(unpacker.lacks)}"
+            )
+
+    def _lacks(self, what: str) -> None:
+        """This worker's script lacks something that the others' holds."""
         job = self._run.job
         assert job is not None
-        own = {id(m) for m in job.model.modules()} | {id(o) for o in self._trained.optimizers}
-        return auto_script.stateful(frames, own | {id(job.optimizer)})
+        if job.world > 1:
+            give_way(self._run.link, what, steps=job.steps)
+        say(f"worker {self._run.link.name} goes on from the checkpoint, but {what}")
+
+    def _places(self) -> list[Place]:
+        job = self._run.job
+        assert job is not None
+        return held.places(held.script_frames(), held.script_modules(), job.model)
+
+    def _runtime(self) -> OfRuntime:
+        job = self._run.job
+        assert job is not None
+        return OfRuntime(job.model, self._trained.optimizers)

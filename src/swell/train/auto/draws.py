@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from swell.train.auto import loops
-from swell.train.auto import script as auto_script
+from swell.train.auto import held, loops
 from swell.train.auto.agreement import Agreement
 from swell.train.auto.catching_up import CatchingUp
 from swell.train.auto.job import ScriptJob
@@ -78,7 +77,7 @@ class Draws:
             raise StopIteration
         job = self._run.job
         if here.drawn == 0:
-            here.drawn_in = loops.drawn_in(auto_script.script_frames())
+            here.drawn_in = loops.drawn_in(held.script_frames())
         if job is None or not here.training:
             return self._whole(here)
         if here.drawn == 0:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import NoReturn
 
-from swell.train.agent.errors import LEFT, RESPAWN
+from swell.train.agent.errors import LEFT
 from swell.train.auto import confinement, layout
 from swell.train.auto.agreement import Agreement
 from swell.train.auto.fingerprint import Fingerprint
+from swell.train.auto.giving_way import give_way
 from swell.train.auto.job import ALONE, ScriptJob
 from swell.train.auto.loss import Loss
 from swell.train.auto.passes import Drawn
@@ -52,8 +52,8 @@ class Exchange:
             return
         header, size = self._header(drawn, job)
         unfrozen = not alone and layout.trains_others(job, job.optimizer)
-        if unfrozen and job.rank:
-            os._exit(RESPAWN)  # joins again, with a layout that has what is trained now
+        if unfrozen and job.rank:  # joins again, with a layout that has what is trained now
+            give_way(self._run.link, "layers were unfrozen", steps=job.steps, counts=False)
         if drawn is not None and not drawn.samples and alone:
             job.rescale(0.0)  # samples that this worker had drawn before it came to the job's position
         headers = self._sum(header, size, job)
@@ -63,7 +63,7 @@ class Exchange:
             self._trained.lay_out(job)
         going = _going(headers)
         if going and (going[0]["at"], going[0]["steps"]) != (header["at"], header["steps"]):
-            os._exit(RESPAWN)  # this worker's script is at another place: a new worker replaces it
+            give_way(self._run.link, _elsewhere(header, going[0]), steps=job.steps)
         loss = self._loss.of_all(going)
         if loss is not None:
             job.add_loss(loss)
@@ -84,7 +84,7 @@ class Exchange:
         """Let all members come to the end; one that is there alone is at another place than the job."""
         header: Header = {"what": "step", "n": 0, "at": THE_END, "part": [0, 0], "steps": job.steps}
         if not job.end_together({**header, "candidate": 0, "unused": []}, _tree):
-            os._exit(RESPAWN)
+            give_way(self._run.link, "its script came to its end before the others'", steps=job.steps)
 
     def _header(self, drawn: Drawn | None, job: ScriptJob) -> tuple[Header, int]:
         """What this worker tells the others of the batch, and how many samples the whole batch has."""
@@ -123,6 +123,14 @@ class Exchange:
         gaps = plan.missing(full, [(h["part"][0], h["part"][1]) for h in going])
         if gaps and drawn.window:
             self._position.give_back(drawn, gaps)
+
+
+def _elsewhere(mine: Header, theirs: Header) -> str:
+    """Where this worker's script is, and where the others' are."""
+    if mine["at"] == theirs["at"]:
+        return f"its script is at step {mine['steps']} and the others' at step {theirs['steps']}"
+    here, there = (f"batch {h['at'][1]} of pass {h['at'][0]}" for h in (mine, theirs))
+    return f"its script is at {here} and the others' at {there}"
 
 
 def _going(headers: list[Header]) -> list[Header]:

@@ -6,8 +6,11 @@
   must see the files as they were when the job began, or a script that resumes from its own checkpoint would
   begin somewhere else. So the leader keeps a journal of the files it creates, and a copy of those it replaces
   or removes that the script has read before (the checkpoint it resumed from, which `save_total_limit` ends).
-- A file that another worker holds open, such as a log, is continued where the leader left it if that worker
-  becomes the leader.
+- A newcomer that has come to the job's position forgets what it has written on the way there of files that
+  the leader has too: from then on it sees the leader's.
+- If a leader dies, the next one goes on with its files: in the middle of those that the script keeps open,
+  such as a log (`private_file`), and with those that it has written or added to since the last step, because
+  the leader may have died before it did.
 
 Covered is what goes through Python: `open`, `os`, `shutil`, `torch.save`, safetensors and tokenizers. Files
 that a C library writes by itself (cv2, h5py) are written by every worker.
@@ -20,6 +23,8 @@ import contextlib
 import io
 import os
 import shutil
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +36,7 @@ from swell.train.auto.journal import Journal
 from swell.train.auto.private_file import Entries, PrivateFile
 
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
+_LOOKS, _LOOK_S = 10, 0.005
 _TEMPORARY = 0o700
 """The mode of folders that `tempfile` makes."""
 
@@ -51,7 +57,92 @@ class Files:
         self._behind = behind
         self._own = str(own)
         self.journal = Journal(keep)
+        self._streams: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        """The files that the script keeps open to write them."""
+        self._latest: dict[str, int | None] = {}
+        """What this worker has written privately since the last step: from which byte on, or None if all."""
+        self._led = False
         self._besides = tuple(f"{os.path.realpath(p)}{os.sep}" for p in [*besides, own, keep]) + _SYSTEM
+
+    @property
+    def behind(self) -> bool:
+        """Whether this worker's script has not come to the job's position."""
+        return self._behind()
+
+    # ------------------------------------------------------------------ coming to the position, and leading
+
+    def positions(self) -> dict[str, int]:
+        """How long the files are that the script keeps open, once they have all that it has written."""
+        found = {}
+        for path, stream in list(self._streams.items()):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+                raw = _raw(stream)
+                end = raw.position() if isinstance(raw, PrivateFile) else os.fstat(raw.fileno()).st_size
+                if end is not None:
+                    found[path] = end
+        return found
+
+    def arrive(self, positions: dict[str, int]) -> None:
+        """The script has come to where another worker's is, whose open files were so long there."""
+        opened = {self.private(path) for path, stream in self._streams.items() if not stream.closed}
+        for folder, _, names in os.walk(self._own):
+            for name in names:
+                place = os.path.join(folder, name)  # noqa: PTH118
+                if place not in opened and system.exists(place.removeprefix(self._own)):
+                    system.remove(place)
+        self._latest.clear()
+        for path, theirs in positions.items():
+            stream = self._streams.get(path)
+            with contextlib.suppress(OSError, ValueError):
+                if stream is not None and isinstance(_raw(stream), PrivateFile):
+                    stream.flush()
+                    _raw(stream).align(theirs)
+
+    def stepped(self) -> None:
+        """The optimizer has stepped: a leader that is alive has written what comes before that."""
+        led, self._led = self._led, self.leads()
+        if self._led and not led:
+            self._take_lead()
+        self._latest.clear()
+
+    def _take_lead(self) -> None:
+        """The leader is gone: write what it may have died before."""
+        for stream in list(self._streams.values()):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+                if isinstance(_raw(stream), PrivateFile):
+                    _raw(stream).go_on(b"")
+        opened = {path for path, stream in self._streams.items() if not stream.closed}
+        for path, begin in self._latest.items():
+            if path not in opened:
+                with contextlib.suppress(OSError):
+                    self._write_latest(path, begin)
+
+    def _write_latest(self, path: str, begin: int | None) -> None:
+        if os.path.isdir(self.private(path)):  # noqa: PTH112
+            if not system.exists(path):
+                self.journal.note(path)
+                system.makedirs(path)
+            return
+        with system.open_file(self.private(path), "rb") as file:
+            mine = file.read()
+        there = b""
+        if system.exists(path):
+            with system.open_file(path, "rb") as file:
+                there = file.read()
+        self._make_parents(path)
+        self.journal.note(path)
+        if begin is not None:  # lines at the end of a file: the last leader may have added some of them
+            lines = mine[begin:]
+            known = next(n for n in range(len(lines), -1, -1) if there.endswith(lines[:n]))
+            with system.open_file(path, "ab") as file:
+                file.write(lines[known:])
+        elif mine != there:
+            new = f"{path}.swell-new"
+            with system.open_file(new, "wb") as file:
+                file.write(mine)
+            system.replace(new, path)
 
     # ------------------------------------------------------------------ where a file is
 
@@ -88,9 +179,13 @@ class Files:
         if not set(mode) & set("wax+"):
             return system.open_file(self.source(file), mode, *args, **options)
         if self.leads():
+            self._make_parents(path)
             self.journal.note(path)
-            return system.open_file(file, mode, *args, **options)
-        return self._open_private(path, mode, *args, **options)
+            stream = system.open_file(file, mode, *args, **options)
+        else:
+            stream = self._open_private(path, mode, *args, **options)
+        self._streams[path] = stream
+        return stream
 
     def _open_private(
         self,
@@ -105,6 +200,10 @@ class Files:
         bare = mode.replace("b", "").replace("t", "").replace("x", "w")
         if bare.startswith("r") and not system.exists(self.private(path)):
             system.copyfile(self.where(path), self.private(path, make=True))
+        if not self.behind:
+            place = self.private(path)
+            begun = system.stat(place).st_size if bare == "a" and system.exists(place) else 0
+            self._latest.setdefault(path, begun if bare == "a" else None)
         raw = PrivateFile(self, path, bare)
         if "b" in mode and buffering == 0:
             return raw
@@ -130,8 +229,11 @@ class Files:
         if path is None:
             return target
         if self.leads():
+            self._make_parents(path)
             self.journal.note(path)
             return target
+        if not self.behind:
+            self._latest[path] = None
         return self.private(path, make=True)
 
     def move(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,6 +247,9 @@ class Files:
                 original(source, target, *args, **options)
                 return
             private, goal = self.private(origin), self.private(path, make=True)
+            if not self.behind:
+                self._latest.pop(origin, None)
+                self._latest[path] = None
             if system.exists(private):
                 original(private, goal)
             elif os.path.isfile(origin):  # noqa: PTH113
@@ -159,6 +264,8 @@ class Files:
             path = None if options.get("dir_fd") is not None else self.path(target)
             if path is not None and not self.leads():
                 private = self.private(path)
+                if removes:
+                    self._latest.pop(path, None)
                 return original(private, *args, **options) if system.exists(private) else None
             if path is not None and removes:
                 self.journal.note_removal(path)
@@ -183,38 +290,54 @@ class Files:
         return call
 
     def mkdir(self, target: Any, *args: Any, **options: Any) -> None:
-        """`os.mkdir`: a folder that an earlier worker made is no error for a later one.
+        """`os.mkdir`: others than the leader make private folders.
 
-        Every member makes folders, because any of them may lead next. A newcomer makes private ones: it
-        counts fewer steps while it catches up, so its folders have names that the job never uses.
+        A name may have a time or a process in it, so that only the leader's folder is wanted.
         """
         path = self.path(target)
         if path is not None and args == (_TEMPORARY,):  # its name and its files are this worker's alone
             self._besides += (path,)
             path = None
-        if path is not None and self._behind():
-            system.makedirs(self.private(path))
-            return
-        if path is not None:  # whoever is first: also another member than the leader
-            self.journal.note(path)
-        try:
+        if path is None or self.leads():
+            if path is not None:
+                self._make_parents(path)
+                self.journal.note(path)
             system.mkdir(target, *args, **options)
-        except FileExistsError:
-            if path is None or self.leads():
-                raise
+            return
+        system.makedirs(self.private(path))
+        if not self.behind:
+            self._latest[path] = None
+            for _ in range(_LOOKS):  # what is no Python may write there next: the leader is making it too
+                if system.exists(path):
+                    break
+                time.sleep(_LOOK_S)
+
+    def _make_parents(self, path: str) -> None:
+        """Make the folders of a file that this worker has made privately, before it led."""
+        folder = os.path.dirname(path)  # noqa: PTH120
+        if not system.exists(folder) and system.exists(self.private(folder)):
+            self.journal.note(folder)
+            system.makedirs(folder)
 
     def listdir(self, target: Any = ".") -> list[Any]:
         """`os.listdir`, for a newcomer as it was when the job began."""
         if not self._hides(target):
-            return system.listdir(target)
+            return system.listdir(self._folder(target))
         names = [entry.name for entry in self._entries(target)]
         return [os.fsencode(name) for name in names] if isinstance(target, bytes) else names
 
     def scandir(self, target: Any = ".") -> Any:
         """`os.scandir`, which `glob`, `os.walk` and `pathlib` use, in the same way."""
         if not self._hides(target) or isinstance(target, bytes):
-            return system.scandir(target)
+            return system.scandir(self._folder(target))
         return Entries(self._entries(target))
+
+    def _folder(self, target: Any) -> Any:
+        """Where to list a folder: in this worker's own one if nobody else has made it."""
+        path = None if self.leads() else self.path(target)
+        if path is None or isinstance(target, bytes) or system.exists(path):
+            return target
+        return self.private(path) if system.exists(self.private(path)) else target
 
     def _hides(self, target: Any) -> bool:
         return not self.leads() and self._behind() and self.path(target) is not None
@@ -271,3 +394,9 @@ class Files:
             yield
         with contextlib.suppress(OSError):
             system.rmtree(self._own)
+
+
+def _raw(stream: Any) -> Any:
+    """The file below a stream's buffers."""
+    buffer = getattr(stream, "buffer", stream)
+    return getattr(buffer, "raw", buffer)

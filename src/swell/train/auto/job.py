@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from swell.train import checks, reporting
 from swell.train.agent.errors import OutOfStep, PeerLost
+from swell.train.auto.giving_way import LASTING_STEPS, stayed
 from swell.train.data.plan import Tree
 from swell.train.learner import Learner
 from swell.train.member import Stage
@@ -125,11 +126,17 @@ class ScriptJob(Worker):
         """By id of an optimizer: how many parameters it has, and those that the workers do not exchange."""
         self._unreported: tuple[Reduced, int, bool, float] | None = None
         self._reported_s = 0.0
+        self._arrived: int | None = None
+        """The job's step when this worker came to its position, until it has stayed for a while."""
 
     @property
     def forwarding(self) -> bool:
         """Whether this worker's script has not yet come to the job's position."""
         return self._member.rehearsing or self.script_state.later is not None
+
+    def arrived(self) -> None:
+        """The script has come to the job's position."""
+        self._arrived = self.steps
 
     def at_epoch(self, epoch: int) -> None:
         """The script has come to a training pass."""
@@ -156,10 +163,6 @@ class ScriptJob(Worker):
             return True
         self._member.turn()
         return False
-
-    def begin_anew(self) -> NoReturn:
-        """Ask for a new process, because the script ended before this worker was part of the job."""
-        self._member.begin_anew()
 
     def end(self) -> None:
         """The script has come to its end."""
@@ -265,6 +268,9 @@ class ScriptJob(Worker):
         if self.confined:  # a smallest part as large as the batch: there is room for one worker
             report["limits"]["min_local"] = size
         self._line.report = report
+        if self._arrived is not None and self.world > 1 and self.steps - self._arrived >= LASTING_STEPS:
+            self._arrived = None
+            stayed(self._line)
 
     def boundary(self, agreed: int) -> None:
         """Between two steps: save if it is time, and go to another generation if all members agreed to."""

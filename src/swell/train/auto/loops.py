@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from swell.train.auto import script as auto_script
+from swell.train.auto import held
 
 _COUNTING = frozenset({"enumerate", "islice", "range", "zip", "zip_longest"})
 """Functions whose iterators count what they give."""
@@ -59,7 +59,7 @@ def drawn_in(frames: list[FrameType]) -> frozenset[Loop]:
             if frame.f_code.co_flags & inspect.CO_GENERATOR:
                 life.leave_generator(frame.f_code.co_name)
             continue
-        if module.startswith(auto_script.FRAMEWORKS):
+        if module.startswith(held.FRAMEWORKS):
             return frozenset()  # their loops count in attributes, which travel
         place = _place(frame.f_code.co_filename, frame.f_code, frame.f_lasti)
         if place is None:

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from swell.train.auto import confinement, layout, loops
-from swell.train.auto import script as auto_script
+from swell.train.auto import confinement, held, layout, loops
 from swell.train.auto.agreement import Agreement
 from swell.train.auto.catching_up import CatchingUp
 from swell.train.auto.draws import Draws
 from swell.train.auto.exchange import Exchange
+from swell.train.auto.giving_way import give_way
 from swell.train.auto.job import ScriptJob
 from swell.train.auto.loss import Loss, scaled
 from swell.train.auto.position import Position
@@ -194,7 +194,8 @@ class Observer:
         if confined:
             confinement.confine(run, job, confined)
         run.found(job)
-        position.stepped_in(loops.around(auto_script.script_frames()))
+        position.stepped_in(loops.around(held.script_frames()))
+        self._catching_up.begin()
         for here in passes:
             position.begin(here, None if here is passes[0] else passes[0])
         here = passes[0]
@@ -227,7 +228,9 @@ class Observer:
             run.link.done(0)
             run.link.flush()
         elif job.forwarding:
-            job.begin_anew()
+            give_way(
+                run.link, "its script came to its end before it was where the others are", steps=job.steps
+            )
         else:
             self.exchange.end_together(job)
             job.end()

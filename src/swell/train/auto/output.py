@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from swell.train.agent.saying import first_to_say
+from swell.train.auto import system
 
 PARTS = (
     "--auto: several workers share each training batch from now on, so numbers that the script computes of a "
@@ -16,6 +20,8 @@ PARTS = (
     "loss that swell shows is that of the whole batch (docs/frameworks.md, 'What differs from a plain run')"
 )
 
+_MARK = struct.Struct("<qq")
+
 
 def tell_of_parts(directory: Path) -> None:
     """Say once in a run of the job what the script's own numbers cover, although leaders may change."""
@@ -23,16 +29,94 @@ def tell_of_parts(directory: Path) -> None:
         sys.__stderr__.write(f"{PARTS}\n")  # type: ignore[union-attr]
 
 
-class LeaderOnly:
-    """A stream that writes on the leader and drops on other workers."""
+class Writer(Protocol):
+    """What a stream needs to know of this worker."""
 
-    def __init__(self, stream: TextIO, leads: Callable[[], bool]) -> None:
+    @property
+    def steps(self) -> int:
+        """How many steps the job has made."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether this worker's script has not come to the job's position."""
+
+    def leads(self) -> bool:
+        """Whether this worker's output counts."""
+
+
+class LeaderOnly:
+    """A stream that writes on the leader and drops on other workers.
+
+    The leader notes in a file how much it has written since the job's last step. The others keep what they
+    drop until the next step. So a new leader writes what the last one died before, and nothing twice; nor
+    does a job that goes on from a checkpoint.
+    """
+
+    def __init__(self, stream: TextIO, worker: Writer, mark: Path) -> None:
         self._stream = stream
-        self._leads = leads
+        self._worker = worker
+        self._path = mark
+        self._file: int | None = None
+        self._mark = (-1, 0)
+        """The last step after which a leader has written, and how many characters of what came then."""
+        self._leading = False
+        """True if this worker writes, and knows the mark."""
+        self._step = 0
+        self._count = 0
+        """How many characters the script has given since that step of the job."""
+        self._kept = ""
 
     def write(self, text: str) -> int:
         """Write or drop."""
-        return self._stream.write(text) if self._leads() else len(text)
+        worker = self._worker
+        if worker.steps != self._step:
+            self._step, self._count, self._kept = worker.steps, 0, ""
+        if worker.leads():
+            if not self._leading:
+                self._lead()
+            self._emit(text)
+        elif not worker.behind:
+            self._leading = False
+            self._kept += text
+            self._count += len(text)
+        return len(text)
+
+    def stepped(self) -> None:
+        """The job has made a step: a leader that is alive has written what comes before that."""
+        if self._kept and not self._leading and self._worker.leads():
+            self._lead()
+        self._kept = ""
+
+    def begin_anew(self) -> None:
+        """Forget what an earlier run of the job has written."""
+        with contextlib.suppress(OSError):
+            system.remove(self._path)
+
+    def _lead(self) -> None:
+        """Write what the last leader died before."""
+        self._leading = True
+        with contextlib.suppress(OSError):
+            if self._file is None:
+                system.makedirs(str(self._path.parent))
+                self._file = system.open_descriptor(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            raw = os.pread(self._file, _MARK.size, 0)
+            self._mark = _MARK.unpack(raw) if len(raw) == _MARK.size else (-1, 0)
+        kept, self._kept = self._kept, ""
+        self._count -= len(kept)
+        if kept:
+            self._emit(kept)
+
+    def _emit(self, text: str) -> None:
+        step, written = self._mark
+        self._count += len(text)
+        if step > self._step or (step == self._step and written >= self._count):
+            return
+        news = self._count - written if step == self._step else len(text)
+        self._stream.write(text[-news:] if news < len(text) else text)
+        self._mark = self._step, self._count
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a full disk must not end the job
+                os.pwrite(self._file, _MARK.pack(*self._mark), 0)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Write several texts."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from swell.train.data.pool import LoaderPool
 from swell.train.data.samples import fetch
+
+_TOKENIZERS = "TOKENIZERS_PARALLELISM"
 
 
 class Pools:
@@ -44,6 +49,19 @@ class Pools:
     def _pool(self, loader: DataLoader[Any]) -> LoaderPool:
         if loader not in self._pools:
             assert loader.collate_fn is not None
-            made = LoaderPool(loader.dataset, loader.collate_fn, loader.num_workers)  # type: ignore[arg-type]
+            with _quiet_tokenizers():
+                made = LoaderPool(loader.dataset, loader.collate_fn, loader.num_workers)  # type: ignore[arg-type]
             self._pools[loader] = made
         return self._pools[loader]
+
+
+@contextlib.contextmanager
+def _quiet_tokenizers() -> Iterator[None]:
+    """Processes that are forked here use one thread to tokenize, and do not warn of it."""
+    chosen = os.environ.get(_TOKENIZERS)
+    os.environ[_TOKENIZERS] = chosen or "false"
+    try:
+        yield
+    finally:
+        if chosen is None:
+            del os.environ[_TOKENIZERS]

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swell.train.auto import script as auto_script
+from swell.train.auto import held
 from swell.train.data.samples import key, seed_all
 
 _STDLIB = f"{Path(sysconfig.get_paths()['stdlib']).resolve()}{os.sep}"
@@ -405,7 +405,7 @@ def _place(frame: FrameType | None) -> str | None:
     while frame is not None:
         module, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
         if module.partition(".")[0] not in ("random", "numpy", "torch"):
-            if auto_script.is_own(module, file):
+            if held.is_own(module, file):
                 return f"{module} {frame.f_code.co_name} {frame.f_lineno}"
             if frame.f_code.co_name == "<module>" or file.startswith(_SWELL):
                 return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Protocol
 
 from swell.train.agent.errors import LEFT
 from swell.train.auto.job import ScriptJob
@@ -23,6 +24,16 @@ class ScriptStage(enum.Enum):
     """The script can neither be shared among workers nor be followed: it runs as it is, without a job."""
 
 
+class OpenFiles(Protocol):
+    """The files that a script keeps open (`files`)."""
+
+    def positions(self) -> dict[str, int]:
+        """How long they are where the script is."""
+
+    def arrive(self, positions: dict[str, int]) -> None:
+        """The script has come to where another worker's is, whose files were so long there."""
+
+
 class ScriptRun:
     """This worker's run of the script, and its job once there is one."""
 
@@ -34,6 +45,7 @@ class ScriptRun:
         """None as long as the script is watched, and if it runs alone."""
         self.left = False
         """True once this worker was told to leave, and ends its script for that."""
+        self.files: OpenFiles | None = None
         self._leads = leads
         """Whether this worker's output counts before it has come to its first step."""
 
@@ -41,6 +53,16 @@ class ScriptRun:
     def forwarding(self) -> bool:
         """Whether the script is catching up with the job."""
         return self.job is not None and self.job.forwarding
+
+    @property
+    def behind(self) -> bool:
+        """Whether the script has not come to the job's position, or has none yet."""
+        return not self.leads() and (self.job is None or self.job.forwarding)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the job has made."""
+        return 0 if self.job is None else self.job.steps
 
     def leads(self) -> bool:
         """Whether this worker is the leader, whose output and files count."""

@@ -8,8 +8,9 @@ import os
 import shutil
 
 open_file = io.open
+open_descriptor = os.open
 stat, mkdir, listdir = os.stat, os.mkdir, os.listdir
-link, scandir = os.link, os.scandir
+link, scandir, replace, remove = os.link, os.scandir, os.replace, os.remove
 copyfile, rmtree = shutil.copyfile, shutil.rmtree
 
 

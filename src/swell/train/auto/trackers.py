@@ -44,7 +44,7 @@ class Trackers:
         self._home, self._marks, self._runs = home, home / "place", home / "runs.json"
         self._here: Place = (-1, 0)
         self._mark: Place | None = None
-        self._made = {"mlflow": 0, "wandb": 0}
+        self._made = {"mlflow": 0, "wandb": 0, "tensorboard": 0}
         self._open: list[Any] = []
 
     # ------------------------------------------------------------------ which calls count
@@ -95,7 +95,22 @@ class Trackers:
     # ------------------------------------------------------------------ TensorBoard
 
     def tensorboard(self, module: Any) -> None:
-        """Take over `torch.utils.tensorboard.writer`."""
+        """Take over `torch.utils.tensorboard.writer`: all workers write into the first leader's folders."""
+        make = module.FileWriter.__init__
+
+        def begin(writer: Any, log_dir: Any, *args: Any, **options: Any) -> None:
+            number, self._made["tensorboard"] = self._made["tensorboard"], self._made["tensorboard"] + 1
+            noted = self._noted("tensorboard")
+            if number < len(noted):
+                log_dir = noted[number]["folder"]
+            elif self._leads():
+                folder = os.fspath(log_dir)
+                if "://" not in folder:
+                    folder = os.path.abspath(folder)  # noqa: PTH100 - Path would change what people gave
+                self._note("tensorboard", {"folder": folder})
+            make(writer, log_dir, *args, **options)
+
+        module.FileWriter.__init__ = begin
         add, flushed_s = module.FileWriter.add_event, time.monotonic()
 
         def add_event(writer: Any, event: Any, *args: Any, **options: Any) -> None:

@@ -3,8 +3,8 @@
 `watched` is the context in which the script runs: it puts an `Observer` and the redirection of files in place
 of what the script calls. Only one worker runs the script until its first step, so that data are downloaded
 once and a script that cannot be shared is run once; the others wait until that worker trains, and then come
-as newcomers. A worker that cannot follow, for whatever reason, is replaced, and after some tries the job goes
-on with the workers that it has: trouble of one worker never ends a healthy job.
+as newcomers. A worker that cannot follow, for whatever reason, gives way (`giving_way`): trouble of one
+worker never ends a healthy job.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import logging
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -29,11 +28,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 
 from swell.train.agent.client import JobClient
-from swell.train.agent.errors import RESPAWN
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.slots import age
 from swell.train.auto import confinement
 from swell.train.auto.files import Files
+from swell.train.auto.giving_way import give_way, what_ended
 from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
 from swell.train.auto.randomness import job_seed
@@ -44,8 +43,6 @@ from swell.train.sync.link import Link
 _LOOK_S = 0.1
 _PATIENCE_S = 60.0
 """A worker that waits longer than this for the first one says so."""
-_TRIES = 3
-"""After so many workers that could not follow, the job goes on with those it has."""
 
 
 def goes_first(link: Link) -> bool:
@@ -140,19 +137,26 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
         checkpoints.with_name("files"),
         [directory, checkpoints, tracked, seeded],
         run.leads,
-        lambda: not run.leads() and (run.job is None or run.forwarding),
+        lambda: run.behind,
     )
+    run.files = files
     if first and not resumes:
         files.journal.begin_anew()
     launch = str(link.config.get("launch", ""))
     run.randomness.begin(job_seed(seeded, launch, anew=first and not resumes))
-    trackers = Trackers(tracked, run.leads, lambda: 0 if run.job is None else run.job.steps)
+    private = directory / "private"
+    shown = [LeaderOnly(sys.stdout, run, private / "stdout"), LeaderOnly(sys.stderr, run, private / "stderr")]
+    for stream in shown if first and not resumes else []:
+        stream.begin_anew()
+    trackers = Trackers(tracked, run.leads, lambda: run.steps)
     logging.getLogger("swell").propagate = False  # the script's log is the script's
     try:
         with (
             _patched(observer, iterations),
+            _shown(shown),
             files.installed(),
             run.randomness.installed(),
+            _each_step(files, shown),
             _after_imports(iterations, files, trackers),
         ):
             yield
@@ -168,13 +172,13 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
         raise
     else:
         observer.finish()
+        _after_step(files, shown)  # the leader may have died at the end of its script
 
 
 @contextlib.contextmanager
 def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
     run = observer.run
     backward, make = torch.autograd.backward, torch.optim.Optimizer.__init__
-    streams = sys.stdout, sys.stderr
     depth = 0
 
     def watch_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> None:
@@ -208,8 +212,6 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
     patched.autograd.backward, patched.optim.Optimizer.__init__ = watch_backward, watch_optimizer
     if initialize is not None:
         patched.distributed.init_process_group = refuse_distributed
-    shown: Any = [LeaderOnly(stream, run.leads) for stream in streams]
-    sys.stdout, sys.stderr = shown
     hooks = [
         register_optimizer_step_pre_hook(observer.before_step),
         register_optimizer_step_post_hook(observer.after_step),
@@ -217,7 +219,6 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = streams
         observer.loss.dropout.set(off=False)
         iterations.undo()
         patched.autograd.backward, patched.optim.Optimizer.__init__ = backward, make
@@ -225,6 +226,34 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
             patched.distributed.init_process_group = initialize
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def _shown(shown: list[Any]) -> Iterator[None]:
+    """Show what the leader prints."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = shown
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+@contextlib.contextmanager
+def _each_step(files: Files, shown: list[LeaderOnly]) -> Iterator[None]:
+    """After each step: what a leader may have died before is written and printed by the next one."""
+
+    hook = register_optimizer_step_post_hook(lambda *_: _after_step(files, shown))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _after_step(files: Files, shown: list[LeaderOnly]) -> None:
+    files.stepped()
+    for stream in shown:
+        stream.stepped()
 
 
 @contextlib.contextmanager
@@ -243,19 +272,22 @@ def _after_imports(iterations: Iterations, files: Files, trackers: Trackers) -> 
         read = module.safe_open
         module.safe_open = lambda filename, *args, **options: read(files.source(filename), *args, **options)
 
-    def save_tokenizers(module: Any) -> None:
-        save = module.Tokenizer.save
+    def keep_tokenizers(module: Any) -> None:
+        save, read = module.Tokenizer.save, module.Tokenizer.from_file
+
+        def read_tokenizer(path: Any) -> Any:
+            return read(str(files.source(path)))
 
         def save_tokenizer(tokenizer: Any, path: Any, *args: Any, **options: Any) -> None:
             save(tokenizer, str(files.destination(path)), *args, **options)
 
-        module.Tokenizer.save = save_tokenizer
+        module.Tokenizer.save, module.Tokenizer.from_file = save_tokenizer, staticmethod(read_tokenizer)
 
     finder = AfterImport(
         {
             "safetensors": open_tensors,
             "safetensors.torch": save_tensors,
-            "tokenizers": save_tokenizers,
+            "tokenizers": keep_tokenizers,
             "torch.utils.tensorboard.writer": trackers.tensorboard,
             "mlflow.tracking._tracking_service.client": trackers.mlflow,
             "wandb": trackers.wandb,
@@ -275,26 +307,4 @@ def _give_way(run: ScriptRun, first: bool, error: BaseException) -> None:
     """If it is not the leader's script that failed: ask for another worker in its place."""
     if run.left or run.leads() or (first and (run.job is None or run.job.forwarding)):
         return  # what happens to the leader happens to the job
-    what = "".join(traceback.format_exception_only(error)).strip()
-    if isinstance(error, SystemExit):
-        what = f"its script ended with {error.code}"
-    sys.stderr.write(f"--auto: worker {run.link.name} could not follow the others: {what}\n")
-    note = run.link.directory.path / "private" / "failed"
-    with contextlib.suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        with note.open("a") as file:
-            file.write(f"{run.link.name}\n")
-        if len(note.read_text().splitlines()) >= _TRIES:
-            _stay_as_it_is(run.link, what)
-    run.link.flush()
-    sys.stderr.flush()
-    os._exit(RESPAWN)
-
-
-def _stay_as_it_is(link: Link, what: str) -> None:
-    """Have the job go on with the workers that it has."""
-    with contextlib.suppress(Exception), JobClient(link.directory, wait_s=5.0) as client:
-        members = [m for m in client.status()["members"] if m != link.name]
-        reason = f"{_TRIES} workers could not follow it ({what})"
-        link.event("confined", workers=max(len(members), 1), reason=reason)
-        sys.stderr.write(f"--auto: the job goes on with {max(len(members), 1)} workers: {reason}\n")
+    give_way(run.link, what_ended(error), steps=0 if run.job is None else run.job.steps, error=error)
