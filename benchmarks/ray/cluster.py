@@ -149,6 +149,10 @@ class RayCluster:
         node.wait_up()
         return node
 
+    def start(self, name: str, cpus: int, hidden: list[Path]) -> RayNode:
+        """Another node, which the caller waits for and ends."""
+        return RayNode(name, cpus, self._scratch, self.address, hidden=hidden)
+
     def close(self) -> None:
         """End all of it."""
         for node in self.nodes:

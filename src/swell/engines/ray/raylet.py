@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +31,8 @@ FOLDER = "rented"
 LOCK_S = 2.0
 """How long to try for the lock: a process that only looks whether it is held holds it for a moment."""
 STOPPED_S = 15.0
+GRACE_S = 2.0
+"""How long a raylet may take to sign off. Ray lists one that is killed until it misses its heartbeats."""
 MEMORY_BYTES = 80_000_000
 """Memory for Ray's object store, which swell does not use; Ray wants at least 75 MiB."""
 
@@ -89,6 +92,7 @@ def run(up: Callable[[dict[str, Any]], None], sockets: str, *, is_head: bool = F
     from ray._private.parameter import RayParams
 
     own = f"{params['node_name']}-{os.getpid()}"
+    environments = f"runtime_resources/{own}"
     all_params: dict[str, Any] = {
         "object_store_memory": MEMORY_BYTES,
         "min_worker_port": 0,
@@ -98,20 +102,28 @@ def run(up: Callable[[dict[str, Any]], None], sockets: str, *, is_head: bool = F
         # Names of their own: nodes that start at the same time would pick the same otherwise.
         "raylet_socket_name": f"{sockets}/raylet-{own}",
         "plasma_store_socket_name": f"{sockets}/plasma-{own}",
+        # Nodes of one machine share the session's directory. In a common folder for runtime environments each
+        # would put a job's working directory in place of the one that the workers of another node run in.
+        "runtime_env_dir_name": environments,
     }
     given = RayParams(**all_params | ({} if is_head else {"node_manager_port": 0}) | params)
     given.dashboard_agent_listen_port = None
-    node = Node(given, head=is_head, shutdown_at_exit=True, spawn_reaper=True)
+    node: Any = Node(given, head=is_head, shutdown_at_exit=True, spawn_reaper=True)
+
+    raylet = node.all_processes["raylet"][0].process
 
     def leave(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raylet.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            raylet.wait(GRACE_S)
         node.kill_all_processes(check_alive=False, allow_graceful=False)
+        shutil.rmtree(Path(node.get_session_dir_path(), environments), ignore_errors=True)
         if params.get("temp_dir") is None:
             shutil.rmtree(sockets, ignore_errors=True)
         os._exit(0)
 
     signal.signal(signal.SIGTERM, leave)
-    raylet = node.all_processes["raylet"][0].process
     up({"address": node.gcs_address, "raylet": raylet.pid, "client": given.ray_client_server_port})
     while raylet.poll() is None:
         time.sleep(0.5)
