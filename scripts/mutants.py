@@ -38,6 +38,10 @@ from cosmic_ray.plugins import get_operator, operator_names
 ROOT = Path(__file__).resolve().parent.parent
 EXPLAINED = ROOT / "tests" / "mutants.toml"
 TARGET = 0.95
+BASELINE_S = 3600.0
+"""How long the tests of one room may take unchanged, on a machine that does much else."""
+SLOWER, STUCK_S = 6.0, 180.0
+"""A change makes an endless loop if the tests take so many times as long as before, and so much more."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ TESTS = "not slow and not long and not data"
 
 WARM = """
 import json, os, signal, sys, time
+sys.path[:0] = sys.argv[1:]
 import hypothesis, numba, numpy, pytest, scipy.optimize, torch
 answers = os.fdopen(os.dup(1), "w")
 for line in sys.stdin:
@@ -110,7 +115,12 @@ for line in sys.stdin:
         os.dup2(nothing, 0), os.dup2(said, 1), os.dup2(said, 2)
         os.environ["NUMBA_CACHE_DIR"] = request["compiled"]
         numba.config.reload_config()
-        code = pytest.main(request["arguments"])
+        import swell
+        if not swell.__file__.startswith(sys.argv[1]):
+            print(f"the tests would run the code of {swell.__file__}, not that of {sys.argv[1]}")
+            code = 99
+        else:
+            code = pytest.main(request["arguments"])
         sys.stdout.flush()
         os._exit(int(code))
     until, code = time.monotonic() + request["limit_s"], None
@@ -128,7 +138,9 @@ for line in sys.stdin:
         os.waitpid(child, 0)
     print(json.dumps(code), file=answers, flush=True)
 """
-"""What pytest takes seconds to import is imported once; every run is a fork of that process."""
+"""What pytest takes seconds to import is imported once; every run is a fork of that process.
+
+The copy comes first on the path: what an environment's .pth files put there comes before PYTHONPATH."""
 
 _LEFT_OUT_OPERATORS = re.compile(
     # Names put where they do not belong fail at once; `is` for `==` is the same for small numbers and enums.
@@ -384,7 +396,8 @@ class Tree:
             "OPENBLAS_NUM_THREADS": "1",
         }
         self._warm = subprocess.Popen(
-            [sys.executable, "-c", WARM], cwd=folder, env=environment, text=True,
+            [sys.executable, "-c", WARM, str(folder / "src"), str(folder)],
+            cwd=folder, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
 
@@ -393,7 +406,7 @@ class Tree:
         seconds: dict[str, float] = {}
         for room in rooms:
             files = [str(path.relative_to(self.folder)) for path in self._test_files(room)]
-            code, said = self._pytest([*files, "--durations=0", "-vv"], 900, self._compiled)
+            code, said = self._pytest([*files, "--durations=0", "-vv"], BASELINE_S, self._compiled)
             if code != 0:
                 raise SystemExit(f"the tests of {room} fail without any change:\n{said[-3000:]}")
             for number, file in re.findall(r"^([\d.]+)s \w+ +(\S+?)::", said, re.MULTILINE):
@@ -406,7 +419,7 @@ class Tree:
         files = [str(file.relative_to(self.folder)) for file in self._test_files(room_of(mutant.file))]
         near = _near(mutant.file)
         files.sort(key=lambda file: (not near(file), seconds.get(file, 0.0)))
-        limit_s = 4 * sum(seconds.get(file, 0.0) for file in files) + 60
+        limit_s = SLOWER * sum(seconds.get(file, 0.0) for file in files) + STUCK_S
         compiled = self._compiled_for(mutant.file)
         start_s = time.monotonic()
         path.write_text(mutated(source, mutant))
