@@ -2,6 +2,7 @@
 
     python scripts/mutants.py               # 300 changes and a verdict: at least 95% are noticed
     python scripts/mutants.py --only placement --sample 40
+    python scripts/mutants.py --slice 1/3         # a third of the sample; the other two another time
     python scripts/mutants.py --list              # the sample alone
 
 cosmic-ray makes the changes (another operator, another number, a condition turned round). Each is made in a
@@ -178,11 +179,14 @@ def main() -> int:
     cores = os.cpu_count() or 2
     parser.add_argument("--jobs", type=int, default=cores, help="how many run side by side (the cores)")
     parser.add_argument("--only", default="", help="only files whose path matches this pattern")
+    parser.add_argument("--slice", default="1/1", help="2/3: only the second third of the sample")
     parser.add_argument("--list", action="store_true", help="print the sample and end")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
     parser.add_argument("--again", type=Path, help="try only the changes that were alive in this --json file")
     given = parser.parse_args()
     mutants = sampled(given.seed, given.sample, re.compile(given.only))
+    which, slices = (int(number) for number in given.slice.split("/"))
+    mutants = mutants[which - 1 :: slices]
     if given.again:
         before = json.loads(given.again.read_text())
         alive = {tuple(one["mutant"].values())[2:] for one in before if not one["killed"]}
