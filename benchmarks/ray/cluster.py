@@ -40,6 +40,7 @@ class RayNode:
 
         `hidden`: directories that are empty on this node.
         """
+        self.scratch = scratch
         self._namespace, ip = host or ("", "127.0.0.1")
         self._asked: dict[str, Any] = {
             "name": name, "cpus": cpus, "gpus": gpus, "scratch": scratch, "address": address,

@@ -394,6 +394,36 @@ def test_a_job_goes_on_without_a_node_on_which_its_worker_cannot_be_started(ray:
             node.stop()
 
 
+NODES = """
+import sys
+from ray._raylet import GcsClient
+for node in GcsClient(address=sys.argv[1]).get_all_node_info().values():
+    if node.state == 0:
+        print(node.node_name)
+"""
+"""Prints the nodes that Ray believes to live."""
+
+
+def test_a_node_keeps_environments_in_a_folder_of_its_own_and_signs_off_when_it_ends(
+    ray_cluster: RayCluster,
+) -> None:
+    def living() -> set[str]:
+        words = [sys.executable, "-c", NODES, ray_cluster.address]
+        env = environment(ray_cluster.address, {})
+        return set(subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout.split())
+
+    def folders() -> set[str]:
+        found = Path(ray_cluster.head.scratch).glob("session_latest/runtime_resources/*")
+        return {path.name.rpartition("-")[0] for path in found}
+
+    guest = ray_cluster.join("guest", 1)
+    try:
+        assert {"n0", "n1", "n2", "n3", "guest"} <= living() & folders()
+    finally:
+        guest.stop()
+    assert "guest" not in living() | folders()
+
+
 def test_a_job_beyond_its_memory_one_that_breaks_and_one_with_output(ray: Ray) -> None:
     engine = ray.engine()
     engine.apply(ray.launch("broken", TOY, "--fail-at", 3), (0, 3))
