@@ -28,6 +28,8 @@ class ScoutProcess:
     def __init__(self, log_file: Path) -> None:
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
+        self._expected: subprocess.Popen[bytes] | None = None
+        """The scout that `wait_first` waits for, once it has been started."""
         self._started_s = float("-inf")
         self.heard_s = float("-inf")
         """When a scout last said anything."""
@@ -60,6 +62,7 @@ class ScoutProcess:
                 start_new_session=True,
                 env=env,
             )
+        self._expected = self._process
         threading.Thread(target=self._listen, args=(self._process,), name="swell-scout", daemon=True).start()
 
     def is_due(self, now_s: float) -> bool:
@@ -81,7 +84,8 @@ class ScoutProcess:
             self._line = None
 
     def expect_first(self) -> None:
-        """Have `wait_first` wait for the scout that is started next."""
+        """Have `wait_first` wait for the scout that is started next, and not hear of the end of this one."""
+        self._expected = None
         self._first.clear()
 
     def wait_first(self, timeout_s: float) -> str:
@@ -122,7 +126,7 @@ class ScoutProcess:
         for raw in process.stdout:
             self._hear(raw)
         process.wait()
-        if not self._first.is_set():
+        if process is self._expected and not self._first.is_set():
             self._trouble = f"swell's Ray watcher stopped unexpectedly; see {self._log_file}"
             self._first.set()
 
