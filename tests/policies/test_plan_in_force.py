@@ -102,6 +102,20 @@ def test_a_stopped_job_is_stretched_towards_its_deadline(make_snapshot: Any) -> 
     assert kept.covered[0]
 
 
+def test_a_job_that_is_done_earlier_than_planned_gives_up_the_shares_after_that(make_snapshot: Any) -> None:
+    # Job 1 was to have both GPUs once job 0 is done, and is nearly done itself before that.
+    kept: dict[str, Any] = {"cluster": "1x2", "rates": [[0, 1, 1], [0, 1, 10]], "curve": [0, 1], "gpus": 1}
+    last_s = np.array([15.0, 49.0])
+    before = moment(make_snapshot(2, left=[10, 200], **kept), pause_s=0.1, last_s=last_s)
+    force = in_force(before)
+    assert steps(force.plan, 1) == [(0, 1), (10.1, 2)]  # type: ignore[arg-type]
+    now = moment(make_snapshot(2, now_s=5.0, left=[5, 4], **kept), pause_s=0.1, last_s=last_s)
+    plan = force.carried_on(now, np.array([0, 1]))
+    assert plan is not None
+    assert steps(plan, 1) == [(5, 1)]
+    assert plan.end_s[1] == pytest.approx(5 + 4 + 0.1 * 10), "with a pause at the highest share for cover"
+
+
 def test_if_a_job_cannot_be_stretched_the_whole_plan_waits_for_a_pause(make_snapshot: Any) -> None:
     # Job 1 follows job 0 on the only GPU, and neither has another place. Job 0 was stopped for 5 s.
     kept: dict[str, Any] = {"cluster": "1x1", "rates": ONE_GPU, "deadline_s": [200, 300]}
