@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from swell.train.auto.files import Files
+from swell.train.auto.output import LeaderOnly
 
 
 class Role:
@@ -128,3 +133,170 @@ def test_a_newcomer_sees_the_files_as_the_job_found_them(tmp_path: Path) -> None
         assert (tmp_path / "resume.txt").read_text() == "49", (
             "another run of the job begins with what is there"
         )
+
+
+@contextmanager
+def _pair(tmp_path: Path) -> Iterator[tuple[Role, Files, Role, Files]]:
+    """A leader and another member; each call of the script is made through one of them."""
+    roles = Role(), Role()
+    roles[0].leads = True
+    files = [
+        Files(tmp_path / "job" / f"w{i}", tmp_path / "job" / "files", [tmp_path / "job"], *_asked(role))
+        for i, role in enumerate(roles)
+    ]
+    yield roles[0], files[0], roles[1], files[1]
+
+
+def _asked(role: Role) -> Any:
+    return (lambda: role.leads), (lambda: role.behind)
+
+
+def _row(*streams: Any, number: int) -> None:
+    for stream in streams:
+        stream.write(f"{number},{number / 7}\n")
+
+
+@pytest.mark.parametrize("flushed", [3, 5, 6])
+@pytest.mark.parametrize("comes_late", [False, True])
+def test_a_new_leader_goes_on_in_the_middle_of_a_file_that_the_script_keeps_open(
+    tmp_path: Path, flushed: int, comes_late: bool
+) -> None:
+    """The leader wrote `flushed` rows of the five that the other member has written when it dies (or one
+    more, because it was ahead); what is in its buffers is gone."""
+    path = tmp_path / "metrics.csv"
+    with _pair(tmp_path) as (_, leader, role, other):
+        role.behind = comes_late
+        theirs, mine = leader.open(path, "w"), other.open(path, "w")
+        theirs.write("epoch,loss\n")
+        mine.write("epoch,loss\n")
+        if comes_late:
+            mine.write("0,of another run\n")  # a newcomer makes one batch of a pass
+        _row(theirs, number=0)
+        if comes_late:
+            role.behind = False
+            other.arrive(leader.positions())
+        else:
+            _row(mine, number=0)
+        for number in range(1, 5):
+            _row(theirs, mine, number=number)
+            if number + 1 == flushed:
+                theirs.flush()
+            leader.stepped()
+            other.stepped()
+        if flushed == 6:
+            _row(theirs, number=5)
+            theirs.flush()
+        os.ftruncate(theirs.fileno(), os.path.getsize(path))  # the rest is in its buffers
+        role.leads = True
+        other.stepped()
+        for number in range(5, 8):
+            _row(mine, number=number)
+        mine.close()
+        rows = path.read_text().splitlines()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), theirs.fileno())  # what a dead process had in its buffers
+    assert rows == ["epoch,loss", *(f"{n},{n / 7}" for n in range(8))], "no row is lost, and none is twice"
+
+
+def test_what_was_saved_since_the_last_step_is_written_by_the_next_leader(tmp_path: Path) -> None:
+    best, log, folder = tmp_path / "best.txt", tmp_path / "log.txt", tmp_path / "made"
+    with _pair(tmp_path) as (_, leader, role, other):
+        for files in (leader, other):
+            for text in ("one", "two"):
+                with files.open(best, "w") as file:
+                    file.write(text)
+                with files.open(log, "a") as file:
+                    file.write(f"{text}\n")
+            files.stepped()
+        with other.open(best, "w") as file:
+            file.write("three")
+        for text in ("three\n", "four\n"):
+            with other.open(log, "a") as file:
+                file.write(text)
+        other.mkdir(folder)
+        with leader.open(log, "a") as file:
+            file.write("three\n")  # and then it dies, before it has written the rest
+        assert best.read_text() == "two"
+        role.leads = True
+        other.stepped()
+        assert best.read_text() == "three" and folder.is_dir()
+        assert log.read_text() == "one\ntwo\nthree\nfour\n"
+
+
+def test_what_others_saved_before_the_last_step_does_not_replace_the_leaders(tmp_path: Path) -> None:
+    best = tmp_path / "best.txt"
+    with _pair(tmp_path) as (_, leader, role, other):
+        for files, text in ((other, "mine"), (leader, "theirs")):
+            with files.open(best, "w") as file:
+                file.write(text)
+        other.stepped()
+        role.leads = True
+        other.stepped()
+        assert best.read_text() == "theirs"
+
+
+def test_a_newcomer_that_has_come_to_the_jobs_position_sees_the_leaders_files(tmp_path: Path) -> None:
+    best = tmp_path / "best.txt"
+    with _pair(tmp_path) as (_, leader, role, other):
+        role.behind = True
+        for files, text in ((leader, "of fifty epochs"), (other, "of one batch")):
+            with files.open(best, "w") as file:
+                file.write(text)
+        assert other.open(best).read() == "of one batch"
+        role.behind = False
+        other.arrive(leader.positions())
+        assert other.open(best).read() == "of fifty epochs"
+
+
+def test_others_than_the_leader_make_no_folders_beside_its_own(tmp_path: Path) -> None:
+    with _worker(tmp_path, Role()):
+        os.makedirs(tmp_path / "runs" / "at_12_03")
+        assert os.path.isdir(tmp_path / "runs" / "at_12_03") and os.listdir(tmp_path / "runs") == ["at_12_03"]
+    assert not (tmp_path / "runs").exists()
+
+
+def _stream(tmp_path: Path, role: Role) -> tuple[io.StringIO, Any, LeaderOnly]:
+    shown, worker = io.StringIO(), SimpleNamespace(steps=0, leads=lambda: role.leads, behind=False)
+    return shown, worker, LeaderOnly(shown, worker, tmp_path / "mark")
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_line_at_a_leaders_death_is_neither_lost_nor_doubled(tmp_path: Path, written: int) -> None:
+    """Of two lines between two steps the leader has written `written` when it dies."""
+    roles = Role(), Role()
+    roles[0].leads = True
+    (shown, leader, out), (late, other, mine) = (_stream(tmp_path, role) for role in roles)
+    for step in (1, 2, 3):
+        leader.steps = other.steps = step
+        for stream in (out, mine):
+            stream.stepped()
+            stream.write(f"step {step}\n")
+            if step < 3:
+                stream.write(f"again {step}\n")
+    out.write("again 3\n" if written == 2 else "")
+    mine.write("again 3\n")
+    assert late.getvalue() == ""
+    before = shown.getvalue()
+    if written == 0:  # it died before the line
+        before = before.removesuffix("step 3\n")
+        (tmp_path / "mark").write_bytes(struct.pack("<qq", 2, len("step 2\nagain 2\n")))
+    roles[1].leads, other.steps = True, 4
+    mine.stepped()
+    mine.write("step 4\n")
+    expected = "".join(f"step {n}\nagain {n}\n" for n in (1, 2, 3)) + "step 4\n"
+    assert before + late.getvalue() == expected
+
+
+def test_what_a_job_prints_again_after_a_restart_from_a_checkpoint_is_not_shown_twice(tmp_path: Path) -> None:
+    role = Role()
+    role.leads = True
+    shown, worker, out = _stream(tmp_path, role)
+    for worker.steps in range(5):
+        out.write(f"{worker.steps} ")
+    again, worker, out = _stream(tmp_path, role)
+    for worker.steps in range(2, 8):
+        out.write(f"{worker.steps} ")
+    assert shown.getvalue() + again.getvalue() == "0 1 2 3 4 5 6 7 "
+    out.begin_anew()
+    anew, worker, out = _stream(tmp_path, role)
+    out.write("0 ")
+    assert anew.getvalue() == "0 "
