@@ -300,3 +300,62 @@ def test_what_a_job_prints_again_after_a_restart_from_a_checkpoint_is_not_shown_
     anew, worker, out = _stream(tmp_path, role)
     out.write("0 ")
     assert anew.getvalue() == "0 "
+
+
+KEPT_OPEN = """
+    import csv, os, sys, time
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.tensorboard import SummaryWriter
+
+    epochs, folder = int(sys.argv[1]), sys.argv[2]
+    torch.manual_seed(0)
+    x = torch.randn(60, 4)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 10)
+    writer = SummaryWriter(f"{folder}/runs/{time.time()}")
+    with open(f"{folder}/metrics.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["epoch", "seen"])
+        seen = 0
+        for epoch in range(epochs):
+            for a, b in loader:
+                time.sleep(0.005)
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(a), b).backward()
+                optimizer.step()
+                seen += 1
+            rows.writerow([epoch, seen])
+            print("epoch", epoch)
+            writer.add_scalar("seen", seen, epoch)
+    writer.close()
+"""
+
+
+def test_rows_lines_and_events_of_a_script_though_its_leaders_die(stage: Any, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    job = stage.run(KEPT_OPEN, "60", str(tmp_path), workers=1, minimum=1, settings={"auto": True})
+    job.wait_for(lambda s: s["epoch"] >= 5)
+    for epoch in (15, 30):
+        job.resize(2)
+        status = job.members(2)
+        job.wait_for(lambda s, e=epoch, before=status["epoch"]: s["epoch"] >= max(e, before + 3))
+        job.kill(0)
+        job.members(2)
+    assert job.wait(120) == 0, job.output()
+    assert "could not follow" not in job.output()
+    rows = [line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines()]
+    assert rows[0] == ["epoch", "seen"]
+    assert [int(epoch) for epoch, _ in rows[1:]] == list(range(60)), "also those in a dead leader's buffers"
+    assert all(360 <= int(seen) + 6 * (59 - int(epoch)) <= 362 for epoch, seen in rows[1:])
+    shown = [line.split()[-1] for line in job.output().splitlines() if "epoch" in line]
+    assert [int(epoch) for epoch in shown] == list(range(60))
+    folders = list((tmp_path / "runs").iterdir())
+    assert len(folders) == 1, "the first leader's"
+    events = EventAccumulator(str(folders[0]))
+    events.Reload()
+    steps = [event.step for event in events.Scalars("seen")]
+    assert steps == sorted(set(steps)) and len(steps) >= 56, "a second of events dies with each leader"
