@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 HEAD = """
     import os, random, sys, time
     import torch
@@ -133,3 +135,40 @@ def test_a_worker_that_cannot_be_given_what_the_script_holds_says_so(stage: Any)
     for why in _said(job):
         assert "it has not what the script holds" in why and "found[0] is a re.Pattern" in why, why
     assert [e["workers"] for e in job.events("confined")] == [1]
+
+
+FOLDS = """
+    def train(fold, scale):
+        torch.manual_seed(fold)
+        model = nn.Sequential(nn.Linear(4, 4 + fold), nn.Linear(4 + fold, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        loader = DataLoader(TensorDataset(x, y * scale), 10)
+        for epoch in range(passes):
+            for a, b in loader:
+                time.sleep(0.004)
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(a), b).backward()
+                optimizer.step()
+        with torch.no_grad():
+            return nn.functional.mse_loss(model(x), y * scale).item()
+
+    passes = int(sys.argv[1])
+    x = torch.randn(1200, 4)
+    y = x.sum(1, keepdim=True)
+    print("errors", *[f"{train(fold, 1.0 + fold):.5f}" for fold in range(3)])
+"""
+
+
+def test_a_newcomer_joins_in_the_first_pass_of_a_new_model(stage: Any) -> None:
+    """Each fold has a model and an optimizer of its own, and each pass is long."""
+    plain = _auto(stage, FOLDS, "1", workers=1)
+    assert plain.wait() == 0, plain.output()
+    job = _auto(stage, FOLDS, "1", workers=1)
+    job.wait_for(lambda s: s["epoch"] >= 1)
+    job.resize(2)
+    job.members(2)
+    assert job.wait() == 0, job.output()
+    assert "could not follow" not in job.output()
+    lines = [one.output().split("errors ")[1].splitlines()[0].split() for one in (plain, job)]
+    expected, found = (list(map(float, line)) for line in lines)
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)

@@ -9,9 +9,12 @@ next batch, or, if the script draws batches ahead, after the optimizer's step.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 from typing import Any
 
+from swell.train.agent.client import JobClient
 from swell.train.auto import held, layout
 from swell.train.auto.giving_way import give_way, say
 from swell.train.auto.held import Data, OfRuntime, Place
@@ -28,6 +31,11 @@ from swell.train.auto.unpacking import Unpacker
 from swell.train.sync.transfer import _cloned as cloned
 
 log = logging.getLogger(__name__)
+
+_MOST_IDLE = 8
+"""A script that trains a new model steps with it after so many batches."""
+_MOST_WAITS = 3
+_LOOK_S = 0.2
 
 
 class CatchingUp:
@@ -49,6 +57,8 @@ class CatchingUp:
         """How long the files were that it kept open."""
         self._random: dict[str, Any] = {}
         """The states of its generators."""
+        self._waited = 0
+        """For how many passes this worker has waited because the others train other layers."""
 
     def begin(self) -> None:
         """The script is at its first step: remember the data that every worker's script makes by itself."""
@@ -99,6 +109,8 @@ class CatchingUp:
                 return
             if job.script_state.later is not None:  # there are batches to count
                 return
+            if not layout.is_that_of_members(job, self._run.link):
+                return
 
     def _arrive(self, here: Pass, job: ScriptJob) -> bool:
         """Take over the job's state if the script is at the job's position, waiting to join if need be."""
@@ -106,11 +118,9 @@ class CatchingUp:
         if layout.is_stale(job):
             self._trained.lay_out(job)
         if not layout.is_that_of_members(job, link):
-            give_way(
-                link,
-                "layers were unfrozen in the middle of a pass: it can join in the next one",
-                steps=job.steps,
-            )
+            if here.drawn >= _MOST_IDLE + self._rhythm.ahead:
+                self._wait_for_the_next_pass(here, job)
+            return False  # its script has not stepped with what the others train now
         state = job.script_state
         if state.later is not None:
             short = self._position.short_of(here, state.later["script"])
@@ -128,6 +138,19 @@ class CatchingUp:
         self._run.randomness.restore(here, self._random)
         job.arrived()
         return True
+
+    def _wait_for_the_next_pass(self, here: Pass, job: ScriptJob) -> None:
+        """Layers were unfrozen in the middle of the running pass, so this worker can join in a later one."""
+        self._waited += 1
+        if self._waited > _MOST_WAITS:
+            give_way(self._run.link, "the others train other layers than its script", steps=job.steps)
+        while True:
+            with contextlib.suppress(OSError, ValueError), JobClient(self._run.link.directory) as client:
+                epoch = client.status()["epoch"]
+                if epoch > here.epoch:
+                    job.turn_to(epoch)
+                    return
+            time.sleep(_LOOK_S)
 
     # ------------------------------------------------------------------ the script's part of the job's state
 

@@ -138,6 +138,10 @@ class ScriptJob(Worker):
         """The script has come to the job's position."""
         self._arrived = self.steps
 
+    def turn_to(self, epoch: int) -> None:
+        """The job is in that pass by now; this worker's script has not come to it."""
+        self._progress.epoch = epoch
+
     def at_epoch(self, epoch: int) -> None:
         """The script has come to a training pass."""
         self._progress.epoch = epoch
