@@ -99,6 +99,11 @@ def script_frames() -> list[FrameType]:
 
 def script_modules() -> list[ModuleType]:
     """The script's file and the modules of its own that it has imported."""
+    return _script_modules(len(sys.modules))  # it takes 10 ms to look through those of a large library
+
+
+@functools.lru_cache(1)
+def _script_modules(imported: int) -> list[ModuleType]:
     found = [m for m in list(sys.modules.values()) if isinstance(m, ModuleType)]
     return [m for m in found if _is_of_script(getattr(m, "__file__", None) or "")]
 
