@@ -168,7 +168,8 @@ def test_a_newcomer_joins_in_the_first_pass_of_a_new_model(stage: Any) -> None:
     job.resize(2)
     job.members(2)
     assert job.wait() == 0, job.output()
-    assert "could not follow" not in job.output()
+    assert [event for event in job.events("could_not_follow") if event["tries"]] == []
+    assert job.events("generation")[1]["members"] == ["w0", "w1"], "and not another one in its place"
     lines = [one.output().split("errors ")[1].splitlines()[0].split() for one in (plain, job)]
     expected, found = (list(map(float, line)) for line in lines)
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)

@@ -150,7 +150,8 @@ class Packer:
         if isinstance(value, enum.Enum):
             return {"t": "member", "c": class_name(kind), "v": value.name}
         if isinstance(value, random.Random | np.random.Generator | np.random.RandomState | torch.Generator):
-            return {"t": "random", "c": class_name(kind), "v": self._ref(random_state(value), depth)}
+            node = {"t": "random", "c": class_name(kind), "v": self._ref(random_state(value), depth)}
+            return node | {"d": value.device.type if isinstance(value, torch.Generator) else "cpu"}
         if isinstance(value, type | types.FunctionType) and "<" not in value.__qualname__:
             return self._named(value, depth)
         if kind is types.FunctionType and held.is_of_script(value) and value.__closure__:

@@ -178,7 +178,8 @@ class Unpacker:
     def _random(self, number: int, node: dict[str, Any], here: Any) -> Any:
         state = self._value(node["v"], _ABSENT)
         if not self._is(here, node):
-            here = _new_generator(node["c"], state)
+            device = "cpu" if node["d"] == "cpu" else str(self._runtime.device)
+            here = _new_generator(node["c"], state, device)
         if isinstance(here, random.Random):
             here.setstate(state)
         elif isinstance(here, np.random.Generator):
@@ -410,10 +411,10 @@ def _class(name: str) -> type | None:
     return found if isinstance(found, type) and not is_tool(found) else None
 
 
-def _new_generator(kind: str, state: Any) -> Any:
+def _new_generator(kind: str, state: Any, device: str) -> Any:
     name = kind.partition(":")[2]
     if name == "Generator" and isinstance(state, dict):
         return np.random.Generator(getattr(np.random, str(state["bit_generator"]))())
     if name == "RandomState":
         return np.random.RandomState()
-    return torch.Generator() if name == "Generator" else random.Random()
+    return torch.Generator(device) if name == "Generator" else random.Random()
