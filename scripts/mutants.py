@@ -77,14 +77,17 @@ ROOMS = {
     "agent": Room(
         _files(
             "train/agent/{}.py",
-            "membership decisions generations ending links patience reach scale slots stragglers regular"
-            " prepared",
+            "membership decisions generations ending links patience reach scale slots stragglers prepared",
         ),
         _files(
             "tests/train/test_{}.py",
             "membership membership_slots replicas_membership reach scaling stragglers coordinator released"
             " standing restarts",
         ),
+    ),
+    "files": Room(
+        ("train/agent/regular.py",),
+        ("tests/train/test_outputs.py", "tests/control/test_retention.py", "tests/cli/test_safekeeping.py"),
     ),
     "data": Room(
         _files("train/data/{}.py", "plan shards samples room"),

@@ -10,7 +10,7 @@ import pytest
 
 from swell.train.agent import outputs
 from swell.train.agent.outputs import OutputFile, Tail
-from swell.train.agent.regular import open_regular, read_regular
+from swell.train.agent.regular import open_regular, read_regular, remove_tree, used_bytes
 from swell.train.start.bootstrap import ForgivingFile
 
 
@@ -84,3 +84,15 @@ def test_what_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
             open_regular(tmp_path / name)
     with pytest.raises(OSError, match="more than 100 bytes"):
         read_regular(tmp_path / "large", 100)
+
+
+def test_who_walks_through_many_files_gives_a_sign_of_life_with_the_first_and_every_thousand(
+    tmp_path: Path,
+) -> None:
+    folder, beats = tmp_path / "many", []
+    folder.mkdir()
+    for number in range(1001):
+        (folder / str(number)).touch()
+    used_bytes(folder, beat=lambda: beats.append("counted"))
+    remove_tree(folder, beat=lambda: beats.append("removed"))
+    assert beats == ["counted"] * 2 + ["removed"] * 2 and not folder.exists()
