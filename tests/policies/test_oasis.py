@@ -139,6 +139,19 @@ def test_a_job_without_a_schedule_gets_one(make_snapshot: Any) -> None:
     assert policy.allocate(late).gpus.sum() > 0
 
 
+def test_a_job_with_a_deadline_whose_schedule_fits_no_more_is_endangered(make_snapshot: Any) -> None:
+    jobs: dict[str, Any] = {"left": [400, 400, 50], "deadline_s": [110, 1000, np.inf]}
+    whole, policy = make_snapshot(3, cluster="1x4", **jobs), Oasis()
+    assert policy.endangered(whole).tolist() == [], "nobody has a schedule"
+    for i in range(3):
+        assert come_in(policy, whole.with_rows(np.arange(i + 1)), i).admitted
+    assert policy.endangered(whole).tolist() == []
+    assert 0 in policy.endangered(make_snapshot(3, cluster="1x2", **jobs)).tolist()
+    assert 2 not in policy.endangered(make_snapshot(3, cluster="1x1", **jobs)).tolist(), "it has no deadline"
+    over = make_snapshot(3, cluster="1x2", now_s=5000.0, **jobs)
+    assert policy.endangered(over).tolist() == [], "their schedules are over"
+
+
 def test_slots_are_equal_or_grow() -> None:
     assert np.allclose(np.diff(_slots(10.0, 110.0, 60.0, 10)), 10.0)
     widths = np.diff(_slots(0.0, 1000.0, 1.0, 20))
