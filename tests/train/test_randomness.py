@@ -163,14 +163,6 @@ def test_a_worker_that_computes_its_part_decides_with_the_numbers_that_all_have(
     assert decided[0] == decided[1]
 
 
-def test_a_batch_that_is_not_divided_is_drawn_as_in_a_plain_run() -> None:
-    randomness = _worker("w0")
-    with randomness.own(divided=False):
-        inside = _numbers()
-    _worker("w0")
-    assert inside == _numbers()
-
-
 def test_a_newcomer_that_draws_one_batch_of_a_pass_goes_on_as_those_that_drew_all() -> None:
     between = []
     for batches in (7, 1):

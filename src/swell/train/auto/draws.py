@@ -69,7 +69,9 @@ class Draws:
         `again`: any batch will do, so it is loaded once.
         """
         self._divided = divided
-        with self._run.randomness.own(divided):
+        if not divided:
+            return self.pools.get(here.loader, samples)
+        with self._run.randomness.own():
             return (self.pools.idle if again else self.pools.get)(here.loader, samples)
 
     def _draw(self, here: Pass) -> Any:

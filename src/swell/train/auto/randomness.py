@@ -210,14 +210,11 @@ class Randomness:
     # ------------------------------------------------------------------ a worker's own
 
     @contextlib.contextmanager
-    def own(self, divided: bool = True) -> Iterator[None]:
-        """Within this context the numbers are this worker's own, if the batch is divided.
+    def own(self) -> Iterator[None]:
+        """Within this context the numbers are this worker's own.
 
         All workers leave it with the same states, whatever each has drawn.
         """
-        if not divided:
-            yield
-            return
         self.rejoin()
         shared = states()
         entered = self._enter(shared, shared.keys())
