@@ -153,6 +153,18 @@ def test_objects_stay_what_the_rest_of_the_script_refers_to() -> None:
     assert mine["next"] is call and call() == 2, "what a function has counted"
 
 
+def test_a_function_of_torch_that_the_script_has_replaced_stays_the_one_that_it_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the script's replacement would call itself."""
+    kept = nn.functional.cross_entropy
+    mine = {"kept": kept, "other": None}
+    theirs = {"kept": kept, "other": kept}
+    monkeypatch.setattr(nn.functional, "cross_entropy", lambda *a, **k: kept(*a, **k))
+    _travel(theirs, mine)
+    assert mine == {"kept": kept, "other": kept}
+
+
 def test_what_was_one_only_in_the_newcomer_is_two_afterwards() -> None:
     both = [0]
     mine: dict[str, Any] = {"a": both, "b": both}

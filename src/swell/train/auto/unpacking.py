@@ -248,9 +248,9 @@ class Unpacker:
 
     def _named(self, number: int, node: dict[str, Any], here: Any) -> Any:
         found = _named(node["c"])
-        if not isinstance(found, type | types.FunctionType):
-            if getattr(here, "__qualname__", None) and class_name(here) == node["c"]:
-                return here
+        if getattr(here, "__qualname__", None) and class_name(here) == node["c"]:
+            found = here  # by that name its module may have another now, which calls this one
+        elif not isinstance(found, type | types.FunctionType) or class_name(found) != node["c"]:
             raise _Lacking(f" is {node['c']}", harmless=True)
         if "state" in node and isinstance(found, types.FunctionType):
             self._begin(number, found)
