@@ -293,6 +293,28 @@ def test_tools_of_a_process_are_each_workers_own_and_what_cannot_be_copied_is_na
     assert len(found.keeps) == 1 and "batches" in found.keeps[0]
 
 
+def test_a_table_of_results_travels() -> None:
+    pandas = pytest.importorskip("pandas")
+    theirs = pandas.DataFrame(
+        {"epoch": [0, 1], "loss": [0.5, float("nan")], "note": ["a", None]}, index=[3, 7]
+    )
+    mine: dict[str, Any] = {"table": pandas.DataFrame({"epoch": [0]}), "new": None, "empty": 1}
+    table = mine["table"]
+    found = _travel({"table": theirs, "new": theirs, "empty": pandas.DataFrame()}, mine)
+    assert found.lacks == [] and mine["table"] is table is mine["new"]
+    pandas.testing.assert_frame_equal(table, theirs)
+    assert len(mine["empty"]) == 0
+    table.loc[9] = [2, 0.25, "b"]
+    assert table["epoch"].tolist() == [0, 1, 2]
+
+
+def test_what_is_nested_too_deep_is_said_and_not_cut_in_silence() -> None:
+    nested: list[Any] = []
+    for _ in range(200):
+        nested = [nested]
+    assert _travel({"nested": nested}, {"nested": copy.deepcopy(nested)}).lacks
+
+
 def _named(frames: list[Any]) -> list[Any]:
     return [frame for frame in frames if frame.f_code.co_name.startswith("test_")]
 

@@ -302,6 +302,8 @@ def _mark(item: Any) -> Any:
         rows = rows.reshape(len(rows), -1)
         some = rows[:, :: max(1, rows.size // _LOOKED_AT)]
         return item.shape, item.dtype.str, 0 if item.dtype.hasobject else zlib.crc32(some.tobytes())
+    if hasattr(item, "iloc"):  # a table of pandas
+        return type(item), item.shape, hash(tuple(item.columns)), _mark(item.to_numpy())
     parts = (*item, *item.values()) if isinstance(item, dict) else tuple(item)
     try:
         return type(item), len(parts), hash(parts)

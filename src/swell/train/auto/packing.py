@@ -54,10 +54,11 @@ TEXTS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     slice: (lambda s: [s.start, s.stop, s.step], lambda v: slice(*v)),
 }
 """Values that are written as a text or as numbers: how they are written and read."""
+_TABLES = ("pandas:DataFrame", "pandas.core.frame:DataFrame")
 _FEW = 64
 """Longer lists of numbers are written as one tensor."""
 _DEEPEST = 100
-_MOST_NODES = 200_000
+_MOST_NODES = 500_000
 _MOST_OF_A_LIBRARY = 2_000
 """An object of a library that is made of more parts is kept."""
 _OF_PROCESS = (
@@ -95,6 +96,8 @@ class Packer:
         self._most = _MOST_NODES
         self._whole = 0
         """How many objects of libraries it is inside of."""
+        self._cut = False
+        """True if there is too much of it, or it is nested too deep."""
 
     def pack(self, places: list[Place]) -> Packed:
         """All variables of these places."""
@@ -102,7 +105,7 @@ class Packer:
             [place.name, [[key, self._ref(value, 0)] for key, value in place.values.items()]]
             for place in places
         ]
-        return {"places": written, "nodes": self._nodes}
+        return {"places": written, "nodes": self._nodes, "cut": self._cut}
 
     # ------------------------------------------------------------------ one value
 
@@ -123,6 +126,7 @@ class Packer:
         self._nodes.append(node)
         if depth > _DEEPEST or number > self._most:
             node |= self._kept(value)
+            self._cut = True
         else:
             try:
                 node |= self._node(value, depth + 1)
@@ -149,6 +153,8 @@ class Packer:
             return self._module(value, depth)
         if isinstance(value, enum.Enum):
             return {"t": "member", "c": class_name(kind), "v": value.name}
+        if class_name(kind) in _TABLES:
+            return self._table(value, depth)
         if isinstance(value, random.Random | np.random.Generator | np.random.RandomState | torch.Generator):
             node = {"t": "random", "c": class_name(kind), "v": self._ref(random_state(value), depth)}
             return node | {"d": value.device.type if isinstance(value, torch.Generator) else "cpu"}
@@ -193,6 +199,22 @@ class Packer:
         if kind is defaultdict:
             node["default"] = self._ref(value.default_factory, depth)
         return node | self._items(value, depth)
+
+    def _table(self, value: Any, depth: int) -> dict[str, Any]:
+        """A table of pandas, by columns."""
+        if held.is_large(value.to_numpy()) and self._is_data(value):
+            return {"t": "data", "c": class_name(type(value))}
+        columns = [value.iloc[:, at] for at in range(value.shape[1])]
+        if value.index.nlevels > 1 or value.columns.nlevels > 1:
+            return self._kept(value)
+        parts = {
+            "index": value.index.tolist(),
+            "name": value.index.name,
+            "columns": value.columns.tolist(),
+            "types": [str(column.dtype) for column in columns],
+            "values": [column.tolist() for column in columns],
+        }
+        return {"t": "table", "c": class_name(type(value)), "v": self._ref(parts, depth)}
 
     def _items(self, value: Any, depth: int) -> dict[str, Any]:
         """The items of a collection, also of one of the script's own classes."""

@@ -77,6 +77,8 @@ class Unpacker:
                 if value is not here:
                     place.put(key, value)
             self._framework -= not place.must
+        if self._packed.get("cut"):
+            self.lacks.append("more than can be sent, or collections that are nested too deep")
 
     def _note(self, where: str, lacking: _Lacking) -> None:
         (self.keeps if self._framework or lacking.harmless else self.lacks).append(where)
@@ -168,6 +170,19 @@ class Unpacker:
     def _text(self, number: int, node: dict[str, Any], here: Any) -> Any:
         value = TEXTS[_TEXTS[node["c"]]][1](node["v"])
         return here if self._is(here, node) and here == value else value
+
+    def _table(self, number: int, node: dict[str, Any], here: Any) -> Any:
+        parts, pandas = self._value(node["v"], _ABSENT), sys.modules.get("pandas")
+        if pandas is None:
+            raise _Lacking(" is a table of pandas")
+        typed = zip(parts["values"], parts["types"])
+        columns = [pandas.Series(values, dtype=kind, index=parts["index"]) for values, kind in typed]
+        new = pandas.concat(columns, axis=1) if columns else pandas.DataFrame(index=parts["index"])
+        new.columns, new.index.name = parts["columns"], parts["name"]
+        if not self._is(here, node):
+            return self._begin(number, new)
+        here.__init__(new)
+        return self._begin(number, here)
 
     def _member(self, number: int, node: dict[str, Any], here: Any) -> Any:
         kind = _class(node["c"])
