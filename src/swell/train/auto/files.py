@@ -372,8 +372,8 @@ class Files:
         """Within this context the script's calls come here."""
         save = torch.save
 
-        def save_torch(value: Any, target: Any, *args: Any, **options: Any) -> None:
-            save(value, self.destination(target), *args, **options)
+        def save_torch(obj: Any, f: Any, *args: Any, **options: Any) -> None:  # scripts use these names
+            save(obj, self.destination(f), *args, **options)
 
         with contextlib.ExitStack() as undo:
             for owner, name, new in [
