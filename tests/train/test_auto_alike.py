@@ -99,11 +99,13 @@ def test_a_script_without_a_seed_has_one_split_and_one_order_on_all_workers(
     assert len({tuple(drawn) for drawn in ends[0]["between"]}) == 21, "each pass has numbers of its own"
 
 
-def test_two_jobs_without_a_seed_have_different_randomness(stage: Any, tmp_path: Path) -> None:
+def test_two_jobs_without_a_seed_have_different_randomness_and_the_same_order_of_sets(
+    stage: Any, tmp_path: Path
+) -> None:
     found = []
-    for name in ("a", "b"):
+    for name, cold in (("forked", False), ("a new python", True)):
         (tmp_path / name).mkdir()
-        job = _auto(stage, SPLITS, "1", "0", str(tmp_path / name), workers=1)
+        job = _auto(stage, SPLITS, "1", "0", str(tmp_path / name), workers=1, cold=cold)
         assert job.wait() == 0, job.output()
         found += _noted(tmp_path / name, "split")
     assert [name for name in found[0] if found[0][name] == found[1][name]] == ["words"]

@@ -163,6 +163,14 @@ def test_a_worker_that_computes_its_part_decides_with_the_numbers_that_all_have(
     assert decided[0] == decided[1]
 
 
+def test_a_batch_that_is_not_divided_is_drawn_as_in_a_plain_run() -> None:
+    randomness = _worker("w0")
+    with randomness.own(divided=False):
+        inside = _numbers()
+    _worker("w0")
+    assert inside == _numbers()
+
+
 def test_a_newcomer_that_draws_one_batch_of_a_pass_goes_on_as_those_that_drew_all() -> None:
     between = []
     for batches in (7, 1):
@@ -180,6 +188,22 @@ def test_a_newcomer_that_draws_one_batch_of_a_pass_goes_on_as_those_that_drew_al
         between.append(drawn)
     assert between[0] == between[1]
     assert len({tuple(numbers) for numbers in between[0]}) == 3
+
+
+def test_a_worker_that_left_dropout_out_ends_the_pass_as_the_others_do() -> None:
+    after = []
+    header: dict[str, Any] = {}
+    for name in ("w0", "w1"):
+        randomness, here = _worker(name), Here()
+        randomness.pass_begins(here)
+        randomness.part()
+        if name == "w0":
+            torch.rand(3)
+            randomness.tell(header)
+        randomness.take([header])
+        randomness.pass_ends(here)
+        after.append(_numbers())
+    assert header == {"drawn": ["torch"]} and after[0] == after[1]
 
 
 def test_a_pass_without_randomness_leaves_a_script_where_a_plain_run_is() -> None:

@@ -106,8 +106,10 @@ class Exchange:
         self._agreement.withdraw()  # with an earlier batch of this step, which was not its last one after all
         may_change = job.world > 1 and self._agreement.may_change()
         self._fingerprint.tell(job, header)
+        self._run.randomness.tell(header)
         self.last = job.average(header, weight, _tree, may_change=may_change)
         headers = self.last.headers
+        self._run.randomness.take(headers)
         self._agreement.settle(header["candidate"], headers)
         self._loss.reduction.hear(headers)
         if self._loss.reduction.kind == NEITHER and not job.confined:

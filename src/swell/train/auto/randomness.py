@@ -29,7 +29,7 @@ import sysconfig
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from torch import Tensor
 
 from swell.train.auto import held
 from swell.train.data.samples import key, seed_all
+from swell.train.sync.mesh import Header
 
 _STDLIB = f"{Path(sysconfig.get_paths()['stdlib']).resolve()}{os.sep}"
 _SWELL = f"{Path(__file__).resolve().parents[2]}{os.sep}"
@@ -195,6 +196,8 @@ class Randomness:
         """The states with which that part began."""
         self._begun: weakref.WeakKeyDictionary[Any, States] = weakref.WeakKeyDictionary()
         """By pass: the states at its begin."""
+        self._drawn: set[str] = set()
+        """The kinds of which some worker has drawn numbers in the present pass."""
         self._inside = 0
         """How many `own` contexts the main thread is in."""
         self._stretch = 0
@@ -210,11 +213,14 @@ class Randomness:
     # ------------------------------------------------------------------ a worker's own
 
     @contextlib.contextmanager
-    def own(self) -> Iterator[None]:
-        """Within this context the numbers are this worker's own.
+    def own(self, divided: bool = True) -> Iterator[None]:
+        """Within this context the numbers are this worker's own, if the batch is divided.
 
         All workers leave it with the same states, whatever each has drawn.
         """
+        if not divided:
+            yield
+            return
         self.rejoin()
         shared = states()
         entered = self._enter(shared, shared.keys())
@@ -261,10 +267,10 @@ class Randomness:
         for name, begun in entered.items():
             kind, before = kinds[name], shared[name]
             now = kind.get()
-            drawn = not kind.same(now, begun)
             if begun is not before:
                 self._own[name] = now
-            if drawn:
+            if not kind.same(now, begun):
+                self._drawn.add(name)
                 _go_on_from(kind, before)
             elif begun is not before:
                 kind.set(before)
@@ -274,6 +280,7 @@ class Randomness:
     def pass_begins(self, here: Any) -> None:
         """The script draws the first batch of a pass."""
         self._begun[here] = states()
+        self._drawn.clear()
         self._next_stretch()
 
     def pass_ends(self, here: Any) -> None:
@@ -281,14 +288,34 @@ class Randomness:
         self.rejoin()
         begun = self._begun.pop(here, None)
         if begun is not None:  # the first time that the script learns of the end
-            self.after(begun)
+            self.after(begun, self._drawn)
+            self._drawn.clear()
             self._next_stretch()
 
-    def after(self, begun: States) -> None:
+    def after(self, begun: States, drawn: Collection[str] = ()) -> None:
         """Go on from the states `begun`, for those generators that have been drawn from since then."""
         for name, kind in _kinds().items():
-            if name in begun and not kind.same(kind.get(), begun[name]):
+            if name in begun and (name in drawn or not kind.same(kind.get(), begun[name])):
                 _go_on_from(kind, begun[name])
+
+    def tell(self, header: Header) -> None:
+        """Say in the header of a step of which kinds this worker has drawn in the present pass.
+
+        Others may not have: a worker that tries what kind of loss the script has leaves dropout out.
+        """
+        drawn = set(self._drawn)
+        if self._shared is not None:
+            kinds = _kinds()
+            for name in self._entered.keys() - {"python", "numpy"}:
+                if not kinds[name].same(kinds[name].get(), self._entered[name]):
+                    drawn.add(name)
+        if drawn:
+            header["drawn"] = sorted(drawn)
+
+    def take(self, headers: Sequence[Header]) -> None:
+        """Hear of which kinds the workers of a step have drawn, so that the pass ends alike for all."""
+        for header in headers:
+            self._drawn.update(header.get("drawn", ()))
 
     def _next_stretch(self) -> None:
         self._stretch += 1
@@ -299,6 +326,7 @@ class Randomness:
         self.rejoin()
         return {
             "now": _packed(states()),
+            "drawn": sorted(self._drawn),
             "gauss": list(_state_of_numpy()[3:]),
             "begun": _packed(self._begun.get(here, {})),
         }
@@ -312,6 +340,7 @@ class Randomness:
                 kinds[name].set(state)
         if "gauss" in given:
             np.random.set_state((*_state_of_numpy()[:3], *given["gauss"]))  # noqa: NPY002
+        self._drawn.update(given.get("drawn", ()))
         if given.get("begun"):
             self._begun[here] = _unpacked(given["begun"])
 
