@@ -82,7 +82,7 @@ class FirstFit(NodePlacer):
         node = int((free >= share.gpus).argmax())
         if free[node] >= share.gpus:
             return [(node, share.gpus)]
-        return fill(free.nonzero()[0], free, share.gpus)
+        return fill(np.flatnonzero(free), free, share.gpus)
 
 
 class Packed(NodePlacer):
