@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from swell.engines import RunState
-from swell.engines.border import JobEvent, read_event
+from swell.engines import RunState, job_state
+from swell.engines.border import BadMessage, JobEvent, read_event
 from swell.engines.job_state import (
     END_GRACE_S,
     NOTE_END_S,
@@ -33,6 +33,16 @@ def on(*slots: int) -> Workers:
 
 def steps(job: JobState, now_s: float = 0.0) -> tuple[Step, ...]:
     return job.next_steps(now_s, silent=False)
+
+
+def test_a_job_that_says_it_has_had_more_workers_than_there_can_be_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_state, "MOST_WORKERS", 6)
+    workers = on(0, 1)  # two that live, and the same two as members
+    workers.follow(JobEvent("generation", members=("w0", "w1")))
+    with pytest.raises(BadMessage, match="more than 6 workers"):
+        workers.follow(JobEvent("generation", members=("w0", "w1", "w2")))
 
 
 # -- its life ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swell.placement.blocks import Block, FreeBlocks, aligned_blocks, levels_of
+from swell.placement.evictions import fewest_evictions
 from swell.placement.migration import Space, plan
 
 
@@ -106,6 +107,13 @@ def test_plan_has_the_fewest_moves_and_of_those_the_fewest_gpus(case):
     else:
         assert (len(made.moves), sum(1 << move.source.level for move in made.moves)) == least
         assert all(len(own) == 1 for own in made.placed.values())
+
+
+def test_sites_inside_a_cleared_one_are_not_cleared_a_second_time():
+    # The pairs (2, 3), (4, 5) and (6, 7) hold single blocks. One half of the space and three pairs are to be
+    # free: clearing the right half clears two pairs at once, which cannot be counted again.
+    blocks = [Block(start, 0) for start in (2, 3, 4, 6)]
+    assert fewest_evictions(3, [], blocks, [0, 3, 1]) == [0, 1, 2, 3]
 
 
 @settings(max_examples=400)

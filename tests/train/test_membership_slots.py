@@ -221,6 +221,16 @@ def test_a_job_fails_if_no_process_of_it_ever_ran_the_script_and_goes_on_if_othe
     assert play.m.unstartable(spawn.worker, "n1: no torch", "process", play.now) == []
 
 
+def test_that_a_worker_cannot_be_started_means_nothing_once_it_is_forgotten_or_the_job_is_over() -> None:
+    play = Play(0, 1)
+    assert play.m.unstartable("w99", "n1: no home", "home", play.now) == []
+    (spawn,) = [i for i in play.m.resize(3, play.now, [0, 1, 5]) if isinstance(i, Spawn)]
+    play.m.finish(1, "the script failed")
+    fruitless = play.m.ending.fruitless
+    assert spawns(play.m.unstartable(spawn.worker, "n1: no home", "home", play.now)) == []
+    assert spawn.worker not in play.m.workers and play.m.ending.fruitless == fruitless
+
+
 def test_a_job_whose_first_slots_are_all_useless_waits_and_begins_on_others() -> None:
     fresh = Membership(Scale(1, 8, 1, (3,)), Rules(gather_s=0.0))
     fresh.agent_connected([], 0.0)
