@@ -21,6 +21,7 @@ from swell.policies._plan_in_force import (
     shortfall,
 )
 from swell.policies._reservations import Jobs, Plan, reserve_in_order, shares_by_level
+from swell.policies._tide import lend
 
 PAUSE_S = 5.0
 ROUNDS = 8
@@ -114,6 +115,17 @@ def test_a_job_that_is_done_earlier_than_planned_gives_up_the_shares_after_that(
     assert plan is not None
     assert steps(plan, 1) == [(5, 1)]
     assert plan.end_s[1] == pytest.approx(5 + 4 + 0.1 * 10), "with a pause at the highest share for cover"
+
+
+def test_only_jobs_that_have_gpus_now_are_postponed_to_lend_them(make_snapshot: Any) -> None:
+    # Job 1 follows job 0 on the only GPU. Both could begin much later and still be in time.
+    now = moment(
+        make_snapshot(2, cluster="1x1", rates=ONE_GPU, left=100, gpus=[1, 0], deadline_s=[500, 1000])
+    )
+    plan = in_force(now).plan
+    assert plan is not None
+    assert steps(lend(now.jobs, plan, np.array([1])), 1) == steps(plan, 1) == [(0, 0), (105, 1)]
+    assert steps(lend(now.jobs, plan, np.array([0])), 0) != steps(plan, 0) == [(0, 1)]
 
 
 def test_if_a_job_cannot_be_stretched_the_whole_plan_waits_for_a_pause(make_snapshot: Any) -> None:
