@@ -159,6 +159,7 @@ TODAY: dict[str, tuple[Kind, str]] = {
     "word_language_model": BY_HAND,
     "word2vec": (Kind.FAILS, "SparseAdam does not support dense gradients"),
     "memory_bank": (Kind.VARIES, "a queue in a buffer takes parts of a batch, whose sizes change"),
+    "kfold": (Kind.VARIES, "workers join late, or not at all, where each fold begins with another model"),
     "multi_task": (Kind.FAILS, "Connection refused"),
     "drop_last": (Kind.FAILS, "AssertionError"),
     "iterable": (Kind.ONE_WORKER, "its DataLoader has an iterable data set"),
