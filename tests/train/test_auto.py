@@ -99,11 +99,10 @@ def test_the_weights_do_not_depend_on_the_workers(
         assert result["history"] == pytest.approx(undisturbed["history"], abs=1e-4)
         assert result["steps"] == undisturbed["steps"] == 400
         assert result["batches"] == undisturbed["batches"] == 10, "len(loader) is that of whole batches"
-        assert result["counted"] == 100, "len(batch) and loss.item() are those of the worker's part"
-    seen = [sum(result[name] for result in results.values()) for name in ("counted", "total")]
-    assert seen == pytest.approx([undisturbed["counted"], undisturbed["total"]], abs=1e-2)
+        assert result["counted"] == undisturbed["counted"] == 200, "len(batch) is that of the whole batch"
+        assert result["total"] == pytest.approx(undisturbed["total"], rel=1e-4), "and so is loss.item()"
     assert job.output().count("epochs 40 steps 400 seen 10 lr") == 1, "only the leader speaks"
-    assert job.output().count("cover one worker's part of it") == 1, "though the job was grown twice"
+    assert "cover one worker's part of it" not in job.output()
     job.leaves_nothing()
 
 
@@ -116,8 +115,8 @@ def test_a_death_costs_no_step(stage: Any, tmp_path: Path, undisturbed: dict[str
     job.wait_for(lambda s: s["step"] >= 60)
     assert job.wait() == 0, job.output()
     for result in _results(tmp_path).values():
-        assert result["steps"] in (400, 401), "401 if the last batch of a pass was hit"
-        assert result["weights"] == pytest.approx(undisturbed["weights"], abs=0.1)
+        assert result["steps"] == 400
+        assert result["weights"] == pytest.approx(undisturbed["weights"], abs=1e-4)
 
 
 def test_when_everybody_dies_the_script_goes_on_from_the_checkpoint(
@@ -466,4 +465,3 @@ def test_a_script_is_shared_though_dropout_changes_the_loss_of_the_same_samples_
     job = _auto(stage, NOISY, workers=2)
     assert job.wait() == 0, job.output()
     assert "cannot be shared" not in job.output()
-    assert "several workers share each training batch" in job.output()

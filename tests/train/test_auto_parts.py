@@ -45,7 +45,7 @@ def test_whose_output_counts_at_each_stage(stage: ScriptStage, first: bool, expe
 
 
 def test_the_rhythm_of_a_script_that_accumulates_three_batches_which_it_has_drawn_before() -> None:
-    here, rhythm = Pass(_loader(), 0, 5, lambda p: None, training=True), Rhythm()
+    here, rhythm = Pass(_loader(), 0, lambda p: None, training=True), Rhythm()
     for _ in range(3):
         here.take_whole()
     for _ in range(3):
@@ -77,19 +77,6 @@ def test_a_newcomer_goes_to_the_position_in_every_loader_that_its_script_draws_f
     newcomer.restore(leader.capture())
     newcomer.arrive(passes[newcomer][0], live=True)
     assert [here.index for here in passes[newcomer]] == [1, 2]
-
-
-def test_the_seed_that_a_script_gives_first_is_that_of_all_orders_also_if_it_is_zero() -> None:
-    position, others = Position(), Position()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        first = _open(position)
-        torch.manual_seed(7)
-        _open(position)
-        order = position.order(first)
-        assert position.seed == 0
-        _open(others)
-    assert others.seed == 7 and order != others.order(first)
 
 
 @pytest.mark.parametrize("pending", [False, True])

@@ -33,6 +33,7 @@ from swell.train.auto.job import ALONE, REPORT_S, ScriptJob
 from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
 from swell.train.auto.passes import Drawn, Order, Pass
+from swell.train.auto.position import Position
 from swell.train.auto.reduction import MOST_ROUNDS, Reduction, Round, compare, judge
 from swell.train.auto.run import ScriptRun
 from swell.train.data.samples import fetch
@@ -43,8 +44,8 @@ def _loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(10)), batch_size=4, **options)
 
 
-def _batches(loader: DataLoader[Any], seed: int) -> list[list[int]]:
-    order, out = Order(loader, seed), []
+def _all(order: Order) -> list[list[int]]:
+    out: list[list[int]] = []
     while (batch := order.get(len(out))) is not None:
         out.append(batch)
     return out
@@ -58,41 +59,71 @@ def test_parts_that_count_cover_a_batch_once(size: int, world: int) -> None:
     assert all(high - low >= min(2, size) for (low, high), _ in cut), "nobody has a single sample or none"
 
 
-def test_the_samplers_own_order_is_the_same_everywhere_and_leaves_the_generators_alone() -> None:
-    class Shuffled(SequentialSampler):
-        """A sampler of the script's own, which draws from other generators than torch's."""
+class Shuffled(SequentialSampler):
+    """A sampler of the script's own, which draws from other generators than torch's."""
 
-        def __iter__(self) -> Iterator[int]:
-            indices = list(range(10))
-            random.shuffle(indices)
-            return iter(int(i) for i in np.random.permutation(indices))  # noqa: NPY002
+    def __iter__(self) -> Iterator[int]:
+        indices = list(range(10))
+        random.shuffle(indices)
+        return iter(int(i) for i in np.random.permutation(indices))  # noqa: NPY002
 
-    def seed() -> None:
-        torch.manual_seed(1)
-        random.seed(1)
-        np.random.seed(1)  # noqa: NPY002
 
-    seed()
-    expected = torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002
-    seed()
+def _seed() -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+
+
+def _drawn() -> tuple[float, float, float]:
+    return float(torch.rand(1)), random.random(), float(np.random.rand())  # noqa: NPY002
+
+
+def _kinds() -> list[DataLoader[Any]]:
     weighted = WeightedRandomSampler([0.1] * 5 + [1.0] * 5, 10)
-    for loader in (_loader(shuffle=True), _loader(sampler=weighted), _loader(sampler=Shuffled(range(10)))):
-        assert _batches(loader, 5) == _batches(loader, 5)
-        assert _batches(loader, 5) != _batches(loader, 6)
-    assert torch.equal(torch.rand(3), expected[0])
-    assert (random.random(), np.random.rand()) == expected[1:]  # noqa: NPY002
-    assert _batches(_loader(), 5) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    own = {"shuffle": True, "generator": torch.Generator().manual_seed(9)}
+    return [
+        _loader(),
+        _loader(shuffle=True),
+        _loader(**own),
+        _loader(sampler=weighted),
+        _loader(sampler=Shuffled(range(10))),
+    ]
 
 
-def test_a_samplers_own_generator_does_not_remember_earlier_passes() -> None:
-    loader = _loader(shuffle=True, generator=torch.Generator().manual_seed(9))
-    assert _batches(loader, 5) == _batches(loader, 5)
+@pytest.mark.parametrize("kind", range(5))
+def test_the_order_of_a_pass_is_that_of_a_plain_run_and_leaves_the_same_random_numbers(kind: int) -> None:
+    _seed()
+    loader, expected = _kinds()[kind], []
+    for _ in range(3):
+        expected += [[int(i) for (i,) in zip(batch[0])] for batch in loader]
+    after = _drawn()
+    _seed()
+    loader, position, found = _kinds()[kind], Position(), []
+    for _ in range(3):
+        found += _all(position.open(loader, lambda p: None).order)
+    assert found == expected
+    assert _drawn() == after
+
+
+@pytest.mark.parametrize("kind", range(5))
+def test_another_worker_that_is_given_what_an_order_began_with_has_the_same(kind: int) -> None:
+    _seed()
+    theirs = Order(_kinds()[kind])
+    expected = _all(theirs)
+    random.random(), torch.rand(2)
+    kept = _drawn(), torch.get_rng_state()
+    loader = _kinds()[kind]
+    mine = Order(loader, theirs.begun)
+    assert _all(mine) == expected
+    assert torch.equal(torch.get_rng_state(), kept[1]), "this worker's own numbers go on as they were"
 
 
 def test_an_endless_sampler_is_drawn_from_as_needed() -> None:
     data = TensorDataset(torch.arange(10))
     loader = DataLoader(data, batch_size=4, sampler=RandomSampler(data, replacement=True, num_samples=10**10))
-    order, again = Order(loader, 5), Order(loader, 5)
+    order = Order(loader)
+    order.peek(0)
+    again = Order(loader, order.begun)
     assert [order.get(i) for i in range(40)] == [again.peek(i) for i in range(40)]
     assert again.get(500) == order.get(500), "positions far ahead are found by drawing up to them"
 
@@ -102,7 +133,7 @@ def _mine(drawn: Drawn) -> list[int]:
 
 
 def test_samples_a_dead_worker_took_along_come_back_with_the_next_batch() -> None:
-    here = Pass(_loader(), 0, 5, lambda p: None, training=True)
+    here = Pass(_loader(), 0, lambda p: None, training=True)
     assert _mine(here.take(0, 2)) == [0, 1]
     here.carry = [2, 3]
     assert _mine(here.take(0, 1)) == [2, 3, 4, 5, 6, 7]
@@ -115,7 +146,7 @@ def test_samples_a_dead_worker_took_along_come_back_with_the_next_batch() -> Non
 
 
 def test_a_pass_that_turns_out_not_to_train_shows_every_sample() -> None:
-    here = Pass(_loader(), 0, 5, lambda p: None, training=True)
+    here = Pass(_loader(), 0, lambda p: None, training=True)
     seen = _mine(here.take(1, 2)) + _mine(here.take(1, 2))
     here.to_evaluation()
     while (drawn := here.take_whole()) is not None:
@@ -124,11 +155,11 @@ def test_a_pass_that_turns_out_not_to_train_shows_every_sample() -> None:
 
 
 def test_a_newcomer_takes_over_what_is_in_flight_and_a_restarted_worker_draws_it_again() -> None:
-    leader = Pass(_loader(), 3, 5, lambda p: None, training=True)
+    leader = Pass(_loader(), 3, lambda p: None, training=True)
     leader.take(0, 1)
     leader.take(0, 1)
     for live, expected in ((True, 2), (False, 0)):
-        newcomer = Pass(_loader(), 3, 5, lambda p: None, training=True)
+        newcomer = Pass(_loader(), 3, lambda p: None, training=True)
         newcomer.idle()
         newcomer.idle()
         newcomer.go_to(leader.position(), live=live)
@@ -307,7 +338,7 @@ def test_a_single_worker_with_a_part_of_a_batch_keeps_its_mean_and_computes_the_
     job = Mock(rank=0, world=1, steps=0, confined="")
     job.average = lambda *given, **options: ScriptJob.average(job, *given, **options)
     observer = Observer(ScriptRun(Mock(), leads=True), iter)
-    here = Pass(_loader(), 0, 5, lambda p: None, training=True)
+    here = Pass(_loader(), 0, lambda p: None, training=True)
     observer.position.active, observer.position.current = [here], [here.take(0, 2)]
     observer.exchange.average(job)
     assert not job.rescale.called and here.carry == [2, 3]

@@ -21,6 +21,9 @@ CYCLE = "it repeats its first pass with itertools.cycle, which keeps every batch
 CLOSURE = "it gives optimizer.step() a closure, which runs the model several times"
 DISTRIBUTED = "it sets up torch.distributed by itself"
 BY_HAND = "it changes its parameters by hand, without an optimizer of torch.optim"
+UNDIVIDED = "what its model computes of a batch is not made of what it computes of parts of it"
+SPARSE = "its gradients are sparse, and workers exchange dense ones"
+NO_CALL = "it computes its batches without calling a model (an nn.Module) that could be divided"
 LOSS = "its loss is neither the mean nor the sum over the batch, as far as trying shows"
 
 NEXT = {
@@ -31,6 +34,9 @@ NEXT = {
     CLOSURE: "another optimizer than LBFGS can be shared",
     DISTRIBUTED: "take the set-up of torch.distributed out: swell does its work",
     BY_HAND: "use an optimizer of torch.optim, SGD for example",
+    UNDIVIDED: "let the model treat every sample by itself, along the first dimension of what it is given",
+    SPARSE: "take out sparse=True",
+    NO_CALL: "let the forward method of an nn.Module compute the batch",
     LOSS: "use swell.elastic and give job.step the mean (docs/training.md)",
 }
 

@@ -9,6 +9,7 @@ import torch
 from swell.train.auto import held, loops
 from swell.train.auto.agreement import Agreement
 from swell.train.auto.catching_up import CatchingUp
+from swell.train.auto.dividing import TOGETHER, Dividing
 from swell.train.auto.job import ScriptJob
 from swell.train.auto.loss import Loss
 from swell.train.auto.output import tell_of_parts
@@ -18,6 +19,7 @@ from swell.train.auto.position import Position
 from swell.train.auto.reduction import NEITHER
 from swell.train.auto.rhythm import Rhythm
 from swell.train.auto.run import ScriptRun
+from swell.train.data.samples import key
 
 _UNTRAINED = 3
 """A training pass in which so many batches in a row were not trained on is no training pass after all."""
@@ -35,6 +37,7 @@ class Draws:
         loss: Loss,
         agreement: Agreement,
         catching_up: CatchingUp,
+        dividing: Dividing,
     ) -> None:
         self._run = run
         self._position = position
@@ -42,6 +45,7 @@ class Draws:
         self._loss = loss
         self._agreement = agreement
         self._catching_up = catching_up
+        self._dividing = dividing
         self.pools = Pools()
         self._divided = False
         """Whether other workers have other samples of the batch that was drawn last."""
@@ -53,6 +57,7 @@ class Draws:
         randomness = self._run.randomness
         randomness.rejoin()
         if not here.drawn and not here.over:
+            here.order.peek(0)  # newcomers draw that too
             randomness.pass_begins(here)
         try:
             batch = self._draw(here)
@@ -70,9 +75,13 @@ class Draws:
         """
         self._divided = divided
         if not divided:
-            return self.pools.get(here.loader, samples)
+            return self.pools.get(here.loader, samples, self._seed(here))
         with self._run.randomness.own():
             return (self.pools.idle if again else self.pools.get)(here.loader, samples)
+
+    def _seed(self, here: Pass) -> int | None:
+        """The seed of what loader processes draw: by sample, so that all workers draw the same."""
+        return key(self._run.randomness.seed, here.ordinal) if here.loader.num_workers else None
 
     def _draw(self, here: Pass) -> Any:
         if here.over:
@@ -97,14 +106,15 @@ class Draws:
         elif not self._rhythm.ahead and here.main is None:
             self._agreement.carry_out(job)
         here.touched = True
-        samples = self._cut(here, job.rank, job.world)
+        rank, world = (0, 1) if self._together(job) else (job.rank, job.world)
+        samples = self._cut(here, rank, world)
         if samples is None:
             here.over = True
             raise StopIteration
         if here.loader.num_workers:
-            ahead = here.upcoming(job.rank, job.world, 2 * here.loader.num_workers)
-            self.pools.plan(here.loader, [samples, *ahead])
-        return self._load(here, samples, divided=job.world > 1)
+            ahead = here.upcoming(rank, world, 2 * here.loader.num_workers)
+            self.pools.plan(here.loader, [samples, *ahead], self._seed(here))
+        return self._load(here, samples, divided=world > 1)
 
     def computed(self, job: ScriptJob | None) -> None:
         """The script has computed gradients of the oldest batches in flight: these are current now."""
@@ -118,6 +128,15 @@ class Draws:
             self._rhythm.computed(group)
         for here in self._position.active:
             here.touched = False
+
+    def _together(self, job: ScriptJob) -> bool:
+        """Whether all workers have whole batches, and models are divided; not if the script reads ahead."""
+        reduction = self._loss.reduction
+        if reduction.kind is None and job.world > 1 and not self._rhythm.ahead and not job.forwarding:
+            reduction.kind = TOGETHER
+        together = reduction.kind == TOGETHER
+        self._dividing.watch(on=together and job.world > 1)
+        return together
 
     def _begin_pass(self, here: Pass, follows: Pass | None, job: ScriptJob) -> None:
         self._position.begin(here, follows, forwarding=job.forwarding, ahead=self._rhythm.ahead)
@@ -149,7 +168,9 @@ class Draws:
 
     def _whole(self, here: Pass) -> Any:
         """A whole batch, in a pass that is not (or not yet) a training pass."""
-        forwarding = self._run.forwarding
+        job, forwarding = self._run.job, self._run.forwarding
+        if job is not None:
+            self._together(job)
         drawn = None if forwarding and here.drawn else here.take_whole()
         if drawn is None:
             if here.drawn and not forwarding:

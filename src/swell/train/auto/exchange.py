@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NoReturn
 
-from swell.train.agent.errors import LEFT
 from swell.train.auto import confinement, layout
 from swell.train.auto.agreement import Agreement
+from swell.train.auto.dividing import TOGETHER, Dividing
 from swell.train.auto.fingerprint import Fingerprint
 from swell.train.auto.giving_way import give_way
 from swell.train.auto.job import ALONE, ScriptJob
 from swell.train.auto.loss import Loss
 from swell.train.auto.passes import Drawn
+from swell.train.auto.place import END, leave, place, stop_with_the_leader
 from swell.train.auto.position import Position
 from swell.train.auto.reduction import NEITHER
 from swell.train.auto.run import ScriptRun
@@ -20,16 +20,20 @@ from swell.train.auto.trained import Trained
 from swell.train.data import plan
 from swell.train.data.plan import Tree
 from swell.train.sync.mesh import Header
-
-THE_END = [2**60, 0]
-"""Where a worker says that it is whose script has come to its end."""
+from swell.train.sync.reducer import Reduced
 
 
 class Exchange:
     """Averages the gradients of the current batch over all workers that have a part of it."""
 
     def __init__(
-        self, run: ScriptRun, position: Position, loss: Loss, agreement: Agreement, trained: Trained
+        self,
+        run: ScriptRun,
+        position: Position,
+        loss: Loss,
+        agreement: Agreement,
+        trained: Trained,
+        dividing: Dividing,
     ) -> None:
         self._run = run
         self._position = position
@@ -37,6 +41,7 @@ class Exchange:
         self._agreement = agreement
         self._trained = trained
         self._fingerprint = Fingerprint(run.link)
+        self._dividing = dividing
         self.last = ALONE
         """What was exchanged last."""
 
@@ -44,6 +49,9 @@ class Exchange:
         """Average the gradients of the current batch."""
         current = self._position.current
         drawn, alone = current[0] if current else None, job.world == 1
+        if self._loss.reduction.kind == TOGETHER and (self._dividing.scale or not alone):
+            self._average_together(drawn, job)
+            return
         if alone and drawn is not None and drawn.is_whole:  # nothing to exchange, and nobody to agree with
             self.last = ALONE
             loss = self._loss.read(drawn, job.steps)
@@ -57,8 +65,8 @@ class Exchange:
         if drawn is not None and not drawn.samples and alone:
             job.rescale(0.0)  # samples that this worker had drawn before it came to the job's position
         headers = self._sum(header, size, job)
-        if headers[0]["at"] == THE_END:
-            self._stop_with_the_leader(job)
+        if headers[0]["at"] == END:
+            stop_with_the_leader(self._run, job)
         if unfrozen:
             self._trained.lay_out(job)
         going = _going(headers)
@@ -71,18 +79,58 @@ class Exchange:
             self._make_up(drawn, going, job, weighted=not alone)
         self._fingerprint.take(job, headers)
 
-    def _stop_with_the_leader(self, job: ScriptJob) -> NoReturn:
-        """End this worker's script, which would go on: the leader's has come to its end, and that counts.
+    def _average_together(self, drawn: Drawn | None, job: ScriptJob) -> None:
+        """Average the gradients of a batch that all workers have, and whose model calls were divided."""
+        dividing = self._dividing
+        unfrozen = job.world > 1 and layout.trains_others(job, job.optimizer)
+        if unfrozen and job.rank:  # joins again, with a layout that has what is trained now
+            give_way(self._run.link, "layers were unfrozen", steps=job.steps, counts=False)
+        header = place(job, self._position, "step")
+        header |= {"n": 1, "divided": bool(dividing.scale)}
+        self._fingerprint.tell(job, header)
+        self._run.randomness.tell(header)
+        self._agreement.withdraw()  # with an earlier batch of this step, which was not its last one after all
+        may_change = job.world > 1 and self._agreement.may_change()
 
-        A script that stops early by a number of its own part does so on each worker at another time.
-        """
-        self._run.left = True
-        job.end()
-        raise SystemExit(LEFT)
+        def check(headers: list[Header]) -> None:
+            leave(self._run, job, headers)
+
+        if dividing.scale or unfrozen:
+            self.last = job.average_together(
+                header,
+                lambda: dividing.scale or job.world,
+                dividing.settle,
+                check,
+                may_change=may_change,
+            )
+            headers = self.last.headers
+        else:  # all computed the same
+            header["candidate"] = job.offer() if may_change else 0
+            headers = job.share(header, check)
+            self.last = Reduced(headers, 0.0, 0.0)
+        dividing.done()
+        self._agreement.settle(header["candidate"], headers)
+        if unfrozen:
+            self._trained.lay_out(job)
+        if drawn is not None:
+            loss = self._loss.read(drawn, job.steps)
+            if loss is not None and math.isfinite(loss):
+                job.add_loss(loss)
+            drawn.undivided = dividing.tried or bool(job.confined)
+        dividing.batch_computed()
+        self._run.randomness.take(headers)
+        self._fingerprint.take(job, headers)
 
     def end_together(self, job: ScriptJob) -> None:
         """Let all members come to the end; one that is there alone is at another place than the job."""
-        header: Header = {"what": "step", "n": 0, "at": THE_END, "part": [0, 0], "steps": job.steps}
+        header: Header = {
+            "what": "step",
+            "doing": "end",
+            "n": 0,
+            "at": END,
+            "part": [0, 0],
+            "steps": job.steps,
+        }
         if not job.end_together({**header, "candidate": 0, "unused": []}, _tree):
             give_way(self._run.link, "its script came to its end before the others'", steps=job.steps)
 

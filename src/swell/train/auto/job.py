@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from swell.train import checks, reporting
 from swell.train.agent.errors import OutOfStep, PeerLost
 from swell.train.auto.giving_way import LASTING_STEPS, stayed
+from swell.train.data import plan
 from swell.train.data.plan import Tree
 from swell.train.learner import Learner
 from swell.train.member import Stage
@@ -36,6 +37,10 @@ ALONE = Reduced([], 0.0, 0.0)
 """What a step exchanged in a job of one worker."""
 REPORT_S = 0.1
 """Reports are made at most so often; heartbeats carry them, and those are rarer."""
+
+
+class MembersChangedError(Exception):
+    """Members were lost in the middle of an exchange: this worker is in a smaller generation now."""
 
 
 class Script(Protocol):
@@ -124,6 +129,7 @@ class ScriptJob(Worker):
         """Why this job has only one worker, or ''."""
         self.unexchanged: dict[int, tuple[int, list[Tensor]]] = {}
         """By id of an optimizer: how many parameters it has, and those that the workers do not exchange."""
+        self._of_layout: tuple[FlatModel, set[int]] | None = None
         self._unreported: tuple[Reduced, int, bool, float] | None = None
         self._reported_s = 0.0
         self._arrived: int | None = None
@@ -186,9 +192,7 @@ class ScriptJob(Worker):
         if weight:
             # Of layers that were just unfrozen too: others are gone then, and this part is made whole again.
             flat = self._learner.flat
-            trained = {id(p): p for p in flat.parameters.values()}
-            trained |= {id(p): p for g in self.optimizer.param_groups for p in g["params"]}
-            gradients = [p.grad for p in trained.values() if p.grad is not None]
+            gradients = [p.grad for p in self.trained() if p.grad is not None]
             if gradients:
                 torch._foreach_mul_(gradients, weight)
             header["unused"] = flat.gather(weight)
@@ -206,6 +210,99 @@ class ScriptJob(Worker):
         self._learner.adopt(reduced.headers)
         self._crew.completed()
         return reduced
+
+    def average_together(
+        self,
+        header: Header,
+        scale: Callable[[], int],
+        settle: Callable[[], None],
+        check: Callable[[list[Header]], None],
+        *,
+        may_change: bool,
+    ) -> Reduced:
+        """Average gradients that all members computed of the same batch, each of its part of it (`dividing`).
+
+        The sum is divided by `scale()`. `settle` makes up for members that are lost, before every try;
+        `check` sees what all members told before anything is added.
+        """
+        header["candidate"] = self.offer() if may_change else 0
+        flat = self._learner.flat
+
+        def together(headers: list[Header]) -> Tree | None:
+            check(headers)
+            return plan.balanced(list(range(len(headers))))
+
+        while True:
+            settle()
+            gradients = [p.grad for p in self.trained() if p.grad is not None]
+            if gradients:
+                torch._foreach_mul_(gradients, 1.0 / scale())
+            if self.world == 1:
+                self._crew.completed()
+                return Reduced([header], 0.0, 0.0)
+            header["unused"] = flat.gather(1.0 / self.world)
+            try:
+                reduced = self._crew.all_reduce(header, together, doing="a batch that all have")
+            except (PeerLost, OutOfStep) as error:
+                header["candidate"] = 0  # the offer belonged to the generation that broke
+                if not self._member.recover(error):
+                    flat.take_back(header["unused"])
+                    if gradients:
+                        torch._foreach_mul_(gradients, float(scale()))
+                    continue
+                assert self._crew.reducer.result is not None
+                reduced = self._crew.reducer.result
+                reduced.headers = [{**h, "candidate": 0} for h in reduced.headers]
+            break
+        self._learner.adopt(reduced.headers)
+        self._crew.completed()
+        return reduced
+
+    def share(self, header: Header, check: Callable[[list[Header]], None]) -> list[Header]:
+        """Tell all members a few facts; returns what each told. Members that are lost are left out."""
+        while self.world > 1:
+            try:
+                headers = self._crew.share(header, doing="share")
+            except (PeerLost, OutOfStep) as error:
+                if not self._member.recover(error):
+                    continue
+                headers = self._crew.held_headers()
+            self._crew.completed()
+            check(headers)
+            return headers
+        self._crew.completed()
+        return [header]
+
+    def gather(
+        self, header: Header, mine: list[Tensor], check: Callable[[list[Header]], None]
+    ) -> list[list[Tensor]]:
+        """Give all members these tensors; returns those of each, in the order of `members`."""
+        try:
+            parts = self._crew.gather(header, mine, check)
+        except (PeerLost, OutOfStep) as error:
+            if not self._member.recover(error):
+                if self.world == 1:
+                    self._crew.completed()
+                raise MembersChangedError from None
+            parts = self._crew.held_parts()
+        self._crew.completed()
+        return parts
+
+    @property
+    def name(self) -> str:
+        """This worker's name."""
+        return self._line.name
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The workers of the present generation, the leader first."""
+        return self._crew.mesh.members
+
+    def trained(self) -> list[Tensor]:
+        """Parameters whose gradients count: those that are exchanged, and those that were just unfrozen."""
+        found = {id(p): p for p in self.parameters()}
+        found |= {id(p): p for g in self.optimizer.param_groups for p in g["params"] if p.requires_grad}
+        return list(found.values())
 
     def offer(self) -> int:
         """The number of the candidate that this worker could switch to after this step, or 0."""
@@ -290,6 +387,12 @@ class ScriptJob(Worker):
     def exchanged_buffers(self) -> dict[str, Tensor]:
         """The model's buffers that are averaged with the gradients, by name."""
         return self._learner.flat.buffers
+
+    def parameters_by_id(self) -> set[int]:
+        """The ids of the parameters that are trained: another set whenever they change."""
+        if self._of_layout is None or self._of_layout[0] is not self._learner.flat:
+            self._of_layout = self._learner.flat, {id(p) for p in self.parameters()}
+        return self._of_layout[1]
 
     def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Exchange the gradients of another choice of parameters; only in a generation of one, or none."""

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from swell.train.auto import confinement, held, layout, loops
 from swell.train.auto.agreement import Agreement
 from swell.train.auto.catching_up import CatchingUp
+from swell.train.auto.dividing import Dividing
 from swell.train.auto.draws import Draws
 from swell.train.auto.exchange import Exchange
 from swell.train.auto.giving_way import give_way
@@ -49,9 +50,12 @@ class Observer:
         self.position, self._rhythm = Position(), Rhythm()
         self.loss, self.trained = Loss(), Trained(run.link)
         self.agreement = Agreement(run, self.position, self._rhythm)
-        self.exchange = Exchange(run, self.position, self.loss, self.agreement, self.trained)
+        self.dividing = Dividing(run, self.position, lambda: self.loss.reduction.kind)
+        self.exchange = Exchange(run, self.position, self.loss, self.agreement, self.trained, self.dividing)
         self._catching_up = CatchingUp(run, self.position, self._rhythm, self.loss, self.trained)
-        self._draws = Draws(run, self.position, self._rhythm, self.loss, self.agreement, self._catching_up)
+        self._draws = Draws(
+            run, self.position, self._rhythm, self.loss, self.agreement, self._catching_up, self.dividing
+        )
         self._lone = confinement.Count()
         self._in_part = False
         """Whether the step under way is that of a divided batch (see `Randomness.part`)."""
@@ -86,6 +90,7 @@ class Observer:
     def before_backward(self, roots: Any, gradients: Any) -> Any:
         """The script computes gradients of `roots`; returns the gradients to begin with."""
         job = self.run.job
+        self.dividing.begin_backward()
         if job is None or gradients is not None or not self.loss.take(roots):
             return gradients
         if self.loss.reduction.kind != SUM:
@@ -189,8 +194,7 @@ class Observer:
         passes = [p for p in position.active if not p.over or p.flight or p.drawn]
         self.trained.begin(optimizer)
         model, whole = self.trained.model(), self.trained.optimizer()
-        assert position.seed is not None
-        job = ScriptJob(self._catching_up, model, whole, run.link, position.seed)
+        job = ScriptJob(self._catching_up, model, whole, run.link, run.randomness.seed)
         if confined:
             confinement.confine(run, job, confined)
         run.found(job)
@@ -206,8 +210,8 @@ class Observer:
         if job.forwarding:
             return
         if job.rank != 0:  # every worker computes the first batch whole; only the leader's counts
+            position.reorder(passes)
             for mine in passes:
-                mine.reorder(position.order(mine))
                 for drawn in (*mine.flight, *position.current):
                     drawn.counts, drawn.ordinal = False, here.ordinal
         job.at_epoch(here.epoch)
@@ -222,6 +226,7 @@ class Observer:
         if run.left:
             return
         self._draws.pools.close()
+        self.dividing.watch(on=False)
         if job is None:
             if run.stage is not ScriptStage.ALONE:  # the script never trained
                 confinement.be_the_only_one(run.link)

@@ -37,15 +37,17 @@ _OF_TORCH = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRand
 class Order:
     """The sample indices of each batch, drawn from the loader's own sampler as they are needed.
 
-    The sampler may be endless. It draws from random generators of its own, seeded with `seed`, and leaves
-    those of the script as they are.
+    The sampler may be endless. It begins with the random numbers that the script has at that moment, and
+    leaves them as it would in a plain run: so the order is that of a plain run. `begun` is what it began
+    with; another worker that is given it has the same order.
     """
 
-    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], begun: dict[str, Any] | None = None) -> None:
         self._loader = loader
-        self._seed = seed
+        self.begun = begun
+        self._of_torch = type(loader.sampler) in _OF_TORCH and type(loader.batch_sampler) is BatchSampler
         self._batches: Iterator[Any] | None = None
-        self._random: tuple[Any, ...] = ()
+        self._random: dict[str, Any] = {}
         self._known: deque[list[int]] = deque()
         self._first = 0
         self._over = False
@@ -72,50 +74,71 @@ class Order:
         self._first += 1
 
     def _draw(self) -> None:
-        loader = self._loader
-        of_torch = type(loader.sampler) in _OF_TORCH and type(loader.batch_sampler) is BatchSampler
-        kept = _get_random(of_torch)
+        """Draw some batches; only the first time of a pass that begins here changes the script's numbers."""
+        if self._batches is None and self.begun is None:
+            self.begun = _get_random(self._loader, of_torch=self._of_torch)
+            self._begin(1)
+            return
+        now = _get_random(self._loader, of_torch=self._of_torch)
+        kept = {name: state for name, state in now.items() if name in _OF_ALL}
         try:
             if self._batches is None:
-                _seed_all_on_host(self._seed, of_torch)
-                for owner in (loader, loader.sampler, loader.batch_sampler):
-                    generator = getattr(owner, "generator", None)
-                    if isinstance(generator, torch.Generator):
-                        generator.manual_seed(self._seed)
-                assert loader.batch_sampler is not None
-                self._batches = iter(loader.batch_sampler)
+                assert self.begun is not None
+                _set_random(self._loader, self.begun)
+                self._begin(1)
             else:
-                _set_random(self._random)
-            for _ in range(_CHUNK):
-                batch = next(self._batches, None)
-                if batch is None:
-                    self._over = True
-                    break
-                self._known.append(_as_list(batch))
-            self._random = _get_random(of_torch)
+                _set_random(self._loader, {**self._random, **_own(self._loader)})
+                self._take(_CHUNK)
         finally:
-            _set_random(kept)
+            _set_random(self._loader, kept)
+
+    def _begin(self, count: int) -> None:
+        assert self._loader.batch_sampler is not None
+        self._batches = iter(self._loader.batch_sampler)
+        self._take(count)
+
+    def _take(self, count: int) -> None:
+        assert self._batches is not None
+        for _ in range(count):
+            batch = next(self._batches, None)
+            if batch is None:
+                self._over = True
+                break
+            self._known.append(_as_list(batch))
+        states = _get_random(self._loader, of_torch=self._of_torch)
+        self._random = {name: state for name, state in states.items() if name in _OF_ALL}
 
 
-def _seed_all_on_host(seed: int, of_torch: bool) -> None:
-    """Seed the generators that samplers use, and none of a device; `of_torch`: torch's alone."""
-    torch.default_generator.manual_seed(seed)
-    if not of_torch:
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+_OF_ALL = ("torch", "python", "numpy")
+"""Random numbers that the whole script draws from; loaders may have generators of their own besides."""
 
 
-def _get_random(of_torch: bool) -> tuple[Any, ...]:
-    if of_torch:  # numpy's state alone takes longer to read than the batches take to draw
-        return (torch.get_rng_state(),)
-    return torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+def _generators(loader: DataLoader[Any]) -> dict[str, torch.Generator]:
+    owners = {"loader": loader, "sampler": loader.sampler, "batches": loader.batch_sampler}
+    found = {name: getattr(owner, "generator", None) for name, owner in owners.items()}
+    return {name: g for name, g in found.items() if isinstance(g, torch.Generator)}
 
 
-def _set_random(states: tuple[Any, ...]) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        random.setstate(states[1])
-        np.random.set_state(states[2])  # noqa: NPY002
+def _own(loader: DataLoader[Any]) -> dict[str, Any]:
+    return {name: generator.get_state() for name, generator in _generators(loader).items()}
+
+
+def _get_random(loader: DataLoader[Any], *, of_torch: bool) -> dict[str, Any]:
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), **_own(loader)}
+    if not of_torch:  # numpy's state alone takes longer to read than the batches take to draw
+        states |= {"python": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002
+    return states
+
+
+def _set_random(loader: DataLoader[Any], states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    for name, generator in _generators(loader).items():
+        if name in states:
+            generator.set_state(states[name])
+    if "python" in states:
+        version, numbers, gauss = states["python"]
+        random.setstate((version, tuple(numbers), gauss))
+        np.random.set_state(tuple(states["numpy"]))  # noqa: NPY002
 
 
 def _as_list(batch: Any) -> list[Any]:
@@ -157,7 +180,7 @@ class Pass:
     """The batches of one pass; `Draws` decides which of their samples this worker computes."""
 
     def __init__(
-        self, loader: DataLoader[Any], ordinal: int, seed: int, draw: Callable[[Pass], Any], *, training: bool
+        self, loader: DataLoader[Any], ordinal: int, draw: Callable[[Pass], Any], *, training: bool
     ) -> None:
         self.loader = loader
         self.ordinal = ordinal
@@ -165,7 +188,7 @@ class Pass:
         self.epoch = ordinal
         """The epoch in which newcomers join: that of the first pass, for passes that one loop draws from."""
         self.training = training
-        self.order = Order(loader, seed)
+        self.order = Order(loader)
         self.index = 0
         """The number of the batch that is drawn next."""
         self.carry: list[Any] = []
@@ -192,13 +215,15 @@ class Pass:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def reorder(self, seed: int) -> None:
-        """Change to the order of another seed (the leader's)."""
-        self.order = Order(self.loader, seed)
+    def reorder(self, begun: dict[str, Any] | None) -> None:
+        """Change to the order that begins with these random numbers (the leader's)."""
+        self.order = Order(self.loader, begun)
 
     def position(self) -> dict[str, Any]:
         """The position in this pass, for newcomers and checkpoints."""
+        self.order.peek(self.index)  # so that it has begun
         return {
+            "begun": self.order.begun,
             "pass": self.ordinal,
             "batch": self.index,
             "carry": list(self.carry),
@@ -209,6 +234,7 @@ class Pass:
 
     def go_to(self, position: dict[str, Any], *, live: bool) -> None:
         """Go to the position of another worker's pass. If no worker is live, batches in flight come again."""
+        self.reorder(position["begun"])
         self.index, self.carry = int(position["batch"]), list(position["carry"])
         passes = position.get("passes", [self.ordinal] * len(position["flight"]))
         theirs = [(int(ordinal), int(index)) for ordinal, index in zip(passes, position["flight"])]

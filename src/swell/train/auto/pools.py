@@ -25,10 +25,10 @@ class Pools:
         self._idle: weakref.WeakKeyDictionary[DataLoader[Any], Any] = weakref.WeakKeyDictionary()
         """By loader: a batch that was loaded once, in place of those that are computed without effect."""
 
-    def get(self, loader: DataLoader[Any], indices: list[Any]) -> Any:
-        """These samples of `loader`, as one batch."""
+    def get(self, loader: DataLoader[Any], indices: list[Any], seed: int | None = None) -> Any:
+        """These samples of `loader`, as one batch; loader processes draw random numbers by `seed`."""
         if loader.num_workers:
-            return self._pool(loader).get(indices, None)
+            return self._pool(loader).get(indices, seed)
         return fetch(loader.dataset, indices, loader.collate_fn, None)  # type: ignore[arg-type]
 
     def idle(self, loader: DataLoader[Any], indices: list[Any]) -> Any:
@@ -37,9 +37,9 @@ class Pools:
             self._idle[loader] = self.get(loader, indices)
         return copy.deepcopy(self._idle[loader])  # the script may change it
 
-    def plan(self, loader: DataLoader[Any], batches: list[list[Any]]) -> None:
+    def plan(self, loader: DataLoader[Any], batches: list[list[Any]], seed: int | None) -> None:
         """Begin to load batches that will be asked for."""
-        self._pool(loader).plan(batches, None)
+        self._pool(loader).plan(batches, seed)
 
     def close(self) -> None:
         """End the processes."""

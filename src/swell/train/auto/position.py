@@ -15,15 +15,12 @@ from torch.utils.data import DataLoader
 from swell.train.auto.loops import Loop
 from swell.train.auto.passes import Drawn, Pass
 from swell.train.data.plan import Range
-from swell.train.data.samples import key
 
 
 class Position:
     """The passes of a script, and its place in them."""
 
     def __init__(self) -> None:
-        self.seed: int | None = None
-        """The seed of the orders of all passes; None before the first one."""
         self.active: list[Pass] = []
         """Passes that the script is in: the present training passes, and others that were drawn from."""
         self.current: list[Drawn] = []
@@ -52,10 +49,8 @@ class Position:
 
     def open(self, loader: DataLoader[Any], draw: Callable[[Pass], Any]) -> Pass:
         """A pass over `loader`, which asks `draw` for its batches."""
-        if self.seed is None:
-            self.seed = torch.initial_seed() & (2**53 - 1)
-        order = key(self.seed, self._begun)
-        return Pass(loader, self._begun, order, draw, training=bool(self.trains(loader)))
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # as the loader itself does
+        return Pass(loader, self._begun, draw, training=bool(self.trains(loader)))
 
     def evaluates(self, here: Pass) -> None:
         """The script draws from `here`, which is not (or not yet) a training pass."""
@@ -103,7 +98,6 @@ class Position:
             here.main, here.ordinal = follows, follows.ordinal
             here.epoch, here.counted = follows.epoch, follows.counted
             here.flight.extendleft(reversed(self._left.pop(id(here.loader), [])))
-            here.reorder(self.order(here))
             if self._given_more and not forwarding:  # the job was in the middle of it
                 here.go_to(self._given_more.pop(0), live=True)
             return
@@ -116,9 +110,7 @@ class Position:
                 self._left[id(before.loader)] = list(before.flight)[-ahead:]
             self.active.remove(before)
         here.flight.extendleft(reversed(self._left.pop(id(here.loader), [])))
-        if here.ordinal != self._begun:
-            here.ordinal = self._begun
-            here.reorder(self.order(here))
+        here.ordinal = self._begun
         if not goes_on:
             here.epoch = here.ordinal
         self._begun += 1
@@ -133,12 +125,6 @@ class Position:
         self._drawn_before += before.drawn
         here.epoch = before.epoch
         return True
-
-    def order(self, here: Pass) -> int:
-        """The seed of a pass's order; loaders that are drawn from together have different ones."""
-        beside = [p for p in self.active if p.main is not None]
-        extra = () if here.main is None else (beside.index(here) if here in beside else len(beside),)
-        return key(self.seed, here.ordinal, *extra)
 
     def next_batch(self) -> Drawn | None:
         """The batch whose gradients the script computes next, or else the last one again."""
@@ -161,7 +147,6 @@ class Position:
         return {
             "position": here.position(),
             "more": more,
-            "seed": self.seed,
             "counts": self.counts,
             "epoch": here.epoch,
             "drawn": self.drawn,
@@ -175,7 +160,7 @@ class Position:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `capture` gave; `arrive` goes there."""
-        self.seed, self.counts = int(state["seed"]), bool(state["counts"])
+        self.counts = bool(state["counts"])
         self._given, self._given_more = state["position"], state["more"]
 
     def arrive(self, here: Pass, *, live: bool) -> None:
@@ -187,5 +172,9 @@ class Position:
             self._begun = int(self._given["pass"]) + 1
         for mine, position in zip(passes, positions):
             mine.ordinal = int(position["pass"])
-            mine.reorder(self.order(mine))
             mine.go_to(position, live=live)
+
+    def reorder(self, passes: list[Pass]) -> None:
+        """Give these passes, the main one first, the orders that were taken over."""
+        for mine, given in zip(passes, [self._given, *self._given_more]):
+            mine.reorder(given["begun"])

@@ -220,6 +220,7 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
         yield
     finally:
         observer.loss.dropout.set(off=False)
+        observer.dividing.watch(on=False)
         iterations.undo()
         patched.autograd.backward, patched.optim.Optimizer.__init__ = backward, make
         if initialize is not None:

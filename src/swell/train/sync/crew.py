@@ -12,6 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from swell.train.agent.errors import Misfit
 from swell.train.data.plan import Range, Tree
 from swell.train.sync.entering import STEP, RollCall
@@ -20,7 +23,7 @@ from swell.train.sync.groups import Grouping
 from swell.train.sync.handover import Carrier, HandOver
 from swell.train.sync.levelling import Levelling
 from swell.train.sync.link import Link
-from swell.train.sync.mesh import ENTER, READY, VOTE, Header, Mesh, solo
+from swell.train.sync.mesh import ENTER, PIECE, READY, VOTE, Header, Mesh, solo
 from swell.train.sync.reducer import Norms, Reduced, Reducer
 from swell.train.sync.reduction import Reduction
 
@@ -75,6 +78,7 @@ class Crew:
         self._facts = facts
         self._held = -1
         self._held_headers: list[Header] = []
+        self._held_parts: list[list[Tensor]] = []
         self._doing = ""
         """What the present operation is (`STEP`, "reduce", ...); empty between two operations."""
         self.handover = HandOver(carrier, flat.device)
@@ -124,9 +128,13 @@ class Crew:
         tree: Callable[[list[Header]], Tree | None],
         *,
         norms: Norms | None = None,
+        doing: str = STEP,
     ) -> Reduced:
-        """Sum the gradients over all members; PeerLost if a member is gone."""
-        self._doing = STEP
+        """Sum the gradients over all members; PeerLost if a member is gone.
+
+        A newcomer may come into a `STEP` that is made again after a death, and into nothing else.
+        """
+        self._doing = doing
         return self.reducer.all_reduce(self.operation, header, tree, norms=norms)
 
     def begin(
@@ -146,9 +154,9 @@ class Crew:
         self.proven, self._doing = True, ""
         self.handover.forget()
 
-    def share(self, header: Header) -> list[Header]:
+    def share(self, header: Header, doing: str = "") -> list[Header]:
         """Try once to exchange the headers of all members, as an operation with a vote."""
-        self._doing = str(header.get("what", "share"))
+        self._doing = doing or str(header.get("what", "share"))
         headers = self.mesh.exchange(self.operation, READY, header)
         self._held, self._held_headers = self.operation, headers
         self.mesh.exchange(self.operation, VOTE, {})
@@ -157,6 +165,36 @@ class Crew:
     def held_headers(self) -> list[Header]:
         """The headers of the last `share`, if it was completed only by a recovery."""
         return self._held_headers
+
+    def gather(
+        self, header: Header, mine: list[Tensor], check: Callable[[list[Header]], None]
+    ) -> list[list[Tensor]]:
+        """Try once to give all members these tensors of each, as an operation with a vote; by rank.
+
+        `check` sees all headers before any tensor is sent, and ends this worker if it is elsewhere.
+        """
+        self._doing = "gather"
+        parts = [part.detach().contiguous() for part in mine]
+        flats = [_bytes(part) for part in parts]
+        shapes = [[str(part.dtype).removeprefix("torch."), *part.shape] for part in parts]
+        headers = self.mesh.exchange(self.operation, READY, {**header, "shapes": shapes})
+        check(headers)
+        for rank, header in enumerate(headers):
+            if "shapes" not in header:  # it does something else, and is about to leave for that
+                self.mesh.abandon()
+                raise self.mesh.gone(rank)
+        out, sinks = [parts] * self.size, {}
+        for rank in self.mesh.peers:
+            out[rank] = [torch.empty(s[1:], dtype=getattr(torch, s[0])) for s in headers[rank]["shapes"]]
+            sinks[rank] = [_bytes(part) for part in out[rank]]
+        self.mesh.exchange(self.operation, PIECE, {}, dict.fromkeys(self.mesh.peers, flats), sinks)
+        self._held, self._held_parts = self.operation, out
+        self.mesh.exchange(self.operation, VOTE, {})
+        return out
+
+    def held_parts(self) -> list[list[Tensor]]:
+        """The tensors of the last `gather`, if it was completed only by a recovery."""
+        return self._held_parts
 
     # ------------------------------------------------------------------ generations
 
@@ -250,3 +288,9 @@ class Crew:
     def close(self) -> None:
         """Leave the generation."""
         self.mesh.close()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """A tensor's memory, of one on a device a copy."""
+    flat = tensor.cpu().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+    return memoryview(flat.numpy())

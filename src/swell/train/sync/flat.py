@@ -197,7 +197,7 @@ class FlatModel:
         return True
 
     def gather(self, weight: float) -> list[int]:
-        """Complete the input: gradients that are elsewhere, and buffers times `weight`.
+        """Complete the input: gradients that are elsewhere (as they are), and buffers times `weight`.
 
         Returns the parameters that have no gradient.
         """
@@ -219,6 +219,16 @@ class FlatModel:
             if weight != 1.0:
                 torch._foreach_mul_(memory.buffer_in, weight)
         return unused
+
+    @torch.no_grad()
+    def take_back(self, unused: list[int]) -> None:
+        """Give the parameters the gradients that `gather` put into the input, after a sum that broke.
+
+        The gradients may be views of the output, which the sum has begun to overwrite.
+        """
+        for index, (parameter, place) in enumerate(zip(self._ordered, self.memory().grad_in)):
+            if index not in unused and parameter.grad is not None and parameter.grad is not place:
+                parameter.grad.copy_(place)
 
     @torch.no_grad()
     def gather_ranks(self, fresh: dict[str, Tensor]) -> None:

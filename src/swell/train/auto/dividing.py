@@ -1,0 +1,497 @@
+"""The work of a batch, divided among the workers where the script calls its model.
+
+All workers run the same script on the same numbers. Each draws the whole batch; a call of a model computes
+this worker's part of the batch (a range of the first dimension of what the call is given), and gives the
+script the outputs of all parts. So whatever the script computes of them, a loss over the whole batch of any
+form for example, is what a single worker would have, and the same number on all.
+
+Gradients. What the script computes of the outputs, all workers compute alike, and so the gradients of the
+outputs are alike. From there each worker goes on through its own part only. Its gradients of the parameters
+are then made of two kinds: those that came through its parts of calls, and those that all workers have alike,
+of a penalty on the weights for example. The first must be added over the workers, the second must not. So
+the first are multiplied by the number of workers (`scale`) where backward enters a part, and the average over
+the workers is right for both. Where an input of a call needs a gradient (a generator's output in its critic),
+its parts are gathered in backward, divided by `scale` again, so that what lies before the call is alike too.
+The two ways across the border are each other's derivatives (`_Gather`, `_Scatter`), so gradients of gradients
+are right as well.
+
+A model can only be divided if its outputs of a batch are made of those of the batch's parts. That is tried
+(`Forms`), and a script whose model cannot be divided runs on one worker.
+
+Deaths. If a member is lost while outputs are gathered, the call is made again by those that are left. If it
+is lost later, its parts have no gradients: the leader computes these again (`settle`), from what the call was
+given and the gradients of its outputs. What all compute alike then counts for fewer workers than before, so
+the leader's counts more often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from swell.train.agent.errors import RESPAWN
+from swell.train.auto import confinement
+from swell.train.auto.forms import MEAN, ROWS, SUM, Form, Forms, batch_size, is_cut, kept_buffers
+from swell.train.auto.giving_way import say
+from swell.train.auto.job import MembersChangedError, ScriptJob
+from swell.train.auto.place import leave, place, sums
+from swell.train.auto.position import Position
+from swell.train.auto.run import ScriptRun, ScriptStage
+from swell.train.data import plan
+from swell.train.data.plan import Range
+
+TOGETHER = "together"
+"""How the work is shared, as `Reduction.kind`: all workers have the whole batch, and models are divided."""
+_WITHOUT = 3
+"""After so many batches without a call that could be divided, more than one worker is of no use."""
+
+
+class Call:
+    """One call of a model that was divided: all that is needed to compute a part of it again."""
+
+    def __init__(
+        self,
+        own: Callable[..., Any],
+        module: nn.Module,
+        leaves: list[Any],
+        spec: Any,
+        size: int,
+        form: Form,
+    ) -> None:
+        self._own = own
+        self.module = module
+        self.leaves = leaves
+        self.spec = spec
+        self.size = size
+        self.form = form
+        self.owners: list[str] = []
+        """The workers that computed the parts."""
+        self.ranges: list[Range] = []
+        self.mine = 0
+        """The part that this worker computed."""
+        self.counts = True
+        """False if that part is another worker's: there are more workers than parts."""
+        self.holders: list[str] = []
+        """The workers that have the gradients of the parts, in the present backward pass."""
+        self.grads: dict[int, Tensor] = {}
+        """By place among the outputs: their gradients, of the whole batch, in the present backward pass."""
+        self._random = _random_states(self._device)
+        self._casts = _casts(self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return next((p.device for p in self.module.parameters()), torch.device("cpu"))
+
+    def inputs(self, part: int, scatter: Callable[[int, Tensor], Tensor] | None = None) -> tuple[Any, Any]:
+        """Arguments of the module for a part; `scatter` takes the part of a tensor that needs a gradient."""
+        low, high = self.ranges[part]
+        cut = [
+            leaf
+            if not is_cut(leaf, self.size)
+            else scatter(index, leaf)
+            if scatter is not None and leaf.requires_grad
+            else leaf[low:high]
+            for index, leaf in enumerate(self.leaves)
+        ]
+        args, kwargs = pytree.tree_unflatten(cut, self.spec)
+        return args, kwargs
+
+    @contextlib.contextmanager
+    def randomness(self, part: int) -> Iterator[None]:
+        """Random numbers of torch for a part: of its own, and afterwards the same on all workers."""
+        kept = _random_states(self._device)
+        if self.form.random:
+            _set_random(self._device, self._random)
+            digest = hashlib.blake2b(self._random[0].numpy().tobytes() + bytes([part % 256]), digest_size=8)
+            torch.manual_seed(int.from_bytes(digest.digest()) >> 1)
+        begun = _random_states(self._device) if self.form.random else kept
+        try:
+            yield
+        finally:
+            if any(not torch.equal(a, b) for a, b in zip(_random_states(self._device), begun)):
+                self.form.random = True
+            _set_random(self._device, kept)
+
+    def again(self, part: int, wanted: Sequence[Tensor], *, inputs: bool = False) -> list[Tensor | None]:
+        """Gradients that come through a part: of `wanted`, and with `inputs` of each input that needs one."""
+        low, high = self.ranges[part]
+        own: dict[int, Tensor] = {}
+
+        def detached(index: int, leaf: Tensor) -> Tensor:
+            own[index] = leaf.detach()[low:high].clone().requires_grad_()
+            return own[index]
+
+        with torch.enable_grad(), kept_buffers(self.module), self.randomness(part), self._cast():
+            args, kwargs = self.inputs(part, detached)
+            outputs = pytree.tree_leaves(self._own(self.module, *args, **kwargs))
+            roots, begin = [], []
+            for place, grad in self.grads.items():
+                by_rows = self.form.kinds[place] == ROWS
+                roots.append(outputs[place] if by_rows else outputs[place].unsqueeze(0))
+                begin.append(grad[low:high] if by_rows else grad[part : part + 1])
+            of = [*wanted, *(own.values() if inputs else ())]
+            if not roots or not of:
+                return [None] * len(of)
+            return list(torch.autograd.grad(roots, of, begin, allow_unused=True))
+
+    def place_among_inputs(self, leaf: int) -> int:
+        """Which of the inputs that need a gradient `leaf` is."""
+        needing = [i for i, x in enumerate(self.leaves) if is_cut(x, self.size) and x.requires_grad]
+        return needing.index(leaf)
+
+    @contextlib.contextmanager
+    def _cast(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for kind, on, dtype in self._casts:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=on))
+            yield
+
+
+class Dividing:
+    """Divides the calls of the script's models, and makes their gradients those of the whole batch."""
+
+    def __init__(self, run: ScriptRun, position: Position, kind: Callable[[], str | None]) -> None:
+        self._run = run
+        self._position = position
+        self._kind = kind
+        self._pid = os.getpid()
+        self._own = nn.Module.__call__
+        self._forms = Forms(self._own)
+        self._trained: weakref.WeakKeyDictionary[nn.Module, tuple[set[int], bool]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """By module: whether it has parameters that the job trains, and in which layout that was seen."""
+        self.scale = 0
+        """How many workers there were when the present backward pass entered the first part; 0: none yet."""
+        self._noted: list[Call] = []
+        """The calls through which the present backward pass has gone."""
+        self._repeated = 1
+        """How often this worker's gradients have what all workers compute alike."""
+        self._alike: dict[int, Tensor] | None = None
+        self._twice = False
+        """True if gradients of gradients are computed, so that a lost part cannot be computed again."""
+        self._calls = 0
+        self._without = 0
+        self.tried = False
+        """True if this batch was computed whole to see whether a model can be divided."""
+
+    @property
+    def _job(self) -> ScriptJob:
+        job = self._run.job
+        assert job is not None
+        return job
+
+    # ------------------------------------------------------------------ calls
+
+    def watch(self, *, on: bool) -> None:
+        """Have calls of modules come here, or not: a single worker's calls are not slowed down."""
+        module: Any = nn.Module
+        if on and module.__call__ is self._own:
+            dividing = self
+
+            def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+                return dividing.call(module, args, kwargs)
+
+            module.__call__ = called
+        elif not on and module.__call__ is not self._own:
+            module.__call__ = self._own
+
+    @contextlib.contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """Modules that are called here are computed as they are."""
+        self.watch(on=False)
+        try:
+            yield
+        finally:
+            self.watch(on=self._job.world > 1)
+
+    def call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The script calls `module`."""
+        if not self._divides(module):
+            return self._own(module, *args, **kwargs)
+        with self._unwatched():
+            while True:
+                try:
+                    return self._divided(module, args, kwargs)
+                except MembersChangedError:
+                    if self._job.world == 1:
+                        return self._own(module, *args, **kwargs)
+
+    def _divides(self, module: nn.Module) -> bool:
+        job = self._run.job
+        if job is None or self._run.stage is not ScriptStage.SHARED or not torch.is_grad_enabled():
+            return False
+        if job.world == 1 or job.confined or job.forwarding or self._kind() != TOGETHER:
+            return False
+        if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
+            return False
+        main = self._position.main()
+        if main is None or (main.over and not main.flight and not self._position.current):
+            return False
+        known = job.parameters_by_id()
+        layout, trained = self._trained.get(module, (None, False))
+        if layout is not known:
+            trained = any(id(p) in known for p in module.parameters())
+            self._trained[module] = known, trained
+        return trained
+
+    def _divided(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        job = self._job
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        size = batch_size(leaves)
+        form = self._form(module, leaves, spec, size) if size >= 4 else None
+        ranges = plan.parts(size, max(1, min(job.world, size // 2)))
+        if form is None or len(ranges) < 2:
+            return self._own(module, *args, **kwargs)
+        call = Call(self._own, module, leaves, spec, size, form)
+        call.ranges, call.owners = ranges, list(job.members[: len(ranges)])
+        call.mine, call.counts = job.rank % len(ranges), job.rank < len(ranges)
+        with kept_if_lost(module), call.randomness(call.mine):
+            args, kwargs = call.inputs(call.mine, lambda i, leaf: _scattered(self, call, i, leaf))
+            outputs = self._own(module, *args, **kwargs)
+            found, out_spec = pytree.tree_flatten(outputs)
+            if len(found) != len(form.kinds):
+                self._confine(confinement.UNDIVIDED)
+                raise MembersChangedError  # and so it is computed whole
+            divided = [i for i, kind in enumerate(form.kinds) if kind in (ROWS, MEAN, SUM)]
+            mine = [found[i] if form.kinds[i] == ROWS else found[i].unsqueeze(0) for i in divided]
+            parts = self._gather("call", mine if call.counts else [], leaves)
+        if form.random:
+            torch.rand(1)  # other random numbers next time, on all workers
+        for at, index in enumerate(divided):
+            whole = torch.cat([parts[owner][at].to(mine[at].device) for owner in range(len(ranges))])
+            if mine[at].requires_grad:
+                whole = _gathered(self, call, index, mine[at], whole)
+            if form.kinds[index] == MEAN:
+                weights = [(high - low) / size for low, high in ranges]
+                whole = (whole * whole.new_tensor(weights).view(-1, *[1] * (whole.dim() - 1))).sum(0)
+            elif form.kinds[index] == SUM:
+                whole = whole.sum(0)
+            found[index] = whole
+        self._calls += 1
+        return pytree.tree_unflatten(found, out_spec)
+
+    def _form(self, module: nn.Module, leaves: list[Any], spec: Any, size: int) -> Form | None:
+        """How the module's outputs are made of its parts'; None if the call is not divided."""
+        known = self._forms.known(module, leaves, spec, self._job.generation)
+        if known is not None:
+            return known
+        self.tried = True
+        form = self._forms.find(module, leaves, spec, size)
+        said = {"kinds": form.kinds, "why": form.why, "random": form.random}
+        verdict = self._job.share(self._header("trial") | {"verdict": said}, self._check)[0]["verdict"]
+        form.kinds, form.why, form.random = verdict["kinds"], verdict["why"], verdict["random"]
+        if form.why:
+            self._confine(form.why)
+            return None
+        return self._forms.keep(module, leaves, spec, form)
+
+    def _confine(self, reason: str) -> None:
+        if not self._job.confined:
+            confinement.confine(self._run, self._job, reason)
+
+    def batch_computed(self) -> None:
+        """A batch was computed and exchanged: are workers of any use to this script?"""
+        if self._job.world > 1 and not self.tried:
+            self._without = 0 if self._calls else self._without + 1
+            if self._without >= _WITHOUT:
+                self._confine(confinement.NO_CALL)
+        self._calls, self.tried = 0, False
+
+    # ------------------------------------------------------------------ across the border, and back
+
+    def _header(self, doing: str) -> dict[str, Any]:
+        return place(self._job, self._position, doing)
+
+    def _check(self, headers: list[dict[str, Any]]) -> None:
+        leave(self._run, self._job, headers)
+
+    def _gather(self, doing: str, mine: list[Tensor], given: Sequence[Any] = ()) -> list[list[Tensor]]:
+        return self._job.gather(self._header(doing) | {"given": sums(given)}, mine, self._check)
+
+    def begin_backward(self) -> None:
+        """The script computes gradients that are added to those of its parameters."""
+        for call in self._noted:
+            call.grads.clear()
+        self._noted = []
+
+    def entered(self, call: Call, leaf: int | None, grad: Tensor) -> float:
+        """Backward enters a part of `call`; returns the factor of this worker's gradients."""
+        self.scale = self.scale or self._job.world
+        self._twice = self._twice or torch.is_grad_enabled()
+        if leaf is not None:
+            if call not in self._noted:
+                self._noted.append(call)
+                call.grads.clear()
+                call.holders = list(call.owners)
+            call.grads[leaf] = call.grads[leaf] + grad if leaf in call.grads else grad.detach()
+        return float(self.scale) if call.counts else 0.0
+
+    def left(self, call: Call, leaf: int | None, grad: Tensor) -> Tensor:
+        """Backward leaves a part of `call` by an input; returns the gradient of the whole of that."""
+        self.scale = self.scale or self._job.world
+        true = grad / self.scale
+        while True:
+            members = self._job.members
+            lost = [i for i, owner in enumerate(call.owners) if owner not in members]
+            if lost and (torch.is_grad_enabled() or leaf is None):
+                self._go_back()
+            parts: list[list[Tensor]] = [[]] * len(members)
+            if len(members) > 1:
+                try:
+                    parts = self._gather("input", [true] if call.counts else [])
+                except MembersChangedError:
+                    continue
+            pieces = []
+            for index, owner in enumerate(call.owners):
+                if owner == self._job.name:
+                    pieces.append(true.detach())
+                elif owner in members:
+                    pieces.append(parts[members.index(owner)][0].to(true.device))
+                else:
+                    assert leaf is not None
+                    with self._unwatched():
+                        found = call.again(index, [], inputs=True)[call.place_among_inputs(leaf)]
+                    low, high = call.ranges[index]
+                    pieces.append(true.new_zeros(high - low, *true.shape[1:]) if found is None else found)
+            whole = torch.cat(pieces)
+            if torch.is_grad_enabled() and true.requires_grad:
+                whole = _gathered(self, call, None, true, whole)
+            return whole
+
+    def _go_back(self) -> None:
+        """A part is lost that cannot be computed again: all go back to the last checkpoint."""
+        why = "a worker was lost within a step that computes gradients of gradients"
+        self._run.link.event("went_back", step=self._job.steps, reason=why)
+        say(f"{why}; the job goes on from its last checkpoint")
+        self._run.link.flush()
+        os._exit(RESPAWN)
+
+    # ------------------------------------------------------------------ gradients that are missing
+
+    def settle(self) -> None:
+        """Make up for members that were lost since backward began: before every try to add the gradients."""
+        job = self._job
+        members, me = job.members, job.name
+        if not self.scale:
+            return
+        lost = [call for call in self._noted if not set(call.holders) <= set(members)]
+        missing = self.scale - len(members)
+        if lost and self._twice:
+            self._go_back()
+        leads = me == members[0]
+        if leads and missing + 1 > self._repeated:
+            self._repeat_alike(missing + 1 - self._repeated)
+            self._repeated = missing + 1
+        for call in lost:
+            for part, holder in enumerate(call.holders):
+                if holder not in members:
+                    call.holders[part] = members[0]
+                    if leads:
+                        self._add(call, part, self.scale)
+
+    def _repeat_alike(self, times: int) -> None:
+        """Count what all workers compute alike `times` more often: fewer workers are left to add it."""
+        wanted = self._job.trained()
+        if self._alike is None:
+            alike = {id(p): p.grad.detach().clone() for p in wanted if p.grad is not None}
+            for call in self._noted:
+                for part, holder in enumerate(call.holders):
+                    if holder == self._job.name:
+                        with self._unwatched():
+                            again = call.again(part, wanted)
+                        for p, grad in zip(wanted, again):
+                            if grad is not None and id(p) in alike:
+                                alike[id(p)] -= self.scale * grad
+            self._alike = alike
+        for p in wanted:
+            if p.grad is not None and id(p) in self._alike:
+                p.grad.add_(self._alike[id(p)], alpha=times)
+
+    @torch.no_grad()
+    def _add(self, call: Call, part: int, factor: float) -> None:
+        wanted = self._job.trained()
+        with self._unwatched():
+            again = call.again(part, wanted)
+        for p, grad in zip(wanted, again):
+            if grad is not None:
+                p.grad = factor * grad if p.grad is None else p.grad.add_(grad, alpha=factor)
+
+    def done(self) -> None:
+        """The gradients of a backward pass are those of all workers now."""
+        self.begin_backward()
+        self.scale, self._repeated, self._alike, self._twice = 0, 1, None, False
+
+
+class _Gather(torch.autograd.Function):
+    """From this worker's part to the whole batch; backward takes this worker's part of the gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, dividing: Dividing, call: Call, leaf: int | None, mine: Tensor, whole: Tensor
+    ) -> Tensor:
+        ctx.dividing, ctx.call, ctx.leaf, ctx.rows = dividing, call, leaf, mine.shape[0]
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        factor = ctx.dividing.entered(ctx.call, ctx.leaf, grad)
+        return None, None, None, _scattered(ctx.dividing, ctx.call, None, grad) * factor, None
+
+
+class _Scatter(torch.autograd.Function):
+    """From the whole batch to this worker's part; backward gathers the gradients of all parts."""
+
+    @staticmethod
+    def forward(ctx: Any, dividing: Dividing, call: Call, leaf: int | None, whole: Tensor) -> Tensor:
+        ctx.dividing, ctx.call, ctx.leaf = dividing, call, leaf
+        if whole.shape[0] == len(call.ranges) != call.size:  # a number of each part, and not of each sample
+            return whole[call.mine : call.mine + 1].clone()
+        low, high = call.ranges[call.mine]
+        return whole[low:high].clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return None, None, None, ctx.dividing.left(ctx.call, ctx.leaf, grad)
+
+
+_gathered: Any = _Gather.apply
+_scattered: Any = _Scatter.apply
+
+
+@contextlib.contextmanager
+def kept_if_lost(module: nn.Module) -> Iterator[None]:
+    """Set the module's buffers back if members are lost, because the call is made again then."""
+    kept = [(b, b.detach().clone()) for b in module.buffers()]
+    try:
+        yield
+    except MembersChangedError:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
+        raise
+
+
+def _random_states(device: torch.device) -> tuple[Tensor, ...]:
+    host = torch.get_rng_state()
+    return (host,) if device.type != "cuda" else (host, torch.cuda.get_rng_state(device))
+
+
+def _set_random(device: torch.device, states: tuple[Tensor, ...]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
+
+
+def _casts(device: torch.device) -> list[tuple[str, bool, torch.dtype]]:
+    kinds = dict.fromkeys(("cpu", device.type))
+    return [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
