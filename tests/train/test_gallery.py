@@ -105,7 +105,7 @@ SCRIPTS = [
     Script("accumulation", "four batches to a step", short=True),
     Script("clipping", "norms before clipping are kept"),
     Script("ema_dict", "an average of the weights in a dict", short=True),
-    Script("swa", "AveragedModel, SWALR, update_bn", short=True),
+    Script("swa", "AveragedModel, SWALR, update_bn", Show.EXACT, short=True),
     Script("best_score", "a best score of numpy's, deep copies of the best weights", short=True),
     Script("penalty", "a summed error and penalties on the weights", Show.EXACT, short=True),
     Script("gradient_penalty", "a penalty on the gradient by the inputs", Show.EXACT),

@@ -5,6 +5,7 @@ from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
+torch.set_default_dtype(torch.float64)
 torch.manual_seed(13)
 x = torch.randn(320, 9)
 y = (x[:, :3].sum(1) * x[:, 3] > 0).long()
