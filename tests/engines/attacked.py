@@ -103,11 +103,12 @@ def _said(home: Path, job_id: str) -> str:
 
 
 def _sleeping(home: Path) -> list[int]:
-    return [
-        pid
-        for pid in processes_of(home / "jobs" / "victim")
-        if b"299" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    found = []
+    for pid in processes_of(home / "jobs" / "victim"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if b"299" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def _facts(pid: int) -> dict[str, Any]:

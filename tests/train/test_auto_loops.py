@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -462,3 +463,30 @@ def test_gradients_are_left_out_unless_the_script_wants_those_of_its_inputs() ->
         skipped = [replay.skips(model(inputs).mean(), job) for _ in range(5)]
         assert skipped == [False] * 3 + [not adversarial] * 2
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def _bar(batches: Any) -> Iterator[Any]:
+    yield from batches
+
+
+@pytest.mark.parametrize("wrap", [enumerate, lambda p: enumerate(_bar(p)), lambda p: _bar(enumerate(p))])
+def test_an_enumerate_over_a_pass_goes_on_from_the_count_that_it_is_given(wrap: Any) -> None:
+    class Begun:
+        """A pass of four batches, which is set to another place when the third one is drawn."""
+
+        drawn = 0
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> str:
+            if self.drawn == 2:
+                assert loops.counts(self) == [2]
+                assert loops.set_counts(self, [7]) and loops.counts(self) == [7]
+            self.drawn += 1
+            if self.drawn > 4:
+                raise StopIteration
+            return "batch"
+
+    assert [index for index, _ in wrap(Begun())] == [0, 1, 7, 8]
+    assert not loops.set_counts(Begun(), [1]), "there is none"

@@ -87,10 +87,12 @@ def _kinds() -> list[DataLoader[Any]]:
         _loader(**own),
         _loader(sampler=weighted),
         _loader(sampler=Shuffled(range(10))),
+        _loader(shuffle=True, num_workers=1),
+        _loader(shuffle=True, num_workers=1, persistent_workers=True),
     ]
 
 
-@pytest.mark.parametrize("kind", range(5))
+@pytest.mark.parametrize("kind", range(7))
 def test_the_order_of_a_pass_is_that_of_a_plain_run_and_leaves_the_same_random_numbers(kind: int) -> None:
     _seed()
     loader, expected = _kinds()[kind], []
@@ -105,7 +107,7 @@ def test_the_order_of_a_pass_is_that_of_a_plain_run_and_leaves_the_same_random_n
     assert _drawn() == after
 
 
-@pytest.mark.parametrize("kind", range(5))
+@pytest.mark.parametrize("kind", range(7))
 def test_another_worker_that_is_given_what_an_order_began_with_has_the_same(kind: int) -> None:
     _seed()
     theirs = Order(_kinds()[kind])

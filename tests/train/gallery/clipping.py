@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+torch.set_default_dtype(torch.float64)
 torch.manual_seed(51)
 x = torch.randn(300, 10, 4)
 y = x.cumsum(1).amax(1).sum(1, keepdim=True)

@@ -51,6 +51,7 @@ from swell.train.data.plan import Range
 
 TOGETHER = "together"
 """How the work is shared, as `Reduction.kind`: all workers have the whole batch, and models are divided."""
+_LARGE_BYTES = 256 << 10
 _WITHOUT = 3
 """After so many batches without a call that could be divided, more than one worker is of no use."""
 
@@ -84,6 +85,8 @@ class Call:
         """The workers that have the gradients of the parts, in the present backward pass."""
         self.grads: dict[int, Tensor] = {}
         """By place among the outputs: their gradients, of the whole batch, in the present backward pass."""
+        self._buffers = [(b, b.detach().clone()) for b in module.buffers() if b.nbytes <= _LARGE_BYTES]
+        """Large ones are tables and masks, which no call changes."""
         self._random = _random_states(self._device)
         self._casts = _casts(self._device)
 
@@ -131,6 +134,7 @@ class Call:
             return own[index]
 
         with torch.enable_grad(), kept_buffers(self.module), self.randomness(part), self._cast():
+            self.set_buffers_back()
             args, kwargs = self.inputs(part, detached)
             outputs = pytree.tree_leaves(self._own(self.module, *args, **kwargs))
             roots, begin = [], []
@@ -142,6 +146,12 @@ class Call:
             if not roots or not of:
                 return [None] * len(of)
             return list(torch.autograd.grad(roots, of, begin, allow_unused=True))
+
+    @torch.no_grad()
+    def set_buffers_back(self) -> None:
+        """Give the module's buffers what they had before the call."""
+        for buffer, value in self._buffers:
+            buffer.copy_(value)
 
     def place_among_inputs(self, leaf: int) -> int:
         """Which of the inputs that need a gradient `leaf` is."""
@@ -234,6 +244,8 @@ class Dividing:
             return False
         if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
             return False
+        if torch._C._current_graph_task_id() != -1:  # a checkpointed layer, computed again in backward
+            return False
         main = self._position.main()
         if main is None or (main.over and not main.flight and not self._position.current):
             return False
@@ -255,7 +267,7 @@ class Dividing:
         call = Call(self._own, module, leaves, spec, size, form)
         call.ranges, call.owners = ranges, list(job.members[: len(ranges)])
         call.mine, call.counts = job.rank % len(ranges), job.rank < len(ranges)
-        with kept_if_lost(module), call.randomness(call.mine):
+        with _back_if_lost(call), call.randomness(call.mine):
             args, kwargs = call.inputs(call.mine, lambda i, leaf: _scattered(self, call, i, leaf))
             outputs = self._own(module, *args, **kwargs)
             found, out_spec = pytree.tree_flatten(outputs)
@@ -469,15 +481,12 @@ _scattered: Any = _Scatter.apply
 
 
 @contextlib.contextmanager
-def kept_if_lost(module: nn.Module) -> Iterator[None]:
+def _back_if_lost(call: Call) -> Iterator[None]:
     """Set the module's buffers back if members are lost, because the call is made again then."""
-    kept = [(b, b.detach().clone()) for b in module.buffers()]
     try:
         yield
     except MembersChangedError:
-        with torch.no_grad():
-            for buffer, value in kept:
-                buffer.copy_(value)
+        call.set_buffers_back()
         raise
 
 

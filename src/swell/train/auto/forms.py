@@ -139,8 +139,9 @@ def _judge(whole: Any, first: Any, second: Any, cut: int, size: int) -> str | No
         same = plain and whole == first == second
         cache = type(whole).__module__.startswith("transformers.cache_utils")
         return OTHER if same or (cache and type(whole) is type(first)) else ""
-    if whole.dim() and (whole.shape[0], first.shape[0], second.shape[0]) == (size, cut, size - cut):
-        return ROWS if _close(torch.cat([first, second]), whole) else ""
+    if [x.shape[:1] for x in (whole, first, second)] == [(size,), (cut,), (size - cut,)]:
+        fit = whole.shape[1:] == first.shape[1:] == second.shape[1:]
+        return ROWS if fit and _close(torch.cat([first, second]), whole) else ""
     if not whole.shape == first.shape == second.shape:
         return ""
     if not whole.is_floating_point():

@@ -235,8 +235,9 @@ class ScriptJob(Worker):
         while True:
             settle()
             gradients = [p.grad for p in self.trained() if p.grad is not None]
+            factor = 1.0 / scale()
             if gradients:
-                torch._foreach_mul_(gradients, 1.0 / scale())
+                torch._foreach_mul_(gradients, factor)
             if self.world == 1:
                 self._crew.completed()
                 return Reduced([header], 0.0, 0.0)
@@ -248,7 +249,7 @@ class ScriptJob(Worker):
                 if not self._member.recover(error):
                     flat.take_back(header["unused"])
                     if gradients:
-                        torch._foreach_mul_(gradients, float(scale()))
+                        torch._foreach_mul_(gradients, 1.0 / factor)
                     continue
                 assert self._crew.reducer.result is not None
                 reduced = self._crew.reducer.result

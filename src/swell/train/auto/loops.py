@@ -20,6 +20,7 @@ not made. (It may be made again there, under a condition, or by a generator with
 from __future__ import annotations
 
 import ast
+import ctypes
 import dis
 import functools
 import gc
@@ -28,7 +29,7 @@ import itertools
 import linecache
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
+from types import CodeType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 
 from swell.train.auto import held
@@ -89,6 +90,51 @@ def is_repeated(begun: object) -> bool:
             return False
         level = holders
     return False
+
+
+# ---------------------------------------------------------------------- how far `enumerate` has counted
+
+
+def counts(begun: object) -> list[int]:
+    """How far each `enumerate` over the pass `begun` has counted, the innermost first."""
+    return [_count_of(one) for one in _enumerates(begun)]
+
+
+def set_counts(begun: object, wanted: list[int]) -> bool:
+    """Have each `enumerate` over a pass go on from such a count; False if one of them cannot be set.
+
+    Python has no way to do that, so its memory is written, as a debugger does; first and afterwards it is
+    checked that the count is there.
+    """
+    found = _enumerates(begun)
+    for one, count in zip(found, wanted):
+        place = ctypes.c_ssize_t.from_address(id(one) + object.__basicsize__)
+        if _count_of(one) == count:
+            continue
+        if place.value != _count_of(one):
+            return False
+        place.value = count
+        if _count_of(one) != count:
+            return False
+    return len(found) == len(wanted)
+
+
+def _count_of(one: Any) -> int:
+    return int(one.__reduce__()[1][1])
+
+
+def _enumerates(begun: object) -> list[Any]:
+    """The `enumerate` objects over a pass; other iterators may lie between (progress bars are generators)."""
+    found: list[Any] = []
+    running = [one for one in gc.get_objects() if type(one) is GeneratorType and one.gi_running]
+    level: list[Any] = [begun, *running]  # which draw from the pass just now
+    for _ in range(3):
+        holders = [h for h in gc.get_referrers(*level) if type(h) in _HOLDERS and type(h) is not tuple]
+        found += [holder for holder in holders if type(holder) is enumerate and holder not in found]
+        level = holders
+        if not level:
+            break
+    return found
 
 
 # ---------------------------------------------------------------------- the life of a pass, from inside out

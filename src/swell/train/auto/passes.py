@@ -24,6 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from swell.train.auto import loops
 from swell.train.auto import script as auto_script
 from swell.train.auto.loops import Loop
 from swell.train.data.plan import Range
@@ -195,6 +196,8 @@ class Pass:
         """Samples of a worker that died, which come again with the next batch."""
         self.flight: deque[Drawn] = deque()
         self.drawn = 0
+        self.follows = True
+        """False if the script counts batches in a way that could not be set to where the others are."""
         self.over = False
         self.touched = False
         """True if the script has asked for a batch since the optimizer's last step."""
@@ -224,6 +227,7 @@ class Pass:
         self.order.peek(self.index)  # so that it has begun
         return {
             "begun": self.order.begun,
+            "counts": loops.counts(self),
             "pass": self.ordinal,
             "batch": self.index,
             "carry": list(self.carry),
@@ -235,6 +239,7 @@ class Pass:
     def go_to(self, position: dict[str, Any], *, live: bool) -> None:
         """Go to the position of another worker's pass. If no worker is live, batches in flight come again."""
         self.reorder(position["begun"])
+        self.follows = loops.set_counts(self, position["counts"])
         self.index, self.carry = int(position["batch"]), list(position["carry"])
         passes = position.get("passes", [self.ordinal] * len(position["flight"]))
         theirs = [(int(ordinal), int(index)) for ordinal, index in zip(passes, position["flight"])]

@@ -36,6 +36,8 @@ class Position:
         """By id of a loader: batches of its last pass that were drawn ahead and not used when it ended."""
         self._begun = 0
         """The number of training passes that have begun."""
+        self._opened: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        """Loaders over which a pass has begun."""
         self._trains: weakref.WeakKeyDictionary[DataLoader[Any], bool] = weakref.WeakKeyDictionary()
         """Whether gradients are computed in passes over a loader, if that is known."""
         self._given: dict[str, Any] = {}
@@ -49,7 +51,10 @@ class Position:
 
     def open(self, loader: DataLoader[Any], draw: Callable[[Pass], Any]) -> Pass:
         """A pass over `loader`, which asks `draw` for its batches."""
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # as the loader itself does
+        stays = loader.num_workers > 0 and loader.persistent_workers
+        if not stays or loader not in self._opened:  # the loader itself draws a seed for its processes
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        self._opened.add(loader)
         return Pass(loader, self._begun, draw, training=bool(self.trains(loader)))
 
     def evaluates(self, here: Pass) -> None:
