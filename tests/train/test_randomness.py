@@ -183,7 +183,7 @@ def test_a_newcomer_that_draws_one_batch_of_a_pass_goes_on_as_those_that_drew_al
             with randomness.installed():
                 for _ in range(batches):
                     np.random.default_rng()
-                randomness.pass_ends(here)
+                randomness.pass_ends(here, alike=False, leads=True, forwarding=False)
                 drawn.append([*_numbers(), float(np.random.default_rng().random())])
         between.append(drawn)
     assert between[0] == between[1]
@@ -201,7 +201,7 @@ def test_a_worker_that_left_dropout_out_ends_the_pass_as_the_others_do() -> None
             torch.rand(3)
             randomness.tell(header)
         randomness.take([header])
-        randomness.pass_ends(here)
+        randomness.pass_ends(here, alike=False, leads=True, forwarding=False)
         after.append(_numbers())
     assert header == {"drawn": ["torch"]} and after[0] == after[1]
 
@@ -209,7 +209,7 @@ def test_a_worker_that_left_dropout_out_ends_the_pass_as_the_others_do() -> None
 def test_a_pass_without_randomness_leaves_a_script_where_a_plain_run_is() -> None:
     randomness, here = _worker("w0"), Here()
     randomness.pass_begins(here)
-    randomness.pass_ends(here)
+    randomness.pass_ends(here, alike=False, leads=True, forwarding=False)
     after = _numbers()
     _worker("w0")
     assert after == _numbers()
@@ -223,7 +223,7 @@ def test_the_states_travel_to_newcomers_and_through_a_checkpoint() -> None:
     np.random.randn()
     document, tensors = statetree.split(leader.capture(here))
     went_on = _numbers()
-    leader.pass_ends(here)
+    leader.pass_ends(here, alike=False, leads=True, forwarding=False)
     ended = _numbers()
 
     newcomer, there = _worker("w1", 77), Here()
@@ -232,7 +232,7 @@ def test_the_states_travel_to_newcomers_and_through_a_checkpoint() -> None:
     torch.rand(3)
     newcomer.restore(there, statetree.join(document, tensors))
     assert _numbers() == went_on
-    newcomer.pass_ends(there)
+    newcomer.pass_ends(there, alike=False, leads=True, forwarding=False)
     assert _numbers() == ended
 
 

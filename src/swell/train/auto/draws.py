@@ -62,7 +62,9 @@ class Draws:
         try:
             batch = self._draw(here)
         except StopIteration:
-            randomness.pass_ends(here)
+            run = self._run
+            alike, leads = not self._rhythm.ahead, run.leads()
+            randomness.pass_ends(here, alike=alike, leads=leads, forwarding=run.forwarding)
             raise
         if self._divided:
             randomness.part()

@@ -24,6 +24,7 @@ import hashlib
 import os
 import random
 import secrets
+import shutil
 import sys
 import sysconfig
 import threading
@@ -46,6 +47,8 @@ _STDLIB = f"{Path(sysconfig.get_paths()['stdlib']).resolve()}{os.sep}"
 _SWELL = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _MOST_DIGITS = 20
 _LARGEST = 2**53 - 1
+_MOST_NOTES = 3_000
+"""After so many passes no more notes of them are left: each takes up to 20 kB."""
 
 
 def job_seed(home: Path, launch: str, *, anew: bool) -> int:
@@ -57,6 +60,7 @@ def job_seed(home: Path, launch: str, *, anew: bool) -> int:
     if not anew:
         with contextlib.suppress(OSError, ValueError):
             return int(file.read_text()[:_MOST_DIGITS]) & _LARGEST
+    shutil.rmtree(home / "passes", ignore_errors=True)
     seed = key(launch, "randomness") & _LARGEST
     with contextlib.suppress(OSError):  # a full disk must not end the job
         home.mkdir(parents=True, exist_ok=True)
@@ -202,12 +206,16 @@ class Randomness:
         """How many `own` contexts the main thread is in."""
         self._stretch = 0
         """The number of the present stretch of the script: a pass, or what is between two of them."""
+        self._ended = 0
+        """How many passes have come to their end."""
+        self._notes: Path | None = None
+        """The folder with the states of generators at the ends of passes."""
         self._made: Counter[str] = Counter()
         """By place in the script: generators that were made there without a seed in this stretch."""
 
-    def begin(self, seed: int) -> None:
+    def begin(self, seed: int, notes: Path | None = None) -> None:
         """Give the script the job's randomness, before its first line."""
-        self.seed = seed
+        self.seed, self._notes = seed, notes
         seed_all(seed)
 
     # ------------------------------------------------------------------ a worker's own
@@ -283,14 +291,47 @@ class Randomness:
         self._drawn.clear()
         self._next_stretch()
 
-    def pass_ends(self, here: Any) -> None:
-        """The pass is over: newcomers, which draw only one batch of it, have the same states from here on."""
+    def pass_ends(self, here: Any, *, alike: bool, leads: bool, forwarding: bool) -> None:
+        """The pass is over: newcomers, which draw only one batch of it, have the same states from here on.
+
+        Where all workers draw `alike` in a pass, the leader leaves a note of the states at its end, and a
+        newcomer takes them from there; so the others go on as a plain run would.
+        """
         self.rejoin()
         begun = self._begun.pop(here, None)
-        if begun is not None:  # the first time that the script learns of the end
+        if begun is None:  # the script was told of the end before
+            return
+        number, self._ended = self._ended, self._ended + 1
+        if not alike or self._notes is None or number >= _MOST_NOTES:
             self.after(begun, self._drawn)
-            self._drawn.clear()
-            self._next_stretch()
+        elif forwarding:
+            self._take_note(number, begun)
+        elif leads:
+            self._leave_note(number, begun)
+        self._drawn.clear()
+        self._next_stretch()
+
+    def _leave_note(self, number: int, begun: States) -> None:
+        """Write down the generators that were drawn from in a pass."""
+        assert self._notes is not None
+        kinds = _kinds()
+        changed = {n: now for n, now in states().items() if n in begun and not kinds[n].same(now, begun[n])}
+        if changed:
+            with contextlib.suppress(OSError):  # a full disk must not end the job
+                self._notes.mkdir(parents=True, exist_ok=True)
+                new = self._notes / f".{number}.{os.getpid()}"
+                torch.save(_packed(changed), new)
+                new.replace(self._notes / str(number))
+
+    def _take_note(self, number: int, begun: States) -> None:
+        """Have the states that the others had at the end of a pass; as at its begin if they drew nothing."""
+        assert self._notes is not None
+        noted: States = {}
+        with contextlib.suppress(FileNotFoundError):
+            noted = _unpacked(torch.load(self._notes / str(number), weights_only=True))
+        for name, kind in _kinds().items():
+            if name in begun:
+                kind.set(noted.get(name, begun[name]))
 
     def after(self, begun: States, drawn: Collection[str] = ()) -> None:
         """Go on from the states `begun`, for those generators that have been drawn from since then."""
@@ -327,6 +368,7 @@ class Randomness:
         return {
             "now": _packed(states()),
             "drawn": sorted(self._drawn),
+            "ended": self._ended,
             "gauss": list(_state_of_numpy()[3:]),
             "begun": _packed(self._begun.get(here, {})),
         }
@@ -341,6 +383,7 @@ class Randomness:
         if "gauss" in given:
             np.random.set_state((*_state_of_numpy()[:3], *given["gauss"]))  # noqa: NPY002
         self._drawn.update(given.get("drawn", ()))
+        self._ended = int(given.get("ended", self._ended))
         if given.get("begun"):
             self._begun[here] = _unpacked(given["begun"])
 

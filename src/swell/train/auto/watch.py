@@ -143,7 +143,7 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
     if first and not resumes:
         files.journal.begin_anew()
     launch = str(link.config.get("launch", ""))
-    run.randomness.begin(job_seed(seeded, launch, anew=first and not resumes))
+    run.randomness.begin(job_seed(seeded, launch, anew=first and not resumes), seeded / "passes")
     private = directory / "private"
     shown = [LeaderOnly(sys.stdout, run, private / "stdout"), LeaderOnly(sys.stderr, run, private / "stderr")]
     for stream in shown if first and not resumes else []:
