@@ -29,10 +29,12 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(3, 16), nn.Embedding(11, 16)
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, activation="gelu")
+        layer = nn.TransformerEncoderLayer(
+            16, 2, 32, dropout=0.0, batch_first=True, activation="gelu", bias=False
+        )
         self.h = nn.TransformerEncoder(layer, 1)
         self.head = nn.Linear(16, 3)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(11))
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(11), persistent=False)
 
     def forward(self, idx, targets=None):
         x = self.wte(idx) + self.wpe.weight

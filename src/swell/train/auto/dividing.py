@@ -191,6 +191,8 @@ class Dividing:
         """True if gradients of gradients are computed, so that a lost part cannot be computed again."""
         self._calls = 0
         self._without = 0
+        self.given: list[list[float]] = []
+        """Sums over what models were given in calls of this batch that were not divided."""
         self.tried = False
         """True if this batch was computed whole to see whether a model can be divided."""
 
@@ -228,6 +230,8 @@ class Dividing:
         """The script calls `module`."""
         if not self._divides(module):
             return self._own(module, *args, **kwargs)
+        if self._job.confined:
+            return self._alike_call(module, args, kwargs)
         with self._unwatched():
             while True:
                 try:
@@ -240,7 +244,7 @@ class Dividing:
         job = self._run.job
         if job is None or self._run.stage is not ScriptStage.SHARED or not torch.is_grad_enabled():
             return False
-        if job.world == 1 or job.confined or job.forwarding or self._kind() != TOGETHER:
+        if job.world == 1 or job.forwarding or self._kind() != TOGETHER:
             return False
         if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
             return False
@@ -256,6 +260,12 @@ class Dividing:
             self._trained[module] = known, trained
         return trained
 
+    def _alike_call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Compute a call as it is, as all workers do; what it is given is compared with the next step."""
+        self.given += sums(pytree.tree_leaves((args, kwargs)))
+        with self._unwatched():
+            return self._own(module, *args, **kwargs)
+
     def _divided(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         job = self._job
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -263,7 +273,7 @@ class Dividing:
         form = self._form(module, leaves, spec, size) if size >= 4 else None
         ranges = plan.parts(size, max(1, min(job.world, size // 2)))
         if form is None or len(ranges) < 2:
-            return self._own(module, *args, **kwargs)
+            return self._alike_call(module, args, kwargs)
         call = Call(self._own, module, leaves, spec, size, form)
         call.ranges, call.owners = ranges, list(job.members[: len(ranges)])
         call.mine, call.counts = job.rank % len(ranges), job.rank < len(ranges)
@@ -317,7 +327,7 @@ class Dividing:
             self._without = 0 if self._calls else self._without + 1
             if self._without >= _WITHOUT:
                 self._confine(confinement.NO_CALL)
-        self._calls, self.tried = 0, False
+        self._calls, self.tried, self.given = 0, False, []
 
     # ------------------------------------------------------------------ across the border, and back
 

@@ -86,7 +86,7 @@ class Exchange:
         if unfrozen and job.rank:  # joins again, with a layout that has what is trained now
             give_way(self._run.link, "layers were unfrozen", steps=job.steps, counts=False)
         header = place(job, self._position, "step")
-        header |= {"n": 1, "divided": bool(dividing.scale)}
+        header |= {"n": 1, "divided": bool(dividing.scale), "given": dividing.given}
         self._fingerprint.tell(job, header)
         self._run.randomness.tell(header)
         self._agreement.withdraw()  # with an earlier batch of this step, which was not its last one after all

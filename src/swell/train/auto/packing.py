@@ -172,8 +172,8 @@ class Packer:
             return {"t": "alias", "of": seen_as}
         if self._runtime is not None and self._runtime.shares(value):
             return self._kept(value, harmless=True)  # a part of the model's tensor: each has its own
-        if value.requires_grad and not value.is_leaf and value.numel() != 1:
-            return self._kept(value, harmless=True)  # a step's result, with what backward needs
+        if value.requires_grad and not value.is_leaf and held.is_large(value):
+            return self._kept(value, harmless=True)  # a step's result; small ones are carried on
         if held.is_large(value) and self._is_data(value):
             return {"t": "data", "c": class_name(type(value))}
         needs = value.requires_grad and value.is_leaf
