@@ -32,7 +32,7 @@ class Model(nn.Module):
         layer = nn.TransformerEncoderLayer(
             16, 2, 32, dropout=0.0, batch_first=True, activation="gelu", bias=False
         )
-        self.h = nn.TransformerEncoder(layer, 1)
+        self.h = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.head = nn.Linear(16, 3)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(11), persistent=False)
 

@@ -231,11 +231,27 @@ def _same_choices() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Set the module's buffers back afterwards."""
-    kept = [(b, b.detach().clone()) for b in module.buffers()]
+    """Set what a call may change back afterwards: buffers, frozen parameters (averages of others), counters."""
+    frozen = [p for p in module.parameters() if not p.requires_grad]
+    kept = [(t, t.detach().clone()) for t in (*module.buffers(), *frozen)]
+    attributes = [
+        (vars(m), {k: _copied(v) for k, v in vars(m).items() if k not in _OF_TORCH}) for m in module.modules()
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
             for buffer, value in kept:
                 buffer.copy_(value)
+        for present, before in attributes:
+            for name in present.keys() - before.keys() - _OF_TORCH:
+                del present[name]
+            present.update(before)
+
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""What every module of torch has."""
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if type(value) in (list, dict, set) else value
