@@ -93,7 +93,8 @@ class Forms:
             return Form(why=confinement.SPARSE)
         cut = max(2, size // 2 - 1)
         quiet = _Quiet()
-        results = []
+        results: list[Any] = []
+        left: list[list[Tensor]] = []
         try:
             with _as_it_was(tried), torch.no_grad(), quiet:
                 for low, high in ((0, size), (0, cut), (cut, size)):
@@ -101,11 +102,14 @@ class Forms:
                         part = [x[low:high] if is_cut(x, size) else x for x in leaves]
                         args, kwargs = pytree.tree_unflatten(part, spec)
                         results.append(pytree.tree_flatten(self._call(tried, *args, **kwargs)))
+                        left.append([t.detach().clone() for t in _changing(tried)])
         except Exception:
             return Form(why=confinement.UNDIVIDED)
         (whole, made), (first, as_first), (second, as_second) = results
         if not made == as_first == as_second:
             return Form(why=confinement.UNDIVIDED)
+        if not all(_close(one, other) for part in left[1:] for one, other in zip(part, left[0])):
+            return Form(why=confinement.UNDIVIDED)  # it keeps something of the samples (a queue of them, say)
         kinds = [_judge(w, a, b, cut, size) for w, a, b in zip(whole, first, second)]
         if any(kind == "" for kind in kinds):
             return Form(why=confinement.UNDIVIDED)
@@ -231,9 +235,8 @@ def _same_choices() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Set what a call may change back afterwards: buffers, frozen parameters (averages of others), counters."""
-    frozen = [p for p in module.parameters() if not p.requires_grad]
-    kept = [(t, t.detach().clone()) for t in (*module.buffers(), *frozen)]
+    """Set what a call may change back afterwards: buffers, averages of parameters, counters."""
+    kept = [(t, t.detach().clone()) for t in _changing(module)]
     attributes = [
         (vars(m), {k: _copied(v) for k, v in vars(m).items() if k not in _OF_TORCH}) for m in module.modules()
     ]
@@ -247,6 +250,11 @@ def kept_buffers(module: nn.Module) -> Iterator[None]:
             for name in present.keys() - before.keys() - _OF_TORCH:
                 del present[name]
             present.update(before)
+
+
+def _changing(module: nn.Module) -> list[Tensor]:
+    """Buffers, and frozen parameters, which may be averages of others."""
+    return [*module.buffers(), *(p for p in module.parameters() if not p.requires_grad)]
 
 
 _OF_TORCH = frozenset(vars(nn.Module()))
