@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -293,4 +294,5 @@ class Crew:
 def _bytes(tensor: Tensor) -> memoryview:
     """A tensor's memory, of one on a device a copy."""
     flat = tensor.cpu().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-    return memoryview(flat.numpy())
+    raw: Any = flat.numpy()
+    return memoryview(raw)
