@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup docs web pictures demo demo-sim test test-browser test-long lint bench bench-runtime bench-cluster bench-platform bench-ray soak mutants clean
+.PHONY: help setup docs web pictures demo demo-sim test test-browser test-gallery test-long lint bench bench-runtime bench-cluster bench-platform bench-ray soak mutants clean
 .DEFAULT_GOAL := help
 
 # Tests and benchmarks start thousands of processes: each module is compiled once, not in each of them.
@@ -34,7 +34,10 @@ test: $(STAMP)  ## The whole test suite
 test-browser: $(STAMP)  ## The tests that need Chromium or Prometheus (skipped, saying so, where there is none)
 	$(BIN)/python -m pytest tests/dashboard tests/api/test_grafana.py
 
-test-long: $(STAMP)  ## Wider forms of some tests: the same on every engine (20 minutes)
+test-gallery: $(STAMP)  ## A third of the scripts that --auto must run as plain Python does (test-long runs all)
+	$(BIN)/python -m pytest -n 4 -m gallery tests/train/test_gallery.py
+
+test-long: $(STAMP)  ## Wider forms of some tests: the same on every engine (30 minutes)
 	$(BIN)/python -m pytest -m long
 
 lint: $(STAMP)  ## Style, types and the import contract

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from swell.train.auto import held
@@ -258,6 +259,10 @@ class Packer:
 
     def _object(self, value: Any, depth: int) -> dict[str, Any]:
         kind = type(value)
+        if hasattr(value, "zero_grad") and isinstance(getattr(value, "optimizer", None), Optimizer):
+            return self._kept(
+                value, harmless=True
+            )  # a framework's wrapper of an optimizer, which travels itself
         if held.is_of_script(kind) or held.is_of_framework(kind):
             return self._own(value, depth)
         if isinstance(value, (*_OF_PROCESS, Iterator)):
