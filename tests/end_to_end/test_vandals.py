@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -60,13 +59,13 @@ def _platform(home: Path) -> Iterator[Platform]:
     remove(home / "jobs")
 
 
-def digest(folder: Path) -> str:
-    """What is in a folder."""
-    found = hashlib.sha256()
+def contents(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    """What is in a folder, so that a test that fails says what has changed there."""
+    found = {}
     for path in sorted(folder.rglob("*")):
-        found.update(f"{path} {path.lstat().st_mode} {path.lstat().st_uid}".encode())
-        found.update(path.read_bytes() if path.is_file() else b"")
-    return found.hexdigest()
+        about = path.lstat()
+        found[str(path)] = about.st_mode, about.st_uid, path.read_bytes() if path.is_file() else b""
+    return found
 
 
 @pytest.mark.slow
@@ -85,7 +84,7 @@ def test_a_job_that_owns_every_byte_of_its_directory_costs_nobody_else_anything(
     local.wait(good, lambda _: list_checkpoints(mine / "checkpoints"))
     (decoy / "step-000000000001").mkdir(parents=True)
     (decoy / "step-000000000001" / "state.json").write_text("mine")
-    outside = digest(decoy.parent)
+    outside = contents(decoy.parent)
     # The job trains on, so that some of its files go while they are copied.
     subprocess.run(["cp", "-r", home / "jobs" / bad[0], tmp_path / "job"], check=False, capture_output=True)
     (tmp_path / "job" / "runs" / "0000" / "lifeline").unlink()
@@ -135,5 +134,5 @@ def test_a_job_that_owns_every_byte_of_its_directory_costs_nobody_else_anything(
     steps = [int(line.split()[2]) for line in local.output(good).splitlines() if "| step " in line]
     assert steps == list(range(1, 16 * EPOCHS + 1)), "each step once, in one go"
     assert sentinel.poll() is None and os.path.lexists(mine)
-    assert digest(decoy.parent) == outside
+    assert contents(decoy.parent) == outside
     assert local.plane.trouble == "" and all(part.failures == 0 for part in local.plane._parts())

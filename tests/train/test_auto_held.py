@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from swell.train.auto import held
-from swell.train.auto.held import Data, OfRuntime, Place
+from swell.train.auto.held import Data, Holder, OfRuntime
 from swell.train.auto.packing import Packer
 from swell.train.auto.unpacking import Unpacker
 from swell.train.state import statetree
@@ -82,11 +82,11 @@ def _travel(
 ) -> Unpacker:
     """Put what one worker holds into another one, through what travels between them."""
     one, other = runtimes or (_runtime(), _runtime())
-    packed = Packer(one, data or Data()).pack([Place("0:main", theirs, Mock(), must=True)])
+    packed = Packer(one, data or Data()).pack([Holder("0:main", theirs, Mock(), must=True)])
     document, tensors = statetree.split(packed)
     sent = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     unpacker = Unpacker(statetree.join(json.loads(json.dumps(document)), sent), other)
-    unpacker.unpack([Place("0:main", dict(mine), mine.__setitem__, must=True)])
+    unpacker.unpack([Holder("0:main", dict(mine), mine.__setitem__, must=True)])
     return unpacker
 
 
@@ -258,7 +258,7 @@ def test_data_that_did_not_change_stay_and_what_changed_travels() -> None:
         "words": {str(i): i for i in range(2_000)},
     }
     survey = Packer(_runtime(), None)
-    survey.pack([Place("0:main", theirs, Mock())])
+    survey.pack([Holder("0:main", theirs, Mock())])
     assert len(survey.large) == 6
     data = Data()
     data.note(survey.large)
@@ -327,7 +327,7 @@ def test_variables_of_calls_modules_and_classes_are_set_in_place() -> None:
 
     epoch, best, model = 3, 0.5, Net()
 
-    def places() -> list[Place]:
+    def places() -> list[Holder]:
         return held.places(_named(held.script_frames()), [], model)
 
     runtime = _runtime(model)

@@ -366,7 +366,7 @@ def _loader() -> DataLoader[Any]:
 
 def _begin(position: Position, loader: DataLoader[Any], *inside: int, **options: Any) -> Pass:
     here = position.open(loader, Mock())
-    here.drawn_in = frozenset(loops.Loop("script.py", line, 0) for line in inside)
+    here.drawn_in = frozenset(loops.SourceLoop("script.py", line, 0) for line in inside)
     position.begin(here, **options)
     return here
 
@@ -390,7 +390,7 @@ def test_a_loop_that_ends_within_each_step_needs_no_count() -> None:
     position, loader = Position(), _loader()
     first = _begin(position, loader, 5, 7)
     assert first.counted
-    position.stepped_in(frozenset({loops.Loop("script.py", 7, 0)}))
+    position.stepped_in(frozenset({loops.SourceLoop("script.py", 7, 0)}))
     assert _begin(position, loader, 5, 7).counted
     assert not _begin(position, loader, 5).counted
 

@@ -84,7 +84,7 @@ class ScoutProcess:
             self._line = None
 
     def expect_first(self) -> None:
-        """Have `wait_first` wait for the scout that is started next, and not hear of the end of this one."""
+        """Forget this scout: `wait_first` waits for the next one, and does not see the end of this one."""
         self._expected = None
         self._first.clear()
 

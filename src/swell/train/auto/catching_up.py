@@ -17,7 +17,7 @@ from typing import Any
 from swell.train.agent.client import JobClient
 from swell.train.auto import held, layout
 from swell.train.auto.giving_way import give_way, say
-from swell.train.auto.held import Data, OfRuntime, Place
+from swell.train.auto.held import Data, Holder, OfRuntime
 from swell.train.auto.job import ScriptJob
 from swell.train.auto.loss import Loss
 from swell.train.auto.packing import Packed, Packer
@@ -52,7 +52,7 @@ class CatchingUp:
         self.replay = Replay(run.link, position)
         self._data = Data()
         self._held: Packed | None = None
-        """What another worker's script held; it is put into this one's once that has arrived."""
+        """What the script of another worker held. This worker's script gets it when it has caught up."""
         self._files: dict[str, int] = {}
         """How long the files were that it kept open."""
         self._random: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class CatchingUp:
             give_way(self._run.link, what, steps=job.steps)
         say(f"worker {self._run.link.name} goes on from the checkpoint, but {what}")
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[Holder]:
         job = self._run.job
         assert job is not None
         return held.places(held.script_frames(), held.script_modules(), job.model)

@@ -56,7 +56,7 @@ _WITHOUT = 3
 """After so many batches without a call that could be divided, more than one worker is of no use."""
 
 
-class Call:
+class DividedCall:
     """One call of a model that was divided: all that is needed to compute a part of it again."""
 
     def __init__(
@@ -182,7 +182,7 @@ class Dividing:
         """By module: whether it has parameters that the job trains, and in which layout that was seen."""
         self.scale = 0
         """How many workers there were when the present backward pass entered the first part; 0: none yet."""
-        self._noted: list[Call] = []
+        self._noted: list[DividedCall] = []
         """The calls through which the present backward pass has gone."""
         self._repeated = 1
         """How often this worker's gradients have what all workers compute alike."""
@@ -205,7 +205,7 @@ class Dividing:
     # ------------------------------------------------------------------ calls
 
     def watch(self, *, on: bool) -> None:
-        """Have calls of modules come here, or not: a single worker's calls are not slowed down."""
+        """Replace `nn.Module.__call__` by `call`, or restore it: a single worker's calls are not slowed down."""
         module: Any = nn.Module
         if on and module.__call__ is self._own:
             dividing = self
@@ -274,7 +274,7 @@ class Dividing:
         ranges = plan.parts(size, max(1, min(job.world, size // 2)))
         if form is None or len(ranges) < 2:
             return self._alike_call(module, args, kwargs)
-        call = Call(self._own, module, leaves, spec, size, form)
+        call = DividedCall(self._own, module, leaves, spec, size, form)
         call.ranges, call.owners = ranges, list(job.members[: len(ranges)])
         call.mine, call.counts = job.rank % len(ranges), job.rank < len(ranges)
         with _back_if_lost(call), call.randomness(call.mine):
@@ -346,7 +346,7 @@ class Dividing:
             call.grads.clear()
         self._noted = []
 
-    def entered(self, call: Call, leaf: int | None, grad: Tensor) -> float:
+    def entered(self, call: DividedCall, leaf: int | None, grad: Tensor) -> float:
         """Backward enters a part of `call`; returns the factor of this worker's gradients."""
         self.scale = self.scale or self._job.world
         self._twice = self._twice or torch.is_grad_enabled()
@@ -358,7 +358,7 @@ class Dividing:
             call.grads[leaf] = call.grads[leaf] + grad if leaf in call.grads else grad.detach()
         return float(self.scale) if call.counts else 0.0
 
-    def left(self, call: Call, leaf: int | None, grad: Tensor) -> Tensor:
+    def left(self, call: DividedCall, leaf: int | None, grad: Tensor) -> Tensor:
         """Backward leaves a part of `call` by an input; returns the gradient of the whole of that."""
         self.scale = self.scale or self._job.world
         true = grad / self.scale
@@ -440,7 +440,7 @@ class Dividing:
                 p.grad.add_(self._alike[id(p)], alpha=times)
 
     @torch.no_grad()
-    def _add(self, call: Call, part: int, factor: float) -> None:
+    def _add(self, call: DividedCall, part: int, factor: float) -> None:
         wanted = self._job.trained()
         with self._unwatched():
             again = call.again(part, wanted)
@@ -459,7 +459,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, dividing: Dividing, call: Call, leaf: int | None, mine: Tensor, whole: Tensor
+        ctx: Any, dividing: Dividing, call: DividedCall, leaf: int | None, mine: Tensor, whole: Tensor
     ) -> Tensor:
         ctx.dividing, ctx.call, ctx.leaf, ctx.rows = dividing, call, leaf, mine.shape[0]
         return whole.view_as(whole)
@@ -474,7 +474,7 @@ class _Scatter(torch.autograd.Function):
     """From the whole batch to this worker's part; backward gathers the gradients of all parts."""
 
     @staticmethod
-    def forward(ctx: Any, dividing: Dividing, call: Call, leaf: int | None, whole: Tensor) -> Tensor:
+    def forward(ctx: Any, dividing: Dividing, call: DividedCall, leaf: int | None, whole: Tensor) -> Tensor:
         ctx.dividing, ctx.call, ctx.leaf = dividing, call, leaf
         if whole.shape[0] == len(call.ranges) != call.size:  # a number of each part, and not of each sample
             return whole[call.mine : call.mine + 1].clone()
@@ -491,7 +491,7 @@ _scattered: Any = _Scatter.apply
 
 
 @contextlib.contextmanager
-def _back_if_lost(call: Call) -> Iterator[None]:
+def _back_if_lost(call: DividedCall) -> Iterator[None]:
     """Set the module's buffers back if members are lost, because the call is made again then."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""What must be equal on all workers of an unmodified script: set to be equal, or compared.
+"""State that must be equal on all workers of an unmodified script: it is set, or it is compared.
 
 The optimizers' settings (learning rate, momentum, betas, any plain value of a group) follow the leader's at
 each step. A script may set them by a number of its own part: `ReduceLROnPlateau` on the training loss, say.
@@ -106,7 +106,7 @@ def _same(one: Setting, other: Setting) -> bool:
 
 
 class Subjects:
-    """What is compared, by its turn in the rotation."""
+    """The tensors that are compared, by their turn in the rotation."""
 
     def __init__(self) -> None:
         self._model: nn.Module | None = None

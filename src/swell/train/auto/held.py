@@ -112,7 +112,7 @@ def _script_modules(imported: int) -> list[ModuleType]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Holder:
     """Variables that belong together: those of a call, of a module, of a class, or of the model."""
 
     name: str
@@ -123,16 +123,16 @@ class Place:
     """True if a worker whose script has not all of these variables cannot follow."""
 
 
-def places(frames: list[FrameType], modules: Iterable[ModuleType], model: nn.Module | None) -> list[Place]:
+def places(frames: list[FrameType], modules: Iterable[ModuleType], model: nn.Module | None) -> list[Holder]:
     """All places where a script holds something, in the same order on every worker."""
-    found: list[Place] = []
+    found: list[Holder] = []
     shown: set[int] = set()  # the globals of a module whose code is active are the variables of that call
     for index, frame in enumerate(frames):
         if frame.f_code.co_name == "<module>":
             shown.add(id(frame.f_globals))
         framework = str(frame.f_globals.get("__name__", "")).startswith(FRAMEWORKS)
         name = f"{index}:{frame.f_code.co_name}"
-        found.append(Place(name, _variables(frame.f_locals), _setter(frame), must=not framework))
+        found.append(Holder(name, _variables(frame.f_locals), _setter(frame), must=not framework))
     classes: dict[int, type] = {}
     for space in [frame.f_globals for frame in frames] + [vars(module) for module in modules]:
         name = str(space.get("__name__", ""))
@@ -143,22 +143,22 @@ def places(frames: list[FrameType], modules: Iterable[ModuleType], model: nn.Mod
                 classes.setdefault(id(value), value)
         if id(space) not in shown:
             shown.add(id(space))
-            found.append(Place(f"module {name}", _variables(space), space.__setitem__, must=True))
+            found.append(Holder(f"module {name}", _variables(space), space.__setitem__, must=True))
     for kind in classes.values():
         values = {key: value for key, value in _variables(vars(kind)).items() if _is_datum(value)}
         if values:
             put = functools.partial(setattr, kind)
-            found.append(Place(f"class {kind.__module__}.{kind.__qualname__}", values, put))
+            found.append(Holder(f"class {kind.__module__}.{kind.__qualname__}", values, put))
     if model is not None:
         found += [place for name, module in model.named_modules() for place in _attributes(name, module)]
     return found
 
 
-def _attributes(name: str, module: nn.Module) -> Iterator[Place]:
+def _attributes(name: str, module: nn.Module) -> Iterator[Holder]:
     """What a module of the model holds beside its parameters and buffers."""
     values = {key: value for key, value in vars(module).items() if key not in _OF_MODULES}
     if values:
-        yield Place(f"model {name}", values, vars(module).__setitem__)
+        yield Holder(f"model {name}", values, vars(module).__setitem__)
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:

@@ -43,7 +43,7 @@ _NAMES_OF_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
-class Loop(NamedTuple):
+class SourceLoop(NamedTuple):
     """A loop in the script's source."""
 
     file: str
@@ -51,7 +51,7 @@ class Loop(NamedTuple):
     column: int
 
 
-def drawn_in(frames: list[FrameType]) -> frozenset[Loop]:
+def drawn_in(frames: list[FrameType]) -> frozenset[SourceLoop]:
     """The counting loops around a draw from a pass; `frames`: the script's calls, outermost first."""
     life = _Life()
     for frame in reversed(frames):
@@ -70,9 +70,9 @@ def drawn_in(frames: list[FrameType]) -> frozenset[Loop]:
     return frozenset(life.counting)
 
 
-def around(frames: list[FrameType]) -> frozenset[Loop]:
+def around(frames: list[FrameType]) -> frozenset[SourceLoop]:
     """All `for` loops that are in the middle of their body."""
-    found: set[Loop] = set()
+    found: set[SourceLoop] = set()
     for frame in frames:
         if (place := _place(frame.f_code.co_filename, frame.f_code, frame.f_lasti)) is not None:
             found |= {place.loop(at.node) for at in place.path if at.counts}
@@ -144,7 +144,7 @@ def _enumerates(begun: object) -> list[Any]:
 class _Life:
     """Follows the calls outwards from a draw, up to where the pass (or the generator around it) was begun."""
 
-    counting: list[Loop] = field(default_factory=list)
+    counting: list[SourceLoop] = field(default_factory=list)
     renewed: bool = False
     """Whether the pass can be begun again in what was followed so far."""
     names: set[str] = field(default_factory=set)
@@ -334,9 +334,9 @@ class _Place:
     is_generator: bool
     is_function: bool
 
-    def loop(self, node: Any) -> Loop:
+    def loop(self, node: Any) -> SourceLoop:
         """The name of a loop among all of the script's."""
-        return Loop(self.file, node.lineno, node.col_offset)
+        return SourceLoop(self.file, node.lineno, node.col_offset)
 
 
 @functools.lru_cache(maxsize=1024)

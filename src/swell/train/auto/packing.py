@@ -34,7 +34,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from swell.train.auto import held
-from swell.train.auto.held import Data, OfRuntime, Place
+from swell.train.auto.held import Data, Holder, OfRuntime
 
 Packed = dict[str, Any]
 """`nodes`, and `places`: by name their variables, each a value or a reference."""
@@ -100,7 +100,7 @@ class Packer:
         self._cut = False
         """True if there is too much of it, or it is nested too deep."""
 
-    def pack(self, places: list[Place]) -> Packed:
+    def pack(self, places: list[Holder]) -> Packed:
         """All variables of these places."""
         written = [
             [place.name, [[key, self._ref(value, 0)] for key, value in place.values.items()]]

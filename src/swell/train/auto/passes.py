@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from swell.train.auto import loops
 from swell.train.auto import script as auto_script
-from swell.train.auto.loops import Loop
+from swell.train.auto.loops import SourceLoop
 from swell.train.data.plan import Range
 
 _CHUNK = 16
@@ -203,7 +203,7 @@ class Pass:
         """True if the script has asked for a batch since the optimizer's last step."""
         self.main: Pass | None = None
         """The pass that this one goes along with, if the script draws from two loaders for each step."""
-        self.drawn_in: frozenset[Loop] = frozenset()
+        self.drawn_in: frozenset[SourceLoop] = frozenset()
         """The loops of the script that draw from it and count that."""
         self.counted = False
         """True if newcomers must draw as often as the job did (see `loops`)."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from swell.train.auto.loops import Loop
+from swell.train.auto.loops import SourceLoop
 from swell.train.auto.passes import Drawn, Pass
 from swell.train.data.plan import Range
 
@@ -28,7 +28,7 @@ class Position:
         self.counts = False
         """True if the script does not step with every batch or leaves passes early: then its count of batches
         matters."""
-        self._brief: set[Loop] = set()
+        self._brief: set[SourceLoop] = set()
         """Loops that count batches and begin anew with every step, because no step is made inside them."""
         self._drawn_before = 0
         """Batches drawn from earlier passes of the loop that draws from the present one."""
@@ -84,7 +84,7 @@ class Position:
         here = self.main()
         return self._drawn_before + (here.drawn if here is not None else 0)
 
-    def stepped_in(self, loops: frozenset[Loop]) -> None:
+    def stepped_in(self, loops: frozenset[SourceLoop]) -> None:
         """The script makes the first step of a pass, and is in the middle of these loops."""
         for here in self.active:
             self._brief |= here.drawn_in - loops

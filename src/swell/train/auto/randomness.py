@@ -3,7 +3,7 @@
 A script that shuffles, splits or initializes without a seed must do the same on all workers, or the held-out
 data of one are another's training data. So before the script's first line `random`, numpy and torch are
 seeded with the job's seed, which is in a file that outlives the workers (Python's hash seed is set where the
-process is made, see `RunConfig.order`). Generators that the script makes without a seed get one derived from
+process is made, see `RunConfig.order`). SharedGenerator that the script makes without a seed get one derived from
 the job's seed, from the place in the script that makes them, and from how many were made there. Another job
 has another seed, as another plain run has.
 
@@ -73,7 +73,7 @@ def job_seed(home: Path, launch: str, *, anew: bool) -> int:
 # ---------------------------------------------------------------------- the generators that all have
 
 
-class Kind(NamedTuple):
+class SharedGenerator(NamedTuple):
     """A generator that scripts draw from without naming it."""
 
     get: Callable[[], Any]
@@ -105,24 +105,24 @@ def _set_numpy(state: np.ndarray[Any, np.dtype[np.uint32]]) -> None:
 
 _WORDS = 624
 _NUMPY = _memory_of_numpy()
-_OF_PYTHON = Kind(
+_OF_PYTHON = SharedGenerator(
     random.getstate, random.setstate, random.seed, lambda: random.getrandbits(62), lambda a, b: bool(a == b)
 )
-_OF_NUMPY = Kind(
+_OF_NUMPY = SharedGenerator(
     _NUMPY.copy,
     _set_numpy,
     lambda seed: np.random.seed(seed & 0xFFFFFFFF),  # noqa: NPY002 - scripts use the legacy generator
     lambda: int.from_bytes(np.random.bytes(8), "little"),  # noqa: NPY002
     lambda a, b: bool(a.tobytes() == b.tobytes()),
 )
-_OF_TORCH = Kind(
+_OF_TORCH = SharedGenerator(
     torch.default_generator.get_state,
     torch.default_generator.set_state,
     torch.default_generator.manual_seed,
     lambda: int(torch.empty((), dtype=torch.int64).random_()),
     torch.equal,
 )
-_OF_DEVICE = Kind(
+_OF_DEVICE = SharedGenerator(
     lambda: _on_device().get_state(),
     lambda state: _on_device().set_state(state),
     lambda seed: _on_device().manual_seed(seed),
@@ -134,7 +134,7 @@ States = dict[str, Any]
 """The states of the generators, by kind."""
 
 
-def _kinds() -> dict[str, Kind]:
+def _kinds() -> dict[str, SharedGenerator]:
     """The generators that there are; a GPU's once the script uses it."""
     kinds = {"python": _OF_PYTHON, "numpy": _OF_NUMPY, "torch": _OF_TORCH}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -152,7 +152,7 @@ def _state_of_numpy() -> tuple[Any, ...]:
     return tuple(np.random.get_state())  # noqa: NPY002
 
 
-def _go_on_from(kind: Kind, state: Any) -> int:
+def _go_on_from(kind: SharedGenerator, state: Any) -> int:
     """Bring a generator to a state that follows from `state` alone; returns a number that does so too."""
     kind.set(state)
     drawn = kind.draw()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from swell.train.auto import held
-from swell.train.auto.held import OfRuntime, Place
+from swell.train.auto.held import Holder, OfRuntime
 from swell.train.auto.packing import MAPPINGS, SEQUENCES, TEXTS, Packed, class_name, is_tool
 
 _ABSENT: Any = type("_Absent", (), {})()
@@ -57,7 +57,7 @@ class Unpacker:
         self.keeps: list[str] = []
         """What this worker has not, and can do without: tools of another process."""
 
-    def unpack(self, places: list[Place]) -> None:
+    def unpack(self, places: list[Holder]) -> None:
         """Set the variables of these places."""
         own = {place.name: place for place in places}
         for name, pairs in self._packed["places"]:
