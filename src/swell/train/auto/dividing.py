@@ -205,7 +205,7 @@ class Dividing:
     # ------------------------------------------------------------------ calls
 
     def watch(self, *, on: bool) -> None:
-        """Replace `nn.Module.__call__` by `call`, or restore it: a single worker's calls are not slowed down."""
+        """Replace `nn.Module.__call__` by `call`, or restore it: one worker alone is not slowed down."""
         module: Any = nn.Module
         if on and module.__call__ is self._own:
             dividing = self

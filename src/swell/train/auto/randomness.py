@@ -3,7 +3,7 @@
 A script that shuffles, splits or initializes without a seed must do the same on all workers, or the held-out
 data of one are another's training data. So before the script's first line `random`, numpy and torch are
 seeded with the job's seed, which is in a file that outlives the workers (Python's hash seed is set where the
-process is made, see `RunConfig.order`). SharedGenerator that the script makes without a seed get one derived from
+process is made, see `RunConfig.order`). Generators that the script makes without a seed get one derived from
 the job's seed, from the place in the script that makes them, and from how many were made there. Another job
 has another seed, as another plain run has.
 
