@@ -63,3 +63,12 @@ def test_a_death_anywhere_in_a_step_changes_nothing(
     job.members(3)
     job.wait_for(lambda s: s["step"] >= 62)
     _check(job, tmp_path, expected, 2)
+
+
+def test_a_death_while_a_model_is_tried_leaves_nothing_behind(stage: Any, tmp_path: Path) -> None:
+    """What the one that is left has noted of that batch is of no concern to the next one that comes."""
+    expected = _plain("two", tmp_path)
+    arguments = ["two", str(STEPS), "0.01", str(tmp_path), "in a trial"]
+    job = stage.run(SCRIPT.read_text(), *arguments, workers=2, settings={"auto": True})
+    job.wait_for(lambda s: len(s["members"]) == 2 and "w1" not in s["members"])
+    _check(job, tmp_path, expected, 2)

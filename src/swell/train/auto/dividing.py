@@ -216,15 +216,17 @@ class Dividing:
             module.__call__ = called
         elif not on and module.__call__ is not self._own:
             module.__call__ = self._own
+            self._forget_batch()  # others had it too when its calls were noted
 
     @contextlib.contextmanager
     def _unwatched(self) -> Iterator[None]:
         """Modules that are called here are computed as they are."""
-        self.watch(on=False)
+        module: Any = nn.Module
+        watched, module.__call__ = module.__call__, self._own
         try:
             yield
         finally:
-            self.watch(on=self._job.world > 1)
+            module.__call__ = watched
 
     def call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The script calls `module`."""
@@ -327,6 +329,9 @@ class Dividing:
             self._without = 0 if self._calls else self._without + 1
             if self._without >= _WITHOUT:
                 self._confine(confinement.NO_CALL)
+        self._forget_batch()
+
+    def _forget_batch(self) -> None:
         self._calls, self.tried, self.given = 0, False, []
 
     # ------------------------------------------------------------------ across the border, and back
