@@ -95,7 +95,12 @@ def test_a_job_that_owns_every_byte_of_its_directory_costs_nobody_else_anything(
         local.plane.store.accept(make_record(name, phase, ended_s=ended_s, owner="eve"), None, [])
         shutil.copytree(tmp_path / "job", home / "jobs" / name)
     vandal = Vandal(seed, [mine, decoy.parent], sentinel.pid)
-    done = {name: vandal.vandalise(home / "jobs" / name) for name in (*over, *waiting, *bad)}
+    done = {name: vandal.vandalise(home / "jobs" / name) for name in (*over, *waiting)}
+    # Processes of jobs that run, which no wall is around here, save through their own links: to this folder.
+    lure = tmp_path / "lure"
+    shutil.copytree(decoy, lure / "kept")
+    near, kept = Vandal(seed, [lure], sentinel.pid), contents(lure / "kept")
+    done |= {name: near.vandalise(home / "jobs" / name) for name in bad}
     workers, before = workers_of(mine), local.steps(good)
 
     local.restart()
@@ -125,7 +130,7 @@ def test_a_job_that_owns_every_byte_of_its_directory_costs_nobody_else_anything(
 
     for name in bad:  # the same while the platform looks at the job all the time
         for _ in range(10):
-            vandal.vandalise(home / "jobs" / name)
+            near.vandalise(home / "jobs" / name)
         local.plane.jobs.cancel(name)
     hurry.touch()
     records = local.wait_over(good, *bad)
@@ -134,5 +139,5 @@ def test_a_job_that_owns_every_byte_of_its_directory_costs_nobody_else_anything(
     steps = [int(line.split()[2]) for line in local.output(good).splitlines() if "| step " in line]
     assert steps == list(range(1, 16 * EPOCHS + 1)), "each step once, in one go"
     assert sentinel.poll() is None and os.path.lexists(mine)
-    assert contents(decoy.parent) == outside
+    assert contents(decoy.parent) == outside and contents(lure / "kept") == kept
     assert local.plane.trouble == "" and all(part.failures == 0 for part in local.plane._parts())
