@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from swell.train.auto.randomness import Randomness, job_seed, states
+from swell.train.auto.randomness import Notes, Randomness, job_seed, states
 from swell.train.state import statetree
 
 # ruff: noqa: NPY002 - the legacy generator is what scripts use
@@ -255,3 +255,31 @@ def test_another_process_of_the_script_has_randomness_of_its_own() -> None:
             os.waitpid(pid, 0)
             found.append(os.read(reading, 100))
         assert found[0] != found[1]
+
+
+def test_notes_of_several_leaders_are_read_as_they_come_and_without_what_was_cut_off(tmp_path: Path) -> None:
+    random.gauss(0.0, 1.0)  # so that Python has another normal number in store
+    first, reader = Notes(tmp_path / "passes"), Notes(tmp_path / "passes")
+    assert reader.take(0) == {}
+    noted = states()
+    first.leave(0, noted)
+    torch.rand(3)
+    first.leave(2, {"torch": torch.get_rng_state()})
+    found = reader.take(0)
+    assert found["python"] == noted["python"] and found["numpy"].tobytes() == noted["numpy"].tobytes()
+    assert torch.equal(found["torch"], noted["torch"]) and reader.take(1) == {}
+    assert torch.equal(reader.take(2)["torch"], torch.get_rng_state())
+
+    (file,) = (tmp_path / "passes").iterdir()
+    whole = file.read_bytes()
+    first.leave(3, noted)
+    longer = file.read_bytes()
+    for cut in (len(whole) + 5, len(longer) - 1):  # it died while it wrote
+        file.write_bytes(longer[:cut])
+        assert reader.take(3) == {} == Notes(tmp_path / "passes").take(3)
+    second = Notes(tmp_path / "passes")  # the next leader makes passes 2 and 3 again
+    random.random()
+    second.leave(2, {"python": random.getstate()})
+    second.leave(3, {"python": random.getstate()})
+    for anybody in (reader, Notes(tmp_path / "passes")):
+        assert anybody.take(2) == anybody.take(3) == {"python": random.getstate()}

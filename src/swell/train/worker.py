@@ -77,12 +77,12 @@ class Worker:
     @property
     def rank(self) -> int:
         """This worker's place in the present generation (changes when membership does)."""
-        return self._crew.rank
+        return self._crew.mesh.rank
 
     @property
     def world(self) -> int:
         """Workers in the present generation."""
-        return self._crew.size
+        return self._crew.mesh.size
 
     @property
     def generation(self) -> int:
@@ -97,7 +97,7 @@ class Worker:
     @property
     def is_leader(self) -> bool:
         """True on exactly one worker: the one that prints and saves."""
-        return self._crew.rank == 0 and not self._member.rehearsing
+        return self._crew.mesh.rank == 0 and not self._member.rehearsing
 
     def save(self, *, wait: bool = False) -> None:
         """Write a checkpoint now: call this on every worker. The leader, helped by its replica, writes it."""

@@ -138,7 +138,7 @@ class ScriptJob(Worker):
     @property
     def forwarding(self) -> bool:
         """Whether this worker's script has not yet come to the job's position."""
-        return self._member.rehearsing or self.script_state.later is not None
+        return self._member.stage is Stage.REHEARSING or self.script_state.later is not None
 
     def arrived(self) -> None:
         """The script has come to the job's position."""

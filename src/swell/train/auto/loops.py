@@ -53,16 +53,24 @@ class SourceLoop(NamedTuple):
 
 def drawn_in(frames: list[FrameType]) -> frozenset[SourceLoop]:
     """The counting loops around a draw from a pass; `frames`: the script's calls, outermost first."""
+    calls = [
+        (str(f.f_globals.get("__name__", "")), f.f_code.co_filename, f.f_code, f.f_lasti) for f in frames
+    ]
+    return _drawn_in(tuple(calls))
+
+
+@functools.lru_cache(maxsize=256)
+def _drawn_in(calls: tuple[tuple[str, str, CodeType, int], ...]) -> frozenset[SourceLoop]:
+    """The same by the module, the file, the code and the instruction of each call; passes begin alike."""
     life = _Life()
-    for frame in reversed(frames):
-        module = str(frame.f_globals.get("__name__", ""))
+    for module, file, code, instruction in reversed(calls):
         if module == "accelerate.data_loader":
-            if frame.f_code.co_flags & inspect.CO_GENERATOR:
-                life.leave_generator(frame.f_code.co_name)
+            if code.co_flags & inspect.CO_GENERATOR:
+                life.leave_generator(code.co_name)
             continue
         if module.startswith(held.FRAMEWORKS):
             return frozenset()  # their loops count in attributes, which travel
-        place = _place(frame.f_code.co_filename, frame.f_code, frame.f_lasti)
+        place = _place(file, code, instruction)
         if place is None:
             return frozenset()  # without its source nothing is known of it
         if life.leave(place):

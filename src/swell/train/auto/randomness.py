@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import json
 import os
 import random
 import secrets
@@ -28,6 +29,7 @@ import shutil
 import sys
 import sysconfig
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -181,6 +183,86 @@ def _unpacked(packed: dict[str, Any]) -> States:
     return found
 
 
+class Notes:
+    """The states of generators at the ends of passes: leaders leave them, and newcomers take them.
+
+    Each leader appends to a file of its own, because a short pass takes no longer than making a file would:
+    a line that says what follows, and the bytes of the states.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: int | None = None
+        """What this worker writes to, as the leader."""
+        self._read: dict[str, int] = {}
+        """By name of a file: how much of it is known."""
+        self._known: dict[int, tuple[str, int, list[Any]]] = {}
+        """By pass: the file, the place of the states in it, and what they are."""
+
+    def leave(self, number: int, states_: States) -> None:
+        """Write down the states after pass `number`."""
+        about, content = [], []
+        for name, state in states_.items():
+            raw, more = _as_bytes(name, state)
+            about.append((name, len(raw), more))
+            content.append(raw)
+        line = json.dumps([number, about]).encode() + b"\n"
+        with contextlib.suppress(OSError):  # a full disk must not end the job
+            if self._file is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                made = self._folder / f"{time.time_ns():020}-{secrets.token_hex(4)}"
+                self._file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            os.write(self._file, line + b"".join(content))
+
+    def take(self, number: int) -> States:
+        """The states that were written down after pass `number`; empty if there are none."""
+        self._read_on()
+        if number not in self._known:
+            return {}
+        name, place, about = self._known[number]
+        found: States = {}
+        with (self._folder / name).open("rb") as file:
+            file.seek(place)
+            for kind, length, more in about:
+                found[kind] = _from_bytes(kind, file.read(length), more)
+        return found
+
+    def _read_on(self) -> None:
+        """Look for notes that are new; of a pass that was made again the last one counts."""
+        for path in sorted(self._folder.glob("*-*")):
+            with path.open("rb") as file:
+                end, place = os.fstat(file.fileno()).st_size, self._read.get(path.name, 0)
+                file.seek(place)
+                for line in file:
+                    try:  # the leader may have died while it wrote, or is writing just now
+                        number, about = json.loads(line)
+                    except ValueError:
+                        break
+                    begin = place + len(line)
+                    place = begin + sum(length for _, length, _ in about)
+                    if place > end:
+                        break
+                    self._known[number] = path.name, begin, about
+                    self._read[path.name] = place
+                    file.seek(place)
+
+
+def _as_bytes(name: str, state: Any) -> tuple[bytes, Any]:
+    """A state as bytes, and what JSON can say of it."""
+    if name == "python":
+        version, numbers, gauss = state
+        return np.array(numbers, np.uint32).tobytes(), [version, gauss]
+    return (state.numpy() if isinstance(state, Tensor) else state).tobytes(), None
+
+
+def _from_bytes(name: str, raw: bytes, more: Any) -> Any:
+    if name == "python":
+        return more[0], tuple(np.frombuffer(raw, np.uint32).tolist()), more[1]
+    if name == "numpy":
+        return np.frombuffer(raw, np.uint32)
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+
+
 # ---------------------------------------------------------------------- one worker's randomness
 
 
@@ -208,14 +290,14 @@ class Randomness:
         """The number of the present stretch of the script: a pass, or what is between two of them."""
         self._ended = 0
         """How many passes have come to their end."""
-        self._notes: Path | None = None
-        """The folder with the states of generators at the ends of passes."""
+        self._notes: Notes | None = None
+        """The states of generators at the ends of passes."""
         self._made: Counter[str] = Counter()
         """By place in the script: generators that were made there without a seed in this stretch."""
 
     def begin(self, seed: int, notes: Path | None = None) -> None:
         """Give the script the job's randomness, before its first line."""
-        self.seed, self._notes = seed, notes
+        self.seed, self._notes = seed, None if notes is None else Notes(notes)
         seed_all(seed)
 
     # ------------------------------------------------------------------ a worker's own
@@ -317,18 +399,12 @@ class Randomness:
         kinds = _kinds()
         changed = {n: now for n, now in states().items() if n in begun and not kinds[n].same(now, begun[n])}
         if changed:
-            with contextlib.suppress(OSError):  # a full disk must not end the job
-                self._notes.mkdir(parents=True, exist_ok=True)
-                new = self._notes / f".{number}.{os.getpid()}"
-                torch.save(_packed(changed), new)
-                new.replace(self._notes / str(number))
+            self._notes.leave(number, changed)
 
     def _take_note(self, number: int, begun: States) -> None:
         """Have the states that the others had at the end of a pass; as at its begin if they drew nothing."""
         assert self._notes is not None
-        noted: States = {}
-        with contextlib.suppress(FileNotFoundError):
-            noted = _unpacked(torch.load(self._notes / str(number), weights_only=True))
+        noted = self._notes.take(number)
         for name, kind in _kinds().items():
             if name in begun:
                 kind.set(noted.get(name, begun[name]))
