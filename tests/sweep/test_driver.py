@@ -17,6 +17,7 @@ from tests.control.virtual import Exact, Trace, VirtualPlatform, known_exactly
 from swell.api.schemas import EventView
 from swell.control.model import JobRequest
 from swell.domain import Cluster, Placement
+from swell.domain.errors import SwellError
 from swell.engines import Report
 from swell.sweep import driver
 from swell.sweep.driver import Driver
@@ -143,3 +144,51 @@ def test_a_trial_is_judged_by_what_its_job_logged_last(
     Driver(client, study, sweep, "train.py", {"name": "trial"}, parallel=1).run()  # type: ignore[arg-type]
     (trial,) = study.trials()
     assert (trial.state, trial.value) == ("complete", value)
+
+
+class TooLate:
+    """A client whose jobs are over whenever the driver wants to pause, resume or cancel them."""
+
+    def __init__(self) -> None:
+        self.events_: list[EventView] = []
+        self.over: set[str] = set()
+        self.refused = 0
+
+    def submit(self, script: str, *, idempotency_key: str, **options: Any) -> Any:
+        job_id = f"job-{len({event.job_id for event in self.events_})}"
+        self._say(job_id, "progress", {"epoch": 1, "metrics": {"accuracy": 0.1 * len(self.events_)}})
+        return SimpleNamespace(job_id=job_id)
+
+    def _say(self, job_id: str, kind: str, data: dict[str, Any]) -> None:
+        seq = len(self.events_) + 1
+        self.events_.append(EventView(seq=seq, time_s=float(seq), kind=kind, job_id=job_id, data=data))
+
+    def events(self, *, since: int, follow: bool) -> list[EventView]:
+        return [event for event in self.events_ if event.seq > since]
+
+    def job(self, job_id: str) -> Any:
+        return SimpleNamespace(over=job_id in self.over)
+
+    def pause(self, job_id: str) -> None:
+        self._say(job_id, "finished", {})
+        self.over.add(job_id)
+        self.refused += 1
+        raise SwellError(f"job '{job_id}' is finished: there is nothing to do")
+
+    resume = cancel = pause
+
+
+def test_a_trial_that_ends_just_when_it_is_to_wait_or_to_be_given_up_is_complete(tmp_path: Path) -> None:
+    sweep = Sweep.of_tables(
+        {"metric": "accuracy", "direction": "maximize", "trials": 3}, {"lr": {"low": 0.0, "high": 1.0}}
+    )
+    study, client = Study(tmp_path / "sweep.db", sweep, fresh=True), TooLate()
+    Driver(client, study, sweep, "train.py", {"name": "trial"}, parallel=2).run()  # type: ignore[arg-type]
+    assert client.refused and [trial.state for trial in study.trials()] == ["complete"] * 3
+
+    client = TooLate()
+    # What the platform refuses for another reason is said
+    client.job = lambda job_id: SimpleNamespace(over=False)  # type: ignore[method-assign]
+    study = Study(tmp_path / "other.db", sweep, fresh=True)
+    with pytest.raises(SwellError, match="nothing to do"):
+        Driver(client, study, sweep, "train.py", {"name": "trial"}, parallel=2).run()  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from typing import Any
 from swell.api.client import Client
 from swell.api.schemas import EventView
 from swell.control.model import Phase
+from swell.domain.errors import SwellError
 from swell.sweep.halving import Verdict
 from swell.sweep.spec import Sweep, Value
 from swell.sweep.study import Study, Trial
@@ -107,14 +108,24 @@ class Driver:
         self._waiting.update(given_up, arrived)
         for job_id in [job_id for job_id in self._running if job_id in self._waiting]:
             if self._room and verdicts.get(self._running[job_id], Verdict.GO) is Verdict.GO:
-                self._client.resume(job_id)
+                self._ask(self._client.resume, job_id)
                 self._waiting.discard(job_id)
         for job_id in given_up:
-            self._client.cancel(job_id)
-            self._end(job_id, "pruned")
+            if self._ask(self._client.cancel, job_id):
+                self._end(job_id, "pruned")
         self._fill()
         for job_id in arrived:
-            self._client.pause(job_id)
+            self._ask(self._client.pause, job_id)
+
+    def _ask(self, order: Callable[[str], Any], job_id: str) -> bool:
+        """Give the platform an order for a job; False if that is over by now, as its events will say."""
+        try:
+            order(job_id)
+        except SwellError:
+            if not self._client.job(job_id).over:
+                raise
+            return False
+        return True
 
     @property
     def _room(self) -> bool:
