@@ -294,7 +294,10 @@ UNSHARABLE = {
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(data)
-    for a, b in DataLoader(Stream(), batch_size=5):
+    batches = iter(DataLoader(Stream(), batch_size=5))
+    ahead = next(batches)
+    while ahead is not None:
+        (a, b), ahead = ahead, next(batches, None)
         nn.functional.mse_loss(model(a), b).backward()
         optimizer.step()
 """,

@@ -171,7 +171,6 @@ TODAY: dict[str, tuple[Kind, str]] = {
     "kfold": (Kind.VARIES, "workers join late, or not at all, where each fold begins with another model"),
     "multi_task": (Kind.FAILS, "Connection refused"),
     "drop_last": (Kind.FAILS, "AssertionError"),
-    "iterable": (Kind.ONE_WORKER, "its DataLoader has an iterable data set"),
     "full_batch": NO_LOADER,
     "reinforce": NO_LOADER,
     "dqn": NO_LOADER,

@@ -26,6 +26,7 @@ from swell.train.auto.position import Position
 from swell.train.auto.replay import Replay
 from swell.train.auto.rhythm import Rhythm
 from swell.train.auto.run import ScriptRun, ScriptStage
+from swell.train.auto.streams import Notes, StreamPass
 from swell.train.auto.trained import Trained
 from swell.train.auto.unpacking import Unpacker
 from swell.train.sync.transfer import _cloned as cloned
@@ -42,13 +43,20 @@ class CatchingUp:
     """What one worker's script hands over, and another's takes over once it has come there."""
 
     def __init__(
-        self, run: ScriptRun, position: Position, rhythm: Rhythm, loss: Loss, trained: Trained
+        self,
+        run: ScriptRun,
+        position: Position,
+        rhythm: Rhythm,
+        loss: Loss,
+        trained: Trained,
+        notes: Notes,
     ) -> None:
         self._run = run
         self._position = position
         self._rhythm = rhythm
         self._loss = loss
         self._trained = trained
+        self._notes = notes
         self.replay = Replay(run.link, position)
         self._data = Data()
         self._held: Packed | None = None
@@ -68,7 +76,7 @@ class CatchingUp:
 
     # ------------------------------------------------------------------ going there
 
-    def forward(self, here: Pass, job: ScriptJob) -> list[Any] | None:
+    def forward(self, here: Pass, job: ScriptJob) -> Any:
         """Samples to compute without effect while catching up; None once caught up. May end the pass."""
         if here.main is not None:
             return self.replay.samples(here) if here.counted else here.idle()
@@ -85,7 +93,11 @@ class CatchingUp:
                 if here.drawn <= self._rhythm.ahead:
                     return here.idle()
                 here.over = True
+                if isinstance(here, StreamPass) and (why := self._notes.go_through(here)):
+                    give_way(self._run.link, why, steps=job.steps)
                 raise StopIteration
+            if isinstance(here, StreamPass):
+                here.stream.skip(self.replay.drawn_in_pass(here.epoch))
             # Go on until a step, so that accumulation stays in phase; arrive there if batches are in flight.
             if self._rhythm.pending or self._rhythm.ahead:
                 return here.idle()
@@ -133,6 +145,9 @@ class CatchingUp:
         elif not job.join() or state.later is not None:
             return False
         self._position.arrive(here, live=not state.resumed)
+        for mine in (here, *self._position.beside(here)):
+            if isinstance(mine, StreamPass) and mine.astray:
+                give_way(link, mine.astray, steps=job.steps)
         state.resumed = False
         self._take_over()
         self._run.randomness.restore(here, self._random)

@@ -15,8 +15,7 @@ from swell.train.auto.run import ScriptRun, ScriptStage
 from swell.train.sync.link import Link
 
 NO_LOADER = "it steps its optimizer without having drawn a batch from a DataLoader"
-ITERABLE = "its DataLoader has an iterable data set, which has no indices to cut"
-UNBATCHED = "its DataLoader has no batches to cut (batch_size=None)"
+STREAM_AHEAD = "it reads batches of an iterable data set ahead of the one that it computes"
 CYCLE = "it repeats its first pass with itertools.cycle, which keeps every batch of it"
 CLOSURE = "it gives optimizer.step() a closure, which runs the model several times"
 DISTRIBUTED = "it sets up torch.distributed by itself"
@@ -28,8 +27,7 @@ LOSS = "its loss is neither the mean nor the sum over the batch, as far as tryin
 
 NEXT = {
     NO_LOADER: "draw batches with a DataLoader, or use swell.elastic with job.sample (docs/training.md)",
-    ITERABLE: "use swell.elastic with job.stream (docs/streams.md)",
-    UNBATCHED: "give the DataLoader a batch_size",
+    STREAM_AHEAD: "draw each batch when it is computed, or use job.stream of swell.elastic (docs/streams.md)",
     CYCLE: "write `while True: yield from loader`, which also shuffles every pass anew",
     CLOSURE: "another optimizer than LBFGS can be shared",
     DISTRIBUTED: "take the set-up of torch.distributed out: swell does its work",

@@ -14,11 +14,13 @@ from swell.train.auto.job import ScriptJob
 from swell.train.auto.loss import Loss
 from swell.train.auto.output import tell_of_parts
 from swell.train.auto.passes import Pass
+from swell.train.auto.place import contents
 from swell.train.auto.pools import Pools
 from swell.train.auto.position import Position
 from swell.train.auto.reduction import NEITHER
 from swell.train.auto.rhythm import Rhythm
 from swell.train.auto.run import ScriptRun
+from swell.train.auto.streams import Notes, StreamPass, Whole
 from swell.train.data.samples import key
 
 _UNTRAINED = 3
@@ -38,6 +40,7 @@ class Draws:
         agreement: Agreement,
         catching_up: CatchingUp,
         dividing: Dividing,
+        notes: Notes,
     ) -> None:
         self._run = run
         self._position = position
@@ -47,6 +50,7 @@ class Draws:
         self._catching_up = catching_up
         self._dividing = dividing
         self.pools = Pools()
+        self.notes = notes
         self._divided = False
         """Whether other workers have other samples of the batch that was drawn last."""
         self._told = False
@@ -63,6 +67,8 @@ class Draws:
             batch = self._draw(here)
         except StopIteration:
             run = self._run
+            if not run.forwarding:
+                self.notes.leave(here, ended=True)
             alike, leads = not self._rhythm.ahead, run.leads()
             randomness.pass_ends(here, alike=alike, leads=leads, forwarding=run.forwarding)
             raise
@@ -70,12 +76,17 @@ class Draws:
             randomness.part()
         return batch
 
-    def _load(self, here: Pass, samples: list[Any], *, divided: bool, again: bool = False) -> Any:
+    def _load(self, here: Pass, samples: Any, *, divided: bool, again: bool = False) -> Any:
         """These samples as one batch; if others have others, with randomness of this worker's own.
 
         `again`: any batch will do, so it is loaded once.
         """
         self._divided = divided
+        if isinstance(samples, Whole):
+            batch = samples.hand_out()
+            if not self._run.forwarding and self._run.job is not None and self._run.job.world > 1:
+                self._dividing.given += contents(batch)
+            return batch
         if not divided:
             return self.pools.get(here.loader, samples, self._seed(here))
         with self._run.randomness.own():
@@ -113,7 +124,7 @@ class Draws:
         if samples is None:
             here.over = True
             raise StopIteration
-        if here.loader.num_workers:
+        if here.loader.num_workers and not isinstance(samples, Whole):
             ahead = here.upcoming(rank, world, 2 * here.loader.num_workers)
             self.pools.plan(here.loader, [samples, *ahead], self._seed(here))
         return self._load(here, samples, divided=world > 1)
@@ -141,16 +152,19 @@ class Draws:
         return together
 
     def _begin_pass(self, here: Pass, follows: Pass | None, job: ScriptJob) -> None:
+        for before in self._position.active:
+            if follows is None and before.training and not before.over and not job.forwarding:
+                self.notes.leave(before, ended=False)
         self._position.begin(here, follows, forwarding=job.forwarding, ahead=self._rhythm.ahead)
         if follows is None and not job.forwarding:
             job.at_epoch(here.epoch)
 
-    def _cut(self, here: Pass, rank: int, world: int) -> list[Any] | None:
+    def _cut(self, here: Pass, rank: int, world: int) -> Any:
         """Draw a batch; returns this worker's samples of it, or None if nothing is left."""
         reduction = self._loss.reduction
         self._loss.dropout.set(off=world > 1 and rank > 0 and reduction.kind is None)
-        if world == 1:
-            all_of_it = here.take_whole()
+        if world == 1 or isinstance(here, StreamPass):
+            all_of_it = here.take_whole(counts=rank == 0)
             return None if all_of_it is None else all_of_it.window
         if here.at_end():
             return None
@@ -173,7 +187,8 @@ class Draws:
         job, forwarding = self._run.job, self._run.forwarding
         if job is not None:
             self._together(job)
-        drawn = None if forwarding and here.drawn else here.take_whole()
+        brief = forwarding and here.drawn and not isinstance(here, StreamPass)
+        drawn = None if brief else here.take_whole()
         if drawn is None:
             if here.drawn and not forwarding:
                 self._position.ended_untrained(here)

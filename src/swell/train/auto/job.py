@@ -363,7 +363,7 @@ class ScriptJob(Worker):
         (reduced, size, divided, step_s), self._unreported = self._unreported, None
         report = self._reporter.report(reduced, None, step_s)
         report |= reporting.timing(self._reporter.pace, size, None, self.world, self._crew.nodes)
-        report["drawn"] = self._script.drawn()
+        report["drawn"], report["drawn_in"] = self._script.drawn(), self._progress.epoch
         if not divided:
             del report["step_s"]
         report["of"] = None  # only the script knows how long it will train

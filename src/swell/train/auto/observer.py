@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from swell.train.auto import confinement, held, layout, loops
 from swell.train.auto.agreement import Agreement
@@ -36,6 +36,7 @@ from swell.train.auto.randomness import states
 from swell.train.auto.reduction import SUM
 from swell.train.auto.rhythm import Rhythm
 from swell.train.auto.run import ScriptRun, ScriptStage
+from swell.train.auto.streams import Notes, Stream, StreamPass, is_stream
 from swell.train.auto.trained import Trained
 
 
@@ -48,19 +49,25 @@ class Observer:
         self.pid = os.getpid()
         """The process of the script; those that it forks are not observed."""
         self.position, self._rhythm = Position(), Rhythm()
+        self.notes = Notes()
         self.loss, self.trained = Loss(), Trained(run.link)
         self.agreement = Agreement(run, self.position, self._rhythm)
         self.dividing = Dividing(run, self.position, lambda: self.loss.reduction.kind)
         self.exchange = Exchange(run, self.position, self.loss, self.agreement, self.trained, self.dividing)
-        self._catching_up = CatchingUp(run, self.position, self._rhythm, self.loss, self.trained)
+        self._catching_up = CatchingUp(run, self.position, self._rhythm, self.loss, self.trained, self.notes)
         self._draws = Draws(
-            run, self.position, self._rhythm, self.loss, self.agreement, self._catching_up, self.dividing
+            run,
+            self.position,
+            self._rhythm,
+            self.loss,
+            self.agreement,
+            self._catching_up,
+            self.dividing,
+            self.notes,
         )
         self._lone = confinement.Count()
         self._in_part = False
         """Whether the step under way is that of a divided batch (see `Randomness.part`)."""
-        self._odd = confinement.NO_LOADER
-        """Why a script that never draws from a pass cannot be shared."""
 
     # ------------------------------------------------------------------ passes
 
@@ -70,10 +77,10 @@ class Observer:
             return self._whole_iter(loader)
         if not torch.is_grad_enabled() or self.position.trains(loader) is False:
             return self._evaluation(loader)
-        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-            streams = isinstance(loader.dataset, IterableDataset)
-            self._odd = confinement.ITERABLE if streams else confinement.UNBATCHED
-            return self._whole_iter(loader)
+        if is_stream(loader):
+            self.run.randomness.rejoin()
+            stream = Stream(self._whole_iter(loader), lambda: self.run.job is None or self.run.forwarding)
+            return self.position.open_stream(loader, self._draws.draw, stream)
         return self.position.open(loader, self._draws.draw)
 
     def _evaluation(self, loader: DataLoader[Any]) -> Iterator[Any]:
@@ -81,9 +88,10 @@ class Observer:
         batches, begun = self._whole_iter(loader), states()
         for batch in batches:
             yield batch
-            if self.run.forwarding:
+            if self.run.forwarding and not is_stream(loader):
                 break
-        self.run.randomness.after(begun)
+        if not is_stream(loader):  # a stream may go on from where it was, so newcomers read all of it too
+            self.run.randomness.after(begun)
 
     # ------------------------------------------------------------------ gradients
 
@@ -168,6 +176,8 @@ class Observer:
             self.agreement.settle_alone(job)
         if here is not None and not here.over:
             rhythm.ahead = len(here.flight) or rhythm.ahead
+            if rhythm.ahead and isinstance(here, StreamPass) and not job.confined:
+                confinement.confine(self.run, job, confinement.STREAM_AHEAD)
         if forwarding:
             if rhythm.ahead and here is not None and here.epoch == job.epoch and not here.over:
                 self._catching_up.arrive_after_step(here, job)
@@ -185,8 +195,10 @@ class Observer:
             return confinement.DISTRIBUTED
         if any(loops.is_repeated(p) for p in self.position.active):
             return confinement.CYCLE
+        if any(isinstance(p, StreamPass) and p.flight for p in self.position.active):
+            return confinement.STREAM_AHEAD
         drew = any(p.flight or p.drawn for p in self.position.active)
-        return "" if self.position.current or drew else self._odd
+        return "" if self.position.current or drew else confinement.NO_LOADER
 
     def _begin(self, optimizer: torch.optim.Optimizer, confined: str) -> None:
         """Make the job, at the first step of the first training pass, which shows what is trained."""

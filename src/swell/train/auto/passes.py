@@ -224,7 +224,8 @@ class Pass:
 
     def position(self) -> dict[str, Any]:
         """The position in this pass, for newcomers and checkpoints."""
-        self.order.peek(self.index)  # so that it has begun
+        if self.order.begun is None:
+            self.order.peek(self.index)  # so that it has begun
         return {
             "begun": self.order.begun,
             "counts": loops.counts(self),

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from swell.train.auto.loops import SourceLoop
 from swell.train.auto.passes import Drawn, Pass
+from swell.train.auto.streams import Stream, StreamPass
 from swell.train.data.plan import Range
 
 
@@ -56,6 +57,10 @@ class Position:
             torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         self._opened.add(loader)
         return Pass(loader, self._begun, draw, training=bool(self.trains(loader)))
+
+    def open_stream(self, loader: DataLoader[Any], draw: Callable[[Pass], Any], stream: Stream) -> Pass:
+        """A pass over a loader that can only be read in order."""
+        return StreamPass(loader, self._begun, draw, stream, training=bool(self.trains(loader)))
 
     def evaluates(self, here: Pass) -> None:
         """The script draws from `here`, which is not (or not yet) a training pass."""

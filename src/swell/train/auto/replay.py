@@ -58,10 +58,19 @@ class Replay:
         return True
 
     def _drawn_by_job(self) -> int:
+        drawn = self._reported().get("drawn")
+        return drawn if isinstance(drawn, int) else 0
+
+    def drawn_in_pass(self, epoch: int) -> int:
+        """How many batches the job is known to have drawn in that pass; 0 if it is in another one."""
+        report = self._reported()
+        drawn = report.get("drawn")
+        return drawn if isinstance(drawn, int) and report.get("drawn_in") == epoch else 0
+
+    def _reported(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError), JobClient(self._link.directory, wait_s=10.0) as client:
-            drawn = (client.status()["last_report"] or {}).get("drawn")
-            return drawn if isinstance(drawn, int) else 0
-        return 0
+            return client.status()["last_report"] or {}
+        return {}
 
     def skips(self, roots: Any, job: ScriptJob) -> bool:
         """Whether the gradients of `roots` need not be computed; they are zero then."""
