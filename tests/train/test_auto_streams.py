@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from swell.train.auto.place import contents
 from swell.train.auto.position import Position
-from swell.train.auto.streams import Notes, Stream, StreamPass
+from swell.train.auto.streams import Readings, Stream, StreamPass
 
 HEAD = """
 import json, os, random, sys, time
@@ -74,7 +74,7 @@ SCRIPTS = {
     # Every pass goes on where the last one ended, in an order that is drawn while it is read.
     "shuffled": """
 loader = DataLoader(Shuffled(Numbers(300)), batch_size=20)
-for epoch in range(16):
+for epoch in range(30):
     for a, b in loader:
         learn(a, b)
     seen.append(random.random())
@@ -109,14 +109,6 @@ def _result(text: str) -> dict[str, Any]:
     return result
 
 
-def _together(job: Any, count: int) -> None:
-    """Change the workers, and wait until these have made some steps."""
-    job.resize(count)
-    begin = job.members(count)["step"]
-    there = job.wait_for(lambda s: s["step"] >= begin + 3)
-    assert len(there["members"]) == count
-
-
 @pytest.mark.parametrize("kind", ["shuffled", pytest.param("endless", marks=pytest.mark.long)])
 def test_a_stream_is_read_by_all_workers_as_in_a_plain_run(stage: Any, tmp_path: Path, kind: str) -> None:
     script, output = tmp_path / "plain.py", tmp_path / "printed"
@@ -125,14 +117,14 @@ def test_a_stream_is_read_by_all_workers_as_in_a_plain_run(stage: Any, tmp_path:
     job = stage.run(
         HEAD + SCRIPTS[kind] + TAIL, settings={"auto": True, "checkpoint_s": 0.2}, workers=1, maximum=3
     )
-    job.wait_for(lambda s: s["step"] >= 40)  # in another pass than the first one
-    _together(job, 2)
-    dead = job.kill(0)
-    job.wait_for(lambda s: len(s["members"]) == 2 and dead not in s["members"])
-    _together(job, 1)
-    job.kill(0)  # now it goes on from its checkpoint
-    job.wait_for(lambda s: len(s["members"]) == 1)
-    _together(job, 2)
+    job.wait_for(lambda s: s["step"] >= 30)  # in another pass than the first one
+    job.resize(2)
+    begin = job.members(2)["step"]
+    job.wait_for(lambda s: s["step"] >= begin + 3)
+    first = job.kill(0)
+    job.wait_for(lambda s: len(s["members"]) == 2 and first not in s["members"])
+    dead = job.kill(0), job.kill(1)  # now it goes on from its checkpoint
+    job.wait_for(lambda s: s["members"] and not set(dead) & set(s["members"]))
     assert job.wait(120.0) == 0, job.output()
     assert "could not follow" not in job.output() and not job.events("confined")
     assert stage.prepared.wait(plain, 60.0) == 0, output.read_text()
@@ -199,16 +191,16 @@ def test_a_newcomer_skips_with_the_streams_own_random_numbers() -> None:
 
 
 def test_a_newcomer_reads_as_much_of_earlier_passes_as_is_noted(tmp_path: Path) -> None:
-    notes, here = Notes(), _pass(Position())
-    assert "nobody knows" in notes.go_through(here)
-    notes.home = tmp_path / "streams"
-    assert "nobody knows" in notes.go_through(here)
+    readings, here = Readings(), _pass(Position())
+    assert "nobody knows" in readings.go_through(here)
+    readings.home = tmp_path / "streams"
+    assert "nobody knows" in readings.go_through(here)
     here.index = 5
-    notes.leave(here, ended=False)
+    readings.leave(here, ended=False)
     other = _pass(Position())
-    assert notes.go_through(other) == "" and other.stream.read == 5
+    assert readings.go_through(other) == "" and other.stream.read == 5
     other.stream.skip(6)
-    assert "6 batches in training pass 0, and not 5" in notes.go_through(other)
+    assert "6 batches in training pass 0, and not 5" in readings.go_through(other)
 
 
 def test_batches_are_told_apart_by_all_that_is_in_them() -> None:

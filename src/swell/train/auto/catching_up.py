@@ -26,7 +26,7 @@ from swell.train.auto.position import Position
 from swell.train.auto.replay import Replay
 from swell.train.auto.rhythm import Rhythm
 from swell.train.auto.run import ScriptRun, ScriptStage
-from swell.train.auto.streams import Notes, StreamPass
+from swell.train.auto.streams import Readings, StreamPass
 from swell.train.auto.trained import Trained
 from swell.train.auto.unpacking import Unpacker
 from swell.train.sync.transfer import _cloned as cloned
@@ -49,14 +49,14 @@ class CatchingUp:
         rhythm: Rhythm,
         loss: Loss,
         trained: Trained,
-        notes: Notes,
+        readings: Readings,
     ) -> None:
         self._run = run
         self._position = position
         self._rhythm = rhythm
         self._loss = loss
         self._trained = trained
-        self._notes = notes
+        self._readings = readings
         self.replay = Replay(run.link, position)
         self._data = Data()
         self._held: Packed | None = None
@@ -93,10 +93,10 @@ class CatchingUp:
                 if here.drawn <= self._rhythm.ahead:
                     return here.idle()
                 here.over = True
-                if isinstance(here, StreamPass) and (why := self._notes.go_through(here)):
+                if isinstance(here, StreamPass) and (why := self._readings.go_through(here)):
                     give_way(self._run.link, why, steps=job.steps)
                 raise StopIteration
-            if isinstance(here, StreamPass):
+            if isinstance(here, StreamPass) and job.script_state.later is None:  # the others are alive
                 here.stream.skip(self.replay.drawn_in_pass(here.epoch))
             # Go on until a step, so that accumulation stays in phase; arrive there if batches are in flight.
             if self._rhythm.pending or self._rhythm.ahead:

@@ -20,7 +20,7 @@ from swell.train.auto.position import Position
 from swell.train.auto.reduction import NEITHER
 from swell.train.auto.rhythm import Rhythm
 from swell.train.auto.run import ScriptRun
-from swell.train.auto.streams import Notes, StreamPass, Whole
+from swell.train.auto.streams import Readings, StreamPass, Whole
 from swell.train.data.samples import key
 
 _UNTRAINED = 3
@@ -40,7 +40,7 @@ class Draws:
         agreement: Agreement,
         catching_up: CatchingUp,
         dividing: Dividing,
-        notes: Notes,
+        readings: Readings,
     ) -> None:
         self._run = run
         self._position = position
@@ -50,7 +50,7 @@ class Draws:
         self._catching_up = catching_up
         self._dividing = dividing
         self.pools = Pools()
-        self.notes = notes
+        self.readings = readings
         self._divided = False
         """Whether other workers have other samples of the batch that was drawn last."""
         self._told = False
@@ -68,7 +68,7 @@ class Draws:
         except StopIteration:
             run = self._run
             if not run.forwarding:
-                self.notes.leave(here, ended=True)
+                self.readings.leave(here, ended=True)
             alike, leads = not self._rhythm.ahead, run.leads()
             randomness.pass_ends(here, alike=alike, leads=leads, forwarding=run.forwarding)
             raise
@@ -154,7 +154,7 @@ class Draws:
     def _begin_pass(self, here: Pass, follows: Pass | None, job: ScriptJob) -> None:
         for before in self._position.active:
             if follows is None and before.training and not before.over and not job.forwarding:
-                self.notes.leave(before, ended=False)
+                self.readings.leave(before, ended=False)
         self._position.begin(here, follows, forwarding=job.forwarding, ahead=self._rhythm.ahead)
         if follows is None and not job.forwarding:
             job.at_epoch(here.epoch)

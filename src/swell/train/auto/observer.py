@@ -36,7 +36,7 @@ from swell.train.auto.randomness import states
 from swell.train.auto.reduction import SUM
 from swell.train.auto.rhythm import Rhythm
 from swell.train.auto.run import ScriptRun, ScriptStage
-from swell.train.auto.streams import Notes, Stream, StreamPass, is_stream
+from swell.train.auto.streams import Readings, Stream, StreamPass, is_stream
 from swell.train.auto.trained import Trained
 
 
@@ -49,12 +49,14 @@ class Observer:
         self.pid = os.getpid()
         """The process of the script; those that it forks are not observed."""
         self.position, self._rhythm = Position(), Rhythm()
-        self.notes = Notes()
+        self.readings = Readings()
         self.loss, self.trained = Loss(), Trained(run.link)
         self.agreement = Agreement(run, self.position, self._rhythm)
         self.dividing = Dividing(run, self.position, lambda: self.loss.reduction.kind)
         self.exchange = Exchange(run, self.position, self.loss, self.agreement, self.trained, self.dividing)
-        self._catching_up = CatchingUp(run, self.position, self._rhythm, self.loss, self.trained, self.notes)
+        self._catching_up = CatchingUp(
+            run, self.position, self._rhythm, self.loss, self.trained, self.readings
+        )
         self._draws = Draws(
             run,
             self.position,
@@ -63,7 +65,7 @@ class Observer:
             self.agreement,
             self._catching_up,
             self.dividing,
-            self.notes,
+            self.readings,
         )
         self._lone = confinement.Count()
         self._in_part = False

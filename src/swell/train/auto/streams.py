@@ -210,7 +210,7 @@ class StreamPass(Pass):
 # ---------------------------------------------------------------------- how far the job has read
 
 
-class Notes:
+class Readings:
     """How many batches the job has read in its passes over streams that it is through with."""
 
     def __init__(self) -> None:

@@ -143,7 +143,7 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
     if first and not resumes:
         files.journal.begin_anew()
     launch = str(link.config.get("launch", ""))
-    observer.notes.home = seeded / "passes" / "streams"
+    observer.readings.home = seeded / "passes" / "streams"
     run.randomness.begin(job_seed(seeded, launch, anew=first and not resumes), seeded / "passes")
     private = directory / "private"
     shown = [LeaderOnly(sys.stdout, run, private / "stdout"), LeaderOnly(sys.stderr, run, private / "stderr")]
