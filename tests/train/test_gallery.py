@@ -70,6 +70,9 @@ class Script:
     """What starts it as a plain script sets (torchrun)."""
 
 
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+"""What torchrun sets."""
+
 SCRIPTS = [
     Script("mnist_conv", "pytorch/examples: train() and test(), Adadelta, StepLR", short=True),
     Script("mlp_regression", "a loop over a loader, double precision", Show.EXACT, short=True),
@@ -133,7 +136,8 @@ SCRIPTS = [
     Script("reinforce", "whole episodes, actions drawn from the model", Show.EXACT, short=True),
     Script("dqn", "a replay memory and a target network", Show.EXACT),
     Script("actor_critic", "minibatches of rollouts (PPO)", Show.EXACT),
-    Script("ddp", "made for torchrun", env={"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}),
+    Script("ddp", "made for torchrun", short=True, env=TORCHRUN),
+    Script("ddp_reference", "for torchrun: no_sync, metrics of all ranks, objects gathered", env=TORCHRUN),
     Script("hf_trainer", "Hugging Face's Trainer", needs="transformers"),
     Script("accelerate_loop", "Accelerate", needs="accelerate"),
     Script("lightning_loop", "Lightning", needs="lightning"),
@@ -175,7 +179,6 @@ TODAY: dict[str, tuple[Kind, str]] = {
     "reinforce": NO_LOADER,
     "dqn": NO_LOADER,
     "actor_critic": NO_LOADER,
-    "ddp": (Kind.FAILS, "environment variable RANK expected"),
     "hf_trainer": AHEAD,
     "accelerate_loop": AHEAD,
     "wgan_gp": (Kind.VARIES, "a death within a gradient of a gradient takes the job back"),

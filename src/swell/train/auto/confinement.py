@@ -18,8 +18,9 @@ NO_LOADER = "it steps its optimizer without having drawn a batch from a DataLoad
 STREAM_AHEAD = "it reads batches of an iterable data set ahead of the one that it computes"
 CYCLE = "it repeats its first pass with itertools.cycle, which keeps every batch of it"
 CLOSURE = "it gives optimizer.step() a closure, which runs the model several times"
-DISTRIBUTED = "it sets up torch.distributed by itself"
+DISTRIBUTED = "it sets up torch.distributed with other processes by itself"
 BY_HAND = "it changes its parameters by hand, without an optimizer of torch.optim"
+NORM_OF_PARTS = "it reads batches ahead, and its SyncBatchNorm needs the statistics of whole batches"
 UNDIVIDED = "what its model computes of a batch is not made of what it computes of parts of it"
 SPARSE = "its gradients are sparse, and workers exchange dense ones"
 NO_CALL = "it computes its batches without calling a model (an nn.Module) that could be divided"
@@ -30,9 +31,10 @@ NEXT = {
     STREAM_AHEAD: "draw each batch when it is computed, or use job.stream of swell.elastic (docs/streams.md)",
     CYCLE: "write `while True: yield from loader`, which also shuffles every pass anew",
     CLOSURE: "another optimizer than LBFGS can be shared",
-    DISTRIBUTED: "take the set-up of torch.distributed out: swell does its work",
+    DISTRIBUTED: "leave ranks and world size to the variables that swell sets, as torchrun does",
     BY_HAND: "use an optimizer of torch.optim, SGD for example",
     UNDIVIDED: "let the model treat every sample by itself, along the first dimension of what it is given",
+    NORM_OF_PARTS: "draw each batch when it is computed, without a prefetcher",
     SPARSE: "take out sparse=True",
     NO_CALL: "let the forward method of an nn.Module compute the batch",
     LOSS: "use swell.elastic and give job.step the mean (docs/training.md)",
@@ -72,6 +74,11 @@ def run_alone(run: ScriptRun, reason: str) -> None:
     """Go on as a plain script, on one worker; nobody but the script itself can save its state."""
     if run.job is not None:
         fail(f"{_cannot(reason)}; run it without --auto")
+    if run.processes > 1:
+        fail(
+            f"--auto: {run.processes} processes were asked for, and their batches cannot be trained on "
+            f"together, because {reason}; ask for one process, or run the script without --auto"
+        )
     run.stage = ScriptStage.ALONE
     _say(run.link, reason, "; if it is interrupted it begins again, or from its own checkpoint")
     be_the_only_one(run.link)

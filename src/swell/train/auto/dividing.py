@@ -32,7 +32,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,9 @@ from swell.train.data.plan import Range
 TOGETHER = "together"
 """How the work is shared, as `Reduction.kind`: all workers have the whole batch, and models are divided."""
 _LARGE_BYTES = 256 << 10
+_TWICE = "computes gradients of gradients"
+_MIXED = "normalizes over the whole batch (SyncBatchNorm)"
+"""What a step does that cannot be made up for when a worker is lost in it."""
 _WITHOUT = 3
 """After so many batches without a call that could be divided, more than one worker is of no use."""
 
@@ -83,6 +86,8 @@ class DividedCall:
         """False if that part is another worker's: there are more workers than parts."""
         self.holders: list[str] = []
         """The workers that have the gradients of the parts, in the present backward pass."""
+        self.mixes = False
+        """True if its parts know of each other (`Dividing.norm`): none can be computed again alone."""
         self.grads: dict[int, Tensor] = {}
         """By place among the outputs: their gradients, of the whole batch, in the present backward pass."""
         self._buffers = [(b, b.detach().clone()) for b in module.buffers() if b.nbytes <= _LARGE_BYTES]
@@ -187,6 +192,8 @@ class Dividing:
         self._repeated = 1
         """How often this worker's gradients have what all workers compute alike."""
         self._alike: dict[int, Tensor] | None = None
+        self._present: DividedCall | None = None
+        """The call whose part is being computed."""
         self._twice = False
         """True if gradients of gradients are computed, so that a lost part cannot be computed again."""
         self._calls = 0
@@ -279,7 +286,7 @@ class Dividing:
         call = DividedCall(self._own, module, leaves, spec, size, form)
         call.ranges, call.owners = ranges, list(job.members[: len(ranges)])
         call.mine, call.counts = job.rank % len(ranges), job.rank < len(ranges)
-        with _back_if_lost(call), call.randomness(call.mine):
+        with _back_if_lost(call), call.randomness(call.mine), self._computing(call):
             args, kwargs = call.inputs(call.mine, lambda i, leaf: _scattered(self, call, i, leaf))
             outputs = self._own(module, *args, **kwargs)
             found, out_spec = pytree.tree_flatten(outputs)
@@ -303,6 +310,72 @@ class Dividing:
             found[index] = whole
         self._calls += 1
         return pytree.tree_unflatten(found, out_spec)
+
+    # ------------------------------------------------------------------ batch norm over all parts
+
+    @contextlib.contextmanager
+    def _computing(self, call: DividedCall) -> Iterator[None]:
+        before, self._present = self._present, call
+        try:
+            yield
+        finally:
+            self._present = before
+
+    def norm(self, module: nn.SyncBatchNorm, given: Tensor) -> Tensor:
+        """SyncBatchNorm: where a call is divided, with the statistics of all its parts."""
+        module._check_input_dim(given)
+        job, call = self._run.job, self._present
+        if call is None and torch._C._current_graph_task_id() != -1 and self._noted:
+            call = self._noted[-1]  # a checkpointed layer, computed again in backward
+        if not module.training or job is None or (call is None and self._kind() == TOGETHER):
+            return nn.modules.batchnorm._BatchNorm.forward(module, given)
+        if call is None:
+            if job.world > 1 and not job.forwarding and torch.is_grad_enabled():
+                self._confine(confinement.NORM_OF_PARTS)
+            return nn.modules.batchnorm._BatchNorm.forward(module, given)
+        call.mixes = True
+        wide = given.double() if given.dtype is torch.float64 else given.float()
+        over = [d for d in range(given.dim()) if d != 1]
+        shape = [1, -1, *[1] * (given.dim() - 2)]
+        count = wide.new_tensor([given.numel() // given.shape[1]])
+        sums = _summed(self, call, torch.cat([wide.sum(over), count]))
+        total = sums[-1]
+        mean = sums[:-1] / total
+        centered = wide - mean.view(shape)
+        variance = _summed(self, call, centered.square().sum(over)) / total
+        with torch.no_grad():
+            if module.num_batches_tracked is not None:
+                module.num_batches_tracked.add_(1)
+            if module.running_mean is not None and module.running_var is not None:
+                part = module.momentum
+                if part is None:
+                    assert module.num_batches_tracked is not None
+                    part = 1.0 / float(module.num_batches_tracked)
+                module.running_mean.lerp_(mean.to(module.running_mean.dtype), part)
+                unbiased = variance * total / (total - 1)
+                module.running_var.lerp_(unbiased.to(module.running_var.dtype), part)
+        out = centered * (variance + module.eps).rsqrt().view(shape)
+        if module.weight is not None:
+            out = out * module.weight.view(shape)
+        if module.bias is not None:
+            out = out + module.bias.view(shape)
+        return out.to(given.dtype)
+
+    def summed(self, call: DividedCall, mine: Tensor) -> Tensor:
+        """The sum of such a tensor over all parts of a call, forward or backward."""
+        backward = torch._C._current_graph_task_id() != -1
+        if backward:
+            self.scale = self.scale or self._job.world
+            if not set(call.owners) <= set(self._job.members):
+                self._go_back(_MIXED)
+        try:
+            parts = self._gather("norm", [mine] if call.counts else [])
+        except MembersChangedError:
+            if backward:
+                self._go_back(_MIXED)
+            raise
+        members = self._job.members
+        return torch.stack([parts[members.index(o)][0].to(mine.device) for o in call.owners]).sum(0)
 
     def _form(self, module: nn.Module, leaves: list[Any], spec: Any, size: int) -> Form | None:
         """How the module's outputs are made of its parts'; None if the call is not divided."""
@@ -370,8 +443,10 @@ class Dividing:
         while True:
             members = self._job.members
             lost = [i for i, owner in enumerate(call.owners) if owner not in members]
+            if lost and call.mixes:
+                self._go_back(_MIXED)
             if lost and (torch.is_grad_enabled() or leaf is None):
-                self._go_back()
+                self._go_back(_TWICE)
             parts: list[list[Tensor]] = [[]] * len(members)
             if len(members) > 1:
                 try:
@@ -395,9 +470,9 @@ class Dividing:
                 whole = _gathered(self, call, None, true, whole)
             return whole
 
-    def _go_back(self) -> None:
+    def _go_back(self, doing: str) -> NoReturn:
         """A part is lost that cannot be computed again: all go back to the last checkpoint."""
-        why = "a worker was lost within a step that computes gradients of gradients"
+        why = f"a worker was lost within a step that {doing}"
         self._run.link.event("went_back", step=self._job.steps, reason=why)
         say(f"{why}; the job goes on from its last checkpoint")
         self._run.link.flush()
@@ -414,7 +489,9 @@ class Dividing:
         lost = [call for call in self._noted if not set(call.holders) <= set(members)]
         missing = self.scale - len(members)
         if lost and self._twice:
-            self._go_back()
+            self._go_back(_TWICE)
+        if missing and any(call.mixes for call in self._noted):
+            self._go_back(_MIXED)
         leads = me == members[0]
         if leads and missing + 1 > self._repeated:
             self._repeat_alike(missing + 1 - self._repeated)
@@ -491,6 +568,21 @@ class _Scatter(torch.autograd.Function):
         return None, None, None, ctx.dividing.left(ctx.call, ctx.leaf, grad)
 
 
+class _Sum(torch.autograd.Function):
+    """The sum over all parts of a call; its gradient is the sum of those that all parts have of it."""
+
+    @staticmethod
+    def forward(ctx: Any, dividing: Dividing, call: DividedCall, mine: Tensor) -> Tensor:
+        ctx.dividing, ctx.call = dividing, call
+        return dividing.summed(call, mine)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        whole = _summed(ctx.dividing, ctx.call, grad)
+        return None, None, whole if ctx.call.counts else whole * 0.0
+
+
+_summed: Any = _Sum.apply
 _gathered: Any = _Gather.apply
 _scattered: Any = _Scatter.apply
 

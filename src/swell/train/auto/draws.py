@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from swell.train.auto import held, loops
+from swell.train.auto import held, loops, processes
 from swell.train.auto.agreement import Agreement
 from swell.train.auto.catching_up import CatchingUp
 from swell.train.auto.dividing import TOGETHER, Dividing
@@ -152,6 +152,7 @@ class Draws:
         return together
 
     def _begin_pass(self, here: Pass, follows: Pass | None, job: ScriptJob) -> None:
+        processes.check(self._run, here.loader)
         for before in self._position.active:
             if follows is None and before.training and not before.over and not job.forwarding:
                 self.readings.leave(before, ended=False)

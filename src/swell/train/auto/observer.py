@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from swell.train.auto import confinement, held, layout, loops
+from swell.train.auto import confinement, held, layout, loops, processes
 from swell.train.auto.agreement import Agreement
 from swell.train.auto.catching_up import CatchingUp
 from swell.train.auto.dividing import Dividing
@@ -193,7 +193,7 @@ class Observer:
 
     def _why_not(self) -> str:
         """Why the script cannot be followed, seen at its first step, or ''."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if processes.is_real():
             return confinement.DISTRIBUTED
         if any(loops.is_repeated(p) for p in self.position.active):
             return confinement.CYCLE
@@ -206,6 +206,8 @@ class Observer:
         """Make the job, at the first step of the first training pass, which shows what is trained."""
         run, position = self.run, self.position
         passes = [p for p in position.active if not p.over or p.flight or p.drawn]
+        for here in passes:
+            processes.check(run, here.loader)
         self.trained.begin(optimizer)
         model, whole = self.trained.model(), self.trained.optimizer()
         job = ScriptJob(self._catching_up, model, whole, run.link, run.randomness.seed)

@@ -23,6 +23,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 from swell.train.auto import loops
 from swell.train.auto import script as auto_script
@@ -31,8 +32,8 @@ from swell.train.data.plan import Range
 
 _CHUNK = 16
 """How many batches are drawn from the script's sampler at a time."""
-_OF_TORCH = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Samplers that draw from torch's generator and from no other."""
+_OF_TORCH = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+"""Samplers that draw from torch's generator, or one that they make, and from no other."""
 
 
 class Order:

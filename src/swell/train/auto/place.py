@@ -31,6 +31,7 @@ _WORDS = {
     "call": "at a call of its model",
     "trial": "at the first call of a model",
     "input": "in a backward pass",
+    "norm": "in a SyncBatchNorm",
     "end": "at the end of the script",
 }
 

@@ -136,6 +136,10 @@ class Position:
         here.epoch = before.epoch
         return True
 
+    def in_batch(self) -> bool:
+        """Whether a batch was drawn for training whose gradients are not computed yet."""
+        return torch.is_grad_enabled() and any(p.training and p.flight for p in self.active)
+
     def next_batch(self) -> Drawn | None:
         """The batch whose gradients the script computes next, or else the last one again."""
         head = next((p.flight[0] for p in self.active if p.training and p.flight), None)

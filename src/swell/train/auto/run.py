@@ -37,8 +37,10 @@ class OpenFiles(Protocol):
 class ScriptRun:
     """This worker's run of the script, and its job once there is one."""
 
-    def __init__(self, link: Link, *, leads: bool) -> None:
+    def __init__(self, link: Link, *, leads: bool, processes: int = 1) -> None:
         self.link = link
+        self.processes = processes
+        """For how many processes the script was made (see `processes`)."""
         self.stage = ScriptStage.WATCHED
         self.randomness = Randomness(link.name)
         self.job: ScriptJob | None = None

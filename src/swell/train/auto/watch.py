@@ -23,20 +23,20 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from swell.train.agent.client import JobClient
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.slots import age
-from swell.train.auto import confinement
+from swell.train.auto import processes
 from swell.train.auto.files import Files
 from swell.train.auto.giving_way import give_way, what_ended
 from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
+from swell.train.auto.processes import Processes
 from swell.train.auto.randomness import job_seed
-from swell.train.auto.run import ScriptRun, ScriptStage
+from swell.train.auto.run import ScriptRun
 from swell.train.auto.trackers import Trackers
 from swell.train.sync.link import Link
 
@@ -128,8 +128,9 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
     checkpoints = Path(link.config.get("checkpoints") or directory / "checkpoints")
     resumes = first and checkpoints.is_dir() and any(checkpoints.iterdir())
     iterations = Iterations()
-    run = ScriptRun(link, leads=first and not resumes)
+    run = ScriptRun(link, leads=first and not resumes, processes=processes.asked())
     observer = Observer(run, iterations.whole)
+    group = Processes(run, observer.position.in_batch, observer.dividing.norm)
     iterations.open = observer.open
     tracked, seeded = checkpoints.with_name("trackers"), checkpoints.with_name("random")
     files = Files(
@@ -151,9 +152,12 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
         stream.begin_anew()
     trackers = Trackers(tracked, run.leads, lambda: run.steps)
     logging.getLogger("swell").propagate = False  # the script's log is the script's
+    processes.announce(run)
     try:
         with (
             _patched(observer, iterations),
+            processes.environment(run),
+            group.installed(),
             _shown(shown),
             files.installed(),
             run.randomness.installed(),
@@ -178,7 +182,6 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
-    run = observer.run
     backward, make = torch.autograd.backward, torch.optim.Optimizer.__init__
     depth = 0
 
@@ -200,19 +203,9 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
         make(optimizer, *args, **options)
         observer.trained.made(optimizer)
 
-    initialize = getattr(torch.distributed, "init_process_group", None)
-
-    def refuse_distributed(*args: Any, **options: Any) -> Any:
-        if run.stage is not ScriptStage.ALONE and os.getpid() == observer.pid:
-            confinement.run_alone(run, confinement.DISTRIBUTED)
-        assert initialize is not None
-        return initialize(*args, **options)
-
     patched: Any = torch
     iterations.watch(DataLoader)
     patched.autograd.backward, patched.optim.Optimizer.__init__ = watch_backward, watch_optimizer
-    if initialize is not None:
-        patched.distributed.init_process_group = refuse_distributed
     hooks = [
         register_optimizer_step_pre_hook(observer.before_step),
         register_optimizer_step_post_hook(observer.after_step),
@@ -224,8 +217,6 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
         observer.dividing.watch(on=False)
         iterations.undo()
         patched.autograd.backward, patched.optim.Optimizer.__init__ = backward, make
-        if initialize is not None:
-            patched.distributed.init_process_group = initialize
         for hook in hooks:
             hook.remove()
 
