@@ -40,6 +40,7 @@ NOT_HERE = {
     "tracking.md": "tests/train/test_tracking.py tracks with files instead of servers",
     "replicas.md": "tests/train/test_replicas.py runs examples/sharded_gpt.py and jobs of replicas",
     "xgboost.md": "tests/train/test_boosting.py runs examples/xgboost_digits.py and smaller jobs",
+    "frameworks.md": "tests/cli/test_launch_lines.py runs such lines, with a script of its own",
     "CONTRIBUTING.md": "what CI itself runs",
     "gpu.md": "needs a GPU; what it simulates is run from simulator.md",
     "ray.md": "needs several machines, Slurm or Kubernetes; tests/engines has a Ray cluster of processes",
@@ -97,8 +98,8 @@ def test_every_command_in_the_text_is_one(page: Path) -> None:
         command = main.get_command(click.Context(main), name)
         assert command is not None
         known = {option for one in _all(command) for option in one}
-        script = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
-        # What stands behind a script is the script's own.
+        script = next((i for i, word in enumerate(words) if word == "--" or word.endswith(".py")), len(words))
+        # What stands behind a script is the script's own, and behind -- another launcher's.
         options = [word.split("=")[0] for word in words[:script] if re.match(r"--?[a-z]", word)]
         assert [option for option in options if option not in known] == [], f"`swell {found}`"
 

@@ -12,7 +12,7 @@ import click
 
 from swell.cli._story import Story
 from swell.cli._when import DURATION
-from swell.cli.submit import F, ScriptCommand, flag, note_misplaced
+from swell.cli.submit import F, ScriptCommand, flag, launched, note_misplaced, variables
 from swell.domain import InputError, JobRequest
 from swell.domain.request import FIELDS, not_python
 
@@ -83,6 +83,7 @@ def run(
     \b
     Example:
       swell run --workers 1:4 --start 2 --name digits train.py --epochs 10
+      swell run --auto -- torchrun --nproc-per-node 8 train.py --lr 0.1
       swell resize digits 3        (from a second terminal)
     """
     from swell.train.agent.errors import TrainError
@@ -93,6 +94,11 @@ def run(
         least = flags["workers_per_replica"] or 1
         workers = f"1:{min(os.cpu_count() or 1, 4)}" if flags["auto"] else str(least)
     minimum, maximum = _workers(workers)
+    try:
+        line = launched({"script": script, "arguments": arguments, **flags})
+    except InputError as error:
+        raise click.UsageError(str(error)) from None
+    script, arguments = line["script"], line["arguments"]
     note_misplaced(ctx, script, arguments)
     settings = {field.name: flags[field.spoken] for field in RUNTIME if flags[field.spoken]}
     if settings.get("command") and not Path(script).is_file():
@@ -117,6 +123,7 @@ def run(
             silent_after_s=silent_after,
             threads=threads or _threads_asked(),
             cold=cold,
+            env=variables(line.get("env", ())),
             settings=settings,
         )
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from swell.cli._common import connect, follow_logs, home_option, json_option, pr
 from swell.cli._jobfile import FORMS, read_job
 from swell.cli._when import BYTES, DEADLINE, DURATION
 from swell.domain import InputError, JobOptions
+from swell.domain.launch_line import understand
 from swell.domain.request import FIELDS, JOB_FILES, Kind, RequestField, unknown_option
 
 if TYPE_CHECKING:
@@ -26,10 +28,13 @@ SUBMIT_EPILOG = """\b
 Flags of swell stand before the script, the script's own arguments behind it. Exit codes: 0 finished (or
 accepted, with -d), 1 failed or cancelled, 3 the deadline was refused.
 `--command -- ./train.sh 300` hands in any program (docs/any-command.md).
+`--auto -- torchrun --nproc-per-node 8 train.py` takes a line of torchrun or `accelerate launch` as it is
+(docs/frameworks.md).
 
 \b
 Example:
   swell submit --deadline 2h train.py --epochs 2
+  swell submit --auto -- torchrun --nproc-per-node 8 train.py --lr 0.1
 """
 QUOTE_EPILOG = """\b
 Exit code 3: the deadline would be refused.
@@ -120,6 +125,7 @@ def submit(ctx: click.Context, /, detach: bool, as_json: bool, home: str | None,
     """
     from swell.cli._answers import REFUSED, outcome, promise_lines
 
+    flags = launched(flags)
     note_misplaced(ctx, flags["script"], flags["arguments"])
     script, options = script_and_options(**flags)
     with connect(home) as client:
@@ -160,6 +166,7 @@ def quote(ctx: click.Context, /, as_json: bool, home: str | None, **flags: Any) 
     """Show what would be promised for a SCRIPT or a job file, without submitting it."""
     from swell.cli._answers import REFUSED, promise_lines
 
+    flags = launched(flags)
     note_misplaced(ctx, flags["script"], flags["arguments"])
     script, options = script_and_options(**flags)
     with connect(home) as client:
@@ -170,6 +177,25 @@ def quote(ctx: click.Context, /, as_json: bool, home: str | None, **flags: Any) 
         for line in promise_lines(promise, options.get("deadline_s")) or ["The job would be admitted."]:
             click.echo(line)
     ctx.exit(0 if promise.admitted else REFUSED)
+
+
+def launched(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags of a job whose script is the beginning of another launcher's line, such as torchrun's."""
+    script, where = flags["script"], Path(flags.get("workdir") or ".")
+    if flags.get("command") or (where / script).is_file():
+        return flags
+    if (line := understand([script, *flags["arguments"]])) is None:
+        return flags
+    if not flags["auto"]:
+        words = shlex.join([script, *flags["arguments"]])
+        raise InputError(
+            f"script: '{script}' is a launcher: give --auto before it, such as '--auto -- {words}', and "
+            "swell takes its place; or run it as it is with --command (docs/any-command.md)",
+            field="script",
+        )
+    given = tuple(f"{name}={value}" for name, value in line.environment.items())
+    env = (*given, *flags.get("env", ()))  # what the person sets comes last and wins
+    return flags | {"script": line.script, "arguments": line.arguments, "env": env}
 
 
 def misplaced(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
@@ -217,12 +243,13 @@ def script_and_options(script: str, arguments: tuple[str, ...], **flags: Any) ->
         elif field.about.kind is Kind.WORDS:
             given = list(given)
         elif field.about.kind is Kind.VARIABLES:
-            given = options.get(name, {}) | _environment(given)
+            given = options.get(name, {}) | variables(given)
         options[name] = given
     return script, options  # type: ignore[return-value]  # each flag has been checked by its type
 
 
-def _environment(pairs: tuple[str, ...]) -> dict[str, str]:
+def variables(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Environment variables by name, from texts such as NAME=VALUE."""
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
