@@ -1,6 +1,6 @@
 """A script for torchrun on one GPU under `--auto`: 1, 2 workers, a `kill -9`, 2, 1. Prints one JSON.
 
-    python -m benchmarks.runtime.gpu_ddp [--forms float32,bf16,compiled]
+    PYTHONPATH=src python -m benchmarks.runtime.gpu_ddp [--forms float32,bf16,compiled]
 
 Each form runs by torchrun with one process (nccl), and as a job. The JSON has the last losses of both, the
 largest difference of a tensor of weights relative to its largest number, and what the job reported. Needs
@@ -74,7 +74,10 @@ def measure(form: str) -> dict[str, Any]:
         losses = _torchrun(plain, form)
         arguments = [str(shared), form, str(REST_S)]
         with running(SCRIPT, arguments, auto=True, checkpoint_s=2.0) as job:
-            took = _change(job)
+            try:
+                took = _change(job)
+            except ConnectionError:  # the job is over: why?
+                raise RuntimeError(f"it ended too early: {job.finish()[-3000:]}") from None
             said = job.finish()
             events = [
                 e for e in job.directory.events() if e["event"] in ("could_not_follow", "confined", "differs")

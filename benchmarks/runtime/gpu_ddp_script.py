@@ -28,8 +28,8 @@ data = TensorDataset(x, (x.mean((1, 2, 3)) > 0).long())
 sampler = DistributedSampler(data)
 loader = DataLoader(data, batch_size=128, sampler=sampler, pin_memory=on_gpu)
 net = nn.Sequential(
-    *(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
-    *(nn.Conv2d(32, 32, 3, stride=2), nn.BatchNorm2d(32), nn.ReLU()),
+    *(nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
+    *(nn.Conv2d(32, 32, 3, stride=2, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
     *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 2)),
 ).to(device)
 if on_gpu:
