@@ -268,8 +268,8 @@ BY_HAND = HEAD.replace(
     "weight = torch.zeros(1, 2, requires_grad=True)",
 )
 UNSHARABLE = {
-    "without having drawn a batch from a DataLoader": """
-    for _ in range(3):
+    "how far its loops or its iterators have come": """
+    for _ in (number for number in range(3)):
         model(torch.randn(4, 2)).sum().backward()
         optimizer.step()
 """,

@@ -165,6 +165,16 @@ def test_a_function_of_torch_that_the_script_has_replaced_stays_the_one_that_it_
     assert mine == {"kept": kept, "other": kept}
 
 
+def test_a_batch_that_is_a_part_of_the_data_does_not_change_them() -> None:
+    theirs, mine = torch.arange(400_000.0), torch.arange(400_000.0)
+    order, own = np.arange(8)[::-1].copy(), np.arange(8)
+    ours = {"data": mine, "batch": mine[:5], "order": own, "part": own[:2]}
+    found = dict(ours)
+    _travel({"data": theirs, "batch": theirs[20:25], "order": order, "part": order[4:6]}, found)
+    assert found["batch"].tolist() == [20.0, 21.0, 22.0, 23.0, 24.0] and found["part"].tolist() == [3, 2]
+    assert mine[:5].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0] and found["order"].tolist() == order.tolist()
+
+
 def test_what_was_one_only_in_the_newcomer_is_two_afterwards() -> None:
     both = [0]
     mine: dict[str, Any] = {"a": both, "b": both}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from swell.train.auto.place import contents
+from swell.train.auto.contents import contents
 from swell.train.auto.position import Position
 from swell.train.auto.streams import Readings, Stream, StreamPass
 

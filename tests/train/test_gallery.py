@@ -153,7 +153,6 @@ SCRIPTS = [
 
 OFF = Kind.VARIES, "in some runs printed lines or weights are off after the workers change"
 BY_HAND = Kind.ONE_WORKER, "it changes its parameters by hand"
-NO_LOADER = Kind.ONE_WORKER, "without having drawn a batch from a DataLoader"
 
 UNDIVIDED = (Kind.ONE_WORKER, "what its model computes of a batch is not made of")
 AHEAD = (Kind.VARIES, "batches are read ahead, so each worker has a part of them")
@@ -162,8 +161,6 @@ TODAY: dict[str, tuple[Kind, str]] = {
     "batch_norm": (Kind.DIFFERS, "val"),
     "clip": UNDIVIDED,
     "makemore_by_hand": BY_HAND,
-    "makemore_optimizer": NO_LOADER,
-    "nanogpt": NO_LOADER,
     "word_language_model": BY_HAND,
     "word2vec": (Kind.ONE_WORKER, "its gradients are sparse"),
     "cycle": (Kind.ONE_WORKER, "itertools.cycle"),
@@ -175,10 +172,7 @@ TODAY: dict[str, tuple[Kind, str]] = {
     "kfold": (Kind.VARIES, "workers join late, or not at all, where each fold begins with another model"),
     "multi_task": (Kind.FAILS, "Connection refused"),
     "drop_last": (Kind.FAILS, "AssertionError"),
-    "full_batch": NO_LOADER,
-    "reinforce": NO_LOADER,
-    "dqn": NO_LOADER,
-    "actor_critic": NO_LOADER,
+    "reinforce": (Kind.ONE_WORKER, "without calling a model"),
     "hf_trainer": AHEAD,
     "accelerate_loop": AHEAD,
     "wgan_gp": (Kind.VARIES, "a death within a gradient of a gradient takes the job back"),
@@ -359,7 +353,7 @@ def _finish(job: Any, gate: Gate, folder: Path) -> Result:
         code, complaint = -1, complaint or "it did not end"
     confined = _why_alone(job)
     lines = [line.partition("| ") for line in job.output().splitlines() if re.match(r"w\d+\| ", line)]
-    lines = [line for line in lines if not line[2].startswith("--auto: ")]
+    lines = [line for line in lines if not line[2].startswith(("--auto: ", "resumed from "))]
     if "it begins again" in confined and lines:  # as was said, and the killed worker's lines stay
         lines = [line for line in lines if line[0] == lines[-1][0]]
     return Result(code, [line[2] for line in lines], folder / "work", complaint, confined)

@@ -15,7 +15,8 @@ import time
 from typing import Any
 
 from swell.train.agent.client import JobClient
-from swell.train.auto import held, layout
+from swell.train.auto import by_hand, held, layout
+from swell.train.auto.by_hand import Steps
 from swell.train.auto.giving_way import give_way, say
 from swell.train.auto.held import Data, Holder, OfRuntime
 from swell.train.auto.job import ScriptJob
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 _MOST_IDLE = 8
 """A script that trains a new model steps with it after so many batches."""
 _MOST_WAITS = 3
+_MOST_ELSEWHERE = 1_000
 _LOOK_S = 0.2
 
 
@@ -65,6 +67,10 @@ class CatchingUp:
         """How long the files were that it kept open."""
         self._random: dict[str, Any] = {}
         """The states of its generators."""
+        self._spot: dict[str, Any] = {}
+        """Where it was, if it draws by hand (see `by_hand`)."""
+        self._elsewhere = 0
+        """How many steps this worker has made elsewhere in its script."""
         self._waited = 0
         """For how many passes this worker has waited because the others train other layers."""
 
@@ -124,6 +130,34 @@ class CatchingUp:
             if not layout.is_that_of_members(job, self._run.link):
                 return
 
+    def arrive_by_hand(self, here: Steps, job: ScriptJob) -> None:
+        """Catch up after a step of a script that draws by hand, if it is in the same spot as the job."""
+        link, state = self._run.link, job.script_state
+        if here.epoch != job.epoch:
+            return  # the others are done with this, and draw from a loader
+        if layout.is_stale(job):
+            self._trained.lay_out(job)
+        if not layout.is_that_of_members(job, link):
+            give_way(link, "the others train other layers than its script", steps=job.steps)
+        if state.later is None and not job.join():
+            return
+        if state.later is not None:
+            if not self.is_at(state.later["script"], job.steps):
+                self._elsewhere += 1
+                if self._elsewhere > _MOST_ELSEWHERE:
+                    give_way(link, "its script does not come to where the others are", steps=job.steps)
+                return
+            state.arrive(state.later)
+            link.at_epoch(here.epoch)
+        self._position.arrive(here, live=not state.resumed)
+        state.resumed = False
+        self._take_over()
+        why = by_hand.go_to(self._spot)
+        if why:
+            give_way(link, why, steps=job.steps)
+        self._run.randomness.restore(here, self._random)
+        job.arrived()
+
     def _arrive(self, here: Pass, job: ScriptJob) -> bool:
         """Take over the job's state if the script is at the job's position, waiting to join if need be."""
         link = self._run.link
@@ -173,6 +207,8 @@ class CatchingUp:
         """Whether the script stands where `state` was captured, after that many steps."""
         if self._run.stage is ScriptStage.FOUNDING:
             return steps == 0
+        if self._position.by_hand() is not None:
+            return state.get("spot") is not None and by_hand.is_there(state["spot"])
         here = self._position.main()
         assert here is not None
         if here.epoch != int(state.get("epoch", state["position"]["pass"])):
@@ -189,6 +225,7 @@ class CatchingUp:
             "random": self._run.randomness.capture(self._position.main()),
             "files": self._run.files.positions() if self._run.files is not None else {},
             "held": Packer(self._runtime(), self._data).pack(self._places()),
+            "spot": by_hand.spot() if self._position.by_hand() is not None else None,
         }
 
     def drawn(self) -> int:
@@ -202,6 +239,7 @@ class CatchingUp:
         self._loss.reduction.kind = given["loss_is"]
         self._random = given.get("random", {})  # checkpoints of earlier versions have none
         self._held = given.get("held")
+        self._spot = given.get("spot") or {}
         self._files = given.get("files", {})
         if self._run.stage is ScriptStage.FOUNDING:
             self._take_over()

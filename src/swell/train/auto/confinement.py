@@ -14,7 +14,7 @@ from swell.train.auto.job import ScriptJob
 from swell.train.auto.run import ScriptRun, ScriptStage
 from swell.train.sync.link import Link
 
-NO_LOADER = "it steps its optimizer without having drawn a batch from a DataLoader"
+HAND = "it draws its batches by hand, and nobody can say how far its loops or its iterators have come"
 STREAM_AHEAD = "it reads batches of an iterable data set ahead of the one that it computes"
 CYCLE = "it repeats its first pass with itertools.cycle, which keeps every batch of it"
 CLOSURE = "it gives optimizer.step() a closure, which runs the model several times"
@@ -27,7 +27,7 @@ NO_CALL = "it computes its batches without calling a model (an nn.Module) that c
 LOSS = "its loss is neither the mean nor the sum over the batch, as far as trying shows"
 
 NEXT = {
-    NO_LOADER: "draw batches with a DataLoader, or use swell.elastic with job.sample (docs/training.md)",
+    HAND: "step in loops over ranges or lists, or with `while`, or draw batches with a DataLoader",
     STREAM_AHEAD: "draw each batch when it is computed, or use job.stream of swell.elastic (docs/streams.md)",
     CYCLE: "write `while True: yield from loader`, which also shuffles every pass anew",
     CLOSURE: "another optimizer than LBFGS can be shared",

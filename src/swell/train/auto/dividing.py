@@ -40,10 +40,11 @@ from torch.utils import _pytree as pytree
 
 from swell.train.agent.errors import RESPAWN
 from swell.train.auto import confinement
+from swell.train.auto.contents import sums
 from swell.train.auto.forms import MEAN, ROWS, SUM, Form, Forms, batch_size, is_cut, kept_buffers
 from swell.train.auto.giving_way import say
 from swell.train.auto.job import MembersChangedError, ScriptJob
-from swell.train.auto.place import leave, place, sums
+from swell.train.auto.place import leave, place
 from swell.train.auto.position import Position
 from swell.train.auto.run import ScriptRun, ScriptStage
 from swell.train.data import plan
@@ -200,6 +201,8 @@ class Dividing:
         self._without = 0
         self.given: list[list[float]] = []
         """Sums over what models were given in calls of this batch that were not divided."""
+        self.rows = 1
+        """How many rows the model was given last, before there was a job."""
         self.tried = False
         """True if this batch was computed whole to see whether a model can be divided."""
 
@@ -237,6 +240,10 @@ class Dividing:
 
     def call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The script calls `module`."""
+        if self._run.job is None and torch.is_grad_enabled():
+            self.rows = batch_size(pytree.tree_leaves((args, kwargs))) or self.rows
+            with self._unwatched():
+                return self._own(module, *args, **kwargs)
         if not self._divides(module):
             return self._own(module, *args, **kwargs)
         if self._job.confined:

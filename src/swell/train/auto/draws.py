@@ -9,12 +9,12 @@ import torch
 from swell.train.auto import held, loops, processes
 from swell.train.auto.agreement import Agreement
 from swell.train.auto.catching_up import CatchingUp
+from swell.train.auto.contents import contents
 from swell.train.auto.dividing import TOGETHER, Dividing
 from swell.train.auto.job import ScriptJob
 from swell.train.auto.loss import Loss
 from swell.train.auto.output import tell_of_parts
 from swell.train.auto.passes import Pass
-from swell.train.auto.place import contents
 from swell.train.auto.pools import Pools
 from swell.train.auto.position import Position
 from swell.train.auto.reduction import NEITHER
@@ -119,7 +119,7 @@ class Draws:
         elif not self._rhythm.ahead and here.main is None:
             self._agreement.carry_out(job)
         here.touched = True
-        rank, world = (0, 1) if self._together(job) else (job.rank, job.world)
+        rank, world = (0, 1) if self.together(job) else (job.rank, job.world)
         samples = self._cut(here, rank, world)
         if samples is None:
             here.over = True
@@ -131,7 +131,11 @@ class Draws:
 
     def computed(self, job: ScriptJob | None) -> None:
         """The script has computed gradients of the oldest batches in flight: these are current now."""
-        active = self._position.active
+        active, by_hand = self._position.active, self._position.by_hand()
+        if by_hand is not None:
+            self._position.current = [by_hand.computed()]
+            self._rhythm.computed([by_hand])
+            return
         if job is not None and len(active) == 1 and active[0].training:  # most scripts, most of the time
             group = active if active[0].flight else []
         else:
@@ -142,7 +146,7 @@ class Draws:
         for here in self._position.active:
             here.touched = False
 
-    def _together(self, job: ScriptJob) -> bool:
+    def together(self, job: ScriptJob) -> bool:
         """Whether all workers have whole batches, and models are divided; not if the script reads ahead."""
         reduction = self._loss.reduction
         if reduction.kind is None and job.world > 1 and not self._rhythm.ahead and not job.forwarding:
@@ -187,7 +191,7 @@ class Draws:
         """A whole batch, in a pass that is not (or not yet) a training pass."""
         job, forwarding = self._run.job, self._run.forwarding
         if job is not None:
-            self._together(job)
+            self.together(job)
         brief = forwarding and here.drawn and not isinstance(here, StreamPass)
         drawn = None if brief else here.take_whole()
         if drawn is None:

@@ -22,6 +22,9 @@ from swell.train.data.plan import Tree
 from swell.train.sync.mesh import Header
 from swell.train.sync.reducer import Reduced
 
+_OF_LOSS = 10.0
+"""A loss is so many times less exact than what a model is given."""
+
 
 class Exchange:
     """Averages the gradients of the current batch over all workers that have a part of it."""
@@ -85,8 +88,12 @@ class Exchange:
         unfrozen = job.world > 1 and layout.trains_others(job, job.optimizer)
         if unfrozen and job.rank:  # joins again, with a layout that has what is trained now
             give_way(self._run.link, "layers were unfrozen", steps=job.steps, counts=False)
+        loss = None if drawn is None else self._loss.read(drawn, job.steps)
+        given = list(dividing.given)
+        if loss is not None and self._position.by_hand() is not None:
+            given.append([loss, _OF_LOSS * abs(loss), 1])  # targets that differ, the model is not given
         header = place(job, self._position, "step")
-        header |= {"n": 1, "divided": bool(dividing.scale), "given": dividing.given}
+        header |= {"n": 1, "divided": bool(dividing.scale), "given": given}
         self._fingerprint.tell(job, header)
         self._run.randomness.tell(header)
         self._agreement.withdraw()  # with an earlier batch of this step, which was not its last one after all
@@ -113,7 +120,6 @@ class Exchange:
         if unfrozen:
             self._trained.lay_out(job)
         if drawn is not None:
-            loss = self._loss.read(drawn, job.steps)
             if loss is not None and math.isfinite(loss):
                 job.add_loss(loss)
             drawn.undivided = dividing.tried or bool(job.confined)

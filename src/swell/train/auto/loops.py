@@ -87,6 +87,12 @@ def around(frames: list[FrameType]) -> frozenset[SourceLoop]:
     return frozenset(found)
 
 
+def nodes_around(frame: FrameType) -> list[ast.AST] | None:
+    """The statements and expressions around where a call is, outermost first; None without its source."""
+    place = _place(frame.f_code.co_filename, frame.f_code, frame.f_lasti)
+    return None if place is None else [at.node for at in place.path]
+
+
 def is_repeated(begun: object) -> bool:
     """Whether an `itertools.cycle` keeps what it draws from the pass `begun`, to give it again and again."""
     level: list[Any] = [begun]
@@ -115,16 +121,18 @@ def set_counts(begun: object, wanted: list[int]) -> bool:
     checked that the count is there.
     """
     found = _enumerates(begun)
-    for one, count in zip(found, wanted):
-        place = ctypes.c_ssize_t.from_address(id(one) + object.__basicsize__)
-        if _count_of(one) == count:
-            continue
-        if place.value != _count_of(one):
-            return False
-        place.value = count
-        if _count_of(one) != count:
-            return False
-    return len(found) == len(wanted)
+    return len(found) == len(wanted) and all(map(set_count, found, wanted))
+
+
+def set_count(one: Any, count: int) -> bool:
+    """Have an `enumerate` count on from there; False if that cannot be done."""
+    place = ctypes.c_ssize_t.from_address(id(one) + object.__basicsize__)
+    if _count_of(one) == count:
+        return True
+    if place.value != _count_of(one):
+        return False
+    place.value = count
+    return _count_of(one) == count
 
 
 def _count_of(one: Any) -> int:

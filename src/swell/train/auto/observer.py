@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from swell.train.auto import confinement, held, layout, loops, processes
+from swell.train.auto import by_hand, confinement, held, layout, loops, processes
 from swell.train.auto.agreement import Agreement
 from swell.train.auto.catching_up import CatchingUp
-from swell.train.auto.dividing import Dividing
+from swell.train.auto.dividing import TOGETHER, Dividing
 from swell.train.auto.draws import Draws
 from swell.train.auto.exchange import Exchange
 from swell.train.auto.giving_way import give_way
@@ -57,6 +57,7 @@ class Observer:
         self._catching_up = CatchingUp(
             run, self.position, self._rhythm, self.loss, self.trained, self.readings
         )
+        self.dividing.watch(on=True)  # to see how many rows a batch has
         self._draws = Draws(
             run,
             self.position,
@@ -168,7 +169,7 @@ class Observer:
             self.run.randomness.part()
 
     def _after_shared_step(self, job: ScriptJob, optimizer: torch.optim.Optimizer) -> None:
-        rhythm, current = self._rhythm, self.position.current
+        rhythm, position, current = self._rhythm, self.position, self.position.current
         if rhythm.backwards > 1 and not job.confined:
             confinement.confine(self.run, job, confinement.CLOSURE)
         here, forwarding = self.position.main(), job.forwarding
@@ -180,6 +181,11 @@ class Observer:
             rhythm.ahead = len(here.flight) or rhythm.ahead
             if rhythm.ahead and isinstance(here, StreamPass) and not job.confined:
                 confinement.confine(self.run, job, confinement.STREAM_AHEAD)
+        steps = position.by_hand()
+        if forwarding and steps is not None:
+            self._catching_up.arrive_by_hand(steps, job)
+            self._draws.together(job)
+            return
         if forwarding:
             if rhythm.ahead and here is not None and here.epoch == job.epoch and not here.over:
                 self._catching_up.arrive_after_step(here, job)
@@ -188,8 +194,10 @@ class Observer:
         for drawn in current:
             divided = divided and not drawn.undivided
         job.stepped(self.exchange.last, len(current[0].window) if current else 1, divided=divided)
-        if rhythm.ahead:
+        if rhythm.ahead or steps is not None:
             self.agreement.carry_out(job)
+        if steps is not None:
+            self._draws.together(job)
 
     def _why_not(self) -> str:
         """Why the script cannot be followed, seen at its first step, or ''."""
@@ -200,7 +208,9 @@ class Observer:
         if any(isinstance(p, StreamPass) and p.flight for p in self.position.active):
             return confinement.STREAM_AHEAD
         drew = any(p.flight or p.drawn for p in self.position.active)
-        return "" if self.position.current or drew else confinement.NO_LOADER
+        if drew or self.position.current or by_hand.may_be_followed():
+            return ""
+        return confinement.HAND
 
     def _begin(self, optimizer: torch.optim.Optimizer, confined: str) -> None:
         """Make the job, at the first step of the first training pass, which shows what is trained."""
@@ -216,6 +226,11 @@ class Observer:
         run.found(job)
         position.stepped_in(loops.around(held.script_frames()))
         self._catching_up.begin()
+        self.dividing.watch(on=False)
+        if not passes:  # it draws by hand
+            steps = position.open_steps(self.dividing.rows)
+            passes, position.current = [steps], [steps.computed()]
+            self.loss.reduction.kind = TOGETHER
         for here in passes:
             position.begin(here, None if here is passes[0] else passes[0])
         here = passes[0]

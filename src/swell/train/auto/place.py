@@ -6,13 +6,7 @@ than the leader leaves, says what differed, and another one takes its place.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import NoReturn
 
 from swell.train.agent.errors import LEFT
 from swell.train.auto.giving_way import give_way
@@ -24,8 +18,6 @@ from swell.train.sync.mesh import Header
 END = [2**60, 0]
 """The batch of a script that has come to its end."""
 _INEXACT = 1e-5
-_MOST_LEAVES = 1_000
-"""Of a batch at most about so many things are compared."""
 _WORDS = {
     "step": "after a backward pass",
     "call": "at a call of its model",
@@ -65,39 +57,6 @@ def stop_with_the_leader(run: ScriptRun, job: ScriptJob) -> NoReturn:
     run.left = True
     job.end()
     raise SystemExit(LEFT)
-
-
-def sums(given: Sequence[Any]) -> list[list[float]]:
-    """Sums over the tensors that a model is given, and over their sizes; a device is not made to wait."""
-    found = []
-    for tensor in given:
-        if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and tensor.numel():
-            values = tensor.detach().to(torch.float64)
-            found.append([float(values.sum()), float(values.abs().sum()), tensor.numel()])
-    return found
-
-
-def contents(batch: Any) -> list[list[float]]:
-    """Numbers that differ if two batches do: sums over tensors, and sums of the bits of anything else."""
-    found: list[list[float]] = []
-    ahead: list[Any] = [batch]
-    while ahead and len(found) < _MOST_LEAVES:
-        item = ahead.pop()
-        if isinstance(item, np.ndarray) and item.dtype.kind in "biuf":
-            item = torch.from_numpy(np.ascontiguousarray(item))
-        if isinstance(item, Tensor):
-            found += sums([item])
-        elif isinstance(item, Mapping):
-            ahead += [*item.keys(), *item.values()]
-        elif isinstance(item, list | tuple):
-            ahead += item
-        elif isinstance(item, bool | int | float):
-            found.append([float(item), abs(float(item)), 1])
-        elif item is None or isinstance(item, str | bytes):
-            found.append([float(zlib.crc32(repr(item).encode())), 0.0, 1])
-        elif hasattr(item, "__dict__"):
-            ahead += [type(item).__name__, vars(item)]
-    return found
 
 
 def _near(mine: list[list[float]], leader: list[list[float]]) -> bool:

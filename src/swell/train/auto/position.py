@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from swell.train.auto.by_hand import Steps
 from swell.train.auto.loops import SourceLoop
 from swell.train.auto.passes import Drawn, Pass
 from swell.train.auto.streams import Stream, StreamPass
@@ -61,6 +62,15 @@ class Position:
     def open_stream(self, loader: DataLoader[Any], draw: Callable[[Pass], Any], stream: Stream) -> Pass:
         """A pass over a loader that can only be read in order."""
         return StreamPass(loader, self._begun, draw, stream, training=bool(self.trains(loader)))
+
+    def open_steps(self, rows: int) -> Steps:
+        """The steps of a script that draws its batches by hand, of so many rows."""
+        return Steps(self._begun, rows)
+
+    def by_hand(self) -> Steps | None:
+        """The steps that the script is in, if it draws its batches by hand."""
+        alone = self.active[0] if len(self.active) == 1 else None
+        return alone if isinstance(alone, Steps) else None
 
     def evaluates(self, here: Pass) -> None:
         """The script draws from `here`, which is not (or not yet) a training pass."""
@@ -187,6 +197,8 @@ class Position:
         for mine, position in zip(passes, positions):
             mine.ordinal = int(position["pass"])
             mine.go_to(position, live=live)
+        if isinstance(here, Steps):
+            self.current = [here.last()]
 
     def reorder(self, passes: list[Pass]) -> None:
         """Give these passes, the main one first, the orders that were taken over."""

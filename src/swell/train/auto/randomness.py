@@ -445,6 +445,8 @@ class Randomness:
             "now": _packed(states()),
             "drawn": sorted(self._drawn),
             "ended": self._ended,
+            "stretch": self._stretch,
+            "made": dict(self._made),
             "gauss": list(_state_of_numpy()[3:]),
             "begun": _packed(self._begun.get(here, {})),
         }
@@ -460,6 +462,8 @@ class Randomness:
             np.random.set_state((*_state_of_numpy()[:3], *given["gauss"]))  # noqa: NPY002
         self._drawn.update(given.get("drawn", ()))
         self._ended = int(given.get("ended", self._ended))
+        if "made" in given:  # generators without a seed are counted
+            self._stretch, self._made = int(given["stretch"]), Counter(given["made"])
         if given.get("begun"):
             self._begun[here] = _unpacked(given["begun"])
 

@@ -11,7 +11,7 @@ How many batches the job has read in a pass that is over is in a note beside the
 numbers that are drawn while it reads are the stream's alone (`Stream.skip`).
 
 A stream that gives other batches to another worker (an unseeded one, one from a network) is noticed: what is
-in each batch is compared with the gradients (`place.contents`).
+in each batch is compared with the gradients (`contents`).
 """
 
 from __future__ import annotations

@@ -153,6 +153,8 @@ class Unpacker:
         same = here.shape == value.shape and here.dtype == value.dtype and here.is_leaf
         if not same or self._runtime.shares(here) or here.is_inference():
             return False
+        if here.untyped_storage().nbytes() != here.numel() * here.element_size():
+            return False  # a part of another tensor, the data for example, which must not change
         memory = held._pointer(here)
         first = memory not in self._used
         self._used.add(memory)
@@ -162,7 +164,7 @@ class Unpacker:
         raw = node["v"].cpu().numpy().tobytes()
         value = np.frombuffer(raw, np.dtype(node["d"])).reshape(node["s"])
         alike = self._is(here, node) and here.dtype == value.dtype and here.shape == value.shape
-        if alike and here.flags.writeable:
+        if alike and here.flags.writeable and here.flags.owndata:  # not a part of another array
             here[...] = value
             return self._begin(number, here)
         return self._begin(number, value.copy())

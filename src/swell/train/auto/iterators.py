@@ -1,0 +1,207 @@
+"""How far the `for` loops have come in whose bodies a call is: read in one worker, and set in another.
+
+How far `for step in range(200)` has come is in no variable. The loop's iterator lies on the stack of the call
+that runs the loop, as long as the loop runs. From there it is read, as a debugger does, and what it says of
+itself (`__reduce__`) is handed over; in the newcomer the iterator in the same place is set to that.
+
+Ranges, lists, tuples and arrays can be set, and `enumerate`, `zip` and progress bars of tqdm over these.
+Where a loop goes over anything else, a generator for example, nobody can say where it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import functools
+import sys
+from types import FrameType, GeneratorType
+from typing import Any
+
+from swell.train.auto import loops
+from swell.train.auto.contents import contents
+
+_KNOWN = sys.implementation.name == "cpython" and (3, 11) <= sys.version_info < (3, 14)
+"""Versions of Python whose calls look as is written here."""
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+_OF_CALL, _OF_STACK = 24, 72
+"""Where a frame has the address of its call, and where a call's variables begin; its stack is after them."""
+_RANGE: type = type(iter(range(0)))
+_SEQUENCES: tuple[Any, ...] = (type(iter([0])), type(iter((0,))), type(iter("0")))
+_OF_ARRAY = "iterator"
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_UNKNOWN = (ast.ExceptHandler, ast.AsyncFor, ast.AsyncWith, *_COMPREHENSIONS)
+"""What has more on the stack than is known here."""
+
+
+def describe(frame: FrameType) -> list[Any] | None:
+    """How far each loop has come in whose body the call is, outermost first; None if that cannot be said."""
+    found = _iterators(frame)
+    if found is None:
+        return None
+    told = [_describe(one) for one in found]
+    return None if any(one is None for one in told) else told
+
+
+def go_to(frame: FrameType, told: list[Any]) -> bool:
+    """Have the loops of a call go on from where `describe` said; False if that cannot be done."""
+    found = _iterators(frame)
+    if found is None or len(found) != len(told):
+        return False
+    return all(_set(one, wanted) for one, wanted in zip(found, told))
+
+
+# ---------------------------------------------------------------------- the iterators of a call
+
+
+def _iterators(frame: FrameType) -> list[Any] | None:
+    slots = _slots(frame)
+    if slots is None or (slots and not works()):
+        return None
+    return [_read(frame, slot) for slot in slots]
+
+
+def _slots(frame: FrameType) -> list[int] | None:
+    """The places on the call's stack where its loops have their iterators; None if they are not known."""
+    nodes = loops.nodes_around(frame)
+    if nodes is None:
+        return None
+    slots, depth, line = [], 0, frame.f_lineno
+    for node in nodes:
+        if isinstance(node, ast.For) and _is_in(node.body, line):
+            slots.append(depth)
+            depth += 1
+        elif isinstance(node, ast.With) and _is_in(node.body, line):
+            depth += len(node.items)
+        elif isinstance(node, _UNKNOWN) or (isinstance(node, ast.Try) and _is_in(node.finalbody, line)):
+            return None
+    return slots if depth <= frame.f_code.co_stacksize else None
+
+
+def _is_in(block: list[ast.stmt], line: int) -> bool:
+    return bool(block) and block[0].lineno <= line <= (block[-1].end_lineno or 0)
+
+
+def _read(frame: FrameType, slot: int) -> Any:
+    code = frame.f_code
+    cells = [name for name in code.co_cellvars if name not in code.co_varnames]
+    before = code.co_nlocals + len(cells) + len(code.co_freevars)
+    call = ctypes.c_void_p.from_address(id(frame) + _OF_CALL).value or 0
+    place = call + _OF_STACK + (before + slot) * _WORD
+    return ctypes.cast(ctypes.c_void_p.from_address(place).value or id(None), ctypes.py_object).value
+
+
+@functools.cache
+def works() -> bool:
+    """Whether iterators are where they are looked for, in a call and in a generator, and can be set."""
+    if not _KNOWN:
+        return False
+    wanted, lines = iter(range(3, 30, 4)), iter([1, 2, 3])
+
+    def looked(x: int) -> bool:
+        for _ in wanted:
+            for x in lines:
+                frame = sys._getframe()
+                return _read(frame, 0) is wanted and _read(frame, 1) is lines and x == 1
+        return False
+
+    def gives() -> Any:
+        for x in wanted:
+            yield x, wanted
+
+    generator = gives()
+    next(generator)
+    if not looked(0) or _read(generator.gi_frame, 0) is not wanted:
+        return False
+    ranges, counted = iter(range(10, 90, 2)), enumerate([0])
+    next(ranges)
+    for told in ([50, 2, 20], [10, 2, 40], [6, -3, 2]):
+        if not _set_range(ranges, told) or next(ranges) != told[0]:
+            return False
+    return list(ranges) == [3] and loops.set_count(counted, 5)
+
+
+# ---------------------------------------------------------------------- what an iterator says of itself
+
+
+def _describe(one: Any) -> Any:
+    if type(one) is _RANGE:
+        return {"range": _range_of(one)}
+    if type(one) is enumerate:
+        found: Any = one.__reduce__()[1]
+        told = _describe(found[0])
+        return None if told is None else {"enumerate": found[1], "of": told}
+    if type(one) is zip:
+        parts = [_describe(inner) for inner in one.__reduce__()[1]]
+        return None if any(part is None for part in parts) else {"zip": parts}
+    if _is_sequence(one):
+        sequence, index = _sequence_of(one)
+        return {"sequence": index, "of": _contents(sequence)}
+    if _is_bar(one):
+        told = describe(one.gi_frame)
+        return None if told is None else {"bar": told}
+    return None
+
+
+def _set(one: Any, wanted: dict[str, Any]) -> bool:
+    if "range" in wanted:
+        return type(one) is _RANGE and _set_range(one, wanted["range"])
+    if "enumerate" in wanted:
+        if type(one) is not enumerate or not _set(one.__reduce__()[1][0], wanted["of"]):
+            return False
+        return loops.set_count(one, wanted["enumerate"])
+    if "zip" in wanted:
+        parts = one.__reduce__()[1] if type(one) is zip else ()
+        return len(parts) == len(wanted["zip"]) and all(map(_set, parts, wanted["zip"]))
+    if "bar" in wanted:
+        return _is_bar(one) and go_to(one.gi_frame, wanted["bar"])
+    if not _is_sequence(one):
+        return False
+    sequence, index = _sequence_of(one)
+    if index < 0 or wanted["sequence"] < 0 or _contents(sequence) != wanted["of"]:
+        return False
+    one.__setstate__(wanted["sequence"])
+    return bool(one.__reduce__()[2] == wanted["sequence"])
+
+
+def _is_sequence(one: Any) -> bool:
+    return type(one) in _SEQUENCES or (type(one).__name__ == _OF_ARRAY and hasattr(one, "__setstate__"))
+
+
+def _sequence_of(one: Any) -> tuple[Any, int]:
+    """What an iterator goes over, and its next place in it; -1 if it is used up."""
+    found = one.__reduce__()
+    return found[1][0], int(found[2]) if len(found) > 2 else -1
+
+
+def _contents(sequence: Any) -> list[Any]:
+    return [len(sequence), contents(list(sequence[:1000]))]
+
+
+def _is_bar(one: Any) -> bool:
+    if type(one) is not GeneratorType or one.gi_frame is None:
+        return False
+    return str(one.gi_frame.f_globals.get("__name__", "")).startswith("tqdm.")
+
+
+def _range_of(one: Any) -> list[int]:
+    """What a range has left: its next number, its step, and how many there are."""
+    found = one.__reduce__()
+    left, more = found[1][0], found[2:]
+    left = left[more[0] :] if more and more[0] else left
+    return [left.start, left.step, len(left)]
+
+
+def _set_range(one: Any, wanted: list[int]) -> bool:
+    """Write into the memory of a range's iterator; first and afterwards it is checked that this is right."""
+    count = 4 if sys.version_info < (3, 12) else 3
+    words = (ctypes.c_long * count).from_address(id(one) + object.__basicsize__)
+    before = list(words)
+    index, start, step, length = before if count == 4 else (0, *before)
+    if _range_of(one) != [start + index * step, step, length - index]:
+        return False
+    new: list[Any] = [0, *wanted]
+    words[:] = new[4 - count :]
+    if _range_of(one) == wanted:
+        return True
+    words[:] = list[Any](before)
+    return False

@@ -1,0 +1,155 @@
+"""`--auto` on scripts that draw their batches by hand, and the loops that newcomers go on with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from swell.train.auto import by_hand, iterators
+
+HEAD = """
+import json, os, random, sys, time
+import numpy as np
+import torch
+from torch import nn
+
+torch.manual_seed(3)
+torch.set_default_dtype(torch.float64)
+random.seed(3)
+x = torch.randn(64, 4)
+y = x.sum(1, keepdim=True)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+seen, scores = [], {}
+
+def learn(a, b):
+    time.sleep(0.01)
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(a), b)
+    loss.backward()
+    optimizer.step()
+    seen.append(round(loss.item(), 9))
+"""
+
+MINIBATCHES = """
+def train_epoch(order):
+    for number, at in enumerate(range(0, len(order), 16)):
+        learn(x[order[at : at + 16]], y[order[at : at + 16]])
+        scores[number] = seen[-1]
+
+for epoch in range(80):
+    order = list(range(64))
+    random.shuffle(order)
+    train_epoch(order)
+    seen.append(round(float(torch.rand(1)), 9))
+"""
+UNSEEDED = """
+for step in range(300):
+    at = [int.from_bytes(os.urandom(2), "big") % 64 for _ in range(16)]
+    learn(x[:16], y[at])
+"""
+TAIL = """
+result = {"seen": seen, "weights": model[0].weight.flatten().tolist(), "next": torch.rand(2).tolist()}
+print(json.dumps(result))
+"""
+
+
+def _result(text: str) -> dict[str, Any]:
+    lines = [line for line in text.splitlines() if '{"' in line]
+    assert len(lines) == 1, text
+    result: dict[str, Any] = json.loads(lines[0][lines[0].index('{"') :])
+    return result
+
+
+def test_a_script_that_draws_by_hand_is_shared_as_it_is(stage: Any, tmp_path: Path) -> None:
+    script, output = tmp_path / "plain.py", tmp_path / "printed"
+    script.write_text("import time; time.sleep = lambda s: None\n" + HEAD + MINIBATCHES + TAIL)
+    plain = stage.prepared.plain(script, cwd=tmp_path, output=output, env={})
+    settings = {"auto": True, "checkpoint_s": 0.2}
+    job = stage.run(HEAD + MINIBATCHES + TAIL, settings=settings, workers=1, maximum=3)
+    job.wait_for(lambda s: s["step"] >= 20)
+    job.resize(2)
+    begin = job.members(2)["step"]
+    job.wait_for(lambda s: s["step"] >= begin + 3)
+    first = job.kill(0)
+    job.wait_for(lambda s: len(s["members"]) == 2 and first not in s["members"])
+    dead = job.kill(0), job.kill(1)  # now it goes on from its checkpoint
+    job.wait_for(lambda s: s["members"] and not set(dead) & set(s["members"]))
+    assert job.wait(120.0) == 0, job.output()
+    assert "could not follow" not in job.output() and not job.events("confined")
+    assert stage.prepared.wait(plain, 60.0) == 0, output.read_text()
+    result, expected = _result(job.output()), _result(output.read_text())
+    assert result["seen"] == pytest.approx(expected["seen"], abs=1e-8)
+    assert result["weights"] == pytest.approx(expected["weights"], rel=1e-9)
+    assert result["next"] == expected["next"]
+
+
+def test_workers_that_draw_other_batches_by_hand_leave_and_say_so(stage: Any) -> None:
+    job = stage.run(HEAD + UNSEEDED + TAIL, settings={"auto": True}, workers=2, maximum=2, minimum=1)
+    job.wait_for(lambda s: s["step"] and job.events("confined"))
+    assert job.wait(120.0) == 0, job.output()
+    assert "other numbers than the leader's" in job.output()
+    assert "the job goes on with 1 worker" in job.output()
+
+
+# ---------------------------------------------------------------------- how far loops have come
+
+LOOPS = {
+    "ranges": lambda: (range(3, 12, 2), range(5, 0, -1)),
+    "numbered": lambda: (range(4), enumerate(zip(range(6), [5, 4, 3, 2, 1, 0]))),
+    "collections": lambda: ((7, 8, 9), np.arange(5)),
+    "an empty one beside": lambda: (["a", "b"], range(0, 1)),
+}
+
+
+def _walk(kind: str, stop: int, told: list[Any] | None = None) -> tuple[list[Any], list[Any] | None]:
+    """Go through two loops up to a step; with `told`, from there on to the end."""
+    outer, make = LOOPS[kind]()[0], lambda: LOOPS[kind]()[1]
+    after, count, begun = [], 0, False
+    for _ in outer:
+        with torch.no_grad():
+            for inner in make():
+                if begun:
+                    after.append(str(inner))
+                    continue
+                count += 1
+                if told is not None:
+                    assert iterators.go_to(sys._getframe(), told)
+                    begun = True
+                elif count == stop:
+                    begun, told = True, iterators.describe(sys._getframe())
+    return after, told
+
+
+@pytest.mark.parametrize("stop", [1, 2, 7, 8])
+@pytest.mark.parametrize("kind", LOOPS)
+def test_loops_go_on_from_where_others_are(kind: str, stop: int) -> None:
+    stop = min(stop, sum(1 for _ in LOOPS[kind]()[0])) if "empty" in kind else stop
+    after, told = _walk(kind, stop)
+    assert told is not None and json.loads(json.dumps(told)) == told
+    assert _walk(kind, 1, told)[0] == after
+
+
+def test_a_loop_over_something_unknown_is_not_described() -> None:
+    for _ in {1: 2}:
+        assert iterators.describe(sys._getframe()) is None
+    for _ in (number for number in range(2)):
+        assert iterators.describe(sys._getframe()) is None
+    for _ in [1, 2]:
+        mine = iterators.describe(sys._getframe())
+    for _ in [1, 3]:
+        assert not iterators.go_to(sys._getframe(), mine or []), "another list"
+
+
+def test_what_was_drawn_from_is_found_wherever_the_script_holds_it() -> None:
+    used_up, held = iter([1]), {"inside": [iter([1, 2])]}
+    assert list(used_up) == [1] and nn.Linear(1, 1) is not None
+    found = by_hand._held_iterators()
+    assert [type(item) for item in found].count(type(iter([]))) == 1 and held
