@@ -133,6 +133,11 @@ STEP = """
         print("trained a smaller batch")
 """
 REFUSED = {
+    "draws its batches by hand": """
+    for _ in range(3):
+        chosen = torch.randint(40, (5,))
+        a, b = data.tensors[0][chosen], data.tensors[1][chosen]"""
+    + STEP,
     "sampler is a RandomSampler": "for a, b in DataLoader(data, batch_size=5, shuffle=True):" + STEP,
     "data set is iterable": """
     class Stream(IterableDataset):

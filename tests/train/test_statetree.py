@@ -76,6 +76,8 @@ def test_floats_that_json_lacks() -> None:
     assert math.isnan(back[0])
     assert back[1:3] == [math.inf, -math.inf]
     assert math.copysign(1, back[3]) == -1
+    number = _trip([complex(math.nan, -math.inf)])[0]
+    assert math.isnan(number.real) and number.imag == -math.inf
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.int64, np.float32, np.bool_, np.float64])

@@ -36,6 +36,9 @@ from swell.train.auto.journal import Journal
 from swell.train.auto.private_file import Entries, PrivateFile
 
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
+_OF_COMPILER = {"TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_", "TRITON_CACHE_DIR": "~/.triton/"}
+"""By the variable that names another one: the folders of `torch.compile`, which all processes share.
+Compilers write there too, and those are not in Python."""
 _LOOKS, _LOOK_S = 10, 0.005
 _TEMPORARY = 0o700
 """The mode of folders that `tempfile` makes."""
@@ -63,6 +66,12 @@ class Files:
         """What this worker has written privately since the last step: from which byte on, or None if all."""
         self._led = False
         self._besides = tuple(f"{os.path.realpath(p)}{os.sep}" for p in [*besides, own, keep]) + _SYSTEM
+        self._besides += tuple(
+            os.path.realpath(given) + os.sep
+            if (given := os.environ.get(name))
+            else str(Path(usual).expanduser()) + os.sep * usual.endswith("/")
+            for name, usual in _OF_COMPILER.items()
+        )
 
     @property
     def behind(self) -> bool:

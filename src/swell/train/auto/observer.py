@@ -216,6 +216,8 @@ class Observer:
         """Make the job, at the first step of the first training pass, which shows what is trained."""
         run, position = self.run, self.position
         passes = [p for p in position.active if not p.over or p.flight or p.drawn]
+        if not passes:
+            processes.check_drawn(run)
         for here in passes:
             processes.check(run, here.loader)
         self.trained.begin(optimizer)

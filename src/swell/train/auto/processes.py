@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 import os
 import socket
 import sys
@@ -80,6 +81,16 @@ def check(run: ScriptRun, loader: DataLoader[Any]) -> None:
         f"sampler=DistributedSampler(dataset) of torch.utils.data.distributed, or ask for one process and "
         f"multiply the batch size by {run.processes}"
     )
+
+
+def check_drawn(run: ScriptRun) -> None:
+    """End the job if batches that are drawn by hand are to be those of several processes."""
+    if run.processes > 1:
+        confinement.fail(
+            f"--auto: {run.processes} processes were asked for, and the script draws its batches by hand, so "
+            f"each step would have the batch of one process only. Ask for one process and multiply the batch "
+            f"size by {run.processes}"
+        )
 
 
 def _is_split(sampler: Any, count: int) -> bool:
@@ -144,6 +155,7 @@ def environment(run: ScriptRun) -> Iterator[None]:
 
 # ---------------------------------------------------------------------- a process group of alike members
 
+_to_kwargs: Any = getattr(importlib.import_module("torch.distributed.utils"), "_to_kwargs", None)
 _ProcessGroup: Any = dist.ProcessGroup if dist.is_available() else object
 
 
@@ -158,6 +170,11 @@ class AlikeGroup(_ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:
         """How torch calls this kind of group."""
         return _BACKEND
+
+    @property
+    def group_name(self) -> str:
+        """How torch calls this group."""
+        return str(_dist.distributed_c10d._world.pg_names.get(self, _BACKEND))
 
     def size(self) -> int:
         """How many members there are."""
@@ -302,7 +319,7 @@ class Processes:
             ddp = nn.parallel.DistributedDataParallel
             module = sys.modules[ddp.__module__]
             replace(ddp, "_ddp_init_helper", _if_alike(_no_reducer))
-            replace(ddp, "forward", _if_alike(_forward))
+            replace(ddp, "forward", _forward)
             replace(ddp, "register_comm_hook", _if_alike(_hook))
             replace(ddp, "join", _if_alike(lambda *_, **__: contextlib.nullcontext()))
             replace(module, "_verify_param_shape_across_processes", _unless_alike)
@@ -445,18 +462,23 @@ def _unless_alike(own: Callable[..., Any]) -> Callable[..., Any]:
 
 def _no_reducer(ddp: Any, parameters: Any, sparse: Any, names: Any, static_graph: bool = False) -> None:
     ddp.reducer = ddp.logger = _Nothing()
+    ddp._members_are_alike = True
     ddp._static_graph_delay_allreduce_enqueued = False
 
 
-def _forward(ddp: Any, *inputs: Any, **kwargs: Any) -> Any:
-    """Call the module, with what it is given on its device."""
-    if ddp.device_ids:
-        from torch.distributed.utils import _to_kwargs
+def _forward(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Call the module, with what it is given on its device. `torch.compile` reads this function."""
 
-        device = torch.device(ddp.device_type, ddp.device_ids[0])
-        moved = _to_kwargs(inputs, kwargs, device, ddp.use_side_stream_for_tensor_copies)
-        inputs, kwargs = moved[0][0], moved[1][0]
-    return ddp.module(*inputs, **kwargs)
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if not getattr(self, "_members_are_alike", False):
+            return own(self, *inputs, **kwargs)
+        if self.device_ids:
+            device = torch.device(self.device_type, self.device_ids[0])
+            moved = _to_kwargs(inputs, kwargs, device, self.use_side_stream_for_tensor_copies)
+            inputs, kwargs = moved[0][0], moved[1][0]
+        return self.module(*inputs, **kwargs)
+
+    return forward
 
 
 def _hook(ddp: Any, state: Any, hook: Any) -> None:

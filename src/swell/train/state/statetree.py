@@ -90,7 +90,7 @@ def _split(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any
     if kind in (bytes, bytearray):
         return {_TAG: "bytes", "v": base64.b64encode(bytes(value)).decode("ascii")}
     if kind is complex:
-        return {_TAG: "complex", "v": [value.real, value.imag]}
+        return {_TAG: "complex", "v": [_split(part, path, tensors) for part in (value.real, value.imag)]}
     if isinstance(value, np.generic):
         return {_TAG: "scalar", "v": [value.dtype.str, base64.b64encode(value.tobytes()).decode("ascii")]}
     if kind is torch.dtype:
@@ -146,7 +146,7 @@ def _join_tagged(kind: str, value: Any, tensors: Mapping[str, Tensor]) -> Any:
         case "bytes":
             return base64.b64decode(value)
         case "complex":
-            return complex(*value)
+            return complex(*(join(part, tensors) for part in value))
         case "scalar":
             return np.frombuffer(base64.b64decode(value[1]), dtype=np.dtype(value[0]))[0]
         case "dtype":
