@@ -148,8 +148,17 @@ def test_a_loop_over_something_unknown_is_not_described() -> None:
         assert not iterators.go_to(sys._getframe(), mine or []), "another list"
 
 
-def test_what_was_drawn_from_is_found_wherever_the_script_holds_it() -> None:
-    used_up, held = iter([1]), {"inside": [iter([1, 2])]}
-    assert list(used_up) == [1] and nn.Linear(1, 1) is not None
+def test_what_was_drawn_from_is_found_wherever_the_script_holds_it(tmp_path: Path) -> None:
+    def drawn() -> Any:
+        return next(numbers)
+
+    (tmp_path / "lines").write_text("a\nb\n")
+    numbers, used_up, inside = (n for n in range(3)), iter([1]), {"inside": [iter([1, 2])]}
+    begun, read = (tmp_path / "lines").open(), (tmp_path / "lines").open()
+    written = (tmp_path / "log").open("w")
+    assert drawn() == 0 and list(used_up) == [1] and next(begun) == "a\n" and read.read()
     found = by_hand._held_iterators()
-    assert [type(item) for item in found].count(type(iter([]))) == 1 and held
+    assert numbers in found and inside["inside"][0] in found and begun in found
+    assert not {id(used_up), id(read), id(written)} & {id(item) for item in found}
+    for file in (begun, read, written):
+        file.close()

@@ -14,10 +14,13 @@ generator that is drawn from, and loops inside a library, whose variables do not
 
 from __future__ import annotations
 
+import io
 import itertools
+import os
+import stat
 import sys
 from collections.abc import Callable
-from types import FrameType, GeneratorType
+from types import CellType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any
 
 import torch
@@ -135,7 +138,7 @@ def _in_a_library() -> bool:
 
 
 def _held_iterators() -> list[Any]:
-    """Generators and iterators that are not used up, in what the script holds."""
+    """Generators, iterators and files that are not used up, in what the script holds."""
     found, seen = [], set[int]()
     ahead: list[tuple[Any, int]] = []
     for place in held.places(_frames(), held.script_modules(), None):
@@ -145,7 +148,7 @@ def _held_iterators() -> list[Any]:
         if id(item) in seen:
             continue
         seen.add(id(item))
-        if isinstance(item, _ITERATORS):
+        if isinstance(item, (*_ITERATORS, io.IOBase)):
             if not _is_used_up(item):
                 found.append(item)
         elif depth < 4:
@@ -158,11 +161,31 @@ def _inside(item: Any) -> list[Any]:
         return list(item.values())[:1000]
     if isinstance(item, list | tuple):
         return list(item[:1000])
+    if isinstance(item, MethodType):
+        return [item.__self__]
+    if isinstance(item, FunctionType):
+        return [cell.cell_contents for cell in item.__closure__ or () if cell != CellType()]
     return list(vars(item).values()) if held.is_of_script(type(item)) and hasattr(item, "__dict__") else []
+
+
+def _is_at_end(file: Any) -> bool:
+    """Whether all of a file was read; what is no file on a disk (the terminal) is not data."""
+    try:
+        about = os.fstat(file.fileno())
+    except (OSError, ValueError):
+        return True
+    if not stat.S_ISREG(about.st_mode):
+        return True
+    try:
+        return int(file.tell()) >= about.st_size
+    except OSError:  # a loop over its lines is under way
+        return False
 
 
 def _is_used_up(item: Any) -> bool:
     if isinstance(item, GeneratorType):
         return item.gi_frame is None
+    if isinstance(item, io.IOBase):
+        return item.closed or not item.readable() or _is_at_end(item)
     hint: Callable[[Any], int] | None = getattr(type(item), "__length_hint__", None)
     return hint is not None and hint(item) == 0

@@ -240,10 +240,8 @@ class Dividing:
 
     def call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The script calls `module`."""
-        if self._run.job is None and torch.is_grad_enabled():
-            self.rows = batch_size(pytree.tree_leaves((args, kwargs))) or self.rows
-            with self._unwatched():
-                return self._own(module, *args, **kwargs)
+        if self._run.job is None:
+            return self._first_call(module, args, kwargs)
         if not self._divides(module):
             return self._own(module, *args, **kwargs)
         if self._job.confined:
@@ -255,6 +253,16 @@ class Dividing:
                 except MembersChangedError:
                     if self._job.world == 1:
                         return self._own(module, *args, **kwargs)
+
+    def _first_call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Compute a call before there is a job, and note how many rows it has."""
+        if self._run.stage is ScriptStage.ALONE:
+            self.watch(on=False)
+        if not torch.is_grad_enabled() or threading.current_thread() is not threading.main_thread():
+            return self._own(module, *args, **kwargs)
+        self.rows = batch_size(pytree.tree_leaves((args, kwargs))) or self.rows
+        with self._unwatched():
+            return self._own(module, *args, **kwargs)
 
     def _divides(self, module: nn.Module) -> bool:
         job = self._run.job

@@ -69,8 +69,10 @@ class Position:
 
     def by_hand(self) -> Steps | None:
         """The steps that the script is in, if it draws its batches by hand."""
-        alone = self.active[0] if len(self.active) == 1 else None
-        return alone if isinstance(alone, Steps) else None
+        for here in self.active:
+            if isinstance(here, Steps):
+                return here
+        return None
 
     def evaluates(self, here: Pass) -> None:
         """The script draws from `here`, which is not (or not yet) a training pass."""
