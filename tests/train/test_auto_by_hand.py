@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from swell.train.auto import by_hand, iterators
 
@@ -38,7 +37,9 @@ def learn(a, b):
     seen.append(round(loss.item(), 9))
 """
 
-MINIBATCHES = """
+SCRIPTS = {
+    # Loops over ranges in two calls, an evaluation beside, a counter in a dict.
+    "minibatches": """
 def train_epoch(order):
     for number, at in enumerate(range(0, len(order), 16)):
         learn(x[order[at : at + 16]], y[order[at : at + 16]])
@@ -49,7 +50,32 @@ for epoch in range(80):
     random.shuffle(order)
     train_epoch(order)
     seen.append(round(float(torch.rand(1)), 9))
-"""
+""",
+    # What the inner loop goes over is in no variable.
+    "bars": """
+from tqdm import tqdm
+for epoch in tqdm(range(60), disable=False, mininterval=1000):
+    for part in tqdm(torch.randperm(64).split(16), leave=False, mininterval=1000):
+        learn(x[part], y[part])
+""",
+    # Steps at two places in turns.
+    "two optimizers": """
+maker = nn.Linear(4, 4)
+of_maker = torch.optim.Adam(maker.parameters(), lr=1e-3)
+try:
+    for step in range(100):
+        for k in range(2):
+            at = torch.randint(64, (16,))
+            learn(maker(x[at]).detach(), y[at])
+        of_maker.zero_grad()
+        at = torch.randint(64, (16,))
+        (model(maker(x[at])) ** 2).mean().backward()
+        of_maker.step()
+except KeyboardInterrupt:
+    pass
+seen.append(maker.weight.sum().item())
+""",
+}
 UNSEEDED = """
 for step in range(300):
     at = [int.from_bytes(os.urandom(2), "big") % 64 for _ in range(16)]
@@ -68,12 +94,17 @@ def _result(text: str) -> dict[str, Any]:
     return result
 
 
-def test_a_script_that_draws_by_hand_is_shared_as_it_is(stage: Any, tmp_path: Path) -> None:
+LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("bars", "two optimizers")]
+
+
+@pytest.mark.parametrize("kind", ["minibatches", *LONG])
+def test_a_script_that_draws_by_hand_is_shared_as_it_is(stage: Any, tmp_path: Path, kind: str) -> None:
+    text = HEAD + SCRIPTS[kind] + TAIL
     script, output = tmp_path / "plain.py", tmp_path / "printed"
-    script.write_text("import time; time.sleep = lambda s: None\n" + HEAD + MINIBATCHES + TAIL)
+    script.write_text("import time; time.sleep = lambda s: None\n" + text)
     plain = stage.prepared.plain(script, cwd=tmp_path, output=output, env={})
     settings = {"auto": True, "checkpoint_s": 0.2}
-    job = stage.run(HEAD + MINIBATCHES + TAIL, settings=settings, workers=1, maximum=3)
+    job = stage.run(text, settings=settings, workers=1, maximum=3)
     job.wait_for(lambda s: s["step"] >= 20)
     job.resize(2)
     begin = job.members(2)["step"]
@@ -106,10 +137,11 @@ LOOPS = {
     "numbered": lambda: (range(4), enumerate(zip(range(6), [5, 4, 3, 2, 1, 0]))),
     "collections": lambda: ((7, 8, 9), np.arange(5)),
     "an empty one beside": lambda: (["a", "b"], range(0, 1)),
+    "other ones in each run": lambda: (range(3), enumerate(zip(torch.randperm(20).split(5), range(4)))),
 }
 
 
-def _walk(kind: str, stop: int, told: list[Any] | None = None) -> tuple[list[Any], list[Any] | None]:
+def _walk(kind: str, stop: int, told: Any = None) -> tuple[list[Any], Any]:
     """Go through two loops up to a step; with `told`, from there on to the end."""
     outer, make = LOOPS[kind]()[0], lambda: LOOPS[kind]()[1]
     after, count, begun = [], 0, False
@@ -121,10 +153,11 @@ def _walk(kind: str, stop: int, told: list[Any] | None = None) -> tuple[list[Any
                     continue
                 count += 1
                 if told is not None:
-                    assert iterators.go_to(sys._getframe(), told)
+                    assert iterators.go_to(sys._getframe(), told[0], told[1])
                     begun = True
                 elif count == stop:
-                    begun, told = True, iterators.describe(sys._getframe())
+                    begun, over = True, list[Any]()
+                    told = iterators.describe(sys._getframe(), over), dict(enumerate(over))
     return after, told
 
 
@@ -133,19 +166,21 @@ def _walk(kind: str, stop: int, told: list[Any] | None = None) -> tuple[list[Any
 def test_loops_go_on_from_where_others_are(kind: str, stop: int) -> None:
     stop = min(stop, sum(1 for _ in LOOPS[kind]()[0])) if "empty" in kind else stop
     after, told = _walk(kind, stop)
-    assert told is not None and json.loads(json.dumps(told)) == told
-    assert _walk(kind, 1, told)[0] == after
+    assert told is not None and json.loads(json.dumps(told[0])) == told[0]
+    again, _ = _walk(kind, 1, told)
+    same = -stop % 4 if "other" in kind else len(after)  # each run shuffles the next inner loop by itself
+    assert again[:same] == after[:same] and len(again) == len(after)
 
 
 def test_a_loop_over_something_unknown_is_not_described() -> None:
     for _ in {1: 2}:
-        assert iterators.describe(sys._getframe()) is None
+        assert iterators.describe(sys._getframe(), []) is None
     for _ in (number for number in range(2)):
-        assert iterators.describe(sys._getframe()) is None
+        assert iterators.describe(sys._getframe(), []) is None
     for _ in [1, 2]:
-        mine = iterators.describe(sys._getframe())
+        mine = iterators.describe(sys._getframe(), [])
     for _ in [1, 3]:
-        assert not iterators.go_to(sys._getframe(), mine or []), "another list"
+        assert not iterators.go_to(sys._getframe(), mine or [], {}), "another list"
 
 
 def test_what_was_drawn_from_is_found_wherever_the_script_holds_it(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from swell.train.auto import held, iterators
+from swell.train.auto.held import Holder
 from swell.train.auto.passes import Drawn, Pass
 
 _ITERATORS: tuple[Any, ...] = (
@@ -34,6 +35,7 @@ _ITERATORS: tuple[Any, ...] = (
     *(enumerate, zip, map, filter, reversed, GeneratorType),
     *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
 )
+_OVER = "what its loops go over"
 _FILE = "<module>", "__main__"
 _WITHOUT_LOOPS = ("swell", "torch", "accelerate", *sys.stdlib_module_names)
 """Libraries whose calls around a step hold nothing."""
@@ -76,6 +78,10 @@ class Steps(Pass):
         self.index = int(position["batch"])
 
 
+def _nowhere(name: str, value: Any) -> None:
+    """What is only read is put nowhere."""
+
+
 def _never(here: Pass) -> Any:
     raise StopIteration
 
@@ -83,14 +89,20 @@ def _never(here: Pass) -> Any:
 # ---------------------------------------------------------------------- the spot in the script
 
 
-def spot() -> dict[str, Any]:
-    """Where the script is: its calls, the instructions in them, and how far their loops have come."""
-    frames = _frames()
-    return {
+def spot() -> tuple[dict[str, Any], Holder]:
+    """Where the script is: its calls, the instructions in them, how far their loops are, and over what."""
+    frames, sequences = _frames(), list[Any]()
+    here = {
         "calls": [_call(frame) for frame in frames],
-        "loops": [iterators.describe(frame) for frame in frames],
+        "loops": [iterators.describe(frame, sequences) for frame in frames],
         "iterators": bool(_held_iterators()),
     }
+    return here, Holder(_OVER, {str(at): one for at, one in enumerate(sequences)}, _nowhere)
+
+
+def over(found: dict[str, Any]) -> Holder:
+    """Where a newcomer gets what the loops of the others go over."""
+    return Holder(_OVER, {}, found.__setitem__)
 
 
 def is_there(theirs: dict[str, Any]) -> bool:
@@ -98,19 +110,20 @@ def is_there(theirs: dict[str, Any]) -> bool:
     return [_call(frame) for frame in _frames()] == theirs["calls"]
 
 
-def go_to(theirs: dict[str, Any]) -> str:
+def go_to(theirs: dict[str, Any], sequences: dict[str, Any]) -> str:
     """Have the loops go on from where another worker's are; returns why that cannot be done, or ''."""
     if theirs["iterators"]:
         return "the script holds a generator or an iterator, and nobody can say how far that has come"
+    numbered = {int(at): one for at, one in sequences.items()}
     for frame, told in zip(_frames(), theirs["loops"]):
-        if told is None or not iterators.go_to(frame, told):
+        if told is None or not iterators.go_to(frame, told, numbered):
             return f"the loop of {frame.f_code.co_name} goes over something whose place cannot be handed over"
     return ""
 
 
 def may_be_followed() -> bool:
     """Whether newcomers can come to where the script is now."""
-    here = spot()
+    here, _ = spot()
     return not here["iterators"] and None not in here["loops"] and not _in_a_library()
 
 

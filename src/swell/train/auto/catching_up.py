@@ -69,6 +69,8 @@ class CatchingUp:
         """The states of its generators."""
         self._spot: dict[str, Any] = {}
         """Where it was, if it draws by hand (see `by_hand`)."""
+        self._over: dict[str, Any] = {}
+        """What its loops go over."""
         self._elsewhere = 0
         """How many steps this worker has made elsewhere in its script."""
         self._waited = 0
@@ -152,7 +154,7 @@ class CatchingUp:
         self._position.arrive(here, live=not state.resumed)
         state.resumed = False
         self._take_over()
-        why = by_hand.go_to(self._spot)
+        why = by_hand.go_to(self._spot, self._over)
         if why:
             give_way(link, why, steps=job.steps)
         self._run.randomness.restore(here, self._random)
@@ -220,12 +222,16 @@ class CatchingUp:
 
     def capture(self) -> dict[str, Any]:
         """The script's position and what it holds."""
+        places, spot = self._places(), None
+        if self._position.by_hand() is not None:
+            spot, over = by_hand.spot()
+            places.append(over)
         return self._position.capture() | {
             "loss_is": self._loss.reduction.kind,
             "random": self._run.randomness.capture(self._position.main()),
             "files": self._run.files.positions() if self._run.files is not None else {},
-            "held": Packer(self._runtime(), self._data).pack(self._places()),
-            "spot": by_hand.spot() if self._position.by_hand() is not None else None,
+            "held": Packer(self._runtime(), self._data).pack(places),
+            "spot": spot,
         }
 
     def drawn(self) -> int:
@@ -252,7 +258,8 @@ class CatchingUp:
         if self._run.files is not None:
             self._run.files.arrive(self._files)
         unpacker = Unpacker(packed, self._runtime())
-        unpacker.unpack(self._places())
+        self._over.clear()
+        unpacker.unpack([*self._places(), by_hand.over(self._over)])
         if unpacker.keeps:
             log.info("worker %s goes on without %s", self._run.link.name, ", ".join(unpacker.keeps))
         if unpacker.lacks:

@@ -33,34 +33,46 @@ _UNKNOWN = (ast.ExceptHandler, ast.AsyncFor, ast.AsyncWith, *_COMPREHENSIONS)
 """What has more on the stack than is known here."""
 
 
-def describe(frame: FrameType) -> list[Any] | None:
-    """How far each loop has come in whose body the call is, outermost first; None if that cannot be said."""
-    found = _iterators(frame)
-    if found is None:
+def describe(frame: FrameType, sequences: list[Any]) -> list[Any] | None:
+    """How far each loop has come in whose body the call is, outermost first; None if that cannot be said.
+
+    `sequences`: what the loops go over is added to it, where that is a list or the like.
+    """
+    slots = _slots(frame)
+    if slots is None:
         return None
-    told = [_describe(one) for one in found]
+    told = [_describe(_read(frame, slot), sequences) for slot in slots]
     return None if any(one is None for one in told) else told
 
 
-def go_to(frame: FrameType, told: list[Any]) -> bool:
-    """Have the loops of a call go on from where `describe` said; False if that cannot be done."""
-    found = _iterators(frame)
-    if found is None or len(found) != len(told):
+def go_to(frame: FrameType, told: list[Any], sequences: dict[int, Any]) -> bool:
+    """Have the loops of a call go on from where `describe` said; False if that cannot be done.
+
+    `sequences`: by number, those of the worker that was described.
+    """
+    slots = _slots(frame)
+    if slots is None or len(slots) != len(told):
         return False
-    return all(_set(one, wanted) for one, wanted in zip(found, told))
+    for slot, wanted in zip(slots, told):
+        one = _read(frame, slot)
+        found = _set(one, wanted, sequences)
+        if found is None:
+            return False
+        if found is not one:
+            _write(frame, slot, found)
+    return True
 
 
 # ---------------------------------------------------------------------- the iterators of a call
 
 
-def _iterators(frame: FrameType) -> list[Any] | None:
-    slots = _slots(frame)
-    if slots is None or (slots and not works()):
-        return None
-    return [_read(frame, slot) for slot in slots]
-
-
 def _slots(frame: FrameType) -> list[int] | None:
+    """As `_places`; None also if this Python is not known."""
+    slots = _places(frame)
+    return slots if not slots or works() else None
+
+
+def _places(frame: FrameType) -> list[int] | None:
     """The places on the call's stack where its loops have their iterators; None if they are not known."""
     nodes = loops.nodes_around(frame)
     if nodes is None:
@@ -81,13 +93,25 @@ def _is_in(block: list[ast.stmt], line: int) -> bool:
     return bool(block) and block[0].lineno <= line <= (block[-1].end_lineno or 0)
 
 
-def _read(frame: FrameType, slot: int) -> Any:
+def _address(frame: FrameType, slot: int) -> int:
     code = frame.f_code
     cells = [name for name in code.co_cellvars if name not in code.co_varnames]
     before = code.co_nlocals + len(cells) + len(code.co_freevars)
     call = ctypes.c_void_p.from_address(id(frame) + _OF_CALL).value or 0
-    place = call + _OF_STACK + (before + slot) * _WORD
+    return call + _OF_STACK + (before + slot) * _WORD
+
+
+def _read(frame: FrameType, slot: int) -> Any:
+    place = _address(frame, slot)
     return ctypes.cast(ctypes.c_void_p.from_address(place).value or id(None), ctypes.py_object).value
+
+
+def _write(frame: FrameType, slot: int, new: Any) -> None:
+    """Put another iterator in the place of one; the call lets go of the old one."""
+    old = _read(frame, slot)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(new))
+    ctypes.c_void_p.from_address(_address(frame, slot)).value = id(new)
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(old))
 
 
 @functools.cache
@@ -101,7 +125,12 @@ def works() -> bool:
         for _ in wanted:
             for x in lines:
                 frame = sys._getframe()
-                return _read(frame, 0) is wanted and _read(frame, 1) is lines and x == 1
+                if x == 1 and (_read(frame, 0) is not wanted or _read(frame, 1) is not lines):
+                    return False
+                if x == 1:
+                    _write(frame, 1, iter([7]))
+                else:
+                    return x == 7
         return False
 
     def gives() -> Any:
@@ -123,44 +152,60 @@ def works() -> bool:
 # ---------------------------------------------------------------------- what an iterator says of itself
 
 
-def _describe(one: Any) -> Any:
+def _describe(one: Any, sequences: list[Any]) -> Any:
     if type(one) is _RANGE:
         return {"range": _range_of(one)}
     if type(one) is enumerate:
         found: Any = one.__reduce__()[1]
-        told = _describe(found[0])
+        told = _describe(found[0], sequences)
         return None if told is None else {"enumerate": found[1], "of": told}
     if type(one) is zip:
-        parts = [_describe(inner) for inner in one.__reduce__()[1]]
+        parts = [_describe(inner, sequences) for inner in one.__reduce__()[1]]
         return None if any(part is None for part in parts) else {"zip": parts}
     if _is_sequence(one):
         sequence, index = _sequence_of(one)
-        return {"sequence": index, "of": _contents(sequence)}
+        sequences.append(sequence)
+        return {"sequence": index, "number": len(sequences) - 1, "of": _contents(sequence)}
     if _is_bar(one):
-        told = describe(one.gi_frame)
+        told = describe(one.gi_frame, sequences)
         return None if told is None else {"bar": told}
     return None
 
 
-def _set(one: Any, wanted: dict[str, Any]) -> bool:
+def _set(one: Any, wanted: dict[str, Any], sequences: dict[int, Any]) -> Any:
+    """The iterator as it is wanted: the same one, or another in its place; None if that cannot be."""
     if "range" in wanted:
-        return type(one) is _RANGE and _set_range(one, wanted["range"])
+        return one if type(one) is _RANGE and _set_range(one, wanted["range"]) else None
     if "enumerate" in wanted:
-        if type(one) is not enumerate or not _set(one.__reduce__()[1][0], wanted["of"]):
-            return False
-        return loops.set_count(one, wanted["enumerate"])
+        inner = one.__reduce__()[1][0] if type(one) is enumerate else None
+        found = _set(inner, wanted["of"], sequences)
+        if found is not inner:
+            return None if found is None else enumerate(found, wanted["enumerate"])
+        return one if inner is not None and loops.set_count(one, wanted["enumerate"]) else None
     if "zip" in wanted:
-        parts = one.__reduce__()[1] if type(one) is zip else ()
-        return len(parts) == len(wanted["zip"]) and all(map(_set, parts, wanted["zip"]))
+        parts: Any = one.__reduce__()[1] if type(one) is zip else ()
+        if len(parts) != len(wanted["zip"]):
+            return None
+        set_ = [_set(part, told, sequences) for part, told in zip(parts, wanted["zip"])]
+        if all(new is part for new, part in zip(set_, parts)):
+            return one
+        return None if any(new is None for new in set_) else zip(*set_)
     if "bar" in wanted:
-        return _is_bar(one) and go_to(one.gi_frame, wanted["bar"])
-    if not _is_sequence(one):
-        return False
+        return one if _is_bar(one) and go_to(one.gi_frame, wanted["bar"], sequences) else None
+    return _set_sequence(one, wanted, sequences) if _is_sequence(one) else None
+
+
+def _set_sequence(one: Any, wanted: dict[str, Any], sequences: dict[int, Any]) -> Any:
+    if wanted["sequence"] < 0:
+        return iter([])
     sequence, index = _sequence_of(one)
-    if index < 0 or wanted["sequence"] < 0 or _contents(sequence) != wanted["of"]:
-        return False
+    if index < 0 or _contents(sequence) != wanted["of"]:  # theirs is another one
+        sequence = sequences.get(wanted["number"])
+        if sequence is None or _contents(sequence) != wanted["of"]:
+            return None
+        one = iter(sequence)
     one.__setstate__(wanted["sequence"])
-    return bool(one.__reduce__()[2] == wanted["sequence"])
+    return one if _sequence_of(one)[1] == wanted["sequence"] else None
 
 
 def _is_sequence(one: Any) -> bool:

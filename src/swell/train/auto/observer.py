@@ -93,7 +93,8 @@ class Observer:
             yield batch
             if self.run.forwarding and not is_stream(loader):
                 break
-        if not is_stream(loader):  # a stream may go on from where it was, so newcomers read all of it too
+        # Newcomers see all of it if it is a stream, if no step was made, or if batches are drawn by hand.
+        if self.run.job is not None and not is_stream(loader) and self.position.by_hand() is None:
             self.run.randomness.after(begun)
 
     # ------------------------------------------------------------------ gradients
