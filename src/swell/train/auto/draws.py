@@ -105,9 +105,7 @@ class Draws:
         if job is None or not here.training:
             return self._whole(here)
         if here.drawn == 0:
-            others = [p for p in self._position.active if p is not here and p.training and p.main is None]
-            together = next((p for p in others if p.drawn == 1 and p.loader is not here.loader), None)
-            self._begin_pass(here, together, job)
+            self._begin_pass(here, self._position.other_of_loop(here), job)
         if job.forwarding:
             idle = self._catching_up.forward(here, job)
             here.touched = True
@@ -213,7 +211,7 @@ class Draws:
         if job is not None:
             for here in [p for p in group if not p.training]:  # this loader's first use in training
                 main = next((p for p in group if p.training and p.main is None), None)
-                self._begin_pass(here, main, job)
+                self._begin_pass(here, main or self._position.other_of_loop(here), job)
                 for drawn in here.flight:
                     drawn.ordinal, drawn.counts = here.ordinal, job.rank == 0
         return group

@@ -287,7 +287,9 @@ def _calls(node: ast.AST, names: frozenset[str]) -> bool:
 
 
 def _last(node: ast.AST) -> str:
-    """The name of a variable, or that of an attribute without its object."""
+    """The name of a variable, or that of an attribute without its object; of an item, that of what has it."""
+    if isinstance(node, ast.Subscript):
+        return _last(node.value)
     if isinstance(node, ast.Name):
         return node.id
     return node.attr if isinstance(node, ast.Attribute) else ""

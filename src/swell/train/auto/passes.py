@@ -272,11 +272,14 @@ class Pass:
         return self._add(Drawn(self.ordinal, self.index, window, (0, len(window)), counts))
 
     def idle(self) -> list[Any]:
-        """Some samples to compute without effect."""
+        """Some samples to compute without effect: a whole batch, or if there are many of these, a small one.
+
+        Where no batch is ever small, scripts may count on that.
+        """
         some = self.order.peek(self.index) or self.order.peek(0) or []
         self.flight.append(Drawn(self.ordinal, -1, [], (0, 0), False))
         self.drawn += 1
-        return some[:2] if self.counted else some[: max(2, len(some) // 2)]
+        return some[:2] if self.counted and not self.loader.drop_last else some
 
     def upcoming(self, rank: int, world: int, count: int) -> list[list[Any]]:
         """The samples this worker needs in the next batches, if membership does not change."""

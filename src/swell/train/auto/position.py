@@ -95,11 +95,29 @@ class Position:
         """The passes that go along with `main`."""
         return [p for p in self.active if p.main is main]
 
+    def other_of_loop(self, here: Pass) -> Pass | None:
+        """The training pass over another loader from which the loop draws that begins to draw from `here`.
+
+        Most of such loops draw from all their loaders for each step; others draw from one of them at a time,
+        or begin a shorter one again while the longer one goes on.
+        """
+        for other in [p for p in self.active if p.training and p.main is None]:
+            before = next((p for p in (other, *self.beside(other)) if p.loader is here.loader), None)
+            if before is None:
+                in_turn = other.drawn == 1 or (not other.over and other.drawn_in & here.drawn_in)
+            else:
+                in_turn = before is not other and before.over and not other.over
+            if in_turn:
+                return other
+        return None
+
     @property
     def drawn(self) -> int:
         """How many batches the script has drawn in the loop that it is in, if that counts them."""
         here = self.main()
-        return self._drawn_before + (here.drawn if here is not None else 0)
+        if here is None:
+            return self._drawn_before
+        return self._drawn_before + here.drawn + sum(p.drawn for p in self.beside(here))
 
     def stepped_in(self, loops: frozenset[SourceLoop]) -> None:
         """The script makes the first step of a pass, and is in the middle of these loops."""
@@ -117,15 +135,19 @@ class Position:
         if here not in self.active:
             self.active.append(here)
         if follows is not None:
+            self.active = [p for p in self.active if p.loader is not here.loader or p.main is not follows]
             here.main, here.ordinal = follows, follows.ordinal
             here.epoch, here.counted = follows.epoch, follows.counted
             here.flight.extendleft(reversed(self._left.pop(id(here.loader), [])))
             if self._given_more and not forwarding:  # the job was in the middle of it
                 here.go_to(self._given_more.pop(0), live=True)
             return
-        goes_on = self._goes_on(here)
+        carried = self._carried(here)
+        goes_on = self._goes_on(here, carried)
+        for other in carried:
+            other.main, other.counted = here, here.counted
         self._left.clear()
-        for before in [p for p in self.active if p is not here]:
+        for before in [p for p in self.active if p is not here and p not in carried]:
             if before.training and not before.over:
                 self.counts = True  # the script has left a pass before its end
             elif before.training and ahead:
@@ -135,16 +157,26 @@ class Position:
         here.ordinal = self._begun
         if not goes_on:
             here.epoch = here.ordinal
+        for other in carried:
+            other.epoch = here.epoch
         self._begun += 1
 
-    def _goes_on(self, here: Pass) -> bool:
+    def _carried(self, here: Pass) -> list[Pass]:
+        """Passes that go on beside `here` as they did beside the pass before over its loader."""
+        before = next((p for p in self.active if p.loader is here.loader and p.over and p.main is None), None)
+        if before is None:
+            return []
+        return [p for p in self.beside(before) if not p.over and p.drawn_in & here.drawn_in]
+
+    def _goes_on(self, here: Pass, carried: list[Pass]) -> bool:
         """Whether the loop that drew from the pass before goes on with `here`; counts what it drew."""
         here.counted = bool(here.drawn_in - self._brief)
         before = next((p for p in self.active if p is not here and p.training and p.main is None), None)
         if before is None or not before.counted or not here.counted:
             self._drawn_before = 0
             return False
-        self._drawn_before += before.drawn
+        ended = [before, *(p for p in self.beside(before) if p not in carried)]
+        self._drawn_before += sum(p.drawn for p in ended)
         here.epoch = before.epoch
         return True
 
