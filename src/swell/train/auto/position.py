@@ -135,7 +135,9 @@ class Position:
         if here not in self.active:
             self.active.append(here)
         if follows is not None:
-            self.active = [p for p in self.active if p.loader is not here.loader or p.main is not follows]
+            ended = [p for p in self.beside(follows) if p.loader is here.loader]
+            self._drawn_before += sum(p.drawn for p in ended)
+            self.active = [p for p in self.active if p not in ended]
             here.main, here.ordinal = follows, follows.ordinal
             here.epoch, here.counted = follows.epoch, follows.counted
             here.flight.extendleft(reversed(self._left.pop(id(here.loader), [])))
