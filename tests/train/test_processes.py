@@ -81,14 +81,15 @@ def _weights(path: Path) -> Any:
     return pytest.approx(json.loads(path.read_text())["weights"], rel=1e-9, abs=1e-11)
 
 
-def test_sync_batch_norm_has_the_statistics_of_the_whole_batch(stage: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["sync-norm", pytest.param("sync-norm-compiled", marks=pytest.mark.slow)])
+def test_sync_batch_norm_has_the_statistics_of_the_whole_batch(stage: Any, tmp_path: Path, form: str) -> None:
     """On one process batch norm has them; SyncBatchNorm of torch has no CPU form."""
     output = tmp_path / "printed"
     pid = stage.prepared.plain(
         SCRIPT, "plain-norm", str(tmp_path / "plain.json"), "40", output=output, cwd=tmp_path, env={}
     )
     assert stage.prepared.wait(pid, 60.0) == 0, output.read_text()
-    job = stage.run(SCRIPT, "sync-norm", str(tmp_path / "job.json"), "40", workers=3, settings={"auto": True})
+    job = stage.run(SCRIPT, form, str(tmp_path / "job.json"), "40", workers=3, settings={"auto": True})
     job.members(3)
     assert job.wait() == 0, job.output()
     found, plain = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("job", "plain"))

@@ -1,6 +1,6 @@
 """Made for torchrun: `for_torchrun.py FORM RESULT STEPS`. What rank 0 sees at the end goes to RESULT.
 
-FORM: mean (a loss that is a mean), sync-norm and plain-norm (batch norm of the whole batch).
+FORM: mean (a loss that is a mean); sync-norm, sync-norm-compiled and plain-norm (batch norm over batches).
 """
 
 import json
@@ -32,9 +32,10 @@ loader = DataLoader(data, batch_size=8 if form == "mean" else 32, sampler=sample
 evaluation = DataLoader(held_out, batch_size=5, sampler=DistributedSampler(held_out, shuffle=False))
 norm = nn.BatchNorm1d(16) if "norm" in form else nn.Identity()
 net = nn.Sequential(nn.Linear(5, 16), norm, nn.Tanh(), nn.Linear(16, 1))
-if form == "sync-norm":
+if form.startswith("sync-norm"):
     net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
 model = DistributedDataParallel(net)
+called = torch.compile(model, backend="eager") if form == "sync-norm-compiled" else model
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.002 * world)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01 * world, total_steps=1000)
 done, epoch, rates, counts, means = 0, 0, [], [], []
@@ -45,7 +46,7 @@ while done < steps:
         if not plain_python and "SWELL_JOB_DIR" in os.environ:
             time.sleep(0.02)
         optimizer.zero_grad()
-        loss = nn.functional.binary_cross_entropy_with_logits(model(a), b)
+        loss = nn.functional.binary_cross_entropy_with_logits(called(a), b)
         loss.backward()
         optimizer.step()
         schedule.step()

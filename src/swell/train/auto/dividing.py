@@ -238,6 +238,19 @@ class Dividing:
         finally:
             module.__call__ = watched
 
+    def leave_uncompiled(self, compiled: Any) -> None:
+        """Have modules that `torch.compile` makes, of the class `compiled`, compile none of what is here.
+
+        They take `__call__` of the module that they are made of, once and for all, when they are made.
+        """
+        initialize = compiled._initialize
+
+        def unwatched(module: Any) -> None:
+            with self._unwatched():
+                initialize(module)
+
+        compiled._initialize = unwatched
+
     def call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The script calls `module`."""
         if self._run.job is None:

@@ -310,8 +310,7 @@ class Processes:
                 kept.append((owner, name, getattr(owner, name)))
                 setattr(owner, name, make(getattr(owner, name)))
 
-        norm = self._norm
-        replace(nn.SyncBatchNorm, "forward", lambda own: lambda module, x: norm(module, x))
+        replace(nn.SyncBatchNorm, "forward", lambda own: lambda module, x: self._norm(module, x))
         if dist.is_available():
             with contextlib.suppress(RuntimeError, AssertionError):  # it is known from an earlier script
                 dist.Backend.register_backend(_BACKEND, self._make, devices=["cpu", "cuda"])
@@ -345,6 +344,10 @@ class Processes:
         finally:
             for owner, name, own in reversed(kept):
                 setattr(owner, name, own)
+
+    def leave_uncompiled(self, dynamo: Any) -> None:
+        """Have `torch.compile` call SyncBatchNorm as it is: what that does depends on the workers."""
+        self._norm = dynamo.disable(self._norm)
 
     def _make(self, store: Any, rank: int, size: int, timeout: Any) -> AlikeGroup:
         return AlikeGroup(size, self._gathering)

@@ -162,7 +162,7 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
             files.installed(),
             run.randomness.installed(),
             _each_step(files, shown),
-            _after_imports(iterations, files, trackers),
+            _after_imports(iterations, files, trackers, observer, group),
         ):
             yield
             trackers.close()
@@ -250,7 +250,9 @@ def _after_step(files: Files, shown: list[LeaderOnly]) -> None:
 
 
 @contextlib.contextmanager
-def _after_imports(iterations: Iterations, files: Files, trackers: Trackers) -> Iterator[None]:
+def _after_imports(
+    iterations: Iterations, files: Files, trackers: Trackers, observer: Observer, group: Processes
+) -> Iterator[None]:
     """Reach what the script imports later: loaders with an `__iter__` of their own, writers, trackers."""
 
     def save_tensors(module: Any) -> None:
@@ -276,8 +278,13 @@ def _after_imports(iterations: Iterations, files: Files, trackers: Trackers) -> 
 
         module.Tokenizer.save, module.Tokenizer.from_file = save_tokenizer, staticmethod(read_tokenizer)
 
+    def leave_uncompiled(dynamo: Any) -> None:
+        group.leave_uncompiled(dynamo)
+        observer.dividing.leave_uncompiled(dynamo.eval_frame.OptimizedModule)
+
     finder = AfterImport(
         {
+            "torch._dynamo": leave_uncompiled,
             "safetensors": open_tensors,
             "safetensors.torch": save_tensors,
             "tokenizers": keep_tokenizers,
