@@ -122,6 +122,41 @@ def test_a_script_that_draws_by_hand_is_shared_as_it_is(stage: Any, tmp_path: Pa
     assert result["next"] == expected["next"]
 
 
+DEATHS = {
+    "in the model's call": "model[0].register_forward_hook(lambda *_: die())",
+    "in backward": "model[0].weight.register_hook(lambda g: die())",
+    "after a step": "optimizer.register_step_post_hook(lambda *_: die())",
+}
+DYING = """
+import signal
+
+def die():
+    if len(seen) == 60 and os.environ.get("SWELL_WORKER") == "w0":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+MOMENTS = [pytest.param(m, marks=[] if m == "in backward" else pytest.mark.long) for m in DEATHS]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_death_of_the_leader_in_a_step_drawn_by_hand_changes_nothing(
+    stage: Any, tmp_path: Path, moment: str
+) -> None:
+    text, output = HEAD + DYING + DEATHS[moment] + SCRIPTS["minibatches"] + TAIL, tmp_path / "printed"
+    (tmp_path / "plain.py").write_text("import time; time.sleep = lambda s: None\n" + text)
+    plain = stage.prepared.plain(tmp_path / "plain.py", cwd=tmp_path, output=output, env={})
+    job = stage.run(text, settings={"auto": True}, workers=3)
+    job.members(3)
+    job.wait_for(lambda s: len(s["members"]) == 3 and "w0" not in s["members"])
+    assert job.wait(120.0) == 0, job.output()
+    assert "could not follow" not in job.output() and not job.events("confined")
+    assert stage.prepared.wait(plain, 60.0) == 0, output.read_text()
+    result, expected = _result(job.output()), _result(output.read_text())
+    assert result["seen"] == pytest.approx(expected["seen"], abs=1e-8)
+    assert result["weights"] == pytest.approx(expected["weights"], rel=1e-9)
+
+
 def test_workers_that_draw_other_batches_by_hand_leave_and_say_so(stage: Any) -> None:
     job = stage.run(HEAD + UNSEEDED + TAIL, settings={"auto": True}, workers=2, maximum=2, minimum=1)
     job.wait_for(lambda s: s["step"] and job.events("confined"))

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from swell.train.auto import by_hand, confinement, held, layout, loops, processes
 from swell.train.auto.agreement import Agreement
 from swell.train.auto.catching_up import CatchingUp
-from swell.train.auto.dividing import TOGETHER, Dividing
+from swell.train.auto.dividing import Dividing
 from swell.train.auto.draws import Draws
 from swell.train.auto.exchange import Exchange
 from swell.train.auto.giving_way import give_way
@@ -233,7 +233,6 @@ class Observer:
         if not passes:  # it draws by hand
             steps = position.open_steps(self.dividing.rows)
             passes, position.current = [steps], [steps.computed()]
-            self.loss.reduction.kind = TOGETHER
         for here in passes:
             position.begin(here, None if here is passes[0] else passes[0])
         here = passes[0]
