@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -111,7 +113,11 @@ def test_a_script_that_draws_by_hand_is_shared_as_it_is(stage: Any, tmp_path: Pa
     job.wait_for(lambda s: s["step"] >= begin + 3)
     first = job.kill(0)
     job.wait_for(lambda s: len(s["members"]) == 2 and first not in s["members"])
-    dead = job.kill(0), job.kill(1)  # now it goes on from its checkpoint
+    with job.client() as client:  # now it goes on from its checkpoint
+        status = client.status()
+    dead = list(status["members"])
+    for name in dead:
+        os.kill(status["pids"][name], signal.SIGKILL)
     job.wait_for(lambda s: s["members"] and not set(dead) & set(s["members"]))
     assert job.wait(120.0) == 0, job.output()
     assert "could not follow" not in job.output() and not job.events("confined")
