@@ -35,6 +35,8 @@ _ITERATORS: tuple[Any, ...] = (
     *(enumerate, zip, map, filter, reversed, GeneratorType),
     *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
 )
+_MOST = 100_000
+"""At most so many things are looked through."""
 _OVER = "what its loops go over"
 _FILE = "<module>", "__main__"
 _WITHOUT_LOOPS = ("swell", "torch", "accelerate", *sys.stdlib_module_names)
@@ -156,7 +158,7 @@ def _held_iterators() -> list[Any]:
     ahead: list[tuple[Any, int]] = []
     for place in held.places(_frames(), held.script_modules(), None):
         ahead += [(value, 0) for value in place.values.values()]
-    while ahead:
+    while ahead and len(seen) < _MOST:
         item, depth = ahead.pop()
         if id(item) in seen:
             continue

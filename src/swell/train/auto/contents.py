@@ -12,6 +12,8 @@ from torch import Tensor
 
 _MOST_LEAVES = 1_000
 """Of a batch at most about so many things are compared."""
+_LOOKED_AT = 1 << 18
+"""Of a large tensor at most about so many elements are compared."""
 
 
 def sums(given: Sequence[Any]) -> list[list[float]]:
@@ -33,8 +35,9 @@ def contents(batch: Any) -> list[list[float]]:
         item = item.item() if isinstance(item, np.generic) else item
         if isinstance(item, np.ndarray) and item.dtype.kind in "biuf":
             item = torch.from_numpy(np.ascontiguousarray(item))
-        if isinstance(item, Tensor):
-            found += sums([item])
+        if isinstance(item, Tensor) and item.layout is torch.strided:
+            flat = item.reshape(-1)
+            found += [*sums([flat[:: max(1, flat.numel() // _LOOKED_AT)]]), [float(flat.numel()), 0.0, 1]]
         elif isinstance(item, Mapping):
             ahead += [*item.keys(), *item.values()]
         elif isinstance(item, list | tuple):
