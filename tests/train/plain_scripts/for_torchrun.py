@@ -43,8 +43,7 @@ while done < steps:
     sampler.set_epoch(epoch)
     model.train()
     for a, b in loader:
-        if not plain_python and "SWELL_JOB_DIR" in os.environ:
-            time.sleep(0.02)
+        time.sleep(0.005)
         optimizer.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(called(a), b)
         loss.backward()
@@ -72,4 +71,5 @@ if rank == 0:
     found |= {"length": len(loader), "rates": rates, "counts": counts, "means": means, "ranks": len(ranks)}
     with open(result, "w") as file:
         json.dump(found, file)
+dist.barrier()
 dist.destroy_process_group()
