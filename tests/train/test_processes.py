@@ -82,7 +82,7 @@ def _weights(path: Path) -> Any:
     return pytest.approx(json.loads(path.read_text())["weights"], rel=1e-9, abs=1e-11)
 
 
-@pytest.mark.parametrize("form", ["sync-norm", pytest.param("sync-norm-compiled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", ["sync-norm", pytest.param("sync-norm-compiled", marks=pytest.mark.long)])
 def test_sync_batch_norm_has_the_statistics_of_the_whole_batch(stage: Any, tmp_path: Path, form: str) -> None:
     """On one process batch norm has them; SyncBatchNorm of torch has no CPU form."""
     output = tmp_path / "printed"
