@@ -301,6 +301,15 @@ UNSHARABLE = {
         nn.functional.mse_loss(model(a), b).backward()
         optimizer.step()
 """,
+    "divides its model or its optimizer": """
+    import torch.distributed.optim
+    torch.distributed.init_process_group("gloo")
+    zero = torch.distributed.optim.ZeroRedundancyOptimizer
+    optimizer = zero(model.parameters(), torch.optim.SGD, lr=0.1)
+    for a, b in DataLoader(data, batch_size=5):
+        nn.functional.mse_loss(model(a), b).backward()
+        optimizer.step()
+""",
     "sets up torch.distributed": """
     address = "tcp://127.0.0.1:PORT"  # the same for every worker
     second = __import__("os").fork() == 0

@@ -20,6 +20,7 @@ CYCLE = "it repeats its first pass with itertools.cycle, which keeps every batch
 CLOSURE = "it gives optimizer.step() a closure, which runs the model several times"
 DISTRIBUTED = "it sets up torch.distributed with other processes by itself"
 BY_HAND = "it changes its parameters by hand, without an optimizer of torch.optim"
+SHARDED = "it divides its model or its optimizer among processes (FSDP, ZeroRedundancyOptimizer)"
 NORM_OF_PARTS = "it reads batches ahead, and its SyncBatchNorm needs the statistics of whole batches"
 UNDIVIDED = "what its model computes of a batch is not made of what it computes of parts of it"
 SPARSE = "its gradients are sparse, and workers exchange dense ones"
@@ -34,6 +35,7 @@ NEXT = {
     DISTRIBUTED: "leave ranks and world size to the variables that swell sets, as torchrun does",
     BY_HAND: "use an optimizer of torch.optim, SGD for example",
     UNDIVIDED: "let the model treat every sample by itself, along the first dimension of what it is given",
+    SHARDED: "wrap the model with DistributedDataParallel, or see docs/replicas.md",
     NORM_OF_PARTS: "draw each batch when it is computed, without a prefetcher",
     SPARSE: "take out sparse=True",
     NO_CALL: "let the forward method of an nn.Module compute the batch",

@@ -145,7 +145,7 @@ class Observer:
         self._in_part = self.run.randomness.rejoin()  # what an optimizer draws must be the same everywhere
         self._rhythm.backwards = 0
         if job is None:
-            reason = self._why_not()
+            reason = confinement.SHARDED if processes.shards(optimizer) else self._why_not()
             if reason:
                 confinement.run_alone(self.run, reason)
                 return

@@ -421,6 +421,14 @@ def is_real() -> bool:
     return dist.is_available() and dist.is_initialized() and type(dist.group.WORLD) is not AlikeGroup
 
 
+def shards(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a model or its optimizer is divided among processes (FSDP, ZeroRedundancyOptimizer)."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kinds = {type(optimizer), *map(type, parameters)}
+    flat = any(hasattr(p, "_is_flat_param") for p in parameters)
+    return flat or any(kind.__module__.startswith("torch.distributed") for kind in kinds)
+
+
 def _place_in_group(given: dict[str, Any]) -> tuple[int, int]:
     """Rank and size that a call of `init_process_group` is made with; -1 for what cannot be told."""
     query = parse_qs(urlsplit(str(given.get("init_method") or "")).query)
