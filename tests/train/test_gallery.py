@@ -173,8 +173,6 @@ TODAY: dict[str, tuple[Kind, str]] = {
     "lbfgs": (Kind.ONE_WORKER, "gives optimizer.step() a closure"),
     "kfold": (Kind.VARIES, "workers join late, or not at all, where each fold begins with another model"),
     "reinforce": (Kind.ONE_WORKER, "without calling a model"),
-    "hf_trainer": AHEAD,
-    "accelerate_loop": AHEAD,
     "wgan_gp": (Kind.VARIES, "a death within a gradient of a gradient takes the job back"),
 }
 """What does not hold yet, by script: in which way, and why. Of ONE_WORKER and FAILS this is a part of what is

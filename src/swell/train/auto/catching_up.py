@@ -12,11 +12,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import UserDict
 from typing import Any
+
+from torch import Tensor
 
 from swell.train.agent.client import JobClient
 from swell.train.auto import by_hand, held, layout
 from swell.train.auto.by_hand import Steps
+from swell.train.auto.contents import contents
 from swell.train.auto.giving_way import give_way, say
 from swell.train.auto.held import Data, Holder, OfRuntime
 from swell.train.auto.job import ScriptJob
@@ -36,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _MOST_IDLE = 8
 """A script that trains a new model steps with it after so many batches."""
+_AHEAD = "batches drawn ahead"
 _MOST_WAITS = 3
 _MOST_ELSEWHERE = 1_000
 _LOOK_S = 0.2
@@ -67,6 +72,8 @@ class CatchingUp:
         """How long the files were that it kept open."""
         self._random: dict[str, Any] = {}
         """The states of its generators."""
+        self._ahead: list[Any] = []
+        """What was in the batches that it had drawn ahead."""
         self._spot: dict[str, Any] = {}
         """Where it was, if it draws by hand (see `by_hand`)."""
         self._over: dict[str, Any] = {}
@@ -180,9 +187,9 @@ class CatchingUp:
             link.at_epoch(here.epoch)
         elif not job.join() or state.later is not None:
             return False
-        self._position.arrive(here, live=not state.resumed)
+        self._position.arrive(here, live=not state.resumed or self._has_batches())
         for mine in (here, *self._position.beside(here)):
-            if isinstance(mine, StreamPass) and mine.astray:
+            if mine.astray:
                 give_way(link, mine.astray, steps=job.steps)
         state.resumed = False
         self._take_over()
@@ -232,6 +239,7 @@ class CatchingUp:
             "files": self._run.files.positions() if self._run.files is not None else {},
             "held": Packer(self._runtime(), self._data).pack(places),
             "spot": spot,
+            "ahead": self._sums_ahead(),
         }
 
     def drawn(self) -> int:
@@ -247,6 +255,7 @@ class CatchingUp:
         self._held = given.get("held")
         self._spot = given.get("spot") or {}
         self._files = given.get("files", {})
+        self._ahead = given.get("ahead", [])
         if self._run.stage is ScriptStage.FOUNDING:
             self._take_over()
 
@@ -266,6 +275,8 @@ class CatchingUp:
             self._lacks(
                 f"it has not what the script holds, and that cannot be copied: {'; '.join(unpacker.lacks)}"
             )
+        if self._ahead != self._sums_ahead():
+            self._lacks("what is in the batches that the script has drawn ahead cannot be copied")
 
     def _lacks(self, what: str) -> None:
         """This worker's script lacks something that the others' holds."""
@@ -278,7 +289,32 @@ class CatchingUp:
     def _places(self) -> list[Holder]:
         job = self._run.job
         assert job is not None
-        return held.places(held.script_frames(), held.script_modules(), job.model)
+        found = held.places(held.script_frames(), held.script_modules(), job.model)
+        return [*found, self._batches_ahead()]
+
+    def _batches_ahead(self) -> Holder:
+        """The batches that the script has drawn ahead, wherever it (or a framework) keeps them.
+
+        A newcomer's script has drawn as many, of other samples: what is in them is replaced.
+        """
+        flights = [here.flight for here in self._position.active if here.training]
+        found = [drawn.batch for flight in flights for drawn in flight]
+        batches = {f"{i}": b.data if isinstance(b, UserDict) else b for i, b in enumerate(found)}
+
+        def put(key: str, batch: Any) -> None:
+            before = batches[key]
+            if isinstance(before, Tensor) and isinstance(batch, Tensor):
+                before.data = batch
+
+        return Holder(_AHEAD, batches, put, must=True)
+
+    def _sums_ahead(self) -> list[Any]:
+        return [contents(batch) for batch in self._batches_ahead().values.values()]
+
+    def _has_batches(self) -> bool:
+        """Whether the state that was taken over has the batches that were drawn ahead."""
+        places = self._held["places"] if self._held is not None else []
+        return any(name == _AHEAD and batches for name, batches in places)
 
     def _runtime(self) -> OfRuntime:
         job = self._run.job

@@ -69,9 +69,9 @@ class Draws:
             run = self._run
             if not run.forwarding:
                 self.readings.leave(here, ended=True)
-            alike, leads = not self._rhythm.ahead, run.leads()
-            randomness.pass_ends(here, alike=alike, leads=leads, forwarding=run.forwarding)
+            randomness.pass_ends(here, alike=True, leads=run.leads(), forwarding=run.forwarding)
             raise
+        here.gave(batch)
         if self._divided:
             randomness.part()
         return batch
@@ -140,14 +140,16 @@ class Draws:
             group = self._drawn_from(job)
         if group:
             self._position.current = [here.flight.popleft() for here in group]
+            for drawn in self._position.current:
+                drawn.batch = None
             self._rhythm.computed(group)
         for here in self._position.active:
             here.touched = False
 
     def together(self, job: ScriptJob) -> bool:
-        """Whether all workers have whole batches, and models are divided; not if the script reads ahead."""
+        """Whether all workers have whole batches, and models are divided."""
         reduction = self._loss.reduction
-        if reduction.kind is None and job.world > 1 and not self._rhythm.ahead and not job.forwarding:
+        if reduction.kind is None and job.world > 1 and not job.forwarding:
             reduction.kind = TOGETHER
         together = reduction.kind == TOGETHER
         self._dividing.watch(on=together and job.world > 1)

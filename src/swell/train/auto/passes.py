@@ -30,6 +30,8 @@ from swell.train.auto import script as auto_script
 from swell.train.auto.loops import SourceLoop
 from swell.train.data.plan import Range
 
+_MOST_AHEAD = 16
+"""Of batches that were drawn ahead so many are kept, for newcomers."""
 _CHUNK = 16
 """How many batches are drawn from the script's sampler at a time."""
 _OF_TORCH = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
@@ -166,6 +168,8 @@ class Drawn:
     """Which part of a probe of the loss this is (see `reduction`), or -1."""
     undivided: bool = False
     """True if the leader computes all of it though there are others, because the loss is being probed."""
+    batch: Any = None
+    """What the script has been given, as long as it may not have computed it."""
 
     @property
     def samples(self) -> int:
@@ -197,8 +201,8 @@ class Pass:
         """Samples of a worker that died, which come again with the next batch."""
         self.flight: deque[Drawn] = deque()
         self.drawn = 0
-        self.follows = True
-        """False if the script counts batches in a way that could not be set to where the others are."""
+        self.astray = ""
+        """Why this worker could not come to the place where the others are, or ''."""
         self.over = False
         self.touched = False
         """True if the script has asked for a batch since the optimizer's last step."""
@@ -235,22 +239,33 @@ class Pass:
             "carry": list(self.carry),
             "flight": [drawn.index for drawn in self.flight],
             "passes": [drawn.ordinal for drawn in self.flight],
-            "before": [s for drawn in self.flight if drawn.ordinal != self.ordinal for s in drawn.window],
+            "windows": [drawn.window for drawn in self.flight],
         }
 
     def go_to(self, position: dict[str, Any], *, live: bool) -> None:
         """Go to the position of another worker's pass. If no worker is live, batches in flight come again."""
         self.reorder(position["begun"])
-        self.follows = loops.set_counts(self, position["counts"])
+        if not loops.set_counts(self, position["counts"]):
+            self.astray = "it cannot count its batches on from where the others are"
         self.index, self.carry = int(position["batch"]), list(position["carry"])
-        passes = position.get("passes", [self.ordinal] * len(position["flight"]))
-        theirs = [(int(ordinal), int(index)) for ordinal, index in zip(passes, position["flight"])]
+        theirs = list(zip(position["passes"], position["flight"], position["windows"]))
+        if live and len(theirs) != len(self.flight):
+            self.astray = f"it has drawn {len(self.flight)} batches ahead, and the others {len(theirs)}"
         if theirs and not live:
-            self.index = min([self.index, *(index for ordinal, index in theirs if ordinal == self.ordinal)])
-            self.carry += list(position.get("before", []))
-        for drawn, at in zip(self.flight, theirs if live else [(self.ordinal, -1)] * len(self.flight)):
-            (drawn.ordinal, drawn.index), drawn.counts = at, False
-            drawn.window, drawn.part = [], (0, 0)
+            own = [index for ordinal, index, _ in theirs if ordinal == self.ordinal]
+            self.index = min([self.index, *own])
+            self.carry += [s for ordinal, _, window in theirs if ordinal != self.ordinal for s in window]
+            theirs = [(self.ordinal, -1, [])] * len(self.flight)
+        for drawn, (ordinal, index, window) in zip(self.flight, theirs):
+            drawn.ordinal, drawn.index, drawn.window = int(ordinal), int(index), list(window)
+            drawn.part, drawn.counts = (0, len(window)), bool(window)
+
+    def gave(self, batch: Any) -> None:
+        """The script has been given this batch, the last one in flight."""
+        if self.flight:
+            self.flight[-1].batch = batch
+            if len(self.flight) > _MOST_AHEAD:
+                self.flight[-1 - _MOST_AHEAD].batch = None
 
     def at_end(self) -> bool:
         """Whether nothing is left."""

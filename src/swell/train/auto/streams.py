@@ -165,15 +165,14 @@ class StreamPass(Pass):
         super().__init__(loader, ordinal, draw, training=training)
         self.stream = stream
         self.order: Any = stream
-        self.astray = ""
-        """Why this worker could not come to the place in the stream where the others are, or ''."""
 
     def reorder(self, begun: dict[str, Any] | None) -> None:
         """Nothing: a stream has its own order, which all workers see."""
 
     def go_to(self, position: dict[str, Any], *, live: bool) -> None:
         """Read up to where another worker is."""
-        self.follows = loops.set_counts(self, position["counts"])
+        if not loops.set_counts(self, position["counts"]):
+            self.astray = "it cannot count its batches on from where the others are"
         self.index = int(position["batch"])
         if self.stream.read > max(self.index, 1):
             self.astray = f"it has read {self.stream.read} batches of a stream, and the others {self.index}"
