@@ -190,6 +190,7 @@ class Observer:
         if forwarding:
             if rhythm.ahead and here is not None and here.epoch == job.epoch and not here.over:
                 self._catching_up.arrive_after_step(here, job)
+                self._draws.together(job)
             return
         divided = True
         for drawn in current:
@@ -197,7 +198,6 @@ class Observer:
         job.stepped(self.exchange.last, len(current[0].window) if current else 1, divided=divided)
         if rhythm.ahead or steps is not None:
             self.agreement.carry_out(job)
-        if steps is not None:
             self._draws.together(job)
 
     def _why_not(self) -> str:

@@ -101,12 +101,12 @@ class Position:
         Most of such loops draw from all their loaders for each step; others draw from one of them at a time,
         or begin a shorter one again while the longer one goes on.
         """
-        for other in [p for p in self.active if p.training and p.main is None]:
+        for other in [p for p in self.active if p.training and p.main is None and not p.over]:
             before = next((p for p in (other, *self.beside(other)) if p.loader is here.loader), None)
             if before is None:
-                in_turn = other.drawn == 1 or (not other.over and other.drawn_in & here.drawn_in)
+                in_turn = other.drawn == 1 or bool(other.drawn_in & here.drawn_in)
             else:
-                in_turn = before is not other and before.over and not other.over
+                in_turn = before is not other and before.over
             if in_turn:
                 return other
         return None
