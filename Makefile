@@ -34,8 +34,8 @@ test: $(STAMP)  ## The whole test suite
 test-browser: $(STAMP)  ## The tests that need Chromium or Prometheus (skipped, saying so, where there is none)
 	$(BIN)/python -m pytest tests/dashboard tests/api/test_grafana.py
 
-test-gallery: $(STAMP)  ## A third of the scripts that --auto must run as plain Python does (test-long runs all)
-	$(BIN)/python -m pytest -n 4 -m gallery tests/train/test_gallery.py
+test-gallery: $(STAMP)  ## What --auto must run as plain Python does: a third of the gallery, and wider forms of some tests
+	$(BIN)/python -m pytest -n 4 -m gallery tests/train
 
 test-long: $(STAMP)  ## Wider forms of some tests: the same on every engine (30 minutes)
 	$(BIN)/python -m pytest -m long

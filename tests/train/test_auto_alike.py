@@ -160,7 +160,7 @@ AUGMENTED = (
 )
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=[pytest.mark.long, pytest.mark.gallery])])
 def test_augmentation_and_what_is_drawn_between_passes_are_the_same_on_all_workers(
     stage: Any, tmp_path: Path, processes: int
 ) -> None:

@@ -99,7 +99,9 @@ def _result(text: str) -> dict[str, Any]:
 LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("bars", "two optimizers")]
 
 
-@pytest.mark.parametrize("kind", ["minibatches", *LONG])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("minibatches", marks=[pytest.mark.long, pytest.mark.gallery]), *LONG]
+)
 def test_a_script_that_draws_by_hand_is_shared_as_it_is(stage: Any, tmp_path: Path, kind: str) -> None:
     text = HEAD + SCRIPTS[kind] + TAIL
     script, output = tmp_path / "plain.py", tmp_path / "printed"

@@ -111,7 +111,8 @@ def _result(text: str) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("kind", ["shuffled", pytest.param("endless", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [pytest.param("shuffled", marks=pytest.mark.gallery), "endless"])
 def test_a_stream_is_read_by_all_workers_as_in_a_plain_run(stage: Any, tmp_path: Path, kind: str) -> None:
     script, output = tmp_path / "plain.py", tmp_path / "printed"
     script.write_text("import time; time.sleep = lambda s: None\n" + HEAD + SCRIPTS[kind] + TAIL)

@@ -12,6 +12,8 @@ import pytest
 
 SCRIPT = Path(__file__).parent / "plain_scripts" / "whole_batch.py"
 STEPS = 120
+BESIDE = [pytest.mark.long, pytest.mark.gallery]
+"""The wider forms, which CI runs beside the suite."""
 
 
 def _plain(form: str, folder: Path) -> dict[str, Any]:
@@ -34,7 +36,9 @@ def _check(job: Any, folder: Path, expected: dict[str, Any], workers: int) -> No
         assert own == pytest.approx(expected["losses"][-len(own) :], rel=1e-8, abs=1e-10)
 
 
-@pytest.mark.parametrize("form", ["clip", "gradients", "triplets"])
+@pytest.mark.parametrize(
+    "form", ["gradients", *(pytest.param(form, marks=BESIDE) for form in ("clip", "triplets"))]
+)
 def test_losses_over_the_whole_batch_are_those_of_a_plain_run(stage: Any, tmp_path: Path, form: str) -> None:
     expected = _plain(form, tmp_path)
     arguments = [form, str(STEPS), "0.01", str(tmp_path)]
@@ -48,11 +52,20 @@ def test_losses_over_the_whole_batch_are_those_of_a_plain_run(stage: Any, tmp_pa
     _check(job, tmp_path, expected, 2)
 
 
-PLACES = ["before the call", "after the call", "as backward begins", "in its part", "after backward"]
+PLACES = {
+    "before the call": "clip",
+    "after the call": "loss",
+    "in its part": "two",
+    "after backward": "penalized",
+}
 
 
 @pytest.mark.parametrize(
-    ("form", "place"), list(zip(["clip", "loss", "penalized", "two", "penalized"], PLACES))
+    ("form", "place"),
+    [
+        ("penalized", "as backward begins"),
+        *(pytest.param(form, place, marks=BESIDE) for place, form in PLACES.items()),
+    ],
 )
 def test_a_death_anywhere_in_a_step_changes_nothing(
     stage: Any, tmp_path: Path, form: str, place: str

@@ -95,9 +95,11 @@ def _brief_schedule(job: Any, timeout_s: float = 60.0) -> None:
     _resize(job, 1, timeout_s=timeout_s)
 
 
-_SCHEDULES = pytest.mark.parametrize(
-    "schedule", [_brief_schedule, pytest.param(_whole_schedule, marks=pytest.mark.long)]
-)
+_WHOLE = pytest.param(_whole_schedule, marks=pytest.mark.long)
+_SCHEDULES = pytest.mark.parametrize("schedule", [_brief_schedule, _WHOLE])
+_BESIDE = pytest.param(_brief_schedule, marks=[pytest.mark.long, pytest.mark.gallery])
+_LONG_SCHEDULES = pytest.mark.parametrize("schedule", [_BESIDE, _WHOLE])
+"""For frameworks that are imported for seconds: CI runs the brief one beside the suite."""
 
 
 def _resumed(stage: Any, schedule: Any, name: str, folder: Path, epochs: int, pace: float) -> Any:
@@ -117,7 +119,7 @@ def _resumed(stage: Any, schedule: Any, name: str, folder: Path, epochs: int, pa
 
 @pytest.mark.slow  # most of it waits: imports of the framework, and steps with a pause
 @pytest.mark.timeout(900)
-@_SCHEDULES
+@_LONG_SCHEDULES
 @_needs("transformers")
 def test_the_trainer_of_hugging_face(stage: Any, tmp_path: Path, schedule: Any) -> None:
     job = _resumed(stage, schedule, "hugging_face.py", tmp_path, 20, 0.3)
@@ -145,7 +147,7 @@ def test_a_loop_with_accelerate(stage: Any, tmp_path: Path, schedule: Any) -> No
 
 @pytest.mark.slow  # most of it waits: imports of the framework, and steps with a pause
 @pytest.mark.timeout(900)
-@_SCHEDULES
+@_LONG_SCHEDULES
 @_needs("lightning")
 def test_lightnings_trainer_fit(stage: Any, tmp_path: Path, schedule: Any) -> None:
     job = _resumed(stage, schedule, "lightning_fit.py", tmp_path, 150, 0.05)

@@ -100,7 +100,8 @@ def test_sync_batch_norm_has_the_statistics_of_the_whole_batch(stage: Any, tmp_p
     assert found["steps"] == plain["steps"] and not job.events("confined"), job.output()
 
 
-@pytest.mark.slow  # torchrun starts four processes, which takes it 10 s
+@pytest.mark.long  # torchrun starts four processes, which takes it 10 s
+@pytest.mark.gallery
 def test_four_processes_are_trained_as_torchrun_does(stage: Any, tmp_path: Path) -> None:
     _torchrun("mean", str(tmp_path / "plain.json"), "200")
     job = stage.run(
