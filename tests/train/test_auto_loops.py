@@ -374,12 +374,12 @@ def _begin(position: Position, loader: DataLoader[Any], *inside: int, **options:
 def test_passes_that_one_loop_draws_from_are_one_epoch_and_their_batches_are_counted() -> None:
     position, loader = Position(), _loader()
     first = _begin(position, loader)
-    first.take_whole()
+    first.take()
     first.over = True
     for drawn in (1, 3):
         here = _begin(position, loader, 7)
         for _ in range(2):
-            here.take_whole()
+            here.take()
         here.over = True
         assert (here.epoch, position.drawn) == (1, drawn + 1), "the pass before counts no batches"
     assert here.ordinal == 2
@@ -400,10 +400,10 @@ def test_a_newcomer_may_be_in_another_pass_after_as_many_batches() -> None:
     for position, passes in ((job, 2), (newcomer, 1)):
         for _ in range(passes):
             here = _begin(position, loader, 7)
-            here.take_whole()
+            here.take()
             here.over = True
     newcomer.restore(job.capture())
-    newcomer.arrive(here, live=True)
+    newcomer.arrive(here)
     assert here.ordinal == 1 and newcomer.drawn == 1
     here.over = True
     assert _begin(newcomer, loader, 7).ordinal == 2, "the next pass is the job's next one"
@@ -412,20 +412,14 @@ def test_a_newcomer_may_be_in_another_pass_after_as_many_batches() -> None:
 def test_a_batch_that_was_drawn_ahead_of_the_end_of_a_pass_is_computed_in_the_next_one() -> None:
     position, loader = Position(), _loader()
     first = _begin(position, loader, 7)
-    first.take_whole()
-    last = first.take_whole()
+    first.take()
+    last = first.take()
     first.flight.popleft()
     first.over = True
     second = _begin(position, loader, 7, ahead=1)
     assert list(second.flight) == [last]
-    second.take_whole()
+    second.take()
     assert position.next_batch() is last
-    position.give_back(last, [(0, 1)])  # type: ignore[arg-type]
-    assert second.carry == last.window[:1], "what nobody has computed of it comes again"  # type: ignore[union-attr]
-    restarted = _begin(Position(), loader, 7)
-    restarted.ordinal = second.ordinal
-    restarted.go_to(second.position(), live=False)
-    assert restarted.index == 0 and sorted(restarted.carry) == sorted([*second.carry, *last.window])  # type: ignore[union-attr]
 
 
 def _replay(position: Position, drawn_by_job: list[int]) -> Replay:

@@ -1,4 +1,4 @@
-"""What `--auto` finds out about a script: model, batches, parts, variables, output."""
+"""What `--auto` finds out about a script, and the parts that observe it, each by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import random
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import (
     DataLoader,
@@ -27,17 +24,16 @@ from torch.utils.data import (
 )
 
 from swell.train.auto import layout
-from swell.train.auto import script as auto_script
-from swell.train.auto.dropout import Dropout
+from swell.train.auto.agreement import Agreement
 from swell.train.auto.job import ALONE, REPORT_S, ScriptJob
 from swell.train.auto.observer import Observer
 from swell.train.auto.output import LeaderOnly
-from swell.train.auto.passes import Drawn, Order, Pass
+from swell.train.auto.passes import Order, Pass
 from swell.train.auto.position import Position
-from swell.train.auto.reduction import MOST_ROUNDS, Reduction, Round, compare, judge
-from swell.train.auto.run import ScriptRun
+from swell.train.auto.rhythm import Rhythm
+from swell.train.auto.run import ScriptRun, ScriptStage
+from swell.train.auto.trained import find_model
 from swell.train.data.samples import fetch
-from swell.train.sync.reducer import Reduced
 
 
 def _loader(**options: Any) -> DataLoader[Any]:
@@ -49,14 +45,6 @@ def _all(order: Order) -> list[list[int]]:
     while (batch := order.get(len(out))) is not None:
         out.append(batch)
     return out
-
-
-@given(st.integers(1, 200), st.integers(1, 8))
-def test_parts_that_count_cover_a_batch_once(size: int, world: int) -> None:
-    cut = [auto_script.part(size, rank, world) for rank in range(world)]
-    covered = [i for (low, high), counts in cut if counts for i in range(low, high)]
-    assert covered == list(range(size))
-    assert all(high - low >= min(2, size) for (low, high), _ in cut), "nobody has a single sample or none"
 
 
 class Shuffled(SequentialSampler):
@@ -130,156 +118,30 @@ def test_an_endless_sampler_is_drawn_from_as_needed() -> None:
     assert again.get(500) == order.get(500), "positions far ahead are found by drawing up to them"
 
 
-def _mine(drawn: Drawn) -> list[int]:
-    return drawn.window[drawn.part[0] : drawn.part[1]]
-
-
-def test_samples_a_dead_worker_took_along_come_back_with_the_next_batch() -> None:
-    here = Pass(_loader(), 0, lambda p: None, training=True)
-    assert _mine(here.take(0, 2)) == [0, 1]
-    here.carry = [2, 3]
-    assert _mine(here.take(0, 1)) == [2, 3, 4, 5, 6, 7]
-    assert _mine(here.take(0, 1)) == [8, 9]
-    assert here.at_end()
-    here.carry = [9]
-    assert not here.at_end(), "the last batch's samples are not lost either"
-    assert _mine(here.take(0, 1)) == [9]
-    assert here.at_end()
-
-
-def test_a_pass_that_turns_out_not_to_train_shows_every_sample() -> None:
-    here = Pass(_loader(), 0, lambda p: None, training=True)
-    seen = _mine(here.take(1, 2)) + _mine(here.take(1, 2))
-    here.to_evaluation()
-    while (drawn := here.take_whole()) is not None:
-        seen = seen + drawn.window
-    assert sorted(seen) == list(range(10))
-
-
-def test_a_newcomer_takes_over_what_is_in_flight_and_a_restarted_worker_draws_it_again() -> None:
+def test_a_newcomer_takes_over_what_is_in_flight() -> None:
     leader = Pass(_loader(), 3, lambda p: None, training=True)
-    leader.take(0, 1)
-    leader.take(0, 1)
-    for live, expected in ((True, 2), (False, 0)):
-        newcomer = Pass(_loader(), 3, lambda p: None, training=True)
-        newcomer.idle()
-        newcomer.idle()
-        newcomer.go_to(leader.position(), live=live)
-        assert newcomer.index == expected
-        assert [drawn.samples for drawn in newcomer.flight] == [0, 0], "what it has in hand does not count"
-
-
-@pytest.mark.parametrize(
-    ("losses", "kind"),
-    [
-        ([2.0, 2.0, 2.0], "mean"),
-        ([2.0, 1.97, 1.9], "mean"),
-        ([2.0, 3.95, 1.9], "sum"),
-        ([-4.0, -8.0, -4.0], "sum"),
-        ([2.0, 1.6, 1.3], None),  # the loss changed a lot between the tries
-        ([2.0, 3.0, 2.0], None),
-        ([float("nan"), 1.0, 1.0], None),
-        ([0.0, 0.0, 0.0], None),
-    ],
-)
-def test_a_sum_is_told_from_a_mean_by_the_same_samples_twice(losses: list[float], kind: str | None) -> None:
-    assert judge([compare(losses)] * 2) == kind
-    assert judge([compare(losses)]) is None, "one round may be by chance"
-
-
-@pytest.mark.parametrize(
-    ("noise", "wrong", "undecided"), [(0.1, 0, 0), (0.4, 0, 3), (0.6, 2, 60), (2.0, 2, 600)]
-)
-def test_losses_that_differ_from_try_to_try_are_told_apart_in_more_rounds(
-    noise: float, wrong: int, undecided: int
-) -> None:
-    """As with augmented data late in training. `noise`: of each loss, as a power of two. By the first round
-    alone, one mean in seven would count as a sum at 0.6."""
-    generator = random.Random(1)
-    told: Counter[tuple[str, str | None]] = Counter()
-    for kind, times in (("mean", 1.0), ("sum", 2.0)):
-        for _ in range(300):
-            rounds: list[Round | None] = []
-            while (found := judge(rounds)) is None:
-                losses = [2 ** generator.gauss(0, noise) for _ in range(3)]
-                losses[1] *= times
-                rounds.append(compare(losses))
-            told[kind, found] += 1
-    assert told["mean", "sum"] + told["sum", "mean"] <= wrong, told
-    assert told["mean", "neither"] + told["sum", "neither"] <= undecided, told
-
-
-def _with_dropout() -> dict[str, Any]:
-    attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
-    nn.init.ones_(attention.in_proj_weight)
-
-    def attend(x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
-
-    def by_position(x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.scaled_dot_product_attention(x, x, x, None, 0.5, is_causal=True)
-
-    return {
-        "layer": nn.Dropout(0.5),
-        "channels": nn.Dropout1d(0.5),
-        "alpha": nn.AlphaDropout(0.5),
-        "function": lambda x: nn.functional.dropout(x, p=0.5),
-        "attention": attend,
-        "attention by position": by_position,
-        "transformer": lambda x: attention(x, x, x)[0],
-    }
-
-
-@pytest.mark.parametrize("name", list(_with_dropout()))
-def test_dropout_can_be_turned_off_and_on_again(name: str) -> None:
-    compute, dropout = _with_dropout()[name], Dropout()
-    x = torch.linspace(0.5, 3.0, 2 * 16 * 4).view(2, 16, 4)
-
-    def differs() -> bool:
-        return not all(torch.equal(compute(x), compute(x)) for _ in range(5))
-
-    assert differs()
-    dropout.set(off=True)
-    dropout.set(off=True)
-    assert not differs()
-    dropout.set(off=False)
-    assert differs()
-
-
-@pytest.mark.parametrize("losses", [[2.0, 3.0, 2.0], [1.0, 4.5, 1.0], [0.0, 0.0, 0.0]])
-def test_a_loss_that_is_neither_is_tried_several_times(losses: list[float]) -> None:
-    reduction, attempt = Reduction(), 0
-    while reduction.found is None:
-        number, samples = reduction.samples(list(range(10)), attempt, 1)
-        assert number == attempt % 3 and len(samples) == (10 if number == 1 else 5)
-        reduction.tried(number, losses[number])
-        attempt += 1
-    assert reduction.found == "neither" and 6 <= attempt <= 3 * MOST_ROUNDS
-
-
-@pytest.mark.parametrize("kind", ["mean", "sum"])
-def test_batches_of_one_step_are_of_one_try(kind: str) -> None:
-    """Hugging Face's Trainer divides the sum of each batch by the samples of all batches of its step."""
-    reduction, per_step, index = Reduction(), 2, 1  # the newcomer comes in the middle of a step
-    while reduction.found is None:
-        step = [reduction.samples(list(range(10)), i, per_step) for i in range(index, index // 2 * 2 + 2)]
-        whole = sum(len(samples) for _, samples in step)
-        for number, samples in step:
-            reduction.tried(number, len(samples) / (whole if kind == "mean" else 1))
-        index += len(step)
-    assert reduction.found == kind and index == 14, "six whole steps after the first half"
+    first, second = leader.take(), leader.take()
+    assert first is not None and second is not None
+    newcomer = Pass(_loader(), 3, lambda p: None, training=True)
+    newcomer.idle()
+    newcomer.go_to(leader.position())
+    assert "1 batches ahead, and the others 2" in newcomer.astray
+    newcomer.astray = ""
+    newcomer.idle()
+    newcomer.go_to(leader.position())
+    assert (newcomer.index, newcomer.astray) == (2, "") and list(newcomer.flight) == [first, second]
 
 
 def test_one_module_is_the_model_itself() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert auto_script.find_model([torch.optim.SGD(model.parameters(), lr=1.0)]) is model
+    assert find_model([torch.optim.SGD(model.parameters(), lr=1.0)]) is model
 
 
 def test_several_modules_and_loose_parameters_are_one_model() -> None:
     encoder, decoder = nn.Linear(2, 3), nn.Linear(3, 2)
     loose = torch.zeros(4, requires_grad=True)
     optimizer = torch.optim.SGD([loose, *decoder.parameters(), *encoder.parameters()], lr=1.0)
-    found = auto_script.find_model([optimizer])
+    found = find_model([optimizer])
     assert {id(p) for p in found.parameters()} == {id(p) for g in optimizer.param_groups for p in g["params"]}
     assert list(found.state_dict()) == [
         *("parts.0.weight", "parts.0.bias", "parts.1.weight", "parts.1.bias", "loose.0")
@@ -305,14 +167,10 @@ def test_what_was_agreed_on_in_the_middle_of_an_accumulated_step_is_let_go(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     link, job = Mock(), Mock(rank=0, world=2, steps=0, model=model, optimizer=optimizer)
     monkeypatch.setattr(layout, "trains_others", lambda job, optimizer: False)
-    offered = iter([7, 0])
-
-    def average(header: dict[str, Any], *_: Any, **__: Any) -> Reduced:
-        header |= {"candidate": next(offered), "n": 0}
-        return Reduced([header], 0.0, 0.0)
-
-    job.average = average
-    observer = Observer(ScriptRun(link, leads=True), iter)
+    job.offer, job.share = Mock(side_effect=[7, 0]), lambda header, check: [header]
+    run = ScriptRun(link, leads=True)
+    run.found(job)
+    observer = Observer(run, iter)
     observer.exchange.average(job)
     assert observer.agreement.number == 7 and not link.release.called
     observer.exchange.average(job)  # the step's last batch: the pass is over, and nobody may come now
@@ -333,17 +191,6 @@ def test_a_single_worker_asks_for_newcomers_after_a_step_and_lets_go_of_what_it_
     assert observer.agreement.number == 7 and not link.release.called
     observer.after_step(Mock(), (), {})
     assert observer.agreement.number == 0 and link.release.called
-
-
-def test_a_single_worker_with_a_part_of_a_batch_keeps_its_mean_and_computes_the_rest_later() -> None:
-    """It drew the batch when there were two; no other worker's part is added, so nothing is weighted."""
-    job = Mock(rank=0, world=1, steps=0, confined="")
-    job.average = lambda *given, **options: ScriptJob.average(job, *given, **options)
-    observer = Observer(ScriptRun(Mock(), leads=True), iter)
-    here = Pass(_loader(), 0, lambda p: None, training=True)
-    observer.position.active, observer.position.current = [here], [here.take(0, 2)]
-    observer.exchange.average(job)
-    assert not job.rescale.called and here.carry == [2, 3]
 
 
 def _reporting_job(tmp_path: Path) -> Any:
@@ -395,3 +242,78 @@ def test_a_data_set_that_gives_many_samples_at_once_is_asked_so() -> None:
             return [("at once", index) for index in indices]
 
     assert fetch(Many(torch.arange(4)), [2, 3], list, None) == [("at once", 2), ("at once", 3)]
+
+
+def _opened(position: Position) -> Pass:
+    return position.open(_loader(), lambda here: None)
+
+
+@pytest.mark.parametrize(
+    ("stage", "first", "expected"),
+    [
+        (ScriptStage.WATCHED, True, True),
+        (ScriptStage.WATCHED, False, False),
+        (ScriptStage.FOUNDING, False, False),
+        (ScriptStage.SHARED, False, True),  # a member that became the leader
+        (ScriptStage.ALONE, False, True),
+    ],
+)
+def test_whose_output_counts_at_each_stage(stage: ScriptStage, first: bool, expected: bool) -> None:
+    run = ScriptRun(Mock(), leads=first)
+    if stage in (ScriptStage.FOUNDING, ScriptStage.SHARED):
+        run.found(Mock(is_leader=True, forwarding=False))
+    run.stage = stage
+    assert run.leads() == expected
+
+
+def test_the_rhythm_of_a_script_that_has_drawn_three_batches_before_it_computes_them() -> None:
+    here, rhythm = Pass(_loader(), 0, lambda p: None, training=True), Rhythm()
+    for _ in range(3):
+        here.take()
+    for _ in range(3):
+        here.flight.popleft()
+        rhythm.computed([here])
+    rhythm.stepped()
+    assert (rhythm.most_in_flight, rhythm.pending) == (2, False)
+
+
+def test_a_script_that_leaves_a_pass_early_is_followed_by_its_count_of_batches() -> None:
+    position = Position()
+    first, second = _opened(position), _opened(position)
+    position.begin(first)
+    assert position.main() is first and not position.counts
+    position.begin(second)
+    assert position.main() is second and position.counts and second.ordinal == 1
+
+
+def test_a_newcomer_goes_to_the_position_in_every_loader_that_its_script_draws_from() -> None:
+    leader, newcomer = Position(), Position()
+    passes = {}
+    for position in (leader, newcomer):
+        here, beside = passes[position] = _opened(position), _opened(position)
+        position.begin(here)
+        position.begin(beside, here)
+    for here in (*passes[leader], passes[leader][1]):
+        here.take()
+        here.flight.clear()
+    newcomer.restore(leader.capture())
+    newcomer.arrive(passes[newcomer][0])
+    assert [here.index for here in passes[newcomer]] == [1, 2]
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_membership_changes_between_steps_and_not_while_gradients_are_pending(pending: bool) -> None:
+    run, job, rhythm = ScriptRun(Mock(), leads=True), Mock(), Rhythm()
+    agreement = Agreement(run, Position(), rhythm)
+    agreement.settle(7, [{"candidate": 7}, {"candidate": 7}])
+    rhythm.pending = pending
+    agreement.carry_out(job)
+    assert run.link.release.called == pending and job.boundary.called != pending  # type: ignore[attr-defined]
+    assert agreement.number == 0
+
+
+def test_a_worker_that_is_told_to_leave_notes_that_it_left() -> None:
+    run = ScriptRun(Mock(), leads=True)
+    with pytest.raises(SystemExit):
+        Agreement(run, Position(), Rhythm()).carry_out(Mock(boundary=Mock(side_effect=SystemExit)))
+    assert run.left

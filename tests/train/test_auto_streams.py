@@ -178,7 +178,7 @@ def test_a_newcomer_skips_with_the_streams_own_random_numbers() -> None:
     torch.manual_seed(1)
     job, theirs = _pass(Position()), []
     for _ in range(6):
-        drawn = job.take_whole()
+        drawn = job.take()
         assert drawn is not None
         theirs.append(drawn.window.hand_out())  # type: ignore[attr-defined]
     torch.manual_seed(1)
@@ -188,12 +188,12 @@ def test_a_newcomer_skips_with_the_streams_own_random_numbers() -> None:
     random.seed(7)
     before = random.getstate(), torch.get_rng_state()
     newcomer.idle()
-    newcomer.go_to(job.position() | {"batch": 4}, live=True)
+    newcomer.go_to(job.position() | {"batch": 4})
     assert not newcomer.astray and newcomer.index == 4
     assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
     torch.manual_seed(1)
     assert newcomer.stream.read == 4
-    newcomer.go_to(job.position() | {"batch": 2}, live=True)
+    newcomer.go_to(job.position() | {"batch": 2})
     assert "it has read 4 batches" in newcomer.astray
 
 

@@ -128,47 +128,19 @@ def test_seeds_that_the_script_gives_count() -> None:
     assert inside == (random.random(), float(np.random.default_rng(4).random()))
 
 
-@pytest.mark.parametrize("section", ["own", "part"])
-@pytest.mark.parametrize("drawn", [(0, 0), (3, 8)])
-def test_after_a_part_all_workers_have_the_same_states_whatever_each_has_drawn(
-    section: str, drawn: tuple[int, int]
-) -> None:
+def test_a_workers_own_numbers_change_nothing_for_the_script_and_differ_from_the_others() -> None:
     after, inside = [], []
-    for name, count in zip(("w0", "w1"), drawn):
+    for name, count in (("w0", 3), ("w1", 8)):
         randomness = _worker(name)
         _numbers()
-        if section == "own":
+        for _ in range(2):
             with randomness.own():
-                inside.append([*np.random.rand(count), *torch.rand(count).tolist()])
-        else:
-            randomness.part()
-            inside.append(torch.rand(count).tolist())
-            np.random.rand(count)
-            randomness.rejoin()
+                inside.append((random.random(), float(np.random.rand()), *torch.rand(count).tolist()))
         after.append(_numbers())
-    assert after[0] == after[1]
-    if drawn[0]:
-        assert not set(inside[0]) & set(inside[1]), "dropout is not the same in all parts"
-    else:
-        _worker("w0")
-        _numbers()
-        assert after[0] == _numbers(), "nothing was drawn, so a plain run is where this one is"
-
-
-def test_a_worker_that_computes_its_part_decides_with_the_numbers_that_all_have() -> None:
-    decided = []
-    for name in ("w0", "w1"):
-        _worker(name).part()
-        decided.append((random.random(), float(np.random.rand())))
-    assert decided[0] == decided[1]
-
-
-def test_a_batch_that_is_not_divided_is_drawn_as_in_a_plain_run() -> None:
-    randomness = _worker("w0")
-    with randomness.own(divided=False):
-        inside = _numbers()
     _worker("w0")
-    assert inside == _numbers()
+    _numbers()
+    assert after == [_numbers()] * 2
+    assert len(set(sum(inside, ()))) == 2 * (2 + 3) + 2 * (2 + 8), "nothing is drawn twice"
 
 
 def test_a_newcomer_that_draws_one_batch_of_a_pass_goes_on_as_those_that_drew_all() -> None:
@@ -183,33 +155,17 @@ def test_a_newcomer_that_draws_one_batch_of_a_pass_goes_on_as_those_that_drew_al
             with randomness.installed():
                 for _ in range(batches):
                     np.random.default_rng()
-                randomness.pass_ends(here, alike=False, leads=True, forwarding=False)
+                randomness.pass_ends(here, leads=True, forwarding=False)
                 drawn.append([*_numbers(), float(np.random.default_rng().random())])
         between.append(drawn)
     assert between[0] == between[1]
     assert len({tuple(numbers) for numbers in between[0]}) == 3
 
 
-def test_a_worker_that_left_dropout_out_ends_the_pass_as_the_others_do() -> None:
-    after = []
-    header: dict[str, Any] = {}
-    for name in ("w0", "w1"):
-        randomness, here = _worker(name), Here()
-        randomness.pass_begins(here)
-        randomness.part()
-        if name == "w0":
-            torch.rand(3)
-            randomness.tell(header)
-        randomness.take([header])
-        randomness.pass_ends(here, alike=False, leads=True, forwarding=False)
-        after.append(_numbers())
-    assert header == {"drawn": ["torch"]} and after[0] == after[1]
-
-
 def test_a_pass_without_randomness_leaves_a_script_where_a_plain_run_is() -> None:
     randomness, here = _worker("w0"), Here()
     randomness.pass_begins(here)
-    randomness.pass_ends(here, alike=False, leads=True, forwarding=False)
+    randomness.pass_ends(here, leads=True, forwarding=False)
     after = _numbers()
     _worker("w0")
     assert after == _numbers()
@@ -223,16 +179,15 @@ def test_the_states_travel_to_newcomers_and_through_a_checkpoint() -> None:
     np.random.randn()
     document, tensors = statetree.split(leader.capture(here))
     went_on = _numbers()
-    leader.pass_ends(here, alike=False, leads=True, forwarding=False)
+    leader.pass_ends(here, leads=True, forwarding=False)
     ended = _numbers()
 
     newcomer, there = _worker("w1", 77), Here()
     newcomer.pass_begins(there)
-    newcomer.part()
     torch.rand(3)
     newcomer.restore(there, statetree.join(document, tensors))
     assert _numbers() == went_on
-    newcomer.pass_ends(there, alike=False, leads=True, forwarding=False)
+    newcomer.pass_ends(there, leads=True, forwarding=False)
     assert _numbers() == ended
 
 

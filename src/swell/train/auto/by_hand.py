@@ -59,7 +59,7 @@ class Steps(Pass):
 
     def last(self) -> Drawn:
         """What the script computed gradients of last."""
-        return Drawn(self.ordinal, self.index, self._window, (0, len(self._window)))
+        return Drawn(self.ordinal, self.index, self._window)
 
     def reorder(self, begun: dict[str, Any] | None) -> None:
         """Nothing: the script has its own order."""
@@ -72,10 +72,9 @@ class Steps(Pass):
             "pass": self.ordinal,
             "batch": self.index,
             "flight": [],
-            "carry": [],
         }
 
-    def go_to(self, position: dict[str, Any], *, live: bool) -> None:
+    def go_to(self, position: dict[str, Any]) -> None:
         """Count on from there."""
         self.index = int(position["batch"])
 

@@ -24,7 +24,6 @@ from swell.train.auto.contents import contents
 from swell.train.auto.giving_way import give_way, say
 from swell.train.auto.held import Data, Holder, OfRuntime
 from swell.train.auto.job import ScriptJob
-from swell.train.auto.loss import Loss
 from swell.train.auto.packing import Packed, Packer
 from swell.train.auto.passes import Pass
 from swell.train.auto.position import Position
@@ -54,14 +53,12 @@ class CatchingUp:
         run: ScriptRun,
         position: Position,
         rhythm: Rhythm,
-        loss: Loss,
         trained: Trained,
         readings: Readings,
     ) -> None:
         self._run = run
         self._position = position
         self._rhythm = rhythm
-        self._loss = loss
         self._trained = trained
         self._readings = readings
         self.replay = Replay(run.link, position)
@@ -158,7 +155,7 @@ class CatchingUp:
                 return
             state.arrive(state.later)
             link.at_epoch(here.epoch)
-        self._position.arrive(here, live=not state.resumed)
+        self._position.arrive(here)
         state.resumed = False
         self._take_over()
         why = by_hand.go_to(self._spot, self._over)
@@ -187,7 +184,7 @@ class CatchingUp:
             link.at_epoch(here.epoch)
         elif not job.join() or state.later is not None:
             return False
-        self._position.arrive(here, live=not state.resumed or self._has_batches())
+        self._position.arrive(here)
         for mine in (here, *self._position.beside(here)):
             if mine.astray:
                 give_way(link, mine.astray, steps=job.steps)
@@ -234,7 +231,6 @@ class CatchingUp:
             spot, over = by_hand.spot()
             places.append(over)
         return self._position.capture() | {
-            "loss_is": self._loss.reduction.kind,
             "random": self._run.randomness.capture(self._position.main()),
             "files": self._run.files.positions() if self._run.files is not None else {},
             "held": Packer(self._runtime(), self._data).pack(places),
@@ -250,7 +246,6 @@ class CatchingUp:
         """Take over what `capture` gave; position and variables follow once the script has come there."""
         given = cloned(state)
         self._position.restore(given)
-        self._loss.reduction.kind = given["loss_is"]
         self._random = given.get("random", {})  # checkpoints of earlier versions have none
         self._held = given.get("held")
         self._spot = given.get("spot") or {}
@@ -310,11 +305,6 @@ class CatchingUp:
 
     def _sums_ahead(self) -> list[Any]:
         return [contents(batch) for batch in self._batches_ahead().values.values()]
-
-    def _has_batches(self) -> bool:
-        """Whether the state that was taken over has the batches that were drawn ahead."""
-        places = self._held["places"] if self._held is not None else []
-        return any(name == _AHEAD and batches for name, batches in places)
 
     def _runtime(self) -> OfRuntime:
         job = self._run.job

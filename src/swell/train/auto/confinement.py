@@ -21,11 +21,9 @@ CLOSURE = "it gives optimizer.step() a closure, which runs the model several tim
 DISTRIBUTED = "it sets up torch.distributed with other processes by itself"
 BY_HAND = "it changes its parameters by hand, without an optimizer of torch.optim"
 SHARDED = "it divides its model or its optimizer among processes (FSDP, ZeroRedundancyOptimizer)"
-NORM_OF_PARTS = "it reads batches ahead, and its SyncBatchNorm needs the statistics of whole batches"
 UNDIVIDED = "what its model computes of a batch is not made of what it computes of parts of it"
 SPARSE = "its gradients are sparse, and workers exchange dense ones"
 NO_CALL = "it computes its batches without calling a model (an nn.Module) that could be divided"
-LOSS = "its loss is neither the mean nor the sum over the batch, as far as trying shows"
 
 NEXT = {
     HAND: "step in loops over ranges or lists, or with `while`, or draw batches with a DataLoader",
@@ -36,10 +34,8 @@ NEXT = {
     BY_HAND: "use an optimizer of torch.optim, SGD for example",
     UNDIVIDED: "let the model treat every sample by itself, along the first dimension of what it is given",
     SHARDED: "wrap the model with DistributedDataParallel, or see docs/replicas.md",
-    NORM_OF_PARTS: "draw each batch when it is computed, without a prefetcher",
     SPARSE: "take out sparse=True",
     NO_CALL: "let the forward method of an nn.Module compute the batch",
-    LOSS: "use swell.elastic and give job.step the mean (docs/training.md)",
 }
 
 

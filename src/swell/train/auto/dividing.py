@@ -50,8 +50,6 @@ from swell.train.auto.run import ScriptRun, ScriptStage
 from swell.train.data import plan
 from swell.train.data.plan import Range
 
-TOGETHER = "together"
-"""How the work is shared, as `Reduction.kind`: all workers have the whole batch, and models are divided."""
 _LARGE_BYTES = 256 << 10
 _TWICE = "computes gradients of gradients"
 _MIXED = "normalizes over the whole batch (SyncBatchNorm)"
@@ -175,10 +173,9 @@ class DividedCall:
 class Dividing:
     """Divides the calls of the script's models, and makes their gradients those of the whole batch."""
 
-    def __init__(self, run: ScriptRun, position: Position, kind: Callable[[], str | None]) -> None:
+    def __init__(self, run: ScriptRun, position: Position) -> None:
         self._run = run
         self._position = position
-        self._kind = kind
         self._pid = os.getpid()
         self._own = nn.Module.__call__
         self._forms = Forms(self._own)
@@ -281,7 +278,7 @@ class Dividing:
         job = self._run.job
         if job is None or self._run.stage is not ScriptStage.SHARED or not torch.is_grad_enabled():
             return False
-        if job.world == 1 or job.forwarding or self._kind() != TOGETHER:
+        if job.world == 1 or job.forwarding:
             return False
         if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
             return False
@@ -355,11 +352,7 @@ class Dividing:
         job, call = self._run.job, self._present
         if call is None and torch._C._current_graph_task_id() != -1 and self._noted:
             call = self._noted[-1]  # a checkpointed layer, computed again in backward
-        if not module.training or job is None or (call is None and self._kind() == TOGETHER):
-            return nn.modules.batchnorm._BatchNorm.forward(module, given)
-        if call is None:
-            if job.world > 1 and not job.forwarding and torch.is_grad_enabled():
-                self._confine(confinement.NORM_OF_PARTS)
+        if not module.training or job is None or call is None:
             return nn.modules.batchnorm._BatchNorm.forward(module, given)
         call.mixes = True
         wide = given.double() if given.dtype is torch.float64 else given.float()

@@ -180,38 +180,6 @@ class ScriptJob(Worker):
         self._member.end()
 
     def average(
-        self, header: Header, weight: float, tree: Callable[[list[Header]], Tree | None], *, may_change: bool
-    ) -> Reduced:
-        """Replace this worker's gradients (and buffers) by the weighted sum over all members.
-
-        With `may_change` the members may go to another generation after this step.
-        """
-        header["candidate"] = self.offer() if may_change else 0
-        if self.world == 1:
-            return Reduced([header], 0.0, 0.0)
-        if weight:
-            # Of layers that were just unfrozen too: others are gone then, and this part is made whole again.
-            flat = self._learner.flat
-            gradients = [p.grad for p in self.trained() if p.grad is not None]
-            if gradients:
-                torch._foreach_mul_(gradients, weight)
-            header["unused"] = flat.gather(weight)
-        while True:
-            try:
-                reduced = self._crew.all_reduce(header, tree)
-            except (PeerLost, OutOfStep) as error:
-                header["candidate"] = 0  # the offer belonged to the generation that broke
-                if not self._member.recover(error):
-                    continue  # the inputs are still there: sum again, without the lost members
-                assert self._crew.reducer.result is not None
-                reduced = self._crew.reducer.result
-                reduced.headers = [{**h, "candidate": 0} for h in reduced.headers]
-            break
-        self._learner.adopt(reduced.headers)
-        self._crew.completed()
-        return reduced
-
-    def average_together(
         self,
         header: Header,
         scale: Callable[[], int],
@@ -309,14 +277,15 @@ class ScriptJob(Worker):
         """The number of the candidate that this worker could switch to after this step, or 0."""
         return self._member.offer()
 
-    def end_together(self, header: Header, tree: Callable[[list[Header]], Tree | None]) -> bool:
+    def end_together(self, header: Header) -> bool:
         """Whether the leader has come to the end of the script too, or is gone.
 
-        This is a step without samples, so that members which go on find themselves in the same exchanges.
+        This is a step in which nothing is added, so that members which go on find themselves in the same
+        exchanges.
         """
         while self.world > 1:
             try:
-                headers = self._crew.all_reduce(header, tree).headers
+                headers = self._crew.all_reduce(header, lambda headers: None).headers
             except (PeerLost, OutOfStep) as error:
                 if not self._member.recover(error):
                     continue
@@ -325,15 +294,6 @@ class ScriptJob(Worker):
             self._crew.completed()
             return bool(headers[0]["at"] == header["at"])
         return True
-
-    @torch.no_grad()
-    def rescale(self, factor: float) -> None:
-        """Multiply gradients and buffers by `factor`, for a batch of which some samples are missing."""
-        flat = self._learner.flat
-        tensors = [p.grad for p in flat.parameters.values() if p.grad is not None]
-        tensors += list(flat.buffers.values())
-        if tensors:
-            torch._foreach_mul_(tensors, factor)
 
     def add_loss(self, loss: float) -> None:
         """Record the mean loss of one step's batch, for the reports."""

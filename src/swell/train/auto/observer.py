@@ -1,16 +1,16 @@
 """What happens in a step of an unmodified script, seen from outside.
 
 This follows CoDDL (NSDI'21, section 3), which does the same for its users' graphs. Here the job is a Python
-script, which is observed at three places only:
+script, which is observed at four places only:
 
-- `DataLoader.__iter__`: a pass in which gradients are computed is a *training pass*. Each worker gets its
-  part of every batch, so the global batch is the script's own (`Draws`). Other passes (evaluation) run whole.
-- the end of `loss.backward()`: gradients are averaged over the workers, weighted by samples (`Exchange`).
-  Whatever the script does then (clipping, GradScaler, logging) sees what one device would see.
+- `DataLoader.__iter__`: a pass in which gradients are computed is a *training pass*. All workers draw the
+  same batches from it, as a plain run does (`Draws`). Other passes are evaluations.
+- `nn.Module.__call__`: each worker computes its part of what a model is given (`Dividing`).
+- the end of `loss.backward()`: gradients become those of the whole batch, and what the workers have computed
+  is compared (`Exchange`). Whatever the script does then (clipping, GradScaler, logging) is as on one device.
 - `optimizer.step()` (torch's global step hooks): counts steps; the first step shows what is trained.
 
 Between steps membership changes (`Agreement`), and newcomers follow to where the others are (`CatchingUp`).
-The samples of a worker that dies during a step come again with the next batch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from swell.train.auto.agreement import Agreement
 from swell.train.auto.catching_up import CatchingUp
 from swell.train.auto.dividing import Dividing
 from swell.train.auto.draws import Draws
-from swell.train.auto.exchange import Exchange
+from swell.train.auto.exchange import Exchange, Loss
 from swell.train.auto.giving_way import give_way
 from swell.train.auto.job import ScriptJob
-from swell.train.auto.loss import Loss, scaled
 from swell.train.auto.position import Position
 from swell.train.auto.randomness import states
-from swell.train.auto.reduction import SUM
 from swell.train.auto.rhythm import Rhythm
 from swell.train.auto.run import ScriptRun, ScriptStage
 from swell.train.auto.streams import Readings, Stream, StreamPass, is_stream
@@ -52,25 +50,20 @@ class Observer:
         self.readings = Readings()
         self.loss, self.trained = Loss(), Trained(run.link)
         self.agreement = Agreement(run, self.position, self._rhythm)
-        self.dividing = Dividing(run, self.position, lambda: self.loss.reduction.kind)
+        self.dividing = Dividing(run, self.position)
         self.exchange = Exchange(run, self.position, self.loss, self.agreement, self.trained, self.dividing)
-        self._catching_up = CatchingUp(
-            run, self.position, self._rhythm, self.loss, self.trained, self.readings
-        )
+        self._catching_up = CatchingUp(run, self.position, self._rhythm, self.trained, self.readings)
         self.dividing.watch(on=True)  # to see how many rows a batch has
         self._draws = Draws(
             run,
             self.position,
             self._rhythm,
-            self.loss,
             self.agreement,
             self._catching_up,
             self.dividing,
             self.readings,
         )
         self._lone = confinement.Count()
-        self._in_part = False
-        """Whether the step under way is that of a divided batch (see `Randomness.part`)."""
 
     # ------------------------------------------------------------------ passes
 
@@ -81,13 +74,11 @@ class Observer:
         if not torch.is_grad_enabled() or self.position.trains(loader) is False:
             return self._evaluation(loader)
         if is_stream(loader):
-            self.run.randomness.rejoin()
             stream = Stream(self._whole_iter(loader), lambda: self.run.job is None or self.run.forwarding)
             return self.position.open_stream(loader, self._draws.draw, stream)
         return self.position.open(loader, self._draws.draw)
 
     def _evaluation(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        self.run.randomness.rejoin()
         batches, begun = self._whole_iter(loader), states()
         for batch in batches:
             yield batch
@@ -99,18 +90,10 @@ class Observer:
 
     # ------------------------------------------------------------------ gradients
 
-    def before_backward(self, roots: Any, gradients: Any) -> Any:
-        """The script computes gradients of `roots`; returns the gradients to begin with."""
-        job = self.run.job
+    def before_backward(self, roots: Any) -> None:
+        """The script computes gradients of `roots`."""
         self.dividing.begin_backward()
-        if job is None or gradients is not None or not self.loss.take(roots):
-            return gradients
-        if self.loss.reduction.kind != SUM:
-            return gradients
-        drawn = self.position.next_batch()
-        if drawn is None or not drawn.samples or drawn.is_whole or job.forwarding:
-            return gradients
-        return scaled(roots, drawn)
+        self.loss.take(roots)
 
     def skips(self, roots: Any) -> bool:
         """Whether the gradients of `roots` have no effect and need not be computed."""
@@ -142,7 +125,6 @@ class Observer:
         job, stage = self.run.job, self.run.stage
         if stage is ScriptStage.ALONE or os.getpid() != self.pid:
             return
-        self._in_part = self.run.randomness.rejoin()  # what an optimizer draws must be the same everywhere
         self._rhythm.backwards = 0
         if job is None:
             reason = confinement.SHARDED if processes.shards(optimizer) else self._why_not()
@@ -166,8 +148,6 @@ class Observer:
         elif self.run.stage is ScriptStage.ALONE:
             self._lone.step(self.run.link)
             self.run.stop_if_asked()
-        if self._in_part and len(self.trained.optimizers) > 1:  # the rest of the batch is for another one
-            self.run.randomness.part()
 
     def _after_shared_step(self, job: ScriptJob, optimizer: torch.optim.Optimizer) -> None:
         rhythm, position, current = self._rhythm, self.position, self.position.current
@@ -185,12 +165,12 @@ class Observer:
         steps = position.by_hand()
         if forwarding and steps is not None:
             self._catching_up.arrive_by_hand(steps, job)
-            self._draws.together(job)
+            self._draws.watch_calls(job)
             return
         if forwarding:
             if rhythm.ahead and here is not None and here.epoch == job.epoch and not here.over:
                 self._catching_up.arrive_after_step(here, job)
-                self._draws.together(job)
+                self._draws.watch_calls(job)
             return
         divided = True
         for drawn in current:
@@ -198,7 +178,7 @@ class Observer:
         job.stepped(self.exchange.last, len(current[0].window) if current else 1, divided=divided)
         if rhythm.ahead or steps is not None:
             self.agreement.carry_out(job)
-            self._draws.together(job)
+            self._draws.watch_calls(job)
 
     def _why_not(self) -> str:
         """Why the script cannot be followed, seen at its first step, or ''."""
@@ -242,14 +222,14 @@ class Observer:
         run.stage = ScriptStage.SHARED
         if job.forwarding:
             return
-        if job.rank != 0:  # every worker computes the first batch whole; only the leader's counts
+        if job.rank != 0:  # all workers have computed the first batch
             position.reorder(passes)
             for mine in passes:
                 for drawn in (*mine.flight, *position.current):
-                    drawn.counts, drawn.ordinal = False, here.ordinal
+                    drawn.ordinal = here.ordinal
         job.at_epoch(here.epoch)
         if self._rhythm.pending:
-            self.exchange.average(job)
+            self.exchange.average(job, founding=True)
 
     # ------------------------------------------------------------------ the end
 

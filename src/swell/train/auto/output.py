@@ -5,28 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from swell.train.agent.saying import first_to_say
 from swell.train.auto import system
 
-PARTS = (
-    "--auto: several workers share each training batch from now on, so numbers that the script computes of a "
-    "batch (loss.item(), correct += ...) cover one worker's part of it. Divide them by the samples that were "
-    "counted (seen += len(batch)) and not by len(loader.dataset), or take them from an evaluation pass; the "
-    "loss that swell shows is that of the whole batch (docs/frameworks.md, 'What differs from a plain run')"
-)
-
 _MARK = struct.Struct("<qq")
-
-
-def tell_of_parts(directory: Path) -> None:
-    """Say once in a run of the job what the script's own numbers cover, although leaders may change."""
-    if first_to_say(directory, PARTS):
-        sys.__stderr__.write(f"{PARTS}\n")  # type: ignore[union-attr]
 
 
 class Writer(Protocol):

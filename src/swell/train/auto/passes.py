@@ -26,9 +26,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from swell.train.auto import loops
-from swell.train.auto import script as auto_script
 from swell.train.auto.loops import SourceLoop
-from swell.train.data.plan import Range
 
 _MOST_AHEAD = 16
 """Of batches that were drawn ahead so many are kept, for newcomers."""
@@ -155,35 +153,20 @@ def _as_list(batch: Any) -> list[Any]:
 
 @dataclass(slots=True)
 class Drawn:
-    """One batch that the script has drawn, and this worker's part of it."""
+    """One batch that the script has drawn."""
 
     ordinal: int
     index: int
     window: list[Any]
-    """The samples of the batch, for all workers together; empty if they are computed without effect."""
-    part: Range
-    counts: bool = True
-    """True if no other worker computes the same samples."""
-    probe: int = -1
-    """Which part of a probe of the loss this is (see `reduction`), or -1."""
+    """The samples of the batch; empty if they are computed without effect."""
     undivided: bool = False
-    """True if the leader computes all of it though there are others, because the loss is being probed."""
+    """True if all workers computed all of it, to see whether a model can be divided."""
     batch: Any = None
     """What the script has been given, as long as it may not have computed it."""
 
-    @property
-    def samples(self) -> int:
-        """How many samples of this worker count."""
-        return self.part[1] - self.part[0] if self.counts else 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether this worker computes all of the batch, and all of that counts."""
-        return self.counts and self.probe < 0 and self.part == (0, len(self.window)) != (0, 0)
-
 
 class Pass:
-    """The batches of one pass; `Draws` decides which of their samples this worker computes."""
+    """The batches of one pass."""
 
     def __init__(
         self, loader: DataLoader[Any], ordinal: int, draw: Callable[[Pass], Any], *, training: bool
@@ -197,8 +180,6 @@ class Pass:
         self.order = Order(loader)
         self.index = 0
         """The number of the batch that is drawn next."""
-        self.carry: list[Any] = []
-        """Samples of a worker that died, which come again with the next batch."""
         self.flight: deque[Drawn] = deque()
         self.drawn = 0
         self.astray = ""
@@ -236,29 +217,22 @@ class Pass:
             "counts": loops.counts(self),
             "pass": self.ordinal,
             "batch": self.index,
-            "carry": list(self.carry),
             "flight": [drawn.index for drawn in self.flight],
             "passes": [drawn.ordinal for drawn in self.flight],
-            "windows": [drawn.window for drawn in self.flight],
+            "windows": [list(drawn.window) for drawn in self.flight],
         }
 
-    def go_to(self, position: dict[str, Any], *, live: bool) -> None:
-        """Go to the position of another worker's pass. If no worker is live, batches in flight come again."""
+    def go_to(self, position: dict[str, Any]) -> None:
+        """Go to the position of another worker's pass."""
         self.reorder(position["begun"])
         if not loops.set_counts(self, position["counts"]):
             self.astray = "it cannot count its batches on from where the others are"
-        self.index, self.carry = int(position["batch"]), list(position["carry"])
+        self.index = int(position["batch"])
         theirs = list(zip(position["passes"], position["flight"], position["windows"]))
-        if live and len(theirs) != len(self.flight):
+        if len(theirs) != len(self.flight):
             self.astray = f"it has drawn {len(self.flight)} batches ahead, and the others {len(theirs)}"
-        if theirs and not live:
-            own = [index for ordinal, index, _ in theirs if ordinal == self.ordinal]
-            self.index = min([self.index, *own])
-            self.carry += [s for ordinal, _, window in theirs if ordinal != self.ordinal for s in window]
-            theirs = [(self.ordinal, -1, [])] * len(self.flight)
         for drawn, (ordinal, index, window) in zip(self.flight, theirs):
             drawn.ordinal, drawn.index, drawn.window = int(ordinal), int(index), list(window)
-            drawn.part, drawn.counts = (0, len(window)), bool(window)
 
     def gave(self, batch: Any) -> None:
         """The script has been given this batch, the last one in flight."""
@@ -267,24 +241,10 @@ class Pass:
             if len(self.flight) > _MOST_AHEAD:
                 self.flight[-1 - _MOST_AHEAD].batch = None
 
-    def at_end(self) -> bool:
-        """Whether nothing is left."""
-        return not self.carry and self.order.peek(self.index) is None
-
-    def take(self, rank: int, world: int) -> Drawn:
-        """Draw the next batch, cut for `world` workers."""
-        fresh = self.order.get(self.index) or []
-        window, self.carry = self.carry + fresh, []
-        part, counts = auto_script.part(len(window), rank, world)
-        return self._add(Drawn(self.ordinal, self.index, window, part, counts))
-
-    def take_whole(self, *, counts: bool = True) -> Drawn | None:
-        """Draw the next batch with all its samples; None at the end."""
-        fresh = self.order.get(self.index)
-        if fresh is None and not self.carry:
-            return None
-        window, self.carry = self.carry + (fresh or []), []
-        return self._add(Drawn(self.ordinal, self.index, window, (0, len(window)), counts))
+    def take(self) -> Drawn | None:
+        """Draw the next batch; None at the end."""
+        window = self.order.get(self.index)
+        return None if window is None else self._add(Drawn(self.ordinal, self.index, window))
 
     def idle(self) -> list[Any]:
         """Some samples to compute without effect: a whole batch, or if there are many of these, a small one.
@@ -292,19 +252,17 @@ class Pass:
         Where no batch is ever small, scripts may count on that.
         """
         some = self.order.peek(self.index) or self.order.peek(0) or []
-        self.flight.append(Drawn(self.ordinal, -1, [], (0, 0), False))
+        self.flight.append(Drawn(self.ordinal, -1, []))
         self.drawn += 1
         return some[:2] if self.counted and not self.loader.drop_last else some
 
-    def upcoming(self, rank: int, world: int, count: int) -> list[list[Any]]:
-        """The samples this worker needs in the next batches, if membership does not change."""
+    def upcoming(self, count: int) -> list[list[Any]]:
+        """The samples of the next batches, as far as there are any."""
         coming = [self.order.peek(self.index + i) or [] for i in range(count)]
-        cut = [(b, auto_script.part(len(b), rank, world)[0]) for b in coming if b]
-        return [b[low:high] for b, (low, high) in cut]
+        return [batch for batch in coming if batch]
 
     def to_evaluation(self) -> None:
-        """Make this an evaluation pass: the script gets all samples that it has not had yet."""
-        self.carry = [s for d in self.flight for s in d.window[: d.part[0]] + d.window[d.part[1] :]]
+        """Make this an evaluation pass."""
         self.training = False
         self.flight.clear()
 

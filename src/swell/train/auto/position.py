@@ -16,7 +16,6 @@ from swell.train.auto.by_hand import Steps
 from swell.train.auto.loops import SourceLoop
 from swell.train.auto.passes import Drawn, Pass
 from swell.train.auto.streams import Stream, StreamPass
-from swell.train.data.plan import Range
 
 
 class Position:
@@ -142,7 +141,7 @@ class Position:
             here.epoch, here.counted = follows.epoch, follows.counted
             here.flight.extendleft(reversed(self._left.pop(id(here.loader), [])))
             if self._given_more and not forwarding:  # the job was in the middle of it
-                here.go_to(self._given_more.pop(0), live=True)
+                here.go_to(self._given_more.pop(0))
             return
         carried = self._carried(here)
         goes_on = self._goes_on(here, carried)
@@ -191,14 +190,6 @@ class Position:
         head = next((p.flight[0] for p in self.active if p.training and p.flight), None)
         return head or (self.current[0] if self.current else None)
 
-    def give_back(self, drawn: Drawn, gaps: list[Range]) -> None:
-        """Have those samples of a batch come again that no worker has computed."""
-        mains = [p for p in self.active if p.main is None and p.ordinal >= drawn.ordinal and p.training]
-        here = min(mains, key=lambda p: p.ordinal, default=None)  # a later pass, if that one has ended
-        if here is not None:
-            here.carry += [drawn.window[i] for low, high in gaps for i in range(low, high)]
-            here.over = False
-
     def capture(self) -> dict[str, Any]:
         """What other workers and checkpoints need to know of the position."""
         here = self.main()
@@ -223,7 +214,7 @@ class Position:
         self.counts = bool(state["counts"])
         self._given, self._given_more = state["position"], state["more"]
 
-    def arrive(self, here: Pass, *, live: bool) -> None:
+    def arrive(self, here: Pass) -> None:
         """Go to the position that was taken over, in `here` and the passes beside it."""
         positions = [self._given, *self._given_more]
         passes = [here, *self.beside(here)]
@@ -232,7 +223,7 @@ class Position:
             self._begun = int(self._given["pass"]) + 1
         for mine, position in zip(passes, positions):
             mine.ordinal = int(position["pass"])
-            mine.go_to(position, live=live)
+            mine.go_to(position)
         if isinstance(here, Steps):
             self.current = [here.last()]
 

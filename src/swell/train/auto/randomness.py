@@ -7,13 +7,10 @@ process is made, see `RunConfig.order`). Generators that the script makes withou
 the job's seed, from the place in the script that makes them, and from how many were made there. Another job
 has another seed, as another plain run has.
 
-While a worker computes its part of a batch it draws other numbers than the others, and more or fewer of them.
-There it uses randomness of its own (`own`, `part`), and then comes back to what all have (`rejoin`).
-
-A newcomer runs the script with one batch a pass, so it draws fewer numbers in a pass too. Therefore a pass
-from which numbers were drawn ends with generators that follow from their states at its begin: what the script
-draws between two passes (it shuffles a list in each epoch, say) a newcomer draws as well. The states of the
-others travel with the position, and the newcomer takes them where it comes to that.
+A newcomer runs the script with one batch a pass, so it draws fewer numbers in a pass. Therefore the leader
+leaves a note of the states at the end of each pass from which numbers were drawn, and newcomers take them
+from there: what the script draws between two passes (it shuffles a list in each epoch, say) a newcomer draws
+as well. The states of the others travel with the position; the newcomer takes them where it comes to that.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -43,7 +40,6 @@ from torch import Tensor
 
 from swell.train.auto import held
 from swell.train.data.samples import key, seed_all
-from swell.train.sync.mesh import Header
 
 _STDLIB = f"{Path(sysconfig.get_paths()['stdlib']).resolve()}{os.sep}"
 _SWELL = f"{Path(__file__).resolve().parents[2]}{os.sep}"
@@ -276,14 +272,8 @@ class Randomness:
         self._pid = os.getpid()
         self._own: States = {}
         """This worker's own randomness, where it goes on the next time."""
-        self._shared: States | None = None
-        """While the script computes its part of a batch: the states that all workers have in common."""
-        self._entered: States = {}
-        """The states with which that part began."""
         self._begun: weakref.WeakKeyDictionary[Any, States] = weakref.WeakKeyDictionary()
         """By pass: the states at its begin."""
-        self._drawn: set[str] = set()
-        """The kinds of which some worker has drawn numbers in the present pass."""
         self._inside = 0
         """How many `own` contexts the main thread is in."""
         self._stretch = 0
@@ -303,94 +293,42 @@ class Randomness:
     # ------------------------------------------------------------------ a worker's own
 
     @contextlib.contextmanager
-    def own(self, divided: bool = True) -> Iterator[None]:
-        """Within this context the numbers are this worker's own, if the batch is divided.
-
-        All workers leave it with the same states, whatever each has drawn.
-        """
-        if not divided:
-            yield
-            return
-        self.rejoin()
-        shared = states()
-        entered = self._enter(shared, shared.keys())
+    def own(self) -> Iterator[None]:
+        """Within this context the numbers are this worker's own; afterwards they go on as before."""
+        kept, kinds = states(), _kinds()
+        for name in kept:
+            if name in self._own:
+                kinds[name].set(self._own[name])
+            else:
+                kinds[name].seed(key(self.seed, self._worker, name, secrets.randbits(62)))
         self._inside += 1
         try:
             yield
         finally:
             self._inside -= 1
-            self._leave(shared, entered)
-
-    def part(self) -> None:
-        """The script computes this worker's part of a batch from now on, until `rejoin`.
-
-        What torch draws there depends on the part's size and is this worker's own. `random` and numpy often
-        decide what the script does, so they go on with the numbers that all have.
-        """
-        self.rejoin()
-        self._shared = states()
-        self._entered = self._enter(self._shared, self._shared.keys() - {"python", "numpy"})
-
-    def rejoin(self) -> bool:
-        """End what `part` began, if anything: the script goes on with the randomness that all have."""
-        if self._shared is None:
-            return False
-        shared, self._shared = self._shared, None
-        self._leave(shared, self._entered)
-        return True
-
-    def _enter(self, shared: States, names: Collection[str]) -> States:
-        """Go on with this worker's own randomness in those kinds; returns the states of all."""
-        kinds = _kinds()
-        for name in names:
-            kind = kinds[name]
-            if name in self._own:
-                kind.set(self._own[name])
-            else:
-                kind.seed(key(self.seed, self._worker, name, secrets.randbits(62)))
-                self._own[name] = kind.get()
-        return {name: self._own[name] if name in names else state for name, state in shared.items()}
-
-    def _leave(self, shared: States, entered: States) -> None:
-        """Go back to the shared states, or on from there if numbers were drawn since the states `entered`."""
-        kinds = _kinds()
-        for name, begun in entered.items():
-            kind, before = kinds[name], shared[name]
-            now = kind.get()
-            if begun is not before:
-                self._own[name] = now
-            if not kind.same(now, begun):
-                self._drawn.add(name)
-                _go_on_from(kind, before)
-            elif begun is not before:
-                kind.set(before)
+            for name, state in kept.items():
+                self._own[name] = kinds[name].get()
+                kinds[name].set(state)
 
     # ------------------------------------------------------------------ passes and newcomers
 
     def pass_begins(self, here: Any) -> None:
         """The script draws the first batch of a pass."""
         self._begun[here] = states()
-        self._drawn.clear()
         self._next_stretch()
 
-    def pass_ends(self, here: Any, *, alike: bool, leads: bool, forwarding: bool) -> None:
-        """The pass is over: newcomers, which draw only one batch of it, have the same states from here on.
-
-        Where all workers draw `alike` in a pass, the leader leaves a note of the states at its end, and a
-        newcomer takes them from there; so the others go on as a plain run would.
-        """
-        self.rejoin()
+    def pass_ends(self, here: Any, *, leads: bool, forwarding: bool) -> None:
+        """The pass is over: newcomers, which draw only one batch of it, have the same states from here on."""
         begun = self._begun.pop(here, None)
         if begun is None:  # the script was told of the end before
             return
         number, self._ended = self._ended, self._ended + 1
-        if not alike or self._notes is None or number >= _MOST_NOTES:
-            self.after(begun, self._drawn)
+        if self._notes is None or number >= _MOST_NOTES:
+            self.after(begun)
         elif forwarding:
             self._take_note(number, begun)
         elif leads:
             self._leave_note(number, begun)
-        self._drawn.clear()
         self._next_stretch()
 
     def _leave_note(self, number: int, begun: States) -> None:
@@ -409,30 +347,11 @@ class Randomness:
             if name in begun:
                 kind.set(noted.get(name, begun[name]))
 
-    def after(self, begun: States, drawn: Collection[str] = ()) -> None:
+    def after(self, begun: States) -> None:
         """Go on from the states `begun`, for those generators that have been drawn from since then."""
         for name, kind in _kinds().items():
-            if name in begun and (name in drawn or not kind.same(kind.get(), begun[name])):
+            if name in begun and not kind.same(kind.get(), begun[name]):
                 _go_on_from(kind, begun[name])
-
-    def tell(self, header: Header) -> None:
-        """Say in the header of a step of which kinds this worker has drawn in the present pass.
-
-        Others may not have: a worker that tries what kind of loss the script has leaves dropout out.
-        """
-        drawn = set(self._drawn)
-        if self._shared is not None:
-            kinds = _kinds()
-            for name in self._entered.keys() - {"python", "numpy"}:
-                if not kinds[name].same(kinds[name].get(), self._entered[name]):
-                    drawn.add(name)
-        if drawn:
-            header["drawn"] = sorted(drawn)
-
-    def take(self, headers: Sequence[Header]) -> None:
-        """Hear of which kinds the workers of a step have drawn, so that the pass ends alike for all."""
-        for header in headers:
-            self._drawn.update(header.get("drawn", ()))
 
     def _next_stretch(self) -> None:
         self._stretch += 1
@@ -440,10 +359,8 @@ class Randomness:
 
     def capture(self, here: Any) -> dict[str, Any]:
         """The states now and at the begin of the pass `here`, for newcomers and checkpoints."""
-        self.rejoin()
         return {
             "now": _packed(states()),
-            "drawn": sorted(self._drawn),
             "ended": self._ended,
             "stretch": self._stretch,
             "made": dict(self._made),
@@ -453,14 +370,12 @@ class Randomness:
 
     def restore(self, here: Any, given: dict[str, Any]) -> None:
         """Take over what `capture` gave, where the script has come to that position."""
-        self._shared = None
         kinds = _kinds()
         for name, state in _unpacked(given.get("now", {})).items():
             if name in kinds:
                 kinds[name].set(state)
         if "gauss" in given:
             np.random.set_state((*_state_of_numpy()[:3], *given["gauss"]))  # noqa: NPY002
-        self._drawn.update(given.get("drawn", ()))
         self._ended = int(given.get("ended", self._ended))
         if "made" in given:  # generators without a seed are counted
             self._stretch, self._made = int(given["stretch"]), Counter(given["made"])

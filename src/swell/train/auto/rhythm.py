@@ -17,18 +17,13 @@ class Rhythm:
         """True if a backward pass has run since the last step."""
         self.backwards = 0
         """Backward passes since the script last called `optimizer.step()`, with those of its closure."""
-        self.per_step = 1
-        """The most batches that the script has accumulated for one step."""
         self.ahead = 0
         """How many batches the script has drawn ahead when its optimizer steps."""
         self.most_in_flight = 0
         """The most batches of one loader that were in flight after a backward pass."""
-        self._accumulated = 0
-        """Batches whose gradients were computed since the optimizer's last step."""
 
     def computed(self, passes: list[Pass]) -> None:
         """The gradients of a batch were computed, which came from these passes."""
-        self._accumulated += 1
         for here in passes:
             if len(here.flight) > self.most_in_flight:
                 self.most_in_flight = len(here.flight)
@@ -36,6 +31,3 @@ class Rhythm:
     def stepped(self) -> None:
         """The optimizer has stepped."""
         self.pending = False
-        if self._accumulated > self.per_step:
-            self.per_step = self._accumulated
-        self._accumulated = 0

@@ -169,7 +169,7 @@ class StreamPass(Pass):
     def reorder(self, begun: dict[str, Any] | None) -> None:
         """Nothing: a stream has its own order, which all workers see."""
 
-    def go_to(self, position: dict[str, Any], *, live: bool) -> None:
+    def go_to(self, position: dict[str, Any]) -> None:
         """Read up to where another worker is."""
         if not loops.set_counts(self, position["counts"]):
             self.astray = "it cannot count its batches on from where the others are"
@@ -183,12 +183,12 @@ class StreamPass(Pass):
             )
         self.stream.arrived()
 
-    def take_whole(self, *, counts: bool = True) -> Drawn | None:
+    def take(self) -> Drawn | None:
         """Read the next batch; None at the end."""
         batch = self.stream.get(self.index)
         if batch is None:
             return None
-        return self._add(Drawn(self.ordinal, self.index, batch, (0, len(batch)), counts))
+        return self._add(Drawn(self.ordinal, self.index, batch))
 
     def idle(self) -> Any:
         """A batch to compute without effect: the next one if newcomers read as often as the job, else any."""
@@ -196,14 +196,9 @@ class StreamPass(Pass):
         if self.counted:
             batch = self.stream.get(self.index) or batch
             self.index += 1
-        self.flight.append(Drawn(self.ordinal, -1, [], (0, 0), False))
+        self.flight.append(Drawn(self.ordinal, -1, []))
         self.drawn += 1
         return batch
-
-    def to_evaluation(self) -> None:
-        """Make this an evaluation pass: the script has had all batches so far, whole."""
-        self.training = False
-        self.flight.clear()
 
 
 # ---------------------------------------------------------------------- how far the job has read

@@ -194,7 +194,8 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
         depth += 1
         try:
             if not observer.skips(tensors):
-                backward(tensors, observer.before_backward(tensors, grad_tensors), *args, **options)
+                observer.before_backward(tensors)
+                backward(tensors, grad_tensors, *args, **options)
         finally:
             depth -= 1
         observer.after_backward()
@@ -213,7 +214,6 @@ def _patched(observer: Observer, iterations: Iterations) -> Iterator[None]:
     try:
         yield
     finally:
-        observer.loss.dropout.set(off=False)
         observer.dividing.watch(on=False)
         iterations.undo()
         patched.autograd.backward, patched.optim.Optimizer.__init__ = backward, make
