@@ -91,13 +91,13 @@ ROOMS = {
     ),
     "data": Room(
         _files("train/data/{}.py", "plan shards samples room"),
-        _files("tests/train/test_{}.py", "plan shards stream packed membership"),
+        _files("tests/train/test_{}.py", "plan shards samples stream packed membership memory"),
     ),
     "policies": Room(
         ("policies/*.py", "perf/goodput.py"),
         (
             *("tests/policies", "tests/perf/test_goodput.py", "tests/control/test_teams.py"),
-            "tests/sim/test_recorded.py",
+            *("tests/control/test_user_limits.py", "tests/sim/test_recorded.py"),
         ),
     ),
 }

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swell.train.agent.ending import MAX_FRUITLESS_DEATHS
-from swell.train.agent.errors import RESPAWN
+from swell.train.agent.errors import FENCED, RESPAWN
 from swell.train.agent.generations import (
     Announce,
     Candidate,
@@ -243,6 +243,14 @@ def test_a_failed_script_ends_the_job_once_with_its_exit_code() -> None:
     assert play.m.exited("w0", -9, play.now) == []
 
 
+def test_a_worker_of_an_earlier_run_of_the_job_ends_by_itself_and_another_comes_in_its_place() -> None:
+    play = Play.training(1)
+    play.m.resize(2, play.now)
+    assert play.m.exited("w1", FENCED, play.now) == [Spawn("w2")]
+    out = play.m.exited("w2", FENCED + 1, play.now)
+    assert Finish(FENCED + 1, f"worker w2 ended with exit code {FENCED + 1}") in out, "any other is a failure"
+
+
 def test_a_script_that_ends_before_the_others_is_an_error_that_says_what_to_do() -> None:
     play = Play.training(2)
     (finish,) = [i for i in play.m.exited("w1", 0, play.now) if isinstance(i, Finish)]
@@ -266,6 +274,15 @@ def test_a_leader_that_freezes_when_its_part_is_done_does_not_hold_the_job_for_e
     out = play.m.tick(since_s + 18.4)
     assert Kill("w0") in out and any(isinstance(one, Spawn) for one in out), "the job begins again"
     assert not play.m.ending.over
+
+
+@pytest.mark.parametrize("heard", [("w0", "w1"), ("w1", "w0")])
+def test_a_leader_that_freezes_is_found_whomever_a_new_coordinator_heard_first(heard: tuple[str, str]) -> None:
+    play = Play(target=2, silent_after_s=3.0)
+    for name in heard:
+        play.m.hello(name, ("127.0.0.1", 1), "done", 1, ["w0", "w1"], 0.0)
+    killed = [one for tick in range(1, 41) for one in play.m.tick(0.5 * tick) if isinstance(one, Kill)]
+    assert killed[0] == Kill("w0"), "and not the one that waits for its end"
 
 
 def test_before_the_first_step_of_a_job_a_member_may_be_silent_for_longer() -> None:

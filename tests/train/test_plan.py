@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swell.train.data.plan import (
@@ -29,6 +29,7 @@ def test_parts_cover_everything_once_and_evenly(size: int, ranks: int) -> None:
 
 
 @given(st.integers(1, 100), st.integers(1, 6), st.sets(st.integers(0, 5)), st.integers(1, 6))
+@example(60, 6, {1, 3}, 2)
 def test_after_a_death_the_rest_is_handed_out_exactly_once(
     size: int, ranks: int, dead: set[int], survivors: int
 ) -> None:

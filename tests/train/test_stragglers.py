@@ -176,6 +176,11 @@ def test_links_that_differ_by_less_than_the_limit_are_all_healthy(
     assert slow_hosts({p: rate * (10 * LINK_SLOWER if "h1" in p else 1) for p in both})[0] == ["h1"]
 
 
+def test_a_host_with_slow_links_is_found_by_the_only_fast_link_beside_it() -> None:
+    to_h1 = {frozenset(("h1", other)): 0.8 for other in ("h0", "h2", "h3")}
+    assert slow_hosts({**to_h1, frozenset(("h0", "h2")): 0.01}) == (["h1"], 80.0)
+
+
 def test_link_times_are_means_over_steps_and_little_data_says_nothing() -> None:
     times = LinkTimes()
     for _ in range(100):

@@ -441,7 +441,7 @@ def spend_spare(jobs: Jobs, plan: Plan) -> tuple[Plan, IntArray]:
     heapify(heap)
     while len(heap) > 0 and free[0] > 0:
         _, _, i = heappop(heap)
-        j = level[i] + 1
+        j = level[i]
         while j < levels and jobs.gpus[i, j] == jobs.gpus[i, level[i]]:
             j += 1
         if j >= levels or jobs.gpus[i, usable_level(jobs.gpus[i], j, free[0] + given[i])] <= given[i]:

@@ -72,5 +72,4 @@ class ZygoteProcess:
         """End the zygote; its workers live on."""
         self.alive = False
         self._sock.close()
-        if self.process.returncode is None:
-            end(self.process)
+        end(self.process)
