@@ -277,7 +277,7 @@ def test_a_leader_that_freezes_when_its_part_is_done_does_not_hold_the_job_for_e
 
 
 @pytest.mark.parametrize("heard", [("w0", "w1"), ("w1", "w0")])
-def test_a_leader_that_freezes_is_found_whomever_a_new_coordinator_heard_first(heard: tuple[str, str]) -> None:
+def test_a_frozen_leader_is_found_whomever_a_new_coordinator_heard_first(heard: tuple[str, str]) -> None:
     play = Play(target=2, silent_after_s=3.0)
     for name in heard:
         play.m.hello(name, ("127.0.0.1", 1), "done", 1, ["w0", "w1"], 0.0)
