@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from swell.train.auto.contents import contents
+from swell.train.auto.contents import LateSums, contents
 from swell.train.auto.position import Position
 from swell.train.auto.streams import Readings, Stream, StreamPass
 
@@ -215,3 +215,16 @@ def test_batches_are_told_apart_by_all_that_is_in_them() -> None:
     assert contents(one) == contents({"text": ["a", "b"], "x": torch.ones(2), "more": (1, None)})
     for other in (one | {"text": ["a", "c"]}, one | {"x": torch.zeros(2)}, one | {"more": (2, None)}):
         assert contents(other) != contents(one)
+
+
+def test_sums_from_a_device_are_told_with_the_next_batch_of_the_same_members() -> None:
+    late = LateSums()
+    late.add([torch.ones(3)])  # not on a device: compared at once
+    late.batch_computed(4)
+    assert late.read(4) == []
+    late._sums = [torch.tensor(2.0), torch.tensor(3.0)]
+    assert late.read(4) == []
+    late.batch_computed(4)
+    assert late.read(4) == [[2.0, 3.0, 1]] and late.read(5) == []
+    late.batch_computed(4)
+    assert late.read(4) == []

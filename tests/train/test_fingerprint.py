@@ -47,10 +47,6 @@ class Job:
         self.model: nn.Module = _model()
         self.optimizer = _stepped(self.model)
 
-    @property
-    def exchanged_buffers(self) -> dict[str, Any]:
-        return {name: b for name, b in self.model.named_buffers() if b.is_floating_point()}
-
 
 class Gone(Exception):
     """A worker ended, to be replaced."""
@@ -190,7 +186,9 @@ def test_whatever_makes_a_worker_differ_is_noticed_within_fifty_steps(
         crew.step()
     rank = chance.randrange(0 if len(crew.jobs) > 2 else 1, len(crew.jobs))
     job = crew.jobs[rank]
-    tensors = [p.detach() for p in job.model.parameters()] + list(job.exchanged_buffers.values())
+    tensors = [p.detach() for p in job.model.parameters()] + [
+        b for b in job.model.buffers() if b.is_floating_point()
+    ]
     tensors += [v for s in job.optimizer.state.values() for v in s.values()]
     victim = chance.choice(tensors).view(-1)
     victim[chance.randrange(len(victim))] += 1e-3

@@ -40,7 +40,7 @@ from torch.utils import _pytree as pytree
 
 from swell.train.agent.errors import RESPAWN
 from swell.train.auto import confinement
-from swell.train.auto.contents import sums
+from swell.train.auto.contents import LateSums, sums
 from swell.train.auto.forms import MEAN, ROWS, SUM, Form, Forms, batch_size, is_cut, kept_buffers
 from swell.train.auto.giving_way import say
 from swell.train.auto.job import MembersChangedError, ScriptJob
@@ -198,6 +198,7 @@ class Dividing:
         self._without = 0
         self.given: list[list[float]] = []
         """Sums over what models were given in calls of this batch that were not divided."""
+        self._late = LateSums()
         self.rows = 1
         """How many rows the model was given last, before there was a job."""
         self.tried = False
@@ -296,7 +297,9 @@ class Dividing:
 
     def _alike_call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Compute a call as it is, as all workers do; what it is given is compared with the next step."""
-        self.given += sums(pytree.tree_leaves((args, kwargs)))
+        leaves = pytree.tree_leaves((args, kwargs))
+        self.given += sums(leaves)
+        self._late.add(leaves)
         with self._unwatched():
             return self._own(module, *args, **kwargs)
 
@@ -425,7 +428,13 @@ class Dividing:
                 self._confine(confinement.NO_CALL)
         self._forget_batch()
 
+    def told(self) -> list[list[float]]:
+        """What all workers were given alike: in this batch, and, where a device was, in the one before."""
+        return self.given + self._late.read(self._job.generation)
+
     def _forget_batch(self) -> None:
+        job = self._run.job
+        self._late.batch_computed(-1 if job is None else job.generation)
         self._calls, self.tried, self.given = 0, False, []
 
     # ------------------------------------------------------------------ across the border, and back
@@ -437,6 +446,7 @@ class Dividing:
         leave(self._run, self._job, headers)
 
     def _gather(self, doing: str, mine: list[Tensor], given: Sequence[Any] = ()) -> list[list[Tensor]]:
+        self._late.add(given)
         return self._job.gather(self._header(doing) | {"given": sums(given)}, mine, self._check)
 
     def begin_backward(self) -> None:

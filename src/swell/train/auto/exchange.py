@@ -88,8 +88,8 @@ class Exchange:
         if unfrozen and job.rank:  # joins again, with a layout that has what is trained now
             give_way(self._run.link, "layers were unfrozen", steps=job.steps, counts=False)
         loss = self._loss.read(job.steps)
-        given = list(dividing.given)
-        if loss is not None and self._position.by_hand() is not None:
+        given = dividing.told()
+        if loss is not None and not founding:
             given.append([loss, _OF_LOSS * abs(loss), 1])  # targets that differ, the model is not given
         header = place(job, self._position, "step")
         header |= {"n": 1, "divided": bool(dividing.scale), "given": given, "first": job.rank == 0}

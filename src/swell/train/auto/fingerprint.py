@@ -111,19 +111,22 @@ class Subjects:
     def __init__(self) -> None:
         self._model: nn.Module | None = None
         self._parameters: list[tuple[str, nn.Parameter]] = []
+        self._buffers: list[tuple[str, Tensor]] = []
 
     def of(self, job: ScriptJob, turn: int) -> list[tuple[str, list[Tensor]]]:
         """Names and tensors for the turn of that number."""
         turn %= ROTATION
         if turn == 0 or self._model is not job.model:  # walking through a large model takes a millisecond
             self._model, self._parameters = job.model, list(job.model.named_parameters())
+            kept = job.model.state_dict(keep_vars=True)  # others are tables, which may grow
+            self._buffers = [(name, b) for name, b in job.model.named_buffers() if name in kept]
         found: list[tuple[str, list[Tensor]]] = []
         for name, parameter in self._parameters[turn::ROTATION]:
             found.append((f"weights of {name}", [parameter]))
             own = [o.state.get(parameter, {}) for o in getattr(job.optimizer, "parts", [job.optimizer])]
             tensors = [v for state in own for v in state.values() if isinstance(v, Tensor)]
             found.append((f"optimizer state of {name}", tensors))
-        found += [(f"buffer {name}", [b]) for name, b in list(job.exchanged_buffers.items())[turn::ROTATION]]
+        found += [(f"buffer {name}", [buffer]) for name, buffer in self._buffers[turn::ROTATION]]
         return [(n, [t.detach() for t in tensors if t.layout is torch.strided]) for n, tensors in found]
 
 

@@ -111,6 +111,16 @@ class ScriptLearner(Learner):
         """Leave the generators as they are."""
 
 
+def averaged_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Running statistics of batch norm, of each worker's part of a batch: they are averaged.
+
+    All other buffers are the same on all workers, and are compared (see `fingerprint`).
+    """
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    found = [(f"{name}.{key}", b) for name, norm in norms.items() for key, b in norm.named_buffers()]
+    return {name.removeprefix("."): b for name, b in found if b.is_floating_point()}
+
+
 class ScriptJob(Worker):
     """A job whose loop is the script's own; its state includes the script's position."""
 
@@ -120,6 +130,7 @@ class ScriptJob(Worker):
         checks.optimizer(model, optimizer)
         options, progress = Options(seed=seed), Progress()
         learner = ScriptLearner(model, optimizer, options, Replica.of(link.config, link.name))
+        learner.flat = FlatModel(model, averaged_buffers(model))
         keeper = keeper_of(options.checkpoints, link)
         self.script_state = ScriptState(script, learner, progress, keeper)
         super().__init__(learner, progress, self.script_state, keeper, link)
@@ -344,11 +355,6 @@ class ScriptJob(Worker):
         """The parameters that are trained."""
         return list(self._learner.flat.parameters.values())
 
-    @property
-    def exchanged_buffers(self) -> dict[str, Tensor]:
-        """The model's buffers that are averaged with the gradients, by name."""
-        return self._learner.flat.buffers
-
     def parameters_by_id(self) -> set[int]:
         """The ids of the parameters that are trained: another set whenever they change."""
         if self._of_layout is None or self._of_layout[0] is not self._learner.flat:
@@ -358,7 +364,7 @@ class ScriptJob(Worker):
     def lay_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Exchange the gradients of another choice of parameters; only in a generation of one, or none."""
         self.trains_with(optimizer)
-        self._learner.model, self._learner.flat = model, FlatModel(model)
+        self._learner.model, self._learner.flat = model, FlatModel(model, averaged_buffers(model))
         self._crew.lay_out(self._learner.flat)
 
     @property

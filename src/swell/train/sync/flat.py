@@ -95,8 +95,8 @@ class FlatModel:
     position = 0
     """This worker's place in its replica."""
 
-    def __init__(self, model: nn.Module, rank_buffers: dict[str, Tensor] | None = None) -> None:
-        """With `rank_buffers` (consistent mode), these buffers travel instead of the model's own."""
+    def __init__(self, model: nn.Module, buffers: dict[str, Tensor] | None = None) -> None:
+        """With `buffers` these travel instead of all of the model's own."""
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UsageError(
@@ -114,8 +114,8 @@ class FlatModel:
         if self.device.type not in ("cpu", "cuda"):
             raise UsageError(f"model: it is on {self.device}; elastic jobs train on cpu or cuda")
         keep_to_part(self.device)
-        if rank_buffers is not None:
-            self.buffers = {n: b for n, b in rank_buffers.items() if b.numel()}
+        if buffers is not None:
+            self.buffers = {n: b for n, b in buffers.items() if b.numel()}
         else:
             persistent = set(model.state_dict(keep_vars=True))
             self.buffers = {
