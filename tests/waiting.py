@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 Answer = TypeVar("Answer")
@@ -27,3 +28,11 @@ def wait_until(
             raise AssertionError(f"waited {timeout_s:g} s for {what() if callable(what) else what}")
         time.sleep(poll_s)
     return answer
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, though whoever adopted it may not have looked."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -479,6 +480,7 @@ TRIED = [
 
 def test_every_example_in_a_help_text_works(place: Place) -> None:
     submit(place, "train.py", "--epochs", 300)
+    shutil.copy(Path(__file__).parents[1] / "train" / "gallery" / "ddp.py", place.path / "train_ddp.py")
     for command in TRIED:
         help_text = place.swell(*command.split(), "--help").stdout
         for words in examples(help_text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import is_gone, wait_until
 
 from swell.engines import RunState, nursery
 from swell.engines.local import LocalSite
@@ -40,7 +40,7 @@ def test_the_first_job_waits_for_the_nursery_and_is_forked_from_it(
     assert len(workers) == 2
 
     engine.close()  # the nursery ends with its engine, the job does not
-    wait_until(lambda: not Path(f"/proc/{nursery}").exists(), 30, lambda: f"process {nursery}")
+    wait_until(lambda: is_gone(nursery), 30, lambda: f"process {nursery}")
     steps = len(bench.steps("a"))
     bench.wait_for(lambda: len(bench.steps("a")) > steps)
     assert set(workers_of(bench.home / "jobs" / "a")) == workers

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import is_gone, wait_until
 
 from swell.cli._platform import only_one
 from swell.domain import InputError, JobRequest
@@ -278,7 +278,7 @@ def test_what_a_job_started_ends_with_it_though_its_supervisor_is_killed(bench: 
     assert groups.end_orphans(bench.home / "jobs" / "a") and group.led, "it is nobody's orphan"
     engine.end("a")
     signal_supervisor(bench.home / "jobs" / "a", signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 30, "the sleeper to be ended")
+    wait_until(lambda: is_gone(pid), 30, "the sleeper to be ended")
     wait_until(lambda: not group.path.exists(), 30, "the group to be removed")
 
 

@@ -83,7 +83,7 @@ def run(
     \b
     Example:
       swell run --workers 1:4 --start 2 --name digits train.py --epochs 10
-      swell run --auto -- torchrun --nproc-per-node 8 train.py --lr 0.1
+      swell run --auto -- torchrun --nproc-per-node 8 train_ddp.py
       swell resize digits 3        (from a second terminal)
     """
     from swell.train.agent.errors import TrainError

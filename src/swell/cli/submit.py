@@ -34,7 +34,7 @@ accepted, with -d), 1 failed or cancelled, 3 the deadline was refused.
 \b
 Example:
   swell submit --deadline 2h train.py --epochs 2
-  swell submit --auto -- torchrun --nproc-per-node 8 train.py --lr 0.1
+  swell submit --auto -- torchrun --nproc-per-node 8 train_ddp.py
 """
 QUOTE_EPILOG = """\b
 Exit code 3: the deadline would be refused.
