@@ -1,10 +1,12 @@
-"""A script for torchrun on one GPU under `--auto`: 1, 2 workers, a `kill -9`, 2, 1. Prints one JSON.
+"""Scripts that people have on one GPU under `--auto`: 1, 2 workers, a `kill -9`, 2, 1. Prints one JSON.
 
-    PYTHONPATH=src python -m benchmarks.runtime.gpu_ddp [--forms float32,bf16,compiled]
+    PYTHONPATH=src python -m benchmarks.runtime.gpu_scripts [--forms bf16,nanogpt-compiled]
 
-Each form runs by torchrun with one process (nccl), and as a job. The JSON has the last losses of both, the
-largest difference of a tensor of weights relative to its largest number, and what the job reported. Needs
-torch, numpy and this checkout; without a GPU both run on the processor, over gloo and without SyncBatchNorm.
+A script for torchrun, in float32, bf16 and compiled, and one in the style of nanoGPT. Each form runs as its
+author would run it (torchrun with one process over nccl; python), and as a job. The JSON has the last losses
+of both, the largest difference of a tensor of weights relative to its largest number, and what the job
+reported. Needs torch, numpy and this checkout; without a GPU all runs on the processor, over gloo and without
+SyncBatchNorm.
 """
 
 from __future__ import annotations
@@ -23,16 +25,21 @@ from typing import Any
 
 from benchmarks.runtime.gpu import ROOT, Running, environment, running
 
-SCRIPT = Path(__file__).with_name("gpu_ddp_script.py")
+DDP, NANOGPT = (Path(__file__).with_name(f"gpu_{name}_script.py") for name in ("ddp", "nanogpt"))
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
+FORMS = {
+    **dict.fromkeys(("float32", "bf16", "compiled"), (TORCHRUN, DDP)),
+    **dict.fromkeys(("nanogpt", "nanogpt-compiled"), ((), NANOGPT)),
+}
 LOSS = re.compile(r"epoch \d+ loss ([\d.]+)")
 REST_S = 0.08
 """So that there is time for all changes of the workers."""
 
 
-def _torchrun(path: Path, form: str) -> list[float]:
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+def _plain(path: Path, form: str) -> list[float]:
+    launcher, script = FORMS[form]
     done = subprocess.run(
-        [*line, str(SCRIPT), str(path), form, "0"],
+        [sys.executable, *launcher, str(script), str(path), form, "0"],
         **{"env": environment(), "cwd": ROOT, "capture_output": True, "text": True, "timeout": 180},
     )
     if done.returncode:
@@ -71,9 +78,9 @@ def measure(form: str) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as home:
         plain, shared = Path(home) / "plain.pt", Path(home) / "job.pt"
-        losses = _torchrun(plain, form)
+        losses = _plain(plain, form)
         arguments = [str(shared), form, str(REST_S)]
-        with running(SCRIPT, arguments, auto=True, checkpoint_s=2.0) as job:
+        with running(FORMS[form][1], arguments, auto=True, checkpoint_s=2.0) as job:
             try:
                 took = _change(job)
             except ConnectionError:  # the job is over: why?
@@ -86,7 +93,7 @@ def measure(form: str) -> dict[str, Any]:
     apart = {n: float((one[n] - other[n]).abs().max() / one[n].abs().max().clamp_min(1e-12)) for n in one}
     return {
         "form": form,
-        "loss by torchrun": losses[-1],
+        "loss of a plain run": losses[-1],
         "loss of the job": float(LOSS.findall(said)[-1]),
         "largest difference of weights": max(apart.values()),
         "took_s": took,
@@ -97,7 +104,7 @@ def measure(form: str) -> dict[str, Any]:
 def main() -> None:
     """Measure all forms; one that fails does not keep the others from being measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--forms", default="float32,bf16,compiled")
+    parser.add_argument("--forms", default=",".join(FORMS))
     found = []
     for form in parser.parse_args().forms.split(","):
         try:
