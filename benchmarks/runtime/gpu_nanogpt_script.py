@@ -1,6 +1,6 @@
-"""A small GPT in the style of nanoGPT, batches drawn by hand, bf16: `gpu_nanogpt_script.py WEIGHTS FORM REST_S`.
+"""A small GPT in the style of nanoGPT, in bf16: `gpu_nanogpt_script.py WEIGHTS FORM REST_S`.
 
-FORM is `nanogpt` or `nanogpt-compiled`. It knows nothing of swell. Every step rests REST_S seconds.
+FORM is `nanogpt` or `nanogpt-compiled`. Its batches are drawn by hand. It knows nothing of swell. Every step rests REST_S seconds.
 """
 
 import math
