@@ -1,6 +1,7 @@
 """A small GPT in the style of nanoGPT, in bf16: `gpu_nanogpt_script.py WEIGHTS FORM REST_S`.
 
-FORM is `nanogpt` or `nanogpt-compiled`. Its batches are drawn by hand. It knows nothing of swell. Every step rests REST_S seconds.
+FORM is `nanogpt` or `nanogpt-compiled`. Its batches are drawn by hand, and it knows nothing of swell. Every
+step rests REST_S seconds.
 """
 
 import math
