@@ -30,6 +30,11 @@ def test_contended_with_very_many_jobs_the_shortest_run_too(make_snapshot: Any) 
     assert gpus.max() == 1
 
 
+@pytest.mark.parametrize("jobs", [9, 16, 17, 500])
+def test_contended_with_equal_jobs_the_oldest_run(make_snapshot: Any, jobs: int) -> None:
+    assert np.flatnonzero(shares("afs-l", make_snapshot(jobs, cluster="2x4"))).tolist() == list(range(8))
+
+
 def test_equally_elastic_jobs_the_short_one_takes_all_it_can(make_snapshot: Any) -> None:
     # With linear curves (k+1)/k - 1 = 1/k beats 1/(k+1) of the long job as long as the short has fewer; then
     # 1/k_a > 1/(k_b + 1) fails once k_a > k_b: the short job is served first, but not alone.

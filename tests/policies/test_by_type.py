@@ -81,6 +81,14 @@ def test_one_type_or_no_knowledge_leaves_a_policy_as_it_is() -> None:
     assert (wrapped.name, wrapped.placer, wrapped.knows) == ("elasticflow", "buddy", "profiles")
 
 
+def test_a_job_is_bound_to_a_type_only_by_a_promise(make_snapshot: Any) -> None:
+    # Best effort; in time on four GPUs of a type; late on any.
+    snapshot = make_snapshot(3, cluster="1x4:T4,1x4:A100", left=1000.0, deadline_s=[np.inf, 300.0, 200.0])
+    policy = by_type(make_policy("elasticflow"), snapshot.cluster)
+    admissions = [policy.admit(snapshot, index) for index in range(3)]
+    assert [(a.admitted, a.gpu_type) for a in admissions] == [(True, None), (True, "T4"), (False, None)]
+
+
 def test_promises_in_danger_are_found_on_every_type(make_snapshot: Any) -> None:
     for deadlines, danger in (([300.0, 200.0], [1]), ([200.0, 200.0], [0, 1]), ([300.0, 300.0], [])):
         # On the four GPUs of a type a job takes 250 s.

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from swell.domain import Cluster
 from swell.placement import make_placer
 from swell.policies import Snapshot
+from swell.policies._free_blocks import fits_in_free_blocks
 from swell.policies._plan_in_force import (
     Moment,
     PlanInForce,
     keep_promises,
     let_in,
     plan_anew,
+    plan_the_late,
     shortfall,
 )
 from swell.policies._reservations import Jobs, Plan, reserve_in_order, shares_by_level
@@ -193,7 +195,20 @@ def test_if_only_one_promise_can_be_kept_it_is_the_heavier_one(make_snapshot: An
     assert np.isfinite(plan.end_s).tolist() == [i == heavy for i in range(2)]
 
 
-def test_a_plan_on_an_empty_cluster_is_the_same_without_the_short_cut(make_snapshot: Any) -> None:
+def test_a_job_whose_promise_was_lost_ends_as_early_as_the_other_promises_let_it(make_snapshot: Any) -> None:
+    # Each job can run on one GPU or two; job 1 cannot end by 87 any more, and job 0 has time to follow it.
+    snapshot = make_snapshot(2, cluster="1x2", left=[90, 170], gpus=[1, 0], deadline_s=[146, 87])
+    now = moment(snapshot)
+    assert now.can_be_kept().tolist() == [0]
+    plan, calm = keep_promises(now, PlanInForce(), np.array([0]), ROUNDS)
+    plan = plan_the_late(calm, plan, ROUNDS)
+    assert plan.end_s.tolist() == [145, 90]
+
+
+@pytest.mark.parametrize("still_s", [0.0, 300.0], ids=["anybody may grow", "nobody may grow before 300"])
+def test_a_plan_on_an_empty_cluster_is_the_same_without_the_short_cut(
+    make_snapshot: Any, still_s: float
+) -> None:
     # One GPU that is always taken makes `reserve_in_order` look at every step of the plan.
     rng = np.random.default_rng(4)
     n = 40
@@ -205,10 +220,10 @@ def test_a_plan_on_an_empty_cluster_is_the_same_without_the_short_cut(make_snaps
         deadline_s=rng.uniform(2000, 9000, n).tolist(),
         gpus=rng.choice([0, 1, 2, 4, 8], n).tolist(),
     )
-    now = moment(snapshot)
+    now = moment(snapshot, still_s=np.full(n, still_s))
     order = now.can_be_kept()
     quick = reserve_in_order(now.empty, now.jobs, order)
-    full = now.empty._replace(times=np.array([0.0, 1e9]), free=np.array([now.snapshot.capacity, 0]))
+    full = now.empty._replace(times=np.append(now.empty.times, 1e9), free=np.append(now.empty.free, 0))
     slow = reserve_in_order(full, now.jobs, order)
     assert len(order) > 30
     assert np.allclose(quick.end_s[order], slow.end_s[order])
@@ -233,6 +248,44 @@ def test_nobody_grows_while_a_job_runs_that_a_stop_would_make_late(make_snapshot
         )  # fmt: skip
         plan, _ = keep_promises(moment(both), PlanInForce(), np.array([0, 1]), ROUNDS)
         assert (steps(plan, 1)[0] == (0, 2)) is may_grow
+
+
+def test_who_can_wait_the_longest_waits_for_a_job_that_a_stop_would_make_late(make_snapshot: Any) -> None:
+    # Job 0 would be late after a stop. Of the two GPUs beside it job 1 needs one, and job 2 both.
+    snapshot = make_snapshot(
+        3, cluster="2x2", rates=[[0, 1, 1, 1, 1], [0, 0, 1, 1, 1]], curve=[0, 0, 1], left=[30, 20, 120],
+        gpus=[2, 0, 0], deadline_s=[38, 47, 183],
+    )  # fmt: skip
+    now = moment(snapshot)
+    plan, calm = keep_promises(now, PlanInForce(), now.can_be_kept(), ROUNDS)
+    assert calm.fragile is not None and calm.fragile.tolist() == [True, False, False]
+    assert now.moves_nobody(plan)
+    assert [steps(plan, i) for i in range(3)] == [[(0, 1)], [(0, 1)], [(0, 0), (35, 2)]]
+
+
+def test_a_newcomer_may_start_beside_a_job_that_a_stop_would_make_late_if_nobody_moves(
+    make_snapshot: Any,
+) -> None:
+    # Job 0 would be late after a stop, and job 1 has to wait for it. Job 2 cannot wait, and a GPU is free.
+    snapshot = make_snapshot(
+        3, cluster="2x2", rates=[[0, 0, 1, 1, 2], [0, 1, 1, 1, 1], [0, 1, 2, 2, 4]], curve=[0, 1, 2],
+        left=[100, 50, 10], gpus=[1, 2, 0], deadline_s=[110, 58, 31],
+    )  # fmt: skip
+    now = moment(snapshot)
+    plan, comes_in = let_in(now, PlanInForce(), 2, ROUNDS)
+    assert comes_in and now.moves_nobody(plan)
+    assert steps(plan, 2) == [(0, 1)]
+
+
+def test_somebody_may_have_to_move_only_if_somebody_grows(make_snapshot: Any) -> None:
+    # Job 0 holds two of four GPUs and job 1 one. What job 0 gives back may be given to it again as spare.
+    one_type, two_types = (
+        make_snapshot(2, cluster=nodes, gpus=[2, 1]) for nodes in ("1x4", "1x4:T4,1x4:A100")
+    )
+    for shares, fits in (([2, 1], True), ([1, 1], True), ([1, 0], True), ([1, 2], True), ([1, 3], False)):
+        assert fits_in_free_blocks(one_type, np.array(shares)) is fits
+        nobody_grows = shares[1] <= 1
+        assert fits_in_free_blocks(two_types, np.array(shares)) is nobody_grows, "it cannot be told otherwise"
 
 
 @settings(max_examples=150)

@@ -14,6 +14,7 @@ from swell.perf.sharing import promised_part
 from swell.policies import Snapshot, make_policy
 from swell.policies._speed_errors import SpeedErrors
 from swell.policies._tide import legal_sizes, prices
+from swell.policies.snapshot import Ahead
 from swell.policies.tide import PATIENCE
 from swell.sim import simulate
 from swell.sim.generate import generate_jobs
@@ -112,6 +113,15 @@ def test_without_length_the_work_left_changes_nothing(make_snapshot: Any) -> Non
     )
     assert shares("tide-fixed:length=unknown", one) == shares("tide-fixed:length=unknown", other)
     assert shares("tide-fixed", one) != shares("tide-fixed", other)
+
+
+def test_a_gpu_that_is_lent_to_one_job_is_no_debt_of_the_other(make_snapshot: Any) -> None:
+    # One of the two GPUs may be wanted back. Without it only job 0 could run; with it job 1 is better.
+    snapshot = make_snapshot(2, cluster="1x2", rates=[[0, 1, 1.5], [0, 0, 1]], curve=[0, 1], left=[60, 30])
+    snapshot = snapshot.part(np.arange(2), snapshot.cluster, Ahead(np.array([0.0]), np.array([1])))
+    decision = make_policy("tide-fixed").allocate(snapshot)
+    assert decision.gpus.tolist() == [0, 2]
+    assert decision.lent is not None and decision.lent.tolist() == [0, 2]
 
 
 def test_a_job_stays_where_it_is_unless_a_change_pays(make_snapshot: Any) -> None:

@@ -181,11 +181,7 @@ class AfsL(_Afs):
         rates, curve, most = snapshot.curves.rates, snapshot.curve, snapshot.max_gpus
         capacity, left, legal = snapshot.capacity, snapshot.remaining, self._legal(snapshot)
         least = least_share(snapshot, legal)
-        left_s = time_left(rates, curve, least, left)
-        if len(left) > 2 * capacity and least.max() == 1:  # then only the first `capacity` jobs can run
-            order = np.argpartition(left_s, capacity)[:capacity]
-        else:
-            order = left_s.argsort(kind="stable")
+        order = time_left(rates, curve, least, left).argsort(kind="stable")  # of equal jobs the oldest first
         gpus = fill(order, least, most, capacity, False)
         return Decision(tournaments(rates, curve, gpus, most, left, _NO_COINS, legal, capacity))
 
