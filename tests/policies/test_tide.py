@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swell.domain import Cluster, InputError
+from swell.domain import Ahead, Cluster, InputError
 from swell.perf.profiles import ProfileSet
 from swell.perf.sharing import promised_part
 from swell.policies import Snapshot, make_policy
 from swell.policies._speed_errors import SpeedErrors
 from swell.policies._tide import legal_sizes, prices
-from swell.policies.snapshot import Ahead
 from swell.policies.tide import PATIENCE
 from swell.sim import simulate
 from swell.sim.generate import generate_jobs
