@@ -204,7 +204,8 @@ class Fingerprint:
         self._subjects = Subjects()
         self._sums: tuple[int, list[Any], list[tuple[str, list[Any]]]] | None = None
         """The generation, what the sums are of (turn, step, whether exact), and names and sums."""
-        self._reported: set[str] = set()
+        self._reported: dict[str, int] = {}
+        """By what differed: in which step that was reported last."""
 
     def tell(self, job: ScriptJob, header: Header) -> None:
         """Add what this worker has to the header of the present step."""
@@ -246,9 +247,10 @@ class Fingerprint:
             return
         for what in follow(job.optimizer, self._theirs):
             kind = what.partition(":")[0]
-            if kind not in self._reported:
-                self._reported.add(kind)
-                self._report(job, what, "it follows the leader")
+            last = self._reported.get(kind)
+            if last is None or job.steps - last >= ROTATION:
+                self._reported[kind] = job.steps
+                self._report(job, what, "it follows the leader", aloud=last is None)
 
     def _compare(self, job: ScriptJob, told: list[dict[str, Any]]) -> None:
         mine = told[job.rank]
@@ -276,9 +278,11 @@ class Fingerprint:
         sys.stderr.flush()
         os._exit(RESPAWN)
 
-    def _report(self, job: ScriptJob, what: str, then: str) -> None:
+    def _report(self, job: ScriptJob, what: str, then: str, *, aloud: bool = True) -> None:
         name = self._link.name
         self._link.event("differs", worker=name, step=job.steps, what=what, then=then)
+        if not aloud:
+            return
         line = f"--auto: worker {name} differs from the others in step {job.steps} ({what}); {then}\n"
         sys.__stderr__.write(line)  # type: ignore[union-attr]
 
