@@ -52,6 +52,12 @@ def test_more_jobs_than_there_were_rows() -> None:
     assert [board.table.specs[row].job_id for row in board.active.tolist()] == [str(i) for i in range(500)]
 
 
+def test_a_board_grows_only_when_every_row_has_a_job() -> None:
+    board = make()
+    rows = {board.add(spec(str(i))) for i in range(len(board.table))}
+    assert rows == set(range(len(board.table)))
+
+
 def test_a_start_a_resize_and_an_end_are_in_the_books() -> None:
     board = make()
     row = board.add(spec("a"))

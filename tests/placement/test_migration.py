@@ -4,6 +4,7 @@ from functools import cache
 from itertools import combinations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -246,6 +247,20 @@ def test_levels_add_up_to_the_share(gpus):
     levels = levels_of(gpus)
     assert sum(1 << level for level in levels) == gpus
     assert levels == sorted(set(levels), reverse=True)
+
+
+def test_the_nearest_free_site_is_looked_for_as_far_as_asked_and_no_further():
+    free = FreeBlocks(3, range(4, 8))
+    assert free.find_near(0, 0, 2) is None, "the region of four around address 0 is taken"
+    for within in (3, 9):
+        assert free.find_near(0, 0, within) == Block(4, 0)
+    assert free.find_near(0, 6, 3) == Block(6, 0)
+
+
+def test_what_is_not_free_cannot_be_taken():
+    for block in (Block(0, 0), Block(0, 3), Block(4, 3)):
+        with pytest.raises(KeyError, match="is not free"):
+            FreeBlocks(3, range(4, 8)).take(block)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 15)), max_size=40))

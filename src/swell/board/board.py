@@ -106,7 +106,7 @@ class Board:
         """The numbers of the jobs in `_active`, in the same order."""
         self._count = 0
         self._next_number = len(jobs)
-        self._free_rows = [] if jobs else list(range(_FIRST_ROWS - 1, -1, -1))
+        self._free_rows = [] if jobs else list(reversed(range(_FIRST_ROWS)))
         self._node_counts: dict[int, IntArray] = {}
         """By row: GPUs per node in the last decision of a policy that names nodes, for jobs that hold any."""
         self._lent: dict[int, int] = {}

@@ -439,7 +439,7 @@ def spend_spare(jobs: Jobs, plan: Plan) -> tuple[Plan, IntArray]:
 
     heap = [(0, -np.inf, i) for i in range(n)]  # tier, cost, job; these are lower bounds until weighed
     heapify(heap)
-    while len(heap) > 0 and free[0] > 0:
+    while len(heap) > 0:
         _, _, i = heappop(heap)
         j = level[i]
         while j < levels and jobs.gpus[i, j] == jobs.gpus[i, level[i]]:

@@ -99,7 +99,7 @@ def check_decision(name: str, snapshot: Snapshot, decision: object) -> Decision:
         raise _odd(name, f"{_job(snapshot, first)} must have a whole number of GPUs, got {gpus[first]}")
     gpus = gpus.astype(np.int64)
     too_few, too_many = (gpus < snapshot.min_gpus) & (gpus != 0), gpus > snapshot.max_gpus
-    for odd in np.flatnonzero(too_few | too_many).tolist()[:1]:
+    for odd in np.flatnonzero(too_few | too_many).tolist():
         allowed = f"0, or from {snapshot.min_gpus[odd]} to {snapshot.max_gpus[odd]}"
         raise _odd(name, f"{_job(snapshot, odd)} may have {allowed} GPUs, got {gpus[odd]}")
     if gpus.sum() > snapshot.capacity:
@@ -110,10 +110,10 @@ def check_decision(name: str, snapshot: Snapshot, decision: object) -> Decision:
         if per_node.shape != shape or not _whole(per_node) or (per_node.size and per_node.min() < 0):
             raise _odd(name, f"per_node must be whole numbers of GPUs, {shape[0]} jobs by {shape[1]} nodes")
         per_node = per_node.astype(np.int64)
-        for odd in np.flatnonzero(per_node.sum(axis=1) != gpus).tolist()[:1]:
+        for odd in np.flatnonzero(per_node.sum(axis=1) != gpus).tolist():
             given = per_node[odd].sum()
             raise _odd(name, f"{_job(snapshot, odd)} has {gpus[odd]} GPUs but {given} on the nodes")
-        for node in np.flatnonzero(per_node.sum(axis=0) > snapshot.cluster.node_gpus).tolist()[:1]:
+        for node in np.flatnonzero(per_node.sum(axis=0) > snapshot.cluster.node_gpus).tolist():
             most, given = snapshot.cluster.node_gpus[node], per_node[:, node].sum()
             raise _odd(name, f"node {snapshot.cluster.nodes[node].name} has {most} GPUs, got {given}")
     _check_columns(name, snapshot, decision, gpus)
