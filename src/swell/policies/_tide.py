@@ -254,7 +254,7 @@ def share_out(
     heap = [(0.0, -1, 0)]
     heap.pop()
     for i in range(n):
-        if promised[i] and last[i] > first[i]:
+        if promised[i]:  # so it has a place in the plan
             given[i] = step_gpus[first[i]]
         worth, to = _best_step(value[i], sizes, number[given[i]], spare)
         if worth > 0.0:
