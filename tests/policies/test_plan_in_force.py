@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.domain import Cluster
+from swell.domain import Ahead, Cluster
 from swell.placement import make_placer
 from swell.policies import Snapshot
 from swell.policies._free_blocks import fits_in_free_blocks
@@ -117,6 +117,21 @@ def test_a_job_that_is_done_earlier_than_planned_gives_up_the_shares_after_that(
     assert plan is not None
     assert steps(plan, 1) == [(5, 1)]
     assert plan.end_s[1] == pytest.approx(5 + 4 + 0.1 * 10), "with a pause at the highest share for cover"
+
+
+def test_a_plan_that_gives_a_gpu_back_later_counts_on_the_rest_from_then_on(make_snapshot: Any) -> None:
+    # A service has one of the two GPUs from 100 on. Half the way to there all is as planned.
+    def look(now_s: float, left: float) -> Moment:
+        one = make_snapshot(1, cluster="1x2", now_s=now_s, left=left, gpus=2, deadline_s=180)
+        ahead = Ahead(np.array([now_s, 100.0]), np.array([2, 1]))
+        return moment(one.part(np.arange(1), one.cluster, ahead))
+
+    force = in_force(look(0.0, 250))
+    assert force.plan is not None and steps(force.plan, 0) == [(0, 2), (100, 1)]
+    assert force.plan.end_s[0] == 100 + PAUSE_S + 50 + 2 * PAUSE_S, "with a pause at both GPUs for cover"
+    kept = force.carried_on(look(50.0, 150), np.array([0]))
+    assert kept is not None and steps(kept, 0) == [(50, 2), (100, 1)]
+    assert kept.end_s[0] == force.plan.end_s[0] and kept.covered[0]
 
 
 def test_only_jobs_that_have_gpus_now_are_postponed_to_lend_them(make_snapshot: Any) -> None:
