@@ -168,6 +168,16 @@ def test_a_policy_that_says_too_little_of_itself_is_refused_and_listed_with_the_
     PolicyList.model_validate({"policies": described()})
 
 
+@pytest.mark.parametrize("default", [None, 2, "two", (1, 2)])
+def test_the_default_of_an_option_is_listed_as_json_can_say_it(
+    plug_in: Callable[[str], None], default: object
+) -> None:
+    plug_in(PLUGIN.replace("after: int = 0", f"after: object = {default!r}"))
+    (listed,) = [row for row in described() if row["name"] == "odd"]
+    said = [option["default"] for option in listed["options"]]
+    assert said == [str(default) if isinstance(default, tuple) else default]
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [

@@ -96,3 +96,14 @@ def test_who_walks_through_many_files_gives_a_sign_of_life_with_the_first_and_ev
     used_bytes(folder, beat=lambda: beats.append("counted"))
     remove_tree(folder, beat=lambda: beats.append("removed"))
     assert beats == ["counted"] * 2 + ["removed"] * 2 and not folder.exists()
+
+
+def test_the_space_of_a_folder_is_that_of_each_file_once_however_deep(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b", tmp_path / "b" / "c"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file").write_bytes(b"x" * 100_000)
+        (folder / "second name").hardlink_to(folder / "file")
+    files = [folder / "file" for folder in folders]
+    assert used_bytes(tmp_path) == sum(file.stat().st_blocks * 512 for file in files) >= 300_000
+    assert used_bytes(files[0]) == used_bytes(tmp_path / "nothing") == 0, "neither is a folder"
