@@ -38,6 +38,11 @@ def test_packed_fills_the_fullest_node_that_has_room():
     assert placer.place({4: 4}) == {4: (8, 9, 10, 11)}
 
 
+def test_packed_places_the_largest_first_so_that_they_are_not_split():
+    placer = make_placer("packed", Cluster.parse("2x4"))
+    assert placer.place({0: 2, 1: 3, 2: 3}) == {1: (0, 1, 2), 2: (4, 5, 6), 0: (3, 7)}
+
+
 def test_packed_uses_the_fewest_nodes_and_leaves_emptier_ones_whole():
     placer = make_placer("packed", Cluster.parse("4x4"))
     placer.place_per_node({1: [2, 0, 0, 0]})
