@@ -1,20 +1,41 @@
-"""docs/frameworks.md: every row names tests that exist."""
+"""docs/frameworks.md: every row says what the gallery shows, and names tests that exist."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from tests.train.test_gallery import SCRIPTS, TODAY, Kind
+
 ROOT = Path(__file__).parents[2]
+KNOWN = {
+    name
+    for path in (ROOT / "tests").rglob("test_*.py")
+    for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+}
 
 
-def test_every_row_of_the_matrix_is_backed_by_tests_that_exist() -> None:
-    known = set()
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        known |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.M))
-    table = [line for line in (ROOT / "docs/frameworks.md").read_text().splitlines() if line.startswith("| ")]
-    rows = [line for line in table if not line.startswith(("|---", "| what |"))]
-    assert len(rows) >= 15
-    for row in [row for row in rows if "works" in row]:
-        named = re.findall(r"`(test_\w+)`", row)
-        assert named and set(named) <= known, f"{row} names {set(named) - known or 'no test'}"
+def _rows() -> list[list[str]]:
+    table = (
+        (ROOT / "docs/frameworks.md").read_text().partition("|---|---|---|---|---|\n")[2].partition("\n\n")[0]
+    )
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+
+
+def test_every_style_works_or_is_on_one_worker_and_is_shown_by_something() -> None:
+    assert len(_rows()) >= 25
+    for style, cell, why, gallery, tests in _rows():
+        assert cell in ("works", "one worker"), style
+        assert gallery or tests, style
+        assert why or cell == "works", f"{style}: why?"
+        named = re.findall(r"`(test_\w+)`", tests)
+        assert set(named) <= KNOWN, f"{style} names {set(named) - KNOWN}"
+
+
+def test_the_gallery_shows_what_the_rows_say() -> None:
+    said = {name: cell for _, cell, _, gallery, _ in _rows() for name in re.findall(r"`(\w+)`", gallery)}
+    assert sorted(said) == sorted(script.name for script in SCRIPTS), "each script is in one row"
+    for name, cell in said.items():
+        kind = TODAY.get(name, (None, ""))[0]
+        assert (kind is Kind.ONE_WORKER) == (cell == "one worker"), name
+        assert kind is not Kind.FAILS, name
