@@ -29,7 +29,7 @@ demo-sim: $(STAMP)  ## Every kind of scheduler side by side on a generated workl
 	$(BIN)/python scripts/demo_sim.py
 
 test: $(STAMP)  ## The whole test suite
-	$(BIN)/python -m pytest -n 4
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 test-browser: $(STAMP)  ## The tests that need Chromium or Prometheus (skipped, saying so, where there is none)
 	$(BIN)/python -m pytest tests/dashboard tests/api/test_grafana.py
