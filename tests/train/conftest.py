@@ -34,6 +34,28 @@ machine is."""
 TIMES = 4
 
 
+def printed_json(text: str) -> dict[str, Any]:
+    """The only JSON in an output."""
+    lines = [line for line in text.splitlines() if '{"' in line]
+    assert len(lines) == 1, text
+    found: dict[str, Any] = json.loads(lines[0][lines[0].index('{"') :])
+    return found
+
+
+class PlainRun:
+    """A script that runs plainly beside its job, without its pauses."""
+
+    def __init__(self, stage: Any, text: str, folder: Path) -> None:
+        self._stage, self._output = stage, folder / "printed"
+        (folder / "plain.py").write_text("import time; time.sleep = lambda s: None\n" + text)
+        self._pid = stage.prepared.plain(folder / "plain.py", cwd=folder, output=self._output, env={})
+
+    def printed(self) -> dict[str, Any]:
+        """The JSON that it printed."""
+        assert self._stage.prepared.wait(self._pid, 60.0) == 0, self._output.read_text()
+        return printed_json(self._output.read_text())
+
+
 class RunningJob:
     """One job of a test."""
 
@@ -64,6 +86,26 @@ class RunningJob:
         name: str = status["members"][index]
         os.kill(status["pids"][name], number)
         return name
+
+    def grow_and_lose_the_leader_then_all(self) -> None:
+        """One worker becomes two, the leader dies, and then both: the job goes on from its checkpoint."""
+        self.resize(2)
+        begin = self.members(2)["step"]
+        self.wait_for(lambda s: s["step"] >= begin + 3)
+        first = self.kill(0)
+        self.wait_for(lambda s: len(s["members"]) == 2 and first not in s["members"])
+        with self.client() as client:
+            status = client.status()
+        dead = set(status["members"])
+        for name in dead:
+            os.kill(status["pids"][name], signal.SIGKILL)
+        self.wait_for(lambda s: s["members"] and not dead & set(s["members"]))
+
+    def printed(self) -> dict[str, Any]:
+        """The JSON that the leader of a job under `--auto` printed, after the job has ended well."""
+        assert self.wait(120.0) == 0, self.output()
+        assert "could not follow" not in self.output() and not self.events("confined")
+        return printed_json(self.output())
 
     def kill_coordinator(self) -> None:
         data = json.loads((self.directory.path / "coordinator.json").read_text())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.train.conftest import PlainRun
 
 from swell.train.auto import by_hand, iterators
 
@@ -89,13 +88,6 @@ print(json.dumps(result))
 """
 
 
-def _result(text: str) -> dict[str, Any]:
-    lines = [line for line in text.splitlines() if '{"' in line]
-    assert len(lines) == 1, text
-    result: dict[str, Any] = json.loads(lines[0][lines[0].index('{"') :])
-    return result
-
-
 LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("bars", "two optimizers")]
 
 
@@ -104,27 +96,11 @@ LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("bars", "two opt
 )
 def test_a_script_that_draws_by_hand_is_shared_as_it_is(stage: Any, tmp_path: Path, kind: str) -> None:
     text = HEAD + SCRIPTS[kind] + TAIL
-    script, output = tmp_path / "plain.py", tmp_path / "printed"
-    script.write_text("import time; time.sleep = lambda s: None\n" + text)
-    plain = stage.prepared.plain(script, cwd=tmp_path, output=output, env={})
-    settings = {"auto": True, "checkpoint_s": 0.2}
-    job = stage.run(text, settings=settings, workers=1, maximum=3)
+    plain = PlainRun(stage, text, tmp_path)
+    job = stage.run(text, settings={"auto": True, "checkpoint_s": 0.2}, workers=1, maximum=3)
     job.wait_for(lambda s: s["step"] >= 20)
-    job.resize(2)
-    begin = job.members(2)["step"]
-    job.wait_for(lambda s: s["step"] >= begin + 3)
-    first = job.kill(0)
-    job.wait_for(lambda s: len(s["members"]) == 2 and first not in s["members"])
-    with job.client() as client:  # now it goes on from its checkpoint
-        status = client.status()
-    dead = list(status["members"])
-    for name in dead:
-        os.kill(status["pids"][name], signal.SIGKILL)
-    job.wait_for(lambda s: s["members"] and not set(dead) & set(s["members"]))
-    assert job.wait(120.0) == 0, job.output()
-    assert "could not follow" not in job.output() and not job.events("confined")
-    assert stage.prepared.wait(plain, 60.0) == 0, output.read_text()
-    result, expected = _result(job.output()), _result(output.read_text())
+    job.grow_and_lose_the_leader_then_all()
+    result, expected = job.printed(), plain.printed()
     assert result["seen"] == pytest.approx(expected["seen"], abs=1e-8)
     assert result["weights"] == pytest.approx(expected["weights"], rel=1e-9)
     assert result["next"] == expected["next"]
@@ -151,16 +127,12 @@ MOMENTS = [pytest.param(m, marks=[] if m == "in backward" else pytest.mark.long)
 def test_the_death_of_the_leader_in_a_step_drawn_by_hand_changes_nothing(
     stage: Any, tmp_path: Path, moment: str
 ) -> None:
-    text, output = HEAD + DYING + DEATHS[moment] + SCRIPTS["minibatches"] + TAIL, tmp_path / "printed"
-    (tmp_path / "plain.py").write_text("import time; time.sleep = lambda s: None\n" + text)
-    plain = stage.prepared.plain(tmp_path / "plain.py", cwd=tmp_path, output=output, env={})
+    text = HEAD + DYING + DEATHS[moment] + SCRIPTS["minibatches"] + TAIL
+    plain = PlainRun(stage, text, tmp_path)
     job = stage.run(text, settings={"auto": True}, workers=3)
     job.members(3)
     job.wait_for(lambda s: len(s["members"]) == 3 and "w0" not in s["members"])
-    assert job.wait(120.0) == 0, job.output()
-    assert "could not follow" not in job.output() and not job.events("confined")
-    assert stage.prepared.wait(plain, 60.0) == 0, output.read_text()
-    result, expected = _result(job.output()), _result(output.read_text())
+    result, expected = job.printed(), plain.printed()
     assert result["seen"] == pytest.approx(expected["seen"], abs=1e-8)
     assert result["weights"] == pytest.approx(expected["weights"], rel=1e-9)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from tests.train.conftest import PlainRun
 from torch.utils.data import DataLoader, IterableDataset
 
 from swell.train.auto.contents import LateSums, contents
@@ -104,38 +102,15 @@ print(json.dumps(result))
 """
 
 
-def _result(text: str) -> dict[str, Any]:
-    lines = [line for line in text.splitlines() if '{"' in line]
-    assert len(lines) == 1, text
-    result: dict[str, Any] = json.loads(lines[0][lines[0].index('{"') :])
-    return result
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [pytest.param("shuffled", marks=pytest.mark.gallery), "endless"])
 def test_a_stream_is_read_by_all_workers_as_in_a_plain_run(stage: Any, tmp_path: Path, kind: str) -> None:
-    script, output = tmp_path / "plain.py", tmp_path / "printed"
-    script.write_text("import time; time.sleep = lambda s: None\n" + HEAD + SCRIPTS[kind] + TAIL)
-    plain = stage.prepared.plain(script, cwd=tmp_path, output=output, env={})
-    job = stage.run(
-        HEAD + SCRIPTS[kind] + TAIL, settings={"auto": True, "checkpoint_s": 0.2}, workers=1, maximum=3
-    )
+    text = HEAD + SCRIPTS[kind] + TAIL
+    plain = PlainRun(stage, text, tmp_path)
+    job = stage.run(text, settings={"auto": True, "checkpoint_s": 0.2}, workers=1, maximum=3)
     job.wait_for(lambda s: s["step"] >= 30)  # in another pass than the first one
-    job.resize(2)
-    begin = job.members(2)["step"]
-    job.wait_for(lambda s: s["step"] >= begin + 3)
-    first = job.kill(0)
-    job.wait_for(lambda s: len(s["members"]) == 2 and first not in s["members"])
-    with job.client() as client:  # now it goes on from its checkpoint
-        status = client.status()
-    dead = list(status["members"])
-    for name in dead:
-        os.kill(status["pids"][name], signal.SIGKILL)
-    job.wait_for(lambda s: s["members"] and not set(dead) & set(s["members"]))
-    assert job.wait(120.0) == 0, job.output()
-    assert "could not follow" not in job.output() and not job.events("confined")
-    assert stage.prepared.wait(plain, 60.0) == 0, output.read_text()
-    result, expected = _result(job.output()), _result(output.read_text())
+    job.grow_and_lose_the_leader_then_all()
+    result, expected = job.printed(), plain.printed()
     assert result["seen"] == expected["seen"]
     assert result["weights"] == pytest.approx(expected["weights"], rel=1e-9)
     assert result["next"] == expected["next"]

@@ -43,7 +43,7 @@ _WITHOUT_LOOPS = ("swell", "torch", "accelerate", *sys.stdlib_module_names)
 """Libraries whose calls around a step hold nothing."""
 
 
-class Steps(Pass):
+class StepsByHand(Pass):
     """The steps of a script that draws by hand, in place of a pass: it has no batches, and no end."""
 
     def __init__(self, ordinal: int, rows: int) -> None:
@@ -58,7 +58,7 @@ class Steps(Pass):
         return self.last()
 
     def last(self) -> Drawn:
-        """What the script computed gradients of last."""
+        """The batch that the script has computed gradients of most recently."""
         return Drawn(self.ordinal, self.index, self._window)
 
     def reorder(self, begun: dict[str, Any] | None) -> None:
@@ -80,7 +80,7 @@ class Steps(Pass):
 
 
 def _nowhere(name: str, value: Any) -> None:
-    """What is only read is put nowhere."""
+    """The `put` of variables that are read only: it does nothing."""
 
 
 def _never(here: Pass) -> Any:
@@ -112,7 +112,7 @@ def is_there(theirs: dict[str, Any]) -> bool:
 
 
 def go_to(theirs: dict[str, Any], sequences: dict[str, Any]) -> str:
-    """Have the loops go on from where another worker's are; returns why that cannot be done, or ''."""
+    """Set this script's loops to the place of another worker's loops; returns why it is impossible, or ''."""
     if theirs["iterators"]:
         return "the script holds a generator or an iterator, and nobody can say how far that has come"
     numbered = {int(at): one for at, one in sequences.items()}
@@ -183,7 +183,7 @@ def _inside(item: Any) -> list[Any]:
 
 
 def _is_at_end(file: Any) -> bool:
-    """Whether all of a file was read; what is no file on a disk (the terminal) is not data."""
+    """Whether a file was read to its end. A terminal or a pipe counts as read: it holds no data set."""
     try:
         about = os.fstat(file.fileno())
     except (OSError, ValueError):

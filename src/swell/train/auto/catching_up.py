@@ -19,7 +19,7 @@ from torch import Tensor
 
 from swell.train.agent.client import JobClient
 from swell.train.auto import by_hand, held, layout
-from swell.train.auto.by_hand import Steps
+from swell.train.auto.by_hand import StepsByHand
 from swell.train.auto.contents import contents
 from swell.train.auto.giving_way import give_way, say
 from swell.train.auto.held import Data, Holder, OfRuntime
@@ -70,11 +70,11 @@ class CatchingUp:
         self._random: dict[str, Any] = {}
         """The states of its generators."""
         self._ahead: list[Any] = []
-        """What was in the batches that it had drawn ahead."""
+        """Sums over the batches that the other worker had drawn ahead, to compare with this worker's."""
         self._spot: dict[str, Any] = {}
         """Where it was, if it draws by hand (see `by_hand`)."""
         self._over: dict[str, Any] = {}
-        """What its loops go over."""
+        """The sequences that the other worker's loops go over."""
         self._elsewhere = 0
         """How many steps this worker has made elsewhere in its script."""
         self._waited = 0
@@ -136,7 +136,7 @@ class CatchingUp:
             if not layout.is_that_of_members(job, self._run.link):
                 return
 
-    def arrive_by_hand(self, here: Steps, job: ScriptJob) -> None:
+    def arrive_by_hand(self, here: StepsByHand, job: ScriptJob) -> None:
         """Catch up after a step of a script that draws by hand, if it is in the same spot as the job."""
         link, state = self._run.link, job.script_state
         if here.epoch != job.epoch:

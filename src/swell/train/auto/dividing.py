@@ -53,7 +53,7 @@ from swell.train.data.plan import Range
 _LARGE_BYTES = 256 << 10
 _TWICE = "computes gradients of gradients"
 _MIXED = "normalizes over the whole batch (SyncBatchNorm)"
-"""What a step does that cannot be made up for when a worker is lost in it."""
+"""What a step may do that makes a worker's lost part impossible to compute again."""
 _WITHOUT = 3
 """After so many batches without a call that could be divided, more than one worker is of no use."""
 

@@ -17,7 +17,7 @@ from swell.train.auto.pools import Pools
 from swell.train.auto.position import Position
 from swell.train.auto.rhythm import Rhythm
 from swell.train.auto.run import ScriptRun
-from swell.train.auto.streams import Readings, StreamPass, Whole
+from swell.train.auto.streams import ReadBatch, Readings, StreamPass
 from swell.train.data.samples import key
 
 _UNTRAINED = 3
@@ -66,7 +66,7 @@ class Draws:
 
     def _load(self, here: Pass, samples: Any) -> Any:
         """These samples as one batch."""
-        if isinstance(samples, Whole):
+        if isinstance(samples, ReadBatch):
             batch = samples.hand_out()
             if not self._run.forwarding and self._run.job is not None and self._run.job.world > 1:
                 self._dividing.given += contents(batch)
@@ -75,7 +75,7 @@ class Draws:
 
     def _load_idle(self, here: Pass, samples: Any) -> Any:
         """A batch to compute without effect, loaded with randomness of this worker's own."""
-        if isinstance(samples, Whole):
+        if isinstance(samples, ReadBatch):
             return samples.hand_out()
         with self._run.randomness.own():  # where there are many of them, any will do, so it is loaded once
             return (self.pools.idle if here.counted else self.pools.get)(here.loader, samples)
@@ -110,7 +110,7 @@ class Draws:
         if drawn is None:
             here.over = True
             raise StopIteration
-        if here.loader.num_workers and not isinstance(drawn.window, Whole):
+        if here.loader.num_workers and not isinstance(drawn.window, ReadBatch):
             ahead = here.upcoming(2 * here.loader.num_workers)
             self.pools.plan(here.loader, [drawn.window, *ahead], self._seed(here))
         return self._load(here, drawn.window)

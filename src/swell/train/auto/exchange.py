@@ -23,7 +23,7 @@ from swell.train.sync.reducer import Reduced
 _EVERY = 10
 """On a device the loss is read once in so many steps."""
 _OF_LOSS = 10.0
-"""A loss is so many times less exact than what a model is given."""
+"""Losses of two workers may differ by so many times more than the inputs of their models."""
 
 
 class Loss:
@@ -33,7 +33,7 @@ class Loss:
         self._tensor: Tensor | None = None
 
     def take(self, roots: Any) -> None:
-        """The script computes gradients of `roots`; what is no single number is no loss."""
+        """The script computes gradients of `roots`. Only a single number counts as the loss."""
         first = roots if isinstance(roots, Tensor) else roots[0]
         self._tensor = first if first.numel() == 1 else None
 

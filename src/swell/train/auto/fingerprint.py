@@ -205,7 +205,7 @@ class Fingerprint:
         self._sums: tuple[int, list[Any], list[tuple[str, list[Any]]]] | None = None
         """The generation, what the sums are of (turn, step, whether exact), and names and sums."""
         self._reported: dict[str, int] = {}
-        """By what differed: in which step that was reported last."""
+        """The step of the latest report of each setting that differed."""
 
     def tell(self, job: ScriptJob, header: Header) -> None:
         """Add what this worker has to the header of the present step."""

@@ -235,7 +235,7 @@ def _same_choices() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Set what a call may change back afterwards: buffers, averages of parameters, counters."""
+    """Afterwards all that a call may change is as before: buffers, averages of parameters, counters."""
     kept = [(t, t.detach().clone()) for t in _changing(module)]
     attributes = [
         (vars(m), {k: _copied(v) for k, v in vars(m).items() if k not in _OF_TORCH}) for m in module.modules()

@@ -173,7 +173,7 @@ def _describe(one: Any, sequences: list[Any]) -> Any:
 
 
 def _set(one: Any, wanted: dict[str, Any], sequences: dict[int, Any]) -> Any:
-    """The iterator as it is wanted: the same one, or another in its place; None if that cannot be."""
+    """An iterator at the wanted place: the given one, or a new one; None if neither is possible."""
     if "range" in wanted:
         return one if type(one) is _RANGE and _set_range(one, wanted["range"]) else None
     if "enumerate" in wanted:

@@ -287,7 +287,7 @@ def _calls(node: ast.AST, names: frozenset[str]) -> bool:
 
 
 def _last(node: ast.AST) -> str:
-    """The name of a variable, or that of an attribute without its object; of an item, that of what has it."""
+    """The last name of an expression: `a` of `a`, `b` of `a.b`, and `a` of `a[0]`."""
     if isinstance(node, ast.Subscript):
         return _last(node.value)
     if isinstance(node, ast.Name):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from swell.train.auto.by_hand import Steps
+from swell.train.auto.by_hand import StepsByHand
 from swell.train.auto.loops import SourceLoop
 from swell.train.auto.passes import Drawn, Pass
 from swell.train.auto.streams import Stream, StreamPass
@@ -62,14 +62,14 @@ class Position:
         """A pass over a loader that can only be read in order."""
         return StreamPass(loader, self._begun, draw, stream, training=bool(self.trains(loader)))
 
-    def open_steps(self, rows: int) -> Steps:
+    def open_steps(self, rows: int) -> StepsByHand:
         """The steps of a script that draws its batches by hand, of so many rows."""
-        return Steps(self._begun, rows)
+        return StepsByHand(self._begun, rows)
 
-    def by_hand(self) -> Steps | None:
+    def by_hand(self) -> StepsByHand | None:
         """The steps that the script is in, if it draws its batches by hand."""
         for here in self.active:
-            if isinstance(here, Steps):
+            if isinstance(here, StepsByHand):
                 return here
         return None
 
@@ -224,7 +224,7 @@ class Position:
         for mine, position in zip(passes, positions):
             mine.ordinal = int(position["pass"])
             mine.go_to(position)
-        if isinstance(here, Steps):
+        if isinstance(here, StepsByHand):
             self.current = [here.last()]
 
     def reorder(self, passes: list[Pass]) -> None:

@@ -430,7 +430,7 @@ def shards(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _place_in_group(given: dict[str, Any]) -> tuple[int, int]:
-    """Rank and size that a call of `init_process_group` is made with; -1 for what cannot be told."""
+    """The rank and the size that a call of `init_process_group` names; -1 where it names none."""
     query = parse_qs(urlsplit(str(given.get("init_method") or "")).query)
 
     def find(name: str, variable: str) -> int:

@@ -43,7 +43,7 @@ def is_stream(loader: DataLoader[Any]) -> bool:
 # ---------------------------------------------------------------------- reading
 
 
-class Whole:
+class ReadBatch:
     """A batch as it was read, in place of the samples of one."""
 
     def __init__(self, batch: Any) -> None:
@@ -127,7 +127,7 @@ class Stream:
         except StopIteration:
             self._over = True
             return
-        self._known.append(Whole(batch))
+        self._known.append(ReadBatch(batch))
         behind = self._behind()
         self._random = _random_numbers() if behind else None
         if not behind:
@@ -192,7 +192,7 @@ class StreamPass(Pass):
 
     def idle(self) -> Any:
         """A batch to compute without effect: the next one if newcomers read as often as the job, else any."""
-        batch = Whole(self.stream.sample())
+        batch = ReadBatch(self.stream.sample())
         if self.counted:
             batch = self.stream.get(self.index) or batch
             self.index += 1
