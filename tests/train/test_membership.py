@@ -158,6 +158,31 @@ def test_two_deaths_in_a_row_end_in_the_last_recovery() -> None:
     assert announced(play.m.exited("w0", -9, play.now)) == Candidate(3, ("w2",), recovery=True)
 
 
+@pytest.mark.parametrize("dies_last", [False, True])
+def test_the_one_that_stays_dies_when_the_others_have_left_and_the_job_goes_on_from_its_checkpoint(
+    dies_last: bool,
+) -> None:
+    play = Play.training(3)
+    candidate = announced(play.m.resize(1, play.now))
+    assert candidate is not None and candidate.members == ("w0",)
+    out: list[Instruction] = []
+    for name in ("w1", "w2"):
+        out += play.m.left(name, candidate.number, play.now)
+    if dies_last:
+        for name in ("w1", "w2"):
+            out += play.m.exited(name, 0, play.now)
+        assert play.m.generation.live and not play.m.ending.over, "the switch of w0 may still come"
+    out += play.m.exited("w0", -9, play.now)
+    for _ in range(100):
+        play.now += 0.1
+        out += play.m.tick(play.now)
+    for name in () if dies_last else ("w1", "w2"):
+        out += play.m.exited(name, 0, play.now)
+    assert spawned(out) == ["w3"] and not play.m.generation.live and not play.m.ending.over
+    candidate = announced(play.ready("w3"))
+    assert candidate is not None and candidate.members == ("w3",)
+
+
 def test_a_survivor_that_reports_a_broken_mesh_gets_the_candidate_it_missed() -> None:
     play = Play.training(3)
     play.m.exited("w1", -9, play.now)

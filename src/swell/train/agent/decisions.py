@@ -146,8 +146,20 @@ def lost(m: Membership, name: str, reason: str, now_s: float) -> list[Instructio
     if name not in m.generation.members:
         return plan(m, now_s)
     m.generation.members.remove(name)
-    if m.generation.members:
+    if has_state(m):
         return [*recover(m, now_s), *plan(m, now_s)]
+    return without_state(m, now_s)
+
+
+def has_state(m: Membership) -> bool:
+    """Whether a member has the job's state: those that leave have let go of it."""
+    there = [m.workers[name] for name in m.generation.members if name in m.workers]
+    return any(worker.status is not Status.LEAVING for worker in there)
+
+
+def without_state(m: Membership, now_s: float) -> list[Instruction]:
+    """Nobody has the job's state any more: the job is over, or goes on from its checkpoint."""
+    m.generation.members = []
     return closing(m) or begin_again(m, now_s)
 
 

@@ -248,6 +248,8 @@ class Membership:
         left = self.ending.stopping and code == 0 and worker.status is not Status.DONE
         if worker.status is Status.LEAVING or left:
             self.workers.pop(name)
+            if name in self.generation.members and not left and not decisions.has_state(self):
+                return decisions.without_state(self, now_s)
             again = decisions.recover_without(self, name, now_s)
             return [*again, *(decisions.closing(self) or decisions.plan(self, now_s))]
         if code == RESPAWN and name not in self.generation.members:
