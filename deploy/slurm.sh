@@ -32,7 +32,7 @@ fi
 # addresses; who can read SWELL_HOME can join. The addresses are those by which the others reach the node.
 TLS='eval "$(python -m swell.engines.ray.tls "$SWELL_HOME" $(hostname --all-ip-addresses))"'
 
-# A node that is cut off from the head goes on for a minute (docs/ray.md).
+# A node that is cut off from the head goes on for a minute (docs/guides/ray.md).
 HEALTH='{"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_timeout_ms": 5000, "health_check_failure_threshold": 20, "gcs_rpc_server_reconnect_timeout_s": 120}'
 
 head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

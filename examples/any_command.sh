@@ -1,5 +1,5 @@
 #!/bin/sh
-# Any program can be a job: this one estimates pi in a shell. It follows docs/any-command.md.
+# Any program can be a job: this one estimates pi in a shell. It follows docs/guides/any-command.md.
 #
 #   swell run --command --workers 1:3 --name pi -- examples/any_command.sh 300
 #   swell submit --command -- examples/any_command.sh 300

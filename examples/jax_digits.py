@@ -5,7 +5,7 @@
     swell submit --command -- python examples/jax_digits.py
 
 One process per worker; JAX divides every batch among them. The batch and its order do not depend on the
-number of workers, so neither does the result. See docs/any-command.md for the contract.
+number of workers, so neither does the result. See docs/guides/any-command.md for the contract.
 """
 
 import argparse

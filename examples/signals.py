@@ -1,4 +1,4 @@
-"""swell's three signals for Python programs (docs/any-command.md). Copy this file: it needs no library.
+"""swell's three signals for Python programs (docs/guides/any-command.md). Copy this file: no library needed.
 
 Alone, without swell, a program that uses it runs as one worker and keeps its state in ./state.
 """

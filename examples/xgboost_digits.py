@@ -1,4 +1,4 @@
-"""Boosted trees on hand-written digits: elastic XGBoost (docs/xgboost.md).
+"""Boosted trees on hand-written digits: elastic XGBoost (docs/guides/xgboost.md).
 
 python examples/xgboost_digits.py                       (alone)
 swell run --workers 1:3 examples/xgboost_digits.py

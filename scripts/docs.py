@@ -50,8 +50,8 @@ def build() -> int:
         text = re.sub(r"\]\((?:\./)?docs/", "](", (ROOT / name).read_text())
         (PAGES / page).write_text(inside(text, Path()))
     (PAGES / "decisions" / "index.md").write_text(decisions())
-    (PAGES / "commands.md").write_text(commands())
-    (PAGES / "reference.md").write_text(reference())
+    (PAGES / "reference" / "commands.md").write_text(commands())
+    (PAGES / "reference" / "python.md").write_text(reference())
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--clean"], cwd=ROOT, env=quiet, check=False
@@ -77,10 +77,10 @@ def inside(text: str, folder: Path) -> str:
         target, anchor = found[1], found[2] or ""
         name = Path(target).name
         up = "../" * len(folder.parts)
-        if name in AT_THE_TOP:
-            return f"]({up}{AT_THE_TOP[name]}{anchor})"
         if "examples/" in target:
             return f"]({up}examples/{name})"
+        if name in AT_THE_TOP:
+            return f"]({up}{AT_THE_TOP[name]}{anchor})"
         if target.rstrip("/").endswith("decisions"):
             return f"]({up}decisions/index.md)"
         return found[0]

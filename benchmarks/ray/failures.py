@@ -2,7 +2,7 @@
 
     python -m benchmarks.ray.failures
 
-A cluster of four nodes with two slots each, on this machine, with the health checks of docs/ray.md.
+A cluster of four nodes with two slots each, on this machine, with the health checks of docs/guides/ray.md.
 Writes out/ray_failures.json.
 """
 

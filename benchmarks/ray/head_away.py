@@ -3,10 +3,10 @@
     python -m benchmarks.ray.head_away [--seconds 30]
 
 A head with the control plane and two nodes with a slot each, in network namespaces of this machine, with the
-settings of docs/ray.md. A job trains on both nodes; then nothing goes between the head and the nodes any
-more. Printed: the longest time without a step while the head was away, how many steps were made meanwhile,
-whether the workers are the same afterwards, and how long after the healing the job did what it was told
-(`scale` to one worker and back to two).
+settings of docs/guides/ray.md. A job trains on both nodes; then nothing goes between the head and the nodes
+any more. Printed: the longest time without a step while the head was away, how many steps were made
+meanwhile, whether the workers are the same afterwards, and how long after the healing the job did what it
+was told (`scale` to one worker and back to two).
 """
 
 from __future__ import annotations

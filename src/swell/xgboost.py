@@ -1,4 +1,4 @@
-"""Elastic XGBoost (docs/xgboost.md).
+"""Elastic XGBoost (docs/guides/xgboost.md).
 
 import swell.xgboost
 

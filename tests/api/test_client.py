@@ -74,7 +74,7 @@ def test_both_clients_have_every_call() -> None:
 
 
 def test_the_calls_of_the_guide_are_the_calls_there_are() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
     rows = re.findall(r"^\| (`\w+\(.*?\)`.*?) \|", guide, re.M)
     written = {name: given for row in rows for name, given in re.findall(r"`(\w+)\((.*?)\)`", row)}
     calls = [name for name, _ in inspect.getmembers(Calls, inspect.isfunction) if not name.startswith("_")]

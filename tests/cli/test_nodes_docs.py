@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from swell.cli import main
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "guides"
 
 
 def swell(command: str) -> str:

@@ -18,8 +18,9 @@ from tests.commands import Commands
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-README = "../README.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "guides"
+README = "../../README.md"
+API = "../reference/api.md"
 ELSEWHERE = ("pip", "export")
 """Commands of a reader that a test cannot run."""
 
@@ -114,14 +115,14 @@ def test_the_other_pages_work_as_they_are_written(reader: Reader) -> None:
     for name in ("train.py", "examples/digits_cnn.py"):
         (reader.path / name).write_text(train)
     reader.follow(README, "up", "submit", "queue")
-    (reader.path / "client.py").write_text(python_blocks("api.md")[0])
+    (reader.path / "client.py").write_text(python_blocks(API)[0])
     done = reader.run([sys.executable, "client.py"])
     assert done.returncode == 0 and "finished" in done.stdout, done.stderr
     reader.follow("simulator.md")  # writes the jobs.csv that dashboard.md begins with
     reader.follow("dashboard.md")
     assert "digits_cnn" in (reader.path / "week.html").read_text()
     assert (reader.path / "report.html").stat().st_size > 10_000
-    by_hand = re.search(r"^```sh\n(TOKEN=.*?)^```", (DOCS / "api.md").read_text(), flags=re.S | re.M)
+    by_hand = re.search(r"^```sh\n(TOKEN=.*?)^```", (DOCS / API).read_text(), flags=re.S | re.M)
     assert by_hand is not None
     if shutil.which("curl") and shutil.which("uuidgen"):
         address = json.loads(reader.run(["swell", "dashboard", "--json"]).stdout)["url"].rstrip("/")

@@ -1,4 +1,4 @@
-"""docs/frameworks.md: every row says what the gallery shows, and names tests that exist."""
+"""docs/guides/frameworks.md: every row says what the gallery shows, and names tests that exist."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ KNOWN = {
 
 
 def _rows() -> list[list[str]]:
-    table = (
-        (ROOT / "docs/frameworks.md").read_text().partition("|---|---|---|---|---|\n")[2].partition("\n\n")[0]
-    )
+    page = (ROOT / "docs/guides/frameworks.md").read_text()
+    table = page.partition("|---|---|---|---|---|\n")[2].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
 
 

@@ -38,8 +38,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_no_page_is_out_of_reach() -> None:
     named = {(page.parent / target.partition("#")[0]).resolve() for page in PAGES for target in links(page)}
-    unreachable = {page for page in (ROOT / "docs").glob("*.md") if page.resolve() not in named}
-    assert unreachable == set()
+    pages = {page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "decisions"}
+    assert {page for page in pages if page.resolve() not in named} == set()
 
 
 SOURCES = [

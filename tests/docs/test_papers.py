@@ -1,4 +1,4 @@
-"""docs/papers.md names code: each module and name on the page exists."""
+"""docs/reference/papers.md names code: each module and name on the page exists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "papers.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "papers.md").read_text()
 NAMES = sorted(set(re.findall(r"`(swell[\w.]*:[\w.]+)`", PAGE)))
 SYSTEMS = ["ElasticFlow", "Pollux", "AFS", "CoDDL", "EDL", "ElasticDL", "EasyScale", "Gandiva", "Optimus"]
 SYSTEMS += ["Tiresias", "Themis", "OASiS"]

@@ -189,7 +189,7 @@ def test_a_second_declaration_would_be_noticed() -> None:
 
 
 def test_the_guide_names_every_option() -> None:
-    guide = (ROOT / "docs" / "api.md").read_text()
+    guide = (ROOT / "docs" / "reference" / "api.md").read_text()
     _, _, options = guide.partition("Options of `submit` and `quote`:")
     listed = options.partition("\n\n")[0]
     assert [name for name in JobOptions.__annotations__ if f"`{name}`" not in listed] == []

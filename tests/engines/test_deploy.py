@@ -53,7 +53,7 @@ def test_the_kuberay_manifest_has_what_it_takes(tmp_path: Path) -> None:
 def test_every_cluster_is_told_the_same_health_checks_which_outlast_a_head_away_for_a_minute() -> None:
     each_s = (CLUSTER_SETTINGS["health_check_period_ms"] + CLUSTER_SETTINGS["health_check_timeout_ms"]) / 1e3
     assert each_s * CLUSTER_SETTINGS["health_check_failure_threshold"] >= 120
-    for path in (DEPLOY / "slurm.sh", DEPLOY.parent / "docs" / "ray.md"):
+    for path in (DEPLOY / "slurm.sh", DEPLOY.parent / "docs" / "guides" / "ray.md"):
         (found,) = re.findall(r"\{\s*\"health_check.*?\}", path.read_text(), re.DOTALL)
         assert json.loads(found) == CLUSTER_SETTINGS, path.name
 

@@ -1,4 +1,4 @@
-"""The policy in docs/writing-a-policy.md, taken out of the page and plugged in as a reader would."""
+"""The policy in docs/guides/writing-a-policy.md, taken out of the page and plugged in as a reader would."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from swell.policies import DEFAULT, described, make_policy, policy_names
 from swell.policies.base import gives_promises
 from swell.policies.tide import Tide
 
-PAGE = Path(__file__).parents[2] / "docs" / "writing-a-policy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "writing-a-policy.md"
 
 
 def block(language: str) -> str:

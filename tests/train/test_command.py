@@ -1,4 +1,4 @@
-"""Any program as a job, with real processes: the examples of docs/any-command.md, resized and killed."""
+"""Any program as a job, with real processes: the examples of any-command.md, resized and killed."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_an_example_of_a_framework_runs_unchanged_or_says_what_is_missing(stage:
 def test_every_example_is_tested_and_named_in_the_guide() -> None:
     names = {path.stem for path in EXAMPLES.glob("*.py")}
     assert names == set(BRIEF) | set(FRAMEWORKS) | ELSEWHERE
-    guide = (EXAMPLES.parent / "docs" / "training.md").read_text()
+    guide = (EXAMPLES.parent / "docs" / "guides" / "training.md").read_text()
     assert all(f"{name}.py" in guide for name in names)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "guides"
 
 BEFORE = """
 import torch

@@ -1,4 +1,4 @@
-// What the API answers (docs/api.md); only what the dashboard reads.
+// What the API answers (docs/reference/api.md); only what the dashboard reads.
 
 export interface Estimate {
   finish_s: number | null;

@@ -306,4 +306,4 @@ NEXT = """
   swell submit --deadline 2h train.py
   swell dashboard                    watch
   make demo-sim                      in a clone: the same policies on a simulated cluster
-In a clone, `. .venv/bin/activate` makes these work; docs/quickstart.md takes it from there."""
+In a clone, `. .venv/bin/activate` makes these work; docs/guides/quickstart.md takes it from there."""

@@ -269,7 +269,7 @@ def _wall(home: Path) -> Finding:
     if not trouble and not setting.walled and running_pid(home) is not None:
         trouble = f"the control plane that runs walls no jobs off: {setting.why_not}"
     if trouble:
-        note = f"jobs could read this account's files, tokens included ({trouble}): see docs/security.md"
+        note = f"jobs could read this account's files and tokens ({trouble}): see docs/guides/security.md"
         return Finding("wall", ODD, note)
     return Finding("wall", OK, "jobs see neither this home nor other jobs")
 

@@ -22,7 +22,7 @@ SAY_AGAIN_S = 30.0
 def reserve() -> None:
     """Keep slots for services part of the time; training shrinks and grows around them.
 
-    See docs/services.md.
+    See docs/guides/services.md.
     """
 
 

@@ -27,9 +27,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 SUBMIT_EPILOG = """\b
 Flags of swell stand before the script, the script's own arguments behind it. Exit codes: 0 finished (or
 accepted, with -d), 1 failed or cancelled, 3 the deadline was refused.
-`--command -- ./train.sh 300` hands in any program (docs/any-command.md).
+`--command -- ./train.sh 300` hands in any program (docs/guides/any-command.md).
 `--auto -- torchrun --nproc-per-node 8 train.py` takes a line of torchrun or `accelerate launch` as it is
-(docs/frameworks.md).
+(docs/guides/frameworks.md).
 
 \b
 Example:
@@ -190,7 +190,7 @@ def launched(flags: dict[str, Any]) -> dict[str, Any]:
         words = shlex.join([script, *flags["arguments"]])
         raise InputError(
             f"script: '{script}' is a launcher: give --auto before it, such as '--auto -- {words}', and "
-            "swell takes its place; or run it as it is with --command (docs/any-command.md)",
+            "swell takes its place; or run it as it is with --command (docs/guides/any-command.md)",
             field="script",
         )
     given = tuple(f"{name}={value}" for name, value in line.environment.items())

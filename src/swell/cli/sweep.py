@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 A sweep file has three tables: [job] with the fields of a job file, [sweep] with metric, direction, trials,
 parallel, sampler (tpe, random, grid), pruner (halving, median, none), warmup and seed, and [parameters].
-Each parameter is given to the script as --NAME VALUE. docs/sweeps.md has an example.
+Each parameter is given to the script as --NAME VALUE. docs/guides/sweeps.md has an example.
 
 \b
 Example:

@@ -19,7 +19,7 @@ NOBODY = "(no team)"
 def teams() -> None:
     """Share the slots out among teams; a team's idle slots are lent, and come back when it has work.
 
-    See docs/teams.md.
+    See docs/guides/teams.md.
     """
 
 

@@ -1,8 +1,8 @@
 """Which jobs are of one kind: those with the same script and the same arguments.
 
 What a job taught is kept under the fingerprint of its kind, so the second run of a script starts with the
-curve of the first (docs/history.md). Jobs with the same script and other arguments are kin: what one of them
-taught is good for an estimate of another, and for nothing else.
+curve of the first (docs/how/history.md). Jobs with the same script and other arguments are kin: what one
+of them taught is good for an estimate of another, and for nothing else.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ class Knowledge:
         } | self._common_figures()
 
     def to_json(self) -> dict[str, Any]:
-        """What the next job of this kind should start with (docs/history.md)."""
+        """What the next job of this kind should start with (docs/how/history.md)."""
         length, target = self.length, self.length.target
         return {
             "version": HISTORY_VERSION,

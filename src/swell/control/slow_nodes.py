@@ -1,7 +1,7 @@
 """Nodes on which workers stay slow or cannot be started: reported by jobs, and avoided for a while. Pure.
 
-A job replaces a worker that is slower than its others, and says so (docs/runtime.md). If a worker that came
-in its place on the same node is slow again, the node is the reason and not the process. The node is then
+A job replaces a worker that is slower than its others, and says so (docs/how/runtime.md). If a worker that
+came in its place on the same node is slow again, the node is the reason and not the process. The node is then
 *slow*: it gets no jobs for `AVOID_S`, as long as the other nodes have room for what the jobs need at least,
 and is tried again afterwards. If it is still slow, it is avoided for twice as long.
 

@@ -213,7 +213,7 @@ class Speed:
     # -- history -----------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """What history keeps of the speed (docs/history.md)."""
+        """What history keeps of the speed (docs/how/history.md)."""
         own = {"params": None, "most_gpus": 0} if self.belief is None else _figures_of(self.belief)
         types = {kind: _figures_of(belief) for kind, belief in self.elsewhere.items() if belief.known}
         tried = {str(workers): round(time_s, 3) for workers, time_s in self.trials.measured.items()}

@@ -435,7 +435,7 @@ def not_python(script: str, beginning: bytes) -> str:
     if suffix in _SHELLS or shebang or beginning.startswith(b"\x7fELF"):
         return (
             f"'{path.name}' is no Python script: hand any other program in with --command, such as "
-            f"'--command -- ./{path.name}' (command=True in the SDK; see docs/any-command.md)"
+            f"'--command -- ./{path.name}' (command=True in the SDK; see docs/guides/any-command.md)"
         )
     return ""
 

@@ -71,7 +71,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Something that a job reported about itself, as it came over the wire (docs/wire-protocol.md)."""
+    """Something that a job reported about itself, as it came in (docs/reference/wire-protocol.md)."""
 
     job_id: str
     time_s: float

@@ -234,7 +234,7 @@ class LocalSite:
             why_not = wall_trouble(self._wall_trial, self.home)
             self._wall_trial, self._walled = None, not why_not
             if why_not:
-                log.warning("jobs are not walled off from the platform (docs/security.md): %s", why_not)
+                log.warning("jobs are not walled off from swell (docs/guides/security.md): %s", why_not)
         return self._walled
 
     def _hidden(self) -> dict[str, Any]:

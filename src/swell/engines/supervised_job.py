@@ -94,7 +94,7 @@ class SupervisedJob:
 
     @property
     def runs_any_command(self) -> bool:
-        """Whether the job runs any program (docs/any-command.md), which need not report anything."""
+        """Whether the job runs any program (docs/guides/any-command.md), which need not report anything."""
         return self.launch.request.command
 
     @property

@@ -101,7 +101,7 @@ class JobBelief:
 
     @classmethod
     def from_figures(cls, figures: Mapping[str, Any]) -> JobBelief:
-        """A belief that starts from the figures of an earlier job (docs/history.md lists them)."""
+        """A belief that starts from the figures of an earlier job (docs/how/history.md lists them)."""
         batch = max(int(figures.get("batch_size") or 1), 1)
         limits = figures.get("limits") or BatchLimits(batch, batch, 1, batch).as_dict()
         fixed_batch = None if figures.get("mode") == "adaptive" else batch

@@ -1,6 +1,6 @@
 """tide: swell's own policy. Promises are kept, and everybody ends sooner. Ours; not in a paper.
 
-Six ideas, explained with figures in docs/tide.md:
+Six ideas, explained with figures in docs/how/tide.md:
 
 - *Prices.* A unit of a job's work is worth more the more jobs wait behind it. heSRPT (Berg et al., 2020)
   gives the exact prices if all jobs speed up alike, and they depend on the *rank* of a job by remaining work

@@ -1,1 +1,1 @@
-"""The elastic runtime inside a job; docs/runtime.md tells its story."""
+"""The elastic runtime inside a job; docs/how/runtime.md tells its story."""

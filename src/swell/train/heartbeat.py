@@ -1,4 +1,4 @@
-"""What a heartbeat says about a worker's last step (docs/runtime.md); `reporting` has the means."""
+"""What a heartbeat says about a worker's last step (docs/how/runtime.md); `reporting` has the means."""
 
 from __future__ import annotations
 

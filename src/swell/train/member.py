@@ -1,6 +1,6 @@
 """A worker's membership in its job: joining, going on in another generation, leaving.
 
-docs/runtime.md explains it ("Generations", "Death"); the coordinator's side is `membership`.
+docs/how/runtime.md explains it ("Generations", "Death"); the coordinator's side is `membership`.
 """
 
 from __future__ import annotations

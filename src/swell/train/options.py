@@ -30,7 +30,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveOptions:
-    """How *adaptive* mode chooses batch and learning rate (docs/adaptive.md)."""
+    """How *adaptive* mode chooses batch and learning rate (docs/guides/adaptive.md)."""
 
     learning_rate_rule: str = "adascale"
     """How the learning rate follows the batch."""

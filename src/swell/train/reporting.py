@@ -1,4 +1,4 @@
-"""What a job reports with every heartbeat: its progress and its step times (docs/runtime.md)."""
+"""What a job reports with every heartbeat: its progress and its step times (docs/how/runtime.md)."""
 
 from __future__ import annotations
 

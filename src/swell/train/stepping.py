@@ -1,7 +1,7 @@
 """One step of all workers: each computes its part, the parts are summed, and all update or none does.
 
 `batches` hands out this worker's part, `backward` adds its gradients, `commit` sums them with those of the
-other workers and updates. See docs/runtime.md ("The story of a step").
+other workers and updates. See docs/how/runtime.md ("The story of a step").
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def connect(address: str, runtime_env: dict[str, Any] | None = None) -> Any:
     if worker.is_alive():
         raise ConnectionError(
             f"Ray at {address} did not answer within {CONNECT_S:g} s; if the cluster has a token, set "
-            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to it (see docs/ray.md)"
+            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to it (see docs/guides/ray.md)"
         )
     if trouble:
         raise ConnectionError(explain(address, trouble[0])) from trouble[0]

@@ -53,11 +53,11 @@ CLUSTER_SETTINGS = {
     "health_check_failure_threshold": 20,
     "gcs_rpc_server_reconnect_timeout_s": 120,
 }
-"""For a head with nodes on other hosts (docs/ray.md, deploy/): a check that is not answered takes period plus
-timeout, so a silent node is given up after two minutes, and then ends itself. That is what it takes to live
-through a cut of one minute: TCP tries again at growing intervals, so Ray's connections may stand still for as
-long again after the cut as it lasted. Nobody waits for a silent node meanwhile: a job goes on without a
-worker that is silent for five seconds."""
+"""For a head with nodes on other hosts (docs/guides/ray.md, deploy/): a check that is not answered takes
+period plus timeout, so a silent node is given up after two minutes, and then ends itself. That is what it
+takes to live through a cut of one minute: TCP tries again at growing intervals, so Ray's connections may
+stand still for as long again after the cut as it lasted. Nobody waits for a silent node meanwhile: a
+job goes on without a worker that is silent for five seconds."""
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -34,7 +34,7 @@ FOLDER = "ray-tls"
 VALID_DAYS = 3650
 ADVICE = (
     "Ray's token, the scripts and --env go in clear between the hosts of this cluster: set up Ray's TLS (see "
-    "docs/ray.md, 'By hand'), or encrypt below it (WireGuard, the CNI's)"
+    "docs/guides/ray.md, 'By hand'), or encrypt below it (WireGuard, the CNI's)"
 )
 
 

@@ -1,7 +1,7 @@
 """The members of a job that is resized by save and restart: a pure state machine, like `membership`.
 
-Such a job runs any program (docs/any-command.md). swell cannot change the membership of a program that it
-knows nothing of, so each generation is a set of new processes:
+Such a job runs any program (docs/guides/any-command.md). swell cannot change the membership of a program that
+it knows nothing of, so each generation is a set of new processes:
 
     begin --> running --(resize, stop)--> saving --all ended--> begin again, or stopped
                  |  \\--(a worker dies: the others are ended)--> begin again, from the program's last save

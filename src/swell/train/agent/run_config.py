@@ -50,7 +50,7 @@ class RunConfig:
 
     @property
     def command(self) -> bool:
-        """Whether the script is any program, which is resized by save and restart (docs/any-command.md)."""
+        """Whether the script is any program, resized by save and restart (docs/guides/any-command.md)."""
         return bool(self.settings.get("command"))
 
     @property

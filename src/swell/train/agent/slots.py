@@ -62,7 +62,7 @@ def ended_early(name: str, worker: Worker) -> str:
     if worker.address is None:
         return (
             f"the script ended in worker {name} without ever calling swell.elastic(model, optimizer), so "
-            "nothing can be made elastic. Add the call (see docs/runtime.md), try --auto, or use plain "
+            "nothing can be made elastic. Add the call (see docs/how/runtime.md), try --auto, or use plain "
             "python"
         )
     return (

@@ -1,4 +1,4 @@
-"""The wire protocol between coordinator, workers, launcher and command line (docs/wire-protocol.md).
+"""The wire protocol of coordinator, workers, launcher and command line (docs/reference/wire-protocol.md).
 
 Frames are length-prefixed JSON objects. A connection to another host is encrypted first (`sealed`). A
 connection starts with a mutual challenge over the job's secret;

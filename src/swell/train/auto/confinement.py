@@ -27,13 +27,13 @@ NO_CALL = "it computes its batches without calling a model (an nn.Module) that c
 
 NEXT = {
     HAND: "step in loops over ranges or lists, or with `while`, or draw batches with a DataLoader",
-    STREAM_AHEAD: "draw each batch when it is computed, or use job.stream of swell.elastic (docs/streams.md)",
+    STREAM_AHEAD: "draw each batch when it is computed, or use job.stream (docs/guides/streams.md)",
     CYCLE: "write `while True: yield from loader`, which also shuffles every pass anew",
     CLOSURE: "another optimizer than LBFGS can be shared",
     DISTRIBUTED: "leave ranks and world size to the variables that swell sets, as torchrun does",
     BY_HAND: "use an optimizer of torch.optim, SGD for example",
     UNDIVIDED: "let the model treat every sample by itself, along the first dimension of what it is given",
-    SHARDED: "wrap the model with DistributedDataParallel, or see docs/replicas.md",
+    SHARDED: "wrap the model with DistributedDataParallel, or see docs/guides/replicas.md",
     SPARSE: "take out sparse=True",
     NO_CALL: "let the forward method of an nn.Module compute the batch",
 }

@@ -59,7 +59,7 @@ def announce(run: ScriptRun) -> None:
             f"divided over the workers. The loss must be a mean over its batch. What the script adds up over "
             f"processes is multiplied by {count} if it is a float (a mean, to be divided by the number of "
             f"processes), and stays if it is an integer (a count over all {count} batches). "
-            f"More in docs/frameworks.md\n"
+            f"More in docs/guides/frameworks.md\n"
         )
 
 

@@ -2,7 +2,7 @@
 
     python -m swell.train.start.command PROGRAM ARGUMENTS...
 
-The signals are environment variables and one file (docs/any-command.md). This process stays beside the
+The signals are environment variables and one file (docs/guides/any-command.md). This process stays beside the
 program, ends it with the job, and ends as it ended. It imports neither torch nor numpy.
 """
 

@@ -24,7 +24,7 @@ def advice(script: Path) -> str:
     return (
         f"{script.name} trains by itself, without swell.elastic, so its workers would all do the same work. "
         f"Put --auto before the script, which makes it elastic as it is: swell run --auto {script.name} "
-        f"(or swell submit --auto {script.name}); or change it as docs/training.md says"
+        f"(or swell submit --auto {script.name}); or change it as docs/guides/training.md says"
     )
 
 
