@@ -458,7 +458,7 @@ def test_where_there_are_gpus_they_are_the_slots_and_each_worker_sees_the_one_th
         engine.start(lambda: None)
         ray.engines.append(engine)
         assert [(n.name, n.gpus, n.gpu_type) for n in engine.cluster().nodes] == [("gpus", 2, "gpu")]
-        launch = ray.launch("a", TOY, "--epochs", 400, "--sample-ms", 1, "--hurry", ray.hurry)
+        launch = ray.launch("a", TOY, "--epochs", 80, "--sample-ms", 5, "--hurry", ray.hurry)
         engine.apply(launch, (0, 1))
         _sees_gpus(ray, "a", ["0", "1"])
         ray.hurry.touch()
@@ -469,7 +469,7 @@ def test_where_there_are_gpus_they_are_the_slots_and_each_worker_sees_the_one_th
 
 def test_a_job_is_left_alone_when_gpus_join_and_they_are_the_slots_once_it_is_over(ray: Ray) -> None:
     engine = ray.engine(spares=False)
-    launch = ray.launch("a", TOY, "--epochs", 400, "--sample-ms", 1, "--hurry", ray.hurry)
+    launch = ray.launch("a", TOY, "--epochs", 80, "--sample-ms", 5, "--hurry", ray.hurry)
     engine.apply(launch, (0, 2))
     _trains_on(ray, "a", (0, 2))
     node = ray.cluster.join("gpus", 1, gpus=2)
@@ -482,7 +482,7 @@ def test_a_job_is_left_alone_when_gpus_join_and_they_are_the_slots_once_it_is_ov
         until(lambda: [(n.name, n.gpus) for n in engine.cluster().nodes if n.up] == [("gpus-2", 2)])
         assert len(list((launch.job_dir / "runs").iterdir())) == 1, "it never began anew"
         hurry = ray.home / "hurry-b"
-        launch = ray.launch("b", TOY, "--epochs", 400, "--sample-ms", 1, "--hurry", hurry)
+        launch = ray.launch("b", TOY, "--epochs", 80, "--sample-ms", 5, "--hurry", hurry)
         engine.apply(launch, (9, 10))
         _sees_gpus(ray, "b", ["0", "1"])
         hurry.touch()
@@ -510,7 +510,7 @@ def test_two_jobs_share_a_gpu_that_ray_chose_and_rays_books_show_half_of_it_for_
         engine.start(lambda: None)
         ray.engines.append(engine)
         assert [(n.name, n.gpus, n.per_gpu) for n in engine.cluster().nodes] == [("gpus", 4, 2)]
-        toy = ("--epochs", 400, "--sample-ms", 1, "--hurry", ray.hurry)
+        toy = ("--epochs", 80, "--sample-ms", 5, "--hurry", ray.hurry)
         said = []
         for name, slot, left in (("a", 0, 1.5), ("b", 2, 1.0)):
             engine.apply(ray.launch(name, TOY, *toy), (slot,))
@@ -531,7 +531,7 @@ def test_two_jobs_share_a_gpu_that_ray_chose_and_rays_books_show_half_of_it_for_
 def test_a_job_goes_on_when_the_gpus_that_it_fills_become_several_slots_each(ray: Ray) -> None:
     node = ray.cluster.join("gpus", 1, gpus=2)
     try:
-        launch = ray.launch("a", TOY, "--epochs", 400, "--sample-ms", 1, "--hurry", ray.hurry)
+        launch = ray.launch("a", TOY, "--epochs", 80, "--sample-ms", 5, "--hurry", ray.hurry)
         for per_gpu, slots in ((1, (0, 1)), (2, (2, 3))):
             options = RayOptions(address=ray.cluster.address, resource="GPU", per_gpu=per_gpu, spares=False)
             engine = SupervisedEngine(RaySite(ray.home, options))

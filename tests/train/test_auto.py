@@ -199,7 +199,7 @@ DEMANDING = """
 """
 
 
-@pytest.mark.parametrize("processes", ["0", "1"])
+@pytest.mark.parametrize("processes", ["0", pytest.param("1", marks=[pytest.mark.long, pytest.mark.gallery])])
 def test_accumulation_schedules_trainers_and_loader_processes(
     stage: Any, tmp_path: Path, processes: str
 ) -> None:
@@ -244,6 +244,8 @@ LEAVING_EARLY = """
 """
 
 
+@pytest.mark.long
+@pytest.mark.gallery
 def test_a_script_that_leaves_its_passes_early(stage: Any, tmp_path: Path) -> None:
     job = _auto(stage, LEAVING_EARLY, "40", str(tmp_path), workers=1)
     job.wait_for(lambda s: s["epoch"] >= 2)

@@ -159,7 +159,16 @@ def undisturbed(_stage: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return _result(_run(_stage, tmp_path_factory.mktemp("undisturbed"), LOOPS["again"], 300, 0.0))
 
 
-@pytest.mark.parametrize("kind", ["generator", "again", "ahead"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "again",
+        *(
+            pytest.param(kind, marks=[pytest.mark.long, pytest.mark.gallery])
+            for kind in ("generator", "ahead")
+        ),
+    ],
+)
 def test_a_loop_that_counts_steps_over_passes_grows_and_shrinks(
     stage: Any, tmp_path: Path, undisturbed: dict[str, Any], kind: str
 ) -> None:

@@ -54,7 +54,7 @@ def _quality(output: str) -> float:
         ("recommender", "fixed"),
         ("digits_cnn", "consistent"),
         ("nano_gpt", ""),
-        ("gan", ""),
+        pytest.param("gan", "", marks=[pytest.mark.long, pytest.mark.gallery]),
     ],
 )
 def test_an_example_runs_on_two_workers_in_its_modes(stage: Any, name: str, mode: str) -> None:

@@ -48,7 +48,9 @@ def _result(job: Any, timeout_s: float = 120.0) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    "reduction", ["mean", pytest.param("sum", marks=[pytest.mark.long, pytest.mark.gallery])]
+)
 def test_files_own_checkpoints_packages_sums_and_layers_unfrozen_later(
     stage: Any, tmp_path: Path, reduction: str
 ) -> None:
@@ -76,6 +78,8 @@ def test_batches_drawn_ahead_from_an_endless_sampler(stage: Any) -> None:
     assert "could not follow" not in job.output()
 
 
+@pytest.mark.long
+@pytest.mark.gallery
 def test_two_optimizers_of_a_gan_are_elastic(stage: Any) -> None:
     job = _run(stage, "gan.py", "60", "0.004", maximum=3)
     _whole_schedule(job)
