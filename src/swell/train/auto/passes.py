@@ -81,6 +81,9 @@ class Order:
             self.begun = _get_random(self._loader, of_torch=self._of_torch)
             self._begin(1)
             return
+        if self._batches is not None and self._of_torch:  # draws from the script's numbers only at first
+            self._take(_CHUNK)
+            return
         now = _get_random(self._loader, of_torch=self._of_torch)
         kept = {name: state for name, state in now.items() if name in _OF_ALL}
         try:
@@ -107,7 +110,9 @@ class Order:
                 self._over = True
                 break
             self._known.append(_as_list(batch))
-        states = _get_random(self._loader, of_torch=self._of_torch)
+        if self._of_torch:
+            return
+        states = _get_random(self._loader, of_torch=False)
         self._random = {name: state for name, state in states.items() if name in _OF_ALL}
 
 
