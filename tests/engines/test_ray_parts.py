@@ -51,8 +51,9 @@ from swell.engines.ray.workers import why_not_made
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.polling import readable
+from swell.train.agent.protocol import Exited, Lost, Unstartable
 from swell.train.agent.wire import Connection
-from swell.train.agent.worker_processes import Exited, Failed, Lost, News, Unstartable
+from swell.train.agent.worker_processes import Failed, News
 
 ROOT = Path(__file__).parents[2]
 

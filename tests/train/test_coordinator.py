@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from swell.train.agent import children, coordinator_process
-from swell.train.agent.coordinator import Coordinator
+from swell.train.agent.coordinator import LAST_WORDS_S, Coordinator
 from swell.train.agent.coordinator_process import MOST_STARTS, CoordinatorProcess, pause_s
 from swell.train.agent.errors import BROKEN, TrainError
-from swell.train.agent.hearing import HANDLERS, LAST_WORDS_S
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.protocol import HEARD, plain
 from swell.train.agent.replicas.membership import Replicas
 
 
@@ -32,8 +33,8 @@ class Someone:
         self.role, self.name, self.fencing = "", "", None
         self.told: list[dict[str, Any]] = []
 
-    def send(self, message: dict[str, Any]) -> None:
-        self.told.append(message)
+    def send(self, message: Struct | dict[str, Any]) -> None:
+        self.told.append(json.loads(json.dumps(plain(message), default=plain)))
 
     def heard(self, kind: str) -> list[dict[str, Any]]:
         return [message for message in self.told if message["type"] == kind]
@@ -73,7 +74,7 @@ def test_from_the_first_worker_to_the_end(path: Path) -> None:
     assert worker.heard("welcome")[0]["live"] is False
     office.say(worker, type="ready", epoch=0)
     offer = worker.heard("candidate")[0]["candidate"]
-    assert offer["members"] == [worker.name] and offer["addresses"][worker.name] == ("127.0.0.1", 7)
+    assert offer["members"] == [worker.name] and offer["addresses"][worker.name] == ["127.0.0.1", 7]
     office.say(worker, type="switched", generation=offer["number"], members=[worker.name], step=0, epoch=0)
     watcher = Someone()
     assert office.say(watcher, type="hello", role="tool")[0]["members"] == [worker.name]
@@ -206,7 +207,7 @@ SOUND: dict[str, Any] = {
     "operation": 1, "number": 1, "unreachable": [], "workers": 1, "code": 0, "error": "e", "name": "n",
     "fields": {}, "figures": {"done": 1.0}, "reason": "r", "values": {}, "keys": [], "alive": ["w0"],
 }  # fmt: skip
-KINDS = sorted({kind for _, kind in HANDLERS} - {"goodbye"})
+KINDS = ["hello", *sorted({str(kind) for role in HEARD if role for kind in HEARD[role]} - {"goodbye"})]
 FIELDS = st.dictionaries(st.sampled_from([*SOUND]), SOME, max_size=3)
 MESSAGE = st.tuples(st.integers(0, 4), st.sampled_from(KINDS), FIELDS)
 
@@ -257,10 +258,10 @@ def test_an_error_of_its_own_ends_it_with_a_traceback_and_the_state_that_was_who
 
 
 BROKEN_COORDINATOR = """
-from swell.train.agent import coordinator, hearing
+from swell.train.agent import coordinator
 def broken(*_):
     raise KeyError("w7")
-hearing.HANDLERS["new", "hello"] = broken
+coordinator.Coordinator._hello = broken
 coordinator.main()
 """
 

@@ -104,7 +104,7 @@ def test_a_malformed_message_is_logged_and_the_worker_connects_again(
     again = met(door)
     assert "the coordinator sent a malformed message" in capfd.readouterr().err
     again.send({"type": "welcome", "live": True, "epoch": 0, "generation": 3})
-    assert link.welcome()["generation"] == 3
+    assert link.welcome().generation == 3
 
 
 def test_a_refusal_of_the_coordinator_is_in_the_workers_log(
@@ -112,6 +112,7 @@ def test_a_refusal_of_the_coordinator_is_in_the_workers_log(
 ) -> None:
     connection = met(door)
     connection.send({"type": "error", "error": "epoch: got 'x'"})
+    connection.send({"type": "of a later release", "x": 1})
     connection.send({"type": "welcome"})
     link.welcome()
     assert "the coordinator refused a message: epoch: got 'x'" in capfd.readouterr().err

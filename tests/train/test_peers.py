@@ -15,6 +15,7 @@ from tests.waiting import wait_until
 from swell.train.agent.errors import RESPAWN, PeerLost
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.keepalive import keep_alive
+from swell.train.agent.protocol import Welcome
 from swell.train.sync import link as links
 from swell.train.sync.link import Link
 from swell.train.sync.mesh import READY, solo
@@ -74,7 +75,7 @@ def test_probes_are_asked_of_the_system_and_other_sockets_are_left_alone() -> No
 def test_without_a_coordinator_a_worker_on_another_host_stops_before_others_are_started(link: Link) -> None:
     link.line.standing.current = mesh = solo("w0")
     assert mesh.exchange(1, READY, {"n": 1}) == [{"n": 1}]
-    link.line.standing.welcome = {}  # it was there before
+    link.line.standing.welcome = Welcome()  # it was there before
     wait_until(lambda: mesh.broken, 30, "the worker to stop")
     with pytest.raises(PeerLost):
         mesh.exchange(2, READY, {"n": 1})

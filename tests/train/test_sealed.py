@@ -18,12 +18,12 @@ from tests.waiting import wait_until
 from swell.train.agent import door, wire
 from swell.train.agent.certificate import certificate
 from swell.train.agent.errors import PeerLost
+from swell.train.agent.protocol import Offer
 from swell.train.agent.records import RecordSocket
 from swell.train.agent.sealed import MOST_HELLO_BYTES, Seal, SealedSocket, crosses_hosts
 from swell.train.agent.wire import Connection
 from swell.train.sync import peers
 from swell.train.sync.mesh import PIECE, READY, Mesh, Peer
-from swell.train.sync.standing import Offer
 
 SECRET = "3f" * 32
 
@@ -145,7 +145,7 @@ def test_workers_leave_tls_for_records_if_both_can(
             "" if lacks == {"swell-peer": "w0"}.get(threading.current_thread().name, "w1") else real(sock)
         ),
     )
-    offer = Offer(1, ("w0", "w1"), {name: one.address for name, one in made.items()}, False, 0)
+    offer = Offer(1, ("w0", "w1"), {name: one.address for name, one in made.items()}, 0)
     found = together(*[lambda one=one: one.connect(offer, lambda: True) for one in made.values()])
     try:
         first, second = Mesh(1, offer.members, "w0", found[0]), Mesh(1, offer.members, "w1", found[1])

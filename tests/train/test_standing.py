@@ -12,15 +12,28 @@ from tests.train.test_strangers import Running
 from tests.waiting import wait_until
 
 from swell.train.agent.errors import FENCED, PeerLost
+from swell.train.agent.protocol import (
+    Broken,
+    Fenced,
+    GoToEpoch,
+    NextGeneration,
+    Offer,
+    Ready,
+    SaveAndLeave,
+    Suspect,
+    Switched,
+    TryReach,
+    Waiting,
+    Welcome,
+)
 from swell.train.agent.wire import Connection
 from swell.train.sync.link import STOP, Link
 from swell.train.sync.standing import Abandon, Connect, End, Send, Standing, Try
 
 
-def candidate(number: int, members: str, *, recovery: bool = False, epoch: int = 0) -> dict[str, Any]:
-    names = members.split()
-    about = {"number": number, "members": names, "recovery": recovery, "epoch": epoch}
-    return {"type": "candidate", "candidate": about | {"addresses": {n: ["10.0.0.1", 7] for n in names}}}
+def candidate(number: int, members: str, *, recovery: bool = False, epoch: int = 0) -> NextGeneration:
+    names = tuple(members.split())
+    return NextGeneration(Offer(number, names, dict.fromkeys(names, ("10.0.0.1", 7)), epoch, recovery))
 
 
 def mesh(number: int, members: str = "w0 w1") -> Any:
@@ -33,8 +46,8 @@ def mesh(number: int, members: str = "w0 w1") -> Any:
 def member() -> Standing:
     """w0, in generation 1 with w1."""
     made = Standing("w0", lease_s=10.0)
-    made.hear({"type": "welcome"})
-    assert made.ready(0) == [Send({"type": "ready", "epoch": 0})]
+    made.hear(Welcome())
+    assert made.ready(0) == [Send(Ready(0))]
     (connect,) = made.hear(candidate(1, "w0 w1"))
     assert isinstance(connect, Connect) and connect.offer.addresses["w1"] == ("10.0.0.1", 7)
     assert made.joinable() is None
@@ -55,7 +68,8 @@ def test_a_candidate_is_taken_once_it_is_connected(member: Standing) -> None:
     assert member.pick(0) == 2 and member.take(2) is second
     assert member.brings_newcomers(2) and not member.brings_newcomers(1)
     (said,) = member.enter(second, 5, 0)
-    assert isinstance(said, Send) and said.message["generation"] == 2 and member.hello()["generation"] == 2
+    assert isinstance(said, Send) and said.message == Switched(2, second.members, 0, 5)
+    assert member.hello(7, ("10.0.0.1", 7)).generation == 2
 
 
 def test_what_was_agreed_on_is_kept_until_it_is_released_unless_a_death_comes_between(
@@ -80,12 +94,12 @@ def test_a_mesh_of_a_candidate_that_was_replaced_is_given_up(member: Standing) -
     member.connected(second)
     assert member.hear(candidate(3, "w1")) == [Abandon(second)]
     assert not member.connected(mesh(2)), "connected too late"
-    assert member.hear({"type": "candidate", "candidate": None}) == [] and member.pick(0) == 0
+    assert member.hear(NextGeneration()) == [] and member.pick(0) == 0
 
 
 def test_a_broken_generation_is_replaced_with_or_without_this_worker(member: Standing) -> None:
     (said,) = member.broke(mesh(1), 7)
-    assert isinstance(said, Send) and said.message["operation"] == 7 and member.hello()["broken"] == 1
+    assert said == Send(Broken(1, 7)) and member.hello(7, ("10.0.0.1", 7)).broken == 1
     assert member.replacement(1) is False
     member.hear(candidate(2, "w0 w1"))
     assert member.replacement(1) is False, "that is no recovery"
@@ -101,9 +115,9 @@ def test_a_broken_generation_is_replaced_with_or_without_this_worker(member: Sta
 def test_a_newcomer_follows_the_job_to_its_epoch_even_to_the_first() -> None:
     newcomer = Standing("w2")
     newcomer.ready(3)
-    newcomer.hear({"type": "turn", "epoch": 3})
+    newcomer.hear(GoToEpoch(3))
     assert newcomer.joinable() is None
-    newcomer.hear({"type": "turn", "epoch": 0})
+    newcomer.hear(GoToEpoch(0))
     assert newcomer.joinable() == 0 and newcomer.status == "starting"
     newcomer.ready(0)
     assert newcomer.joinable() is None
@@ -112,31 +126,28 @@ def test_a_newcomer_follows_the_job_to_its_epoch_even_to_the_first() -> None:
 def test_without_its_coordinator_a_worker_goes_on_for_its_lease(member: Standing) -> None:
     assert member.away(100.0) == [] and member.away(109.0) == []
     assert member.away(110.5) == [Abandon(member.current)]  # type: ignore[arg-type]
-    member.hear({"type": "welcome"})
+    member.hear(Welcome())
     assert member.away(200.0) == [], "it was there in between"
     near = Standing("w1")
-    near.welcome, near.current = {}, mesh(1)
+    near.welcome, near.current = Welcome(), mesh(1)
     assert near.away(0.0) == near.away(1e6) == [], "on one host both end together"
 
 
 def test_links_and_standstills_are_reported_now_and_then(member: Standing) -> None:
-    assert member.suspect("w1", 0.0) == [Send({"type": "suspect", "worker": "w1"})]
+    assert member.suspect("w1", 0.0) == [Send(Suspect("w1"))]
     assert member.suspect("w1", 0.3) == [] and member.suspect("w2", 0.3) and member.suspect("w1", 0.6)
     waits: Any = SimpleNamespace(exchange=(1, 4, 0), since_s=2.0, workers=["w1"])
     assert member.standstill(waits, 4, 1.0) == [], "a step takes a second"
-    assert member.standstill(waits, 4, 0.1) == [Send({"type": "waiting", "step": 4, "workers": ["w1"]})]
+    assert member.standstill(waits, 4, 0.1) == [Send(Waiting(4, ("w1",)))]
     assert member.standstill(waits, 4, 0.1) == [] and member.standstill(None, 5, 0.1) == []
 
 
 def test_orders_of_the_coordinator(member: Standing) -> None:
-    assert member.hear({"type": "fenced"}) == [End(FENCED)]
-    there = {"w0": ["10.0.0.1", 1], "w1": ["10.0.0.2", 2], "w2": None}
-    assert member.hear({"type": "check", "number": 3, "addresses": there}) == [
-        Try(3, {"w1": ("10.0.0.2", 2)})
-    ]
-    member.hear({"type": "stop"})
+    assert member.hear(Fenced()) == [End(FENCED)]
+    there = {"w0": ("10.0.0.1", 1), "w1": ("10.0.0.2", 2), "w2": None}
+    assert member.hear(TryReach(3, there)) == [Try(3, {"w1": ("10.0.0.2", 2)})]
+    member.hear(SaveAndLeave())
     assert member.stop
-    assert member.hear({"type": "something new"}) == []
 
 
 @pytest.fixture
@@ -155,7 +166,7 @@ def test_a_link_joins_trains_recovers_and_ends(running: Running, monkeypatch: py
         pass
     link = Link(running.job, spawn["worker"])
     try:
-        assert link.welcome()["live"] is False
+        assert link.welcome().live is False
         link.announce_ready(0)
         joined = link.wait_join()
         assert not isinstance(joined, int) and joined.members == (link.name,)

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from swell.train.agent.worker_processes import Exited, LocalWorkers
+from swell.train.agent.protocol import Exited
+from swell.train.agent.worker_processes import LocalWorkers
 
 
 def order(worker: str, folder: Path, code: int = 0) -> dict[str, Any]:

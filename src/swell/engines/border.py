@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swell.train.agent.errors import TrainError
-from swell.train.agent.worker_processes import CAUSES
+from swell.train.agent.protocol import CAUSES
 
 MOST_STEPS = 1e15
 """Most steps that a job may report to have done or to consist of."""

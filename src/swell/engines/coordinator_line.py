@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from msgspec import Struct
+
 from swell.engines.border import BadMessage, JobStatus, read_status
 from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.protocol import StopJob, ToolHello, Watch
 from swell.train.agent.regular import folder
 from swell.train.agent.wire import Connection, Message
 
@@ -23,9 +26,9 @@ _MOST_RUNS = 10_000
 SLOWEST_CONNECT_S = 30.0
 ANSWER_S = 1.0
 """Longest wait for a coordinator's answer, because other jobs wait meanwhile; it is tried again later."""
-STOP: Message = {"type": "stop", "save": True}
+STOP = StopJob(save=True)
 """Tells a coordinator to have its job save its state and stop."""
-END: Message = {"type": "stop", "code": 143}
+END = StopJob(143)
 """Tells a coordinator to end its job at once."""
 
 
@@ -65,10 +68,9 @@ class CoordinatorLine:
             _refuse_name(host)
             connection = Connection.to_job((host, port), config, timeout_s=ANSWER_S)
             connection.limit_sending(ANSWER_S)
-            hello = {"type": "hello", "role": "tool", "fencing": fencing}
-            greeting = connection.request(hello, ANSWER_S)
+            greeting = connection.request(ToolHello(fencing), ANSWER_S)
             # A coordinator of an earlier version has no snapshot in its second answer.
-            status = read_status({**greeting, **connection.request({"type": "watch"}, ANSWER_S)}, slots)
+            status = read_status({**greeting, **connection.request(Watch(), ANSWER_S)}, slots)
         except (
             *(OSError, TrainError, ValueError, KeyError, TypeError, AttributeError),
             *(RecursionError, OverflowError),  # the files and the answer are the job's: they may be anything
@@ -82,7 +84,7 @@ class CoordinatorLine:
         self.slow, self.connection, self.event = 0, connection, status.event
         return status
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: Struct) -> bool:
         """Send the coordinator a message; False if there is no connection, or it is lost."""
         if self.connection is None:
             return False

@@ -39,6 +39,7 @@ from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent import outputs
 from swell.train.agent.children import Forked
 from swell.train.agent.polling import readable
+from swell.train.agent.protocol import Resize
 
 log = logging.getLogger(__name__)
 
@@ -369,7 +370,7 @@ class SupervisedEngine:
         except OSError:
             if not set(target) <= set(state.told):
                 raise
-        if job.line.send({"type": "resize", "workers": len(target), "slots": list(target)}):
+        if job.line.send(Resize(len(target), list(target))):
             with self._lock:
                 state.told, state.fresh = target, False
 

@@ -103,7 +103,7 @@ class Member:
             self._begin()
             return
         welcome = self._link.welcome()
-        self._progress.epoch, live = self._learner.replica.first(int(welcome["epoch"]), int(welcome["live"]))
+        self._progress.epoch, live = self._learner.replica.first(welcome.epoch, int(welcome.live))
         if live:
             self.stage = Stage.REHEARSING
             return

@@ -23,10 +23,11 @@ from swell.engines.ray import packaging, places
 from swell.engines.ray.claims import HolderName
 from swell.engines.ray.connection import connect, is_loopback, own_address
 from swell.engines.ray.holder import Holder
+from swell.train.agent.protocol import Exited, Lost, Unstartable
 from swell.train.agent.run_config import RunConfig
 from swell.train.agent.slots import PER_GPU
 from swell.train.agent.wire import MOST_STRANGERS, Connection, WireError, new_secret
-from swell.train.agent.worker_processes import Exited, Failed, Lost, News, Unstartable
+from swell.train.agent.worker_processes import Failed, News
 
 OUT_OF_MEMORY = 137
 UP_S = 60.0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.protocol import GetStatus, Resize, StopJob, ToolHello, Watch
 from swell.train.agent.wire import Connection, Message
 
 
@@ -35,19 +36,19 @@ class JobClient:
 
     def resize(self, workers: int) -> None:
         """Ask for that many workers; TrainError if the job does not allow it."""
-        self._connection.request({"type": "resize", "workers": workers})
+        self._connection.request(Resize(workers))
 
     def status(self) -> Message:
         """Generation, members, target, workers, epoch, step and the workers' last reports."""
-        return self._connection.request({"type": "status"})
+        return self._connection.request(GetStatus())
 
     def stop(self, code: int = 143) -> None:
         """End the job."""
-        self._connection.request({"type": "stop", "code": code})
+        self._connection.request(StopJob(code))
 
     def listen(self) -> Connection:
         """Ask for events and reports; they arrive on the connection, which is good for nothing else then."""
-        self._connection.request({"type": "watch"})
+        self._connection.request(Watch())
         return self._connection
 
     def watch(self) -> Iterator[Message]:
@@ -76,7 +77,7 @@ class JobClient:
         while True:
             try:
                 connection = Connection.to_job(self.directory.address(), self.directory.config())
-                connection.request({"type": "hello", "role": "tool"})
+                connection.request(ToolHello())
                 return connection
             except (OSError, ValueError):
                 if time.monotonic() >= deadline:

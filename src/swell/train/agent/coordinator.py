@@ -1,5 +1,8 @@
 """The job's master as a process: sockets, disk and clock around `membership`.
 
+From top to bottom: its life, what it receives (`protocol` has the messages), how it carries out what
+`membership` decides, and what it sends, shows and saves. `door` has the connections.
+
 The coordinator is small on purpose and does not import torch: it starts in a fraction of a second, so when it
 is killed the launcher just starts it again. All it knows is in `state.json` in the job's directory (replaced
 atomically after every change) and in what workers tell it when they reconnect. No step ever waits for it.
@@ -24,11 +27,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swell.train.agent import membership_json, orders
+from msgspec import Struct, structs
+
+from swell.train.agent import membership_json, protocol
 from swell.train.agent.door import Client, Door
-from swell.train.agent.errors import BROKEN, Refused
-from swell.train.agent.generations import Instruction
-from swell.train.agent.hearing import HANDLERS, REPEATED
+from swell.train.agent.ending import STOPPED
+from swell.train.agent.errors import BROKEN, FENCED, RESPAWN, Refused
+from swell.train.agent.generations import (
+    Announce,
+    Begin,
+    Candidate,
+    Check,
+    Fence,
+    Finish,
+    Instruction,
+    Kill,
+    Save,
+    Say,
+    Spawn,
+    Status,
+    Stop,
+    Turn,
+)
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.lines import Pace
 from swell.train.agent.membership import Membership
@@ -39,13 +59,13 @@ from swell.train.agent.stragglers import Stragglers
 from swell.train.agent.wire import Message
 
 TICK_S = 0.1
+LAST_WORDS_S = 1.0
+"""How long a member's exit waits for the end of the member's connection: a descendant may keep that open, or
+the member has not connected to this coordinator yet."""
 
 
 class Coordinator:
-    """Passes the messages of connections to `Membership` and has its instructions carried out.
-
-    `door` has the connections, `hearing` what their messages mean, `orders` what instructions do.
-    """
+    """Passes the messages of connections to `Membership` and carries out its instructions."""
 
     def __init__(self, directory: Path) -> None:
         self.job = JobDirectory(directory)
@@ -116,7 +136,7 @@ class Coordinator:
             return
         try:
             instructions = take_in(time.monotonic())
-            orders.carry_out(self, instructions)
+            self._carry_out(instructions)
             if instructions or not repeated:
                 self.save()
         except Refused:
@@ -157,17 +177,201 @@ class Coordinator:
             )
         return self.membership
 
-    def _receive(self, client: Client, message: Message) -> None:
-        kind = str(message.get("type"))
-        handler = HANDLERS.get((client.role or "new", kind))
+    # ------------------------------------------------------------------ what others send
+
+    def _receive(self, client: Client, raw: Message) -> None:
         try:
-            if handler is None:
-                raise Refused(f"unknown message {kind!r:.60} from {client.role or 'a stranger'}")
-            self._decide(lambda now: handler(self, client, message, now), repeated=kind in REPEATED)
+            message = protocol.heard(client.role, raw)
+            repeated = isinstance(message, protocol.REPEATED)
+            self._decide(lambda now: self._take_in(client, message, now), repeated=repeated)
         except Refused as error:
             if client.role in ("worker", "agent"):  # which are ours: people should see it
+                kind = str(raw.get("type"))
                 self.door.grumble(f"refused {kind!r:.60} of {client.name or client.role}: {error}")
-            client.send({"type": "error", "error": str(error)})
+            client.send(protocol.Error(str(error)))
+
+    def _take_in(self, client: Client, message: protocol.Message, now: float) -> list[Instruction]:
+        match client.role:
+            case "worker":
+                return self._from_worker(client.name, message, now)
+            case "agent":
+                return self._from_launcher(message, now)
+            case "tool":
+                return self._from_tool(client, message, now)
+            case "notes":
+                return self._from_notes(client, message)
+        return self._hello(client, message, now)
+
+    def _hello(self, client: Client, message: protocol.Message, now: float) -> list[Instruction]:
+        match message:
+            case protocol.WorkerHello():
+                return self._worker_hello(client, message, now)
+            case protocol.LauncherHello(alive):
+                client.role, self.agent = "agent", client
+                client.send(protocol.Greeting())
+                out = self.membership.agent_connected(list(alive), now)
+                # Those that ended while nobody listened.
+                for gone in self.processes.keys() - set(alive) - self.membership.workers.keys():
+                    self.event("exited", worker=gone, code=0)
+                return out
+            case protocol.ToolHello(fencing):
+                client.role, client.fencing = "tool", fencing
+                self.fencing = max(self.fencing, fencing or 0)
+                client.send({"type": "welcome", **self.status()})
+            case protocol.NotesHello(group):
+                client.role, client.name = "notes", group
+                self.notes.join(group, client)
+                client.send(protocol.Greeting())
+        return []
+
+    def _worker_hello(self, client: Client, its: protocol.WorkerHello, now: float) -> list[Instruction]:
+        m = self.elastic
+        client.role, client.name = "worker", its.worker
+        self.workers[its.worker], self.pids[its.worker] = client, its.pid
+        out = m.hello(its.worker, its.address, its.status, its.generation, list(its.members), now)
+        if its.epoch is not None and its.status is Status.MEMBER:
+            out += m.at_epoch(its.epoch, now)
+        at = m.generation
+        client.send(protocol.Welcome(at.live, at.epoch, at.number))
+        if its.status is Status.READY:
+            out += m.ready(its.worker, its.epoch or 0, now)
+        if its.broken:
+            out += m.broken(its.worker, its.broken, its.operation, now)
+        return out
+
+    def _from_worker(self, name: str, message: protocol.Message, now: float) -> list[Instruction]:
+        m = self.elastic
+        match message:
+            case protocol.Beat(step, report):
+                m.beat(name, step, now)
+                if report:
+                    self.reports[name] = report
+                    if report.get("rank", 0) == 0:
+                        self.last_report = report
+                    self.stragglers.heard(name, report)
+                    self.publish(protocol.Reported(name, report))
+            case protocol.Ready(epoch):
+                self.event("ready", worker=name)
+                return m.ready(name, epoch, now)
+            case protocol.AtEpoch(epoch):
+                return m.at_epoch(epoch, now)
+            case protocol.Switched(number, members, epoch, step):
+                if number > m.generation.number:
+                    self.event("generation", number=number, members=list(members), step=step)
+                out = m.switched(number, list(members), now, step)
+                return out + m.at_epoch(epoch, now)
+            case protocol.Broken(number, operation, lost, certain):
+                return m.broken(name, number, operation, now, lost, certain)
+            case protocol.Suspect(other):
+                return m.suspect(name, other, now)
+            case protocol.Checked(number, unreachable):
+                return m.checked(name, number, list(unreachable), now)
+            case protocol.Waiting(step, others):
+                return m.waiting(step, list(others), now)
+            case protocol.Left(number):
+                return m.left(name, number, now)
+            case protocol.Done(operation):
+                return m.done(name, operation, now)
+            case protocol.Stopped():
+                return m.finish(0, STOPPED)
+            case protocol.Event("confined", about):
+                limit = protocol.read(protocol.Confinement, about)
+                self.event("confined", **{**about, "worker": name})
+                return m.confine(limit.workers, limit.reason, now)
+            case protocol.Event(event, about):
+                self.event(event, **{**about, "worker": name})
+        return []
+
+    def _from_launcher(self, message: protocol.Message, now: float) -> list[Instruction]:
+        match message:
+            case protocol.Exited(name, code, note):
+                return self._exited(name, code, note, now)
+            case protocol.Said(name, figures):
+                return self._said(name, figures, now)
+            case protocol.Lost(name):
+                self.event("exited", worker=name, code=-9)
+                return self.membership.vanished(name, now)
+            case protocol.Unstartable(name, node, cause, reason):
+                self.event("unstartable", worker=name, node=node, cause=cause, reason=reason)
+                self.event("exited", worker=name, code=0)
+                return self.membership.unstartable(name, f"{node}: {reason}", cause, now)
+            case protocol.Ending(code, reason):
+                return self.membership.finish(code, reason)
+            case protocol.Goodbye():
+                self.over.set()
+        return []
+
+    def _exited(self, name: str, code: int, note: str, now: float) -> list[Instruction]:
+        worker = self.membership.workers.get(name)
+        leaving = worker is not None and worker.status is Status.LEAVING
+        ended_by_us = code < 0 and (leaving or self.membership.ending.over or name in self.killed)
+        ended_by_us = ended_by_us or (leaving and isinstance(self.membership, Restarts))
+        self.killed.discard(name)
+        self.event("exited", worker=name, code=0 if ended_by_us else code)
+        trained = worker is not None and worker.status in (Status.MEMBER, Status.DONE)
+        by_itself = code >= 0 and code not in (RESPAWN, FENCED)
+        unmet = worker is not None and worker.address is None and code == 0
+        if trained and by_itself and (name in self.workers or unmet):
+            # Its last report may be on the way; so may its connection, if another coordinator had it.
+            self.exits[name] = (now + LAST_WORDS_S, code, note)
+            return []
+        return self.membership.exited(name, code, now, note)
+
+    def _said(self, name: str, figures: protocol.Figures, now: float) -> list[Instruction]:
+        """Take in what a program printed about itself; only that of rank 0 counts."""
+        restarts = self.membership
+        if not isinstance(restarts, Restarts) or restarts.rank(name) != 0:
+            return []
+        if figures.saved is not None:
+            self.event("checkpoint", worker=name, step=max(figures.saved, 0))
+        new = {key: value for key, value in structs.asdict(figures).items() if value is not None}
+        new.pop("saved", None)
+        metrics = self.figures.get("metrics", {}) | new.pop("metrics")
+        self.figures |= new | ({"metrics": metrics} if metrics else {})
+        present = restarts.generation
+        sum_up = {"done": restarts.done, **self.figures}
+        report = self.pace.report(sum_up, present.number, len(present.members), now)
+        self.reports[name] = self.last_report = report
+        if "done" not in self.figures:
+            return []  # metrics go with the first progress, or with the end of a program that reports none
+        self.publish(protocol.Reported(name, report))
+        return restarts.said(figures.done, now) if figures.done is not None else []
+
+    def _from_tool(self, client: Client, message: protocol.Message, now: float) -> list[Instruction]:
+        match message:
+            case protocol.Resize(workers, slots):
+                self._check_leads(client)
+                out = self.membership.resize(workers, now, slots)
+                self.event("resize", target=self.membership.scale.target)
+                client.send(protocol.Resized(self.membership.scale.target))
+                return out
+            case protocol.GetStatus():
+                client.send({"type": "status", **self.status()})
+            case protocol.Watch():  # events after this snapshot are sent, from the next number on
+                self.watchers.add(client)
+                client.send({"type": "watching", **self.status()})
+            case protocol.StopJob(code, save):
+                self._check_leads(client)
+                client.send(protocol.Stopping())
+                if not save:
+                    return self.membership.finish(code, "stopped on request")
+                self.event("stop")
+                return self.membership.stop(now)
+        return []
+
+    def _check_leads(self, client: Client) -> None:
+        """Refuse the orders of a control plane that was frozen while another one took over."""
+        if client.fencing is not None and client.fencing < self.fencing:
+            raise Refused("another control plane leads by now")
+
+    def _from_notes(self, client: Client, message: protocol.Message) -> list[Instruction]:
+        match message:
+            case protocol.WriteNotes(values):
+                self.notes.write(client.name, values)
+                client.send(protocol.Noted())
+            case protocol.ReadNotes(keys):
+                client.send(protocol.NotesFound(self.notes.read(client.name, keys)))
+        return []
 
     def _closed(self, client: Client) -> None:
         self.watchers.discard(client)
@@ -187,17 +391,73 @@ class Coordinator:
         _, code, note = self.exits.pop(name)
         self._decide(lambda now: self.membership.exited(name, code, now, note))
 
-    def tell(self, worker: str, message: Message) -> None:
+    # ------------------------------------------------------------------ what was decided
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        """Do what these instructions say, in their order."""
+        for instruction in instructions:
+            match instruction:
+                case Spawn(worker, slot):
+                    self.event("spawn", worker=worker, **({} if slot is None else {"slot": slot}))
+                    self.tell_agent(instruction)
+                case Kill(worker):
+                    self.killed.add(worker)
+                    self.tell_agent(instruction)
+                case Fence(worker):
+                    self.event("fenced", worker=worker)
+                    self.tell(worker, protocol.Fenced())
+                case Turn(worker, epoch):
+                    self.tell(worker, protocol.GoToEpoch(epoch))
+                case Stop(to):
+                    for worker in to:
+                        self.tell(worker, protocol.SaveAndLeave())
+                case Announce(candidate, to):
+                    self._announce(candidate, to)
+                case Check(number, to):
+                    question = protocol.TryReach(number, self._addresses(to))
+                    for worker in to:
+                        self.tell(worker, question)
+                case Begin(number, members):
+                    self.save()  # no number is ever used twice
+                    self.job.begin_generation(number, list(members))
+                    self.event("generation", number=number, members=list(members))
+                case Save(number):
+                    self.job.ask_to_save(number)
+                    self.event("save", number=number)
+                case Say(event, fields):
+                    self.event(event, **fields)
+                case Finish(code, reason):
+                    self.event("finish", code=code, reason=reason)
+                    self.tell_agent(Finish(code, reason, self.last_report))
+
+    def _announce(self, candidate: Candidate | None, to: tuple[str, ...]) -> None:
+        self.save()  # the number must be on disk before any worker is told
+        offer = None
+        if candidate is not None:
+            number, members, recovery = candidate.number, candidate.members, candidate.recovery
+            offer = protocol.Offer(number, members, self._addresses(members), candidate.epoch, recovery)
+            self.event("candidate", number=number, members=list(members), recovery=recovery)
+        for worker in to:
+            self.tell(worker, protocol.NextGeneration(offer))
+
+    def _addresses(self, names: tuple[str, ...]) -> dict[str, tuple[str, int] | None]:
+        """Where these workers listen, as far as that is known."""
+        workers = self.elastic.workers  # of a job of replicas, this makes the whole list
+        return {name: workers[name].address for name in names}
+
+    # ------------------------------------------------------------------ what is sent, shown and saved
+
+    def tell(self, worker: str, message: Struct) -> None:
         """Send a message to a worker, if it is connected."""
         if (client := self.workers.get(worker)) is not None:
             client.send(message)
 
-    def tell_agent(self, message: Message) -> None:
+    def tell_agent(self, message: Struct) -> None:
         """Send a message to the launcher, if it is connected."""
         if self.agent is not None:
             self.agent.send(message)
 
-    def publish(self, message: Message) -> None:
+    def publish(self, message: Struct | Message) -> None:
         """Send a message to everybody who watches the job."""
         for watcher in self.watchers:
             watcher.send(message)

@@ -6,11 +6,14 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from swell.train.agent import children
-from swell.train.agent.errors import TrainError
+from swell.train.agent.errors import Refused, TrainError
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.prepared import end
-from swell.train.agent.wire import Connection, Message, WireError
+from swell.train.agent.protocol import TO_LAUNCHER, Goodbye, LauncherHello, ToLauncher, received
+from swell.train.agent.wire import Connection, WireError
 
 MOST_STARTS = 12
 """Coordinators in a row that may end early; after the last one the job fails."""
@@ -36,7 +39,7 @@ class CoordinatorProcess:
         self._job, self._launch, self._alive = job, launch, alive
         self._process: children.Child | None = None
         self._connection: Connection | None = None
-        self._unsent: list[Message] = []
+        self._unsent: list[Struct] = []
         self._began_s = self._next_s = 0.0
         """When the process was started, and when the next one may be."""
         self._early = 0
@@ -61,7 +64,7 @@ class CoordinatorProcess:
             return
         try:
             connection = Connection.to_job(self._job.address(), self._job.config(), timeout_s=2.0)
-            connection.send({"type": "hello", "role": "agent", "alive": self._alive()})
+            connection.send(LauncherHello(tuple(self._alive())))
             connection.receive(2.0)
         except (OSError, WireError, TimeoutError):
             time.sleep(0.01)
@@ -75,17 +78,19 @@ class CoordinatorProcess:
         """The connection, while there is one."""
         return [self._connection] if self._connection is not None else []
 
-    def hear(self) -> list[Message]:
-        """What the coordinator said; call it when the connection can be read from."""
+    def hear(self) -> list[ToLauncher]:
+        """What the coordinator sent; call it when the connection can be read from."""
         if self._connection is None:
             return []
         try:
-            return self._connection.pending()
-        except (OSError, WireError):
+            arrived = self._connection.pending()
+            messages = [received(TO_LAUNCHER, raw) for raw in arrived]
+        except (OSError, WireError, Refused):
             self._hang_up()
             return []
+        return [message for message in messages if message is not None]
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: Struct) -> None:
         """Say something, now or to the next coordinator."""
         if self._connection is None:
             self._unsent.append(message)
@@ -125,7 +130,7 @@ class CoordinatorProcess:
         """Say goodbye, and end the process."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
-                self._connection.send({"type": "goodbye"})
+                self._connection.send(Goodbye())
             self._hang_up()
         if self._process is not None and self._process.returncode is None:
             end(self._process)

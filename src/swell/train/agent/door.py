@@ -12,7 +12,10 @@ import ssl
 import sys
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from swell.train.agent.keepalive import keep_alive
+from swell.train.agent.protocol import Error
 from swell.train.agent.sealed import Seal, crosses_hosts
 from swell.train.agent.wire import HANDSHAKE_S, MOST_STRANGERS, Channel, Message, WireError
 
@@ -32,14 +35,14 @@ class Client:
         self.fencing: int | None = None
         """Of a control plane that is one of several: its fencing number."""
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Struct | Message) -> None:
         """Queue a message; a broken connection is noticed by its reader."""
         if self.writer.is_closing():
             return
         try:
             frame = self.channel.encode(message)
         except WireError as error:  # it is too long; the other messages of this connection are not
-            frame = self.channel.encode({"type": "error", "error": str(error)})
+            frame = self.channel.encode(Error(str(error)))
         self._write(frame)
 
     def feed(self, data: bytes) -> list[Message]:

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-
-class Status(StrEnum):
-    """Where a worker is in its life."""
-
-    STARTING = "starting"
-    """Being started or preparing; not yet able to join."""
-    READY = "ready"
-    """Prepared, waiting to be part of a generation."""
-    MEMBER = "member"
-    """In the current generation."""
-    LEAVING = "leaving"
-    """Dropped by a switch, and about to end."""
-    DONE = "done"
-    """Finished the training loop."""
+from swell.train.agent.protocol import Finish as Finish
+from swell.train.agent.protocol import Kill as Kill
+from swell.train.agent.protocol import Spawn as Spawn
+from swell.train.agent.protocol import Status as Status
 
 
 @dataclass(slots=True)
@@ -107,21 +96,6 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Spawn:
-    """Start a worker process with this name, on this slot if the job has slots."""
-
-    worker: str
-    slot: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """End this worker's process."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
 class Fence:
     """Tell this worker that the job goes on without it, so that it ends."""
 
@@ -142,14 +116,6 @@ class Turn:
 
     worker: str
     epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The job is over."""
-
-    code: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

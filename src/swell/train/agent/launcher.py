@@ -18,25 +18,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from swell.train.agent import protocol
 from swell.train.agent.coordinator_process import CoordinatorProcess
 from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory, home
 from swell.train.agent.lines import said
 from swell.train.agent.outputs import Outputs
 from swell.train.agent.polling import readable
+from swell.train.agent.protocol import Exited, Lost, Unstartable
 from swell.train.agent.regular import read_regular
 from swell.train.agent.run_config import RunConfig
 from swell.train.agent.tracker import Tracker
 from swell.train.agent.wire import Message, new_secret
-from swell.train.agent.worker_processes import (
-    Exited,
-    Failed,
-    LocalWorkers,
-    Lost,
-    News,
-    Unstartable,
-    Workers,
-)
+from swell.train.agent.worker_processes import Failed, LocalWorkers, News, Workers
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 5.0
@@ -130,52 +124,49 @@ class Launcher:
             self._coordinator.connect()
         self._show_output()
 
-    def _obey(self, message: Message) -> None:
-        """Do what the coordinator says."""
-        kind = message["type"]
-        if kind == "spawn":
-            order = self.config.order(str(message["worker"]), self.job, self._launch)
-            self._workers.spawn(order, message.get("slot"))
-        elif kind == "kill":
-            self._workers.kill(str(message["worker"]))
-        elif kind == "finish":
-            self.last_report = dict(message.get("report", {}))
-            self._finish(int(message["code"]), str(message["reason"]))
-        elif kind == "error":
-            self.say(f"the job's coordinator refused a message of its launcher: {message['error']}")
+    def _obey(self, message: protocol.ToLauncher) -> None:
+        """Do what the coordinator orders."""
+        match message:
+            case protocol.Spawn(worker, slot):
+                self._workers.spawn(self.config.order(worker, self.job, self._launch), slot)
+            case protocol.Kill(worker):
+                self._workers.kill(worker)
+            case protocol.Finish(code, reason, report):
+                self.last_report = report
+                self._finish(code, reason)
+            case protocol.Error(error):
+                self.say(f"the job's coordinator refused a message of its launcher: {error}")
 
     def _take_in(self, news: list[News]) -> None:
         """Tell the coordinator what became of workers."""
         for one in news:
             match one:
                 case Exited(worker, code):
-                    self._coordinator.tell(self._account(worker, code))
-                case Lost(worker):
-                    self._coordinator.tell({"type": "lost", "worker": worker})
-                case Unstartable(worker, node, cause, reason):
+                    self._coordinator.tell(Exited(worker, code, self._note(worker, code)))
+                case Lost():
+                    self._coordinator.tell(one)
+                case Unstartable(worker, node, _, reason):
                     self.say(f"worker {worker} cannot be started on {node}: {reason}")
-                    said = {"worker": worker, "node": node, "cause": cause, "reason": reason}
-                    self._coordinator.tell({"type": "unstartable", **said})
+                    self._coordinator.tell(one)
                 case Failed(code, reason, aloud):
                     if aloud and self._result is None:
                         self.say(reason)
                     self._finish(code, reason)
 
-    def _account(self, worker: str, code: int) -> Message:
-        """What the coordinator is told of a worker that ended."""
-        message: Message = {"type": "exited", "worker": worker, "code": code}
+    def _note(self, worker: str, code: int) -> str:
+        """Why a worker ended, for the coordinator; empty if it needs no reason."""
         if self.config.command:  # what the program printed last may be figures: they are reported first
             self._show_output(worker, all_of_it=True)
         error = self.job.path / "logs" / f"{worker}.error"
         if code > 0 and error.exists():
             text = f"worker {worker} failed; its traceback:\n{_beginning(error).rstrip()}"
             self.failure = self.failure or text
-            message["note"] = f"the script failed in worker {worker}"
-        elif code > 0 and self.config.command:
+            return f"the script failed in worker {worker}"
+        if code > 0 and self.config.command:
             last = self._outputs.last(worker)
             last = "it printed nothing" if last is None else last
-            message["note"] = f"the program ended with exit code {code} in worker {worker}: {last:.200}"
-        return message
+            return f"the program ended with exit code {code} in worker {worker}: {last:.200}"
+        return ""
 
     def _reap(self) -> None:
         """Hear of the ends of children; those whose parent ended are children of this process too."""
@@ -216,7 +207,7 @@ class Launcher:
     def _end_workers(self) -> None:
         if self._result is not None:  # the coordinator would start others in place of those that end now
             code, reason = self._result
-            self._coordinator.tell({"type": "ending", "code": code, "reason": reason})
+            self._coordinator.tell(protocol.Ending(code, reason))
         deadline = time.monotonic() + _GRACE_S
         while self._workers.names() and time.monotonic() < deadline:
             self._workers.kill_all()
@@ -242,7 +233,7 @@ class Launcher:
         for line in lines:
             figures |= said(line) or {}
         if figures:
-            self._coordinator.tell({"type": "said", "worker": worker, "figures": figures})
+            self._coordinator.tell(protocol.Said(worker, protocol.Figures(**figures)))
 
 
 @contextlib.contextmanager

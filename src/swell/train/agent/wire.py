@@ -1,9 +1,9 @@
 """The wire protocol of coordinator, workers, launcher and command line (docs/reference/wire-protocol.md).
 
-Frames are length-prefixed JSON objects. A connection to another host is encrypted first (`sealed`). A
-connection starts with a mutual challenge over the job's secret;
-afterwards every frame carries a MAC under a key of that connection, with a counter, so that frames can
-neither be forged nor replayed. Nothing is ever unpickled.
+Frames are length-prefixed JSON objects; `protocol` has the messages in them. A connection to another host is
+encrypted first (`sealed`). A connection starts with a mutual challenge over the job's secret; afterwards
+every frame carries a MAC under a key of that connection, with a counter, so that frames can neither be forged
+nor replayed. Nothing is ever unpickled.
 
 `Channel` is the protocol without any I/O (bytes in, messages out); `Connection` is the blocking socket around
 it that workers and tools use. The coordinator puts the same `Channel` behind its event loop.
@@ -24,7 +24,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from swell.train.agent.errors import TrainError
+from swell.train.agent.protocol import plain
 from swell.train.agent.sealed import SealedSocket, Stream, crosses_hosts, holds
 
 VERSION = 1
@@ -93,11 +96,11 @@ class Channel:
                 reply += self._shake(_parse(frame))
         return messages, reply
 
-    def encode(self, message: Message) -> bytes:
+    def encode(self, message: Struct | Message) -> bytes:
         """The frame that carries `message`."""
         if not self.established:
             raise WireError("a message was sent before the handshake was over")
-        body = json.dumps(message, separators=(",", ":")).encode()
+        body = json.dumps(plain(message), default=plain, separators=(",", ":")).encode()
         if len(body) > MAX_FRAME_BYTES:
             raise WireError(f"a message of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
         mac = self._mac(b"s" if self._server else b"c", self._sent, body)
@@ -261,7 +264,7 @@ class Connection:
         """The socket's descriptor, for selectors."""
         return self.sock.fileno()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Struct | Message) -> None:
         """Send one message."""
         with self._lock:
             self.sock.sendall(self._channel.encode(message))
@@ -306,7 +309,7 @@ class Connection:
         limit = struct.pack("ll", whole, int((timeout_s - whole) * 1e6))
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
-    def request(self, message: Message, timeout_s: float = 10.0) -> Message:
+    def request(self, message: Struct | Message, timeout_s: float = 10.0) -> Message:
         """Send a message and wait for one answer; an answer with `error` is raised."""
         self.send(message)
         answer = self.receive(timeout_s)

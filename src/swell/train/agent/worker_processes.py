@@ -15,43 +15,11 @@ from typing import Any, Protocol
 
 from swell.train.agent.children import Child
 from swell.train.agent.prepared import ZygoteProcess
+from swell.train.agent.protocol import Exited, Lost, Unstartable
 from swell.train.agent.run_config import RunConfig
 
 _PREPARATIONS = 3
 """How often a zygote that was killed before it could prepare itself is started again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """A worker's process has ended, with this exit code (negative: killed by that signal)."""
-
-    worker: str
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A worker's slot cannot be reached; its process may still be running."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unstartable:
-    """A worker could not be started on the node of its slot, through no fault of its script."""
-
-    worker: str
-    node: str
-    cause: str
-    """One of `CAUSES`."""
-    reason: str
-    """What happened, in a line for the job's owner."""
-
-
-CAUSES = ("home", "software", "link", "silent", "process")
-"""Why a worker cannot be started on a node: swell's home is not there; swell cannot be loaded, or the job's
-environment not be made; the node does not reach the job's supervisor, perhaps for a moment; it does not
-answer; the worker's process ended before it ran the script."""
 
 
 @dataclass(frozen=True, slots=True)

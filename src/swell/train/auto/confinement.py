@@ -84,7 +84,7 @@ def run_alone(run: ScriptRun, reason: str) -> None:
 
 def be_the_only_one(link: Link) -> None:
     """Become the job's single worker; the coordinator ends the others."""
-    epoch = int(link.welcome()["epoch"])
+    epoch = link.welcome().epoch
     while True:
         link.announce_ready(epoch)
         found = link.wait_join()

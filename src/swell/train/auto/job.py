@@ -172,8 +172,8 @@ class ScriptJob(Worker):
     def begin(self) -> bool:
         """Become part of the job; False if it is already training, so that the script must catch up first."""
         welcome = self._line.welcome()
-        self._progress.epoch = int(welcome["epoch"])
-        if welcome["live"]:
+        self._progress.epoch = welcome.epoch
+        if welcome.live:
             self._member.stage = Stage.REHEARSING
             return False
         return self.join()

@@ -124,7 +124,7 @@ class Iterations:
 def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
     """Within this context the script that runs is one worker of the job in `directory`."""
     link = Link(JobDirectory(directory), worker)
-    first = not link.welcome()["live"] and goes_first(link)
+    first = not link.welcome().live and goes_first(link)
     checkpoints = Path(link.config.get("checkpoints") or directory / "checkpoints")
     resumes = first and checkpoints.is_dir() and any(checkpoints.iterdir())
     iterations = Iterations()

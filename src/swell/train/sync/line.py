@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from swell.train.agent import protocol
 from swell.train.agent.errors import RESPAWN, Refused
 from swell.train.agent.jobdir import JobDirectory, own_host
 from swell.train.agent.keepalive import keep_alive
@@ -29,12 +30,10 @@ from swell.train.sync.mesh import Mesh
 from swell.train.sync.peers import Peers
 from swell.train.sync.standing import (
     Abandon,
-    Address,
     Complain,
     Connect,
     End,
     Instruction,
-    Offer,
     Send,
     Standing,
     Try,
@@ -69,7 +68,7 @@ class Line:
         self.changed = threading.Condition()
         """Guards `standing` and the outbox, and is notified when either changes."""
         self.peers = Peers(name, self._host, config, self.changed, self._suspect)
-        self._outbox: list[Message] = []
+        self._outbox: list[protocol.FromWorker] = []
         self._open: Connection | None = None
         """The connection, while `_talk` has it."""
         self._wake_r, self._wake_w = os.pipe()
@@ -97,13 +96,13 @@ class Line:
                     os._exit(code)
         self.changed.notify_all()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: protocol.FromWorker) -> None:
         """Queue a message to the coordinator."""
         with self.changed:
             self._outbox.append(message)
         self._poke()
 
-    def send_now(self, message: Message) -> None:
+    def send_now(self, message: protocol.FromWorker) -> None:
         """Send a short message from the caller's thread if that takes no waiting, and queue it otherwise.
 
         To wake the control thread takes five times as long, which shows where an epoch is some milliseconds.
@@ -155,10 +154,9 @@ class Line:
                     keep_alive(connection.sock, every_s=1, probes=2, unacknowledged_s=3.0)
                 with self.changed:
                     # Messages of other types may be lost: the greeting repeats what they say.
-                    keep = ("failed", "event", "done")
-                    self._outbox = [m for m in self._outbox if m["type"] in keep]
-                    about = {"pid": os.getpid(), "address": list(self.peers.address)}
-                    hello = self.standing.hello() | about
+                    keep = (protocol.Event, protocol.Done)
+                    self._outbox = [message for message in self._outbox if isinstance(message, keep)]
+                    hello = self.standing.hello(os.getpid(), self.peers.address)
                 connection.send(hello)
                 self._open = connection
                 self._talk(connection)
@@ -181,7 +179,7 @@ class Line:
             now = time.monotonic()
             if now >= next_beat:
                 step, report = self._progress()
-                connection.send({"type": "beat", "step": step, "report": report})
+                connection.send(protocol.Beat(step, report))
                 next_beat = now + self._beat_s
                 self._look_for_standstill(step, float(report.get("step_s", 0.0)))
             self._empty_outbox(connection)
@@ -193,9 +191,10 @@ class Line:
             if self._wake_r in ready:
                 os.read(self._wake_r, 4096)
             if connection in ready:
-                for message in connection.pending():
-                    with self.changed:
-                        self.do(self.standing.hear(message))
+                for raw in connection.pending():
+                    if (message := protocol.received(protocol.TO_WORKER, raw)) is not None:
+                        with self.changed:
+                            self.do(self.standing.hear(message))
 
     def _empty_outbox(self, connection: Connection) -> None:
         with self.changed:
@@ -219,15 +218,15 @@ class Line:
     def _start(self, target: Any, *arguments: Any) -> None:
         threading.Thread(target=target, args=arguments, name="swell-connect", daemon=True).start()
 
-    def _try(self, number: int, addresses: dict[str, Address]) -> None:
+    def _try(self, number: int, addresses: dict[str, protocol.Address]) -> None:
         missing = peers.unreachable(addresses, self._host)
-        self.send({"type": "checked", "number": number, "unreachable": missing})
+        self.send(protocol.Checked(number, tuple(missing)))
 
     def _suspect(self, other: str) -> None:
         with self.changed:
             self.do(self.standing.suspect(other, time.monotonic()))
 
-    def _connect(self, offer: Offer) -> None:
+    def _connect(self, offer: protocol.Offer) -> None:
         found = self.peers.connect(offer, lambda: self.standing.is_offered(offer.number))
         if found is None:
             return

@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from swell.train.agent import protocol
 from swell.train.agent.errors import FENCED, RESPAWN
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.protocol import Status
 from swell.train.agent.wire import Message
 from swell.train.sync.line import Line
 from swell.train.sync.mesh import Mesh
@@ -42,7 +44,7 @@ class Link:
         self._standing = self.line.standing
         self._changed = self.line.changed
 
-    def welcome(self) -> Message:
+    def welcome(self) -> protocol.Welcome:
         """The coordinator's first message: whether the job is training already, and in which epoch."""
         with self._changed:
             self._wait(lambda: self._standing.welcome is not None, PATIENCE_S, "to be welcomed")
@@ -126,36 +128,36 @@ class Link:
     def at_epoch(self, epoch: int) -> None:
         """Report that this worker begins `epoch`."""
         self._standing.epoch = epoch
-        self.line.send_now({"type": "epoch", "epoch": epoch})
+        self.line.send_now(protocol.AtEpoch(epoch))
 
     def event(self, name: str, **fields: Any) -> None:
         """Add an event to the job's history."""
-        self.line.send({"type": "event", "name": name, "fields": fields})
+        self.line.send(protocol.Event(name, fields))
 
     def leaving(self, number: int) -> None:
         """Report that this worker leaves: candidate `number` was agreed on without it."""
         with self._changed:
-            self._standing.end("leaving")
-        self.line.send({"type": "left", "generation": number})
+            self._standing.end(Status.LEAVING)
+        self.line.send(protocol.Left(number))
         self.flush()
 
     def stopped(self) -> None:
         """Report that the job's state is on disk and that its workers leave."""
-        self.line.send({"type": "stopped"})
+        self.line.send(protocol.Stopped())
         self.flush()
 
     def done(self, operation: int) -> None:
         """Report that this worker's training loop is over: it takes no part in `operation` and later ones."""
         with self._changed:
-            self._standing.end("done", operation)
+            self._standing.end(Status.DONE, operation)
         # A short job may end between two heartbeats, so the last report is sent now.
-        self.line.send({"type": "beat", "step": self.step, "report": self.report})
-        self.line.send({"type": "done", "operation": operation})
+        self.line.send(protocol.Beat(self.step, self.report))
+        self.line.send(protocol.Done(operation))
 
     def last_report(self) -> None:
         """Send the latest report, at the end of the process; a worker that left the job has none to send."""
-        if os.getpid() == self._pid and self._standing.status in ("member", "done"):
-            self.line.send({"type": "beat", "step": self.step, "report": self.report})
+        if os.getpid() == self._pid and self._standing.status in (Status.MEMBER, Status.DONE):
+            self.line.send(protocol.Beat(self.step, self.report))
             self.flush()
 
     def flush(self, timeout_s: float = 2.0) -> None:

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
+from msgspec import Struct
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError
 
 from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.protocol import NotesFound, NotesHello, ReadNotes, WriteNotes, read
 from swell.train.agent.wire import Connection, Message, WireError
 
 PATIENCE_S = 120.0
@@ -41,7 +43,7 @@ class NoteStore(Store):
         self._directory = JobDirectory(directory)
         self._config = self._directory.config()
         launch = os.environ.get("SWELL_LAUNCH") or str(self._config.get("launch"))
-        self._hello = {"type": "hello", "role": "notes", "group": f"{launch}/{group}"}
+        self._hello = NotesHello(f"{launch}/{group}")
         self._own: dict[str, str] = {}
         self._connection: Connection | None = None
         self._closed = False
@@ -51,7 +53,7 @@ class NoteStore(Store):
         """Write a note."""
         text = (value.encode() if isinstance(value, str) else value).decode("latin-1")
         self._own[key] = text
-        self._ask({"type": "note", "values": {key: text}})
+        self._ask(WriteNotes({key: text}))
 
     def get(self, key: str) -> bytes:
         """Read a note; wait until it is there."""
@@ -82,10 +84,9 @@ class NoteStore(Store):
         return found
 
     def _read(self, keys: Sequence[str]) -> dict[str, str]:
-        found: dict[str, str] = self._ask({"type": "read", "keys": list(keys)})["values"]
-        return found
+        return read(NotesFound, self._ask(ReadNotes(list(keys)))).values
 
-    def _ask(self, message: Message) -> Message:
+    def _ask(self, message: Struct) -> Message:
         """The coordinator's answer; a coordinator that is being started again is waited for."""
         give_up_s = time.monotonic() + PATIENCE_S
         with self._lock:
@@ -110,6 +111,6 @@ class NoteStore(Store):
         if self._connection is None:
             connection = Connection.to_job(self._directory.address(), self._config)
             connection.request(self._hello)
-            connection.request({"type": "note", "values": dict(self._own)})
+            connection.request(WriteNotes(dict(self._own)))
             self._connection = connection
         return self._connection

@@ -18,15 +18,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 
-from swell.train.agent import fields
 from swell.train.agent.errors import PeerLost, Refused
 from swell.train.agent.keepalive import keep_alive
+from swell.train.agent.protocol import Address, Joined, Joining, Met, Offer, Pulse, read
 from swell.train.agent.records import fresh_token, use_records
 from swell.train.agent.sealed import Stream
 from swell.train.agent.slots import age
 from swell.train.agent.wire import MOST_STRANGERS, Connection, Message, WireError
 from swell.train.sync.mesh import Mesh, Peer
-from swell.train.sync.standing import Address, Offer
 
 RETRY_S = 0.05
 _ANSWER_S = 5.0
@@ -108,7 +107,8 @@ class Peers:
         def going_on() -> bool:
             return wanted() and time.monotonic() < give_up_s
 
-        far = {name: at for name, at in dict(offer.addresses).items() if at[0] != self.host}
+        known = {name: at for name, at in dict(offer.addresses).items() if at is not None}
+        far = {name: at for name, at in known.items() if at[0] != self.host}
         try:
             for other in range(rank):
                 peers[other] = self._dial(offer, offer.members[other], going_on)
@@ -133,14 +133,13 @@ class Peers:
                 connection = Connection.to_job(address, self._config, connect_s=_CONNECT_S)
                 keep_alive(connection.sock, every_s=10, probes=5)
                 about, token = self.introduce(other not in self.members), fresh_token(connection.sock)
-                connection.send({"mesh": offer.number, "worker": self.name, "about": about, "token": token})
-                answer = connection.receive(_ANSWER_S)
-                theirs = fields.mapping(answer, "about")
-                self.meet(theirs, offer.number)
-                connection.send({"met": True})
+                connection.send(Joining(offer.number, self.name, about, token))
+                answer = read(Joined, connection.receive(_ANSWER_S))
+                self.meet(answer.about, offer.number)
+                connection.send(Met())
                 connection.receive(_PREPARE_S)
-                sock = use_records(connection.sock, token, fields.text(answer, "token", ""))
-                return Peer(other, sock, theirs)
+                sock = use_records(connection.sock, token, answer.token)
+                return Peer(other, sock, answer.about)
             except (OSError, Refused) as error:
                 far = address is not None and address[0] != self.host
                 if far and isinstance(error, OSError) and is_cut(error):
@@ -195,19 +194,19 @@ class Peers:
             connection = Connection.accepted(sock, self._config)
             message = connection.receive(_ANSWER_S)
             if "pulse" in message:
-                self._hold(fields.worker(message, "pulse"), connection.sock)
+                self._hold(read(Pulse, message).pulse, connection.sock)
                 return
             keep_alive(sock, every_s=10, probes=5)
-            number, other = fields.number(message, "mesh"), fields.worker(message)
-            about, theirs = fields.mapping(message, "about"), fields.text(message, "token", "")
+            joining = read(Joining, message)
+            number, other = joining.mesh, joining.worker
             if number <= self.generation:
                 raise PeerLost("stale")
             token = fresh_token(connection.sock)
-            connection.send({"about": self.introduce(other not in self.members), "token": token})
-            self.meet(about, number)
+            connection.send(Joined(self.introduce(other not in self.members), token))
+            self.meet(joining.about, number)
             connection.receive(_PREPARE_S)
-            connection.send({"met": True})
-            mesh_sock = use_records(connection.sock, token, theirs)
+            connection.send(Met())
+            mesh_sock = use_records(connection.sock, token, joining.token)
         except (OSError, WireError, PeerLost, Refused):
             close(sock)
             return
@@ -216,7 +215,7 @@ class Peers:
             close(sock)
             return
         with self._changed:
-            self._inbound[number, other] = Peer(other, mesh_sock, about)
+            self._inbound[number, other] = Peer(other, mesh_sock, joining.about)
             self._changed.notify_all()
 
     # ------------------------------------------------------------------ links between hosts
@@ -258,7 +257,7 @@ class Peers:
         while not self._closed and self._addresses.get(name) == address and name not in self._pulses:
             try:
                 connection = Connection.to_job(address, self._config, connect_s=_CONNECT_S)
-                connection.send({"pulse": self.name})
+                connection.send(Pulse(self.name))
             except ConnectionRefusedError:
                 return  # the process has ended, which others find out
             except (OSError, WireError) as error:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swell.train.agent import fields
+from swell.train.agent import protocol
 from swell.train.agent.errors import FENCED, PeerLost
+from swell.train.agent.protocol import Address, Offer, Status
 
 if TYPE_CHECKING:
-    from swell.train.agent.wire import Message
     from swell.train.sync.mesh import Mesh, Waits
 
 STOP = -1
@@ -26,36 +26,12 @@ _STANDSTILL_S = 1.0
 """A step that waits for others for this long, and for three steps, is reported."""
 _SUSPECT_EVERY_S = 0.5
 
-Address = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """A candidate as the coordinator announced it."""
-
-    number: int
-    members: tuple[str, ...]
-    addresses: dict[str, Address]
-    recovery: bool
-    epoch: int
-
-    @classmethod
-    def of(cls, data: Message) -> Offer:
-        """The candidate in a message."""
-        return cls(
-            fields.number(data, "number"),
-            tuple(fields.workers(data, "members", least=1)),
-            _addresses(data),
-            bool(data.get("recovery")),
-            fields.number(data, "epoch"),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Send:
     """Tell the coordinator something."""
 
-    message: Message
+    message: protocol.FromWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +78,7 @@ class Standing:
 
     def __init__(self, name: str, *, lease_s: float | None = None) -> None:
         self.name = name
-        self.status = "starting"
+        self.status = Status.STARTING
         self.epoch = 0
         self.generation = 0
         self.members: tuple[str, ...] = ()
@@ -111,7 +87,7 @@ class Standing:
         self.offer: Offer | None = None
         """The latest candidate."""
         self.meshes: dict[int, Mesh] = {}
-        self.welcome: Message | None = None
+        self.welcome: protocol.Welcome | None = None
         """The coordinator's first message."""
         self.stop = False
         """True once the job was asked to save its state and end."""
@@ -130,33 +106,30 @@ class Standing:
 
     # ------------------------------------------------------------------ events: the coordinator
 
-    def hear(self, message: Message) -> list[Instruction]:
-        """The coordinator sent a message; Refused if it is malformed."""
-        match message.get("type"):
-            case "welcome":
+    def hear(self, message: protocol.ToWorker) -> list[Instruction]:
+        """The coordinator sent a message."""
+        match message:
+            case protocol.Welcome():
                 self._lost_s = None
                 self.welcome = self.welcome or message
-            case "fenced":
+            case protocol.Fenced():
                 return [End(FENCED)]
-            case "turn":
-                epoch = fields.number(message, "epoch")
-                if self.status == "ready" and epoch != self.epoch:
-                    self._turn, self.status = epoch, "starting"
-            case "stop":
+            case protocol.GoToEpoch(epoch):
+                if self.status is Status.READY and epoch != self.epoch:
+                    self._turn, self.status = epoch, Status.STARTING
+            case protocol.SaveAndLeave():
                 self.stop = True
-            case "candidate":
-                withdrawn = message.get("candidate") is None
-                return self._candidate(None if withdrawn else Offer.of(fields.mapping(message, "candidate")))
-            case "check":
-                there = {n: at for n, at in _addresses(message).items() if n != self.name}
-                return [Try(fields.number(message, "number"), there)]
-            case "error":
-                return [Complain(fields.text(message, "error"))]
+            case protocol.NextGeneration(offer):
+                return self._candidate(offer)
+            case protocol.TryReach(number, addresses):
+                return [Try(number, {n: at for n, at in addresses.items() if at and n != self.name})]
+            case protocol.Error(error):
+                return [Complain(error)]
         return []
 
     def _candidate(self, offer: Offer | None) -> list[Instruction]:
         if offer is not None and self.offer is not None and offer.number == self.offer.number:
-            self.offer.addresses.update(offer.addresses)
+            self.offer.addresses.update({name: at for name, at in offer.addresses.items() if at})
             return []
         recovery = offer is not None and offer.recovery
         if self._pinned and not recovery:
@@ -196,7 +169,7 @@ class Standing:
         if now_s - self._suspected.get(other, float("-inf")) <= _SUSPECT_EVERY_S:
             return []
         self._suspected[other] = now_s
-        return [Send({"type": "suspect", "worker": other})]
+        return [Send(protocol.Suspect(other))]
 
     def standstill(self, waits: Waits | None, step: int, step_s: float) -> list[Instruction]:
         """Report an exchange that waits for others much longer than a step takes, once."""
@@ -204,45 +177,43 @@ class Standing:
         if waits is None or not late or waits.exchange == self._stood:
             return []
         self._stood = waits.exchange
-        return [Send({"type": "waiting", "step": step, "workers": waits.workers})]
+        return [Send(protocol.Waiting(step, tuple(waits.workers)))]
 
     # ------------------------------------------------------------------ events: the main thread
 
-    def hello(self) -> Message:
+    def hello(self, pid: int, address: Address) -> protocol.WorkerHello:
         """What a new connection to the coordinator begins with: it repeats what lost messages said."""
-        return {
-            "type": "hello",
-            "role": "worker",
-            "worker": self.name,
-            "status": self.status,
-            "generation": self.generation,
-            "members": list(self.members),
-            "epoch": self.epoch,
-            "broken": self._broken,
-            "operation": self._operation,
-        }
+        return protocol.WorkerHello(
+            worker=self.name,
+            pid=pid,
+            address=address,
+            status=self.status,
+            generation=self.generation,
+            members=self.members,
+            epoch=self.epoch,
+            broken=self._broken,
+            operation=self._operation,
+        )
 
     def ready(self, epoch: int) -> list[Instruction]:
         """This worker is prepared for `epoch`."""
-        self.status, self.epoch, self._turn = "ready", epoch, None
-        return [Send({"type": "ready", "epoch": epoch})]
+        self.status, self.epoch, self._turn = Status.READY, epoch, None
+        return [Send(protocol.Ready(epoch))]
 
     def enter(self, mesh: Mesh, step: int, epoch: int) -> list[Instruction]:
         """This worker has entered the generation of `mesh`."""
         self.current, self.generation, self.members = mesh, mesh.number, mesh.members
-        self.status, self._broken, self.epoch = "member", 0, epoch
+        self.status, self._broken, self.epoch = Status.MEMBER, 0, epoch
         self.meshes = {n: m for n, m in self.meshes.items() if n > mesh.number}
-        about = {"generation": mesh.number, "members": list(mesh.members), "step": step, "epoch": epoch}
-        return [Send({"type": "switched", **about}), *self.release()]
+        return [Send(protocol.Switched(mesh.number, mesh.members, epoch, step)), *self.release()]
 
     def broke(self, mesh: Mesh, operation: int) -> list[Instruction]:
         """This worker's generation is broken, in `operation`."""
         self._broken, self._operation = mesh.number, operation
-        about = {"generation": mesh.number, "operation": operation}
-        return [Send({"type": "broken", **about, "lost": mesh.lost, "certain": mesh.certain})]
+        return [Send(protocol.Broken(mesh.number, operation, mesh.lost, mesh.certain))]
 
-    def end(self, status: str, operation: int | None = None) -> None:
-        """This worker leaves ("leaving"), or its loop is over ("done"): it takes no part in `operation`."""
+    def end(self, status: Status, operation: int | None = None) -> None:
+        """This worker leaves, or its loop is over (DONE): it takes no part in `operation`."""
         self.status = status
         self._operation = self._operation if operation is None else operation
 
@@ -301,9 +272,3 @@ class Standing:
         if offer is None or offer.number <= after or not offer.recovery:
             return False
         return self.meshes.get(offer.number, self.name not in offer.members)
-
-
-def _addresses(message: Message) -> dict[str, Address]:
-    """The addresses in a message, without those that the coordinator does not have yet."""
-    given = fields.mapping(message, "addresses")
-    return {name: fields.address(at, "addresses") for name, at in given.items() if at}

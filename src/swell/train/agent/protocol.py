@@ -1,0 +1,612 @@
+"""Every message between the processes of a job, and every limit that is checked where one comes in.
+
+    worker    -- FromWorker -->    coordinator  -- ToWorker -->
+    launcher  -- FromLauncher -->  coordinator  -- ToLauncher -->
+    tool      -- FromTool -->      coordinator  -- answers -->     (a command, the engine of a control plane)
+    notes     -- FromNotes -->     coordinator  -- answers -->     (a worker that builds a process group)
+    worker    -- Joining -->       worker       -- Joined -->      (then frames: `sync/mesh`)
+
+A connection begins with a hello that names its role. A message is a JSON object whose `type` says which of
+the types below it is; the types' fields are its fields. `wire` carries them.
+
+`read` turns what arrived into a message, or raises `Refused`, which names the field. Behind `read` an
+exception is an error of swell's own, never of the sender. Unknown fields are ignored, so that a newer release
+may add some.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct, ValidationError
+
+from swell.train.agent.errors import Refused
+
+# ---------------------------------------------------------------------- values
+
+MOST = 1 << 53
+"""Numbers up to this one survive every JSON reader."""
+MOST_DEPTH = 32
+"""Deepest nesting of an object, so that everything that writes it again can follow."""
+
+Count = Annotated[int, Meta(ge=0, le=MOST, description="a whole number from 0 on")]
+Positive = Annotated[int, Meta(ge=1, le=MOST, description="a whole number from 1 on")]
+Whole = Annotated[int, Meta(ge=-MOST, le=MOST, description="a whole number")]
+Amount = Annotated[float, Meta(ge=-MOST, le=MOST, description="a number")]
+ExitCode = Annotated[int, Meta(ge=-255, le=255, description="an exit code; negative for a signal")]
+Text = Annotated[str, Meta(description="text")]
+Json = Annotated[dict[str, Any], Meta(description=f"an object, nested {MOST_DEPTH} levels deep at most")]
+WorkerName = Annotated[
+    str,
+    Meta(pattern=r"^w(0|[1-9][0-9]{0,8})\Z", description="the name of a worker: w0, w1, ..."),
+]
+NoWorker = Annotated[
+    str,
+    Meta(pattern=r"^(w(0|[1-9][0-9]{0,8}))?\Z", description="the name of a worker, or empty"),
+]
+Names = Annotated[tuple[WorkerName, ...], Meta(description="a list of the names of different workers")]
+SomeNames = Annotated[
+    tuple[WorkerName, ...],
+    Meta(min_length=1, description="a list of the names of different workers, at least 1"),
+]
+_Host = Annotated[str, Meta(min_length=1)]
+_Port = Annotated[int, Meta(gt=0, lt=1 << 16)]
+Address = Annotated[tuple[_Host, _Port], Meta(description="a host and a port")]
+Addresses = Annotated[
+    dict[WorkerName, Address | None],
+    Meta(description="a host and a port for each worker, null where they are not known yet"),
+]
+
+
+class Status(StrEnum):
+    """Where a worker is in its life."""
+
+    STARTING = "starting"
+    """Being started or preparing; not yet able to join."""
+    READY = "ready"
+    """Prepared, waiting to be part of a generation."""
+    MEMBER = "member"
+    """In the current generation."""
+    LEAVING = "leaving"
+    """Dropped by a switch, and about to end."""
+    DONE = "done"
+    """Finished the training loop."""
+
+
+CAUSES = ("home", "software", "link", "silent", "process")
+"""Why a worker cannot be started on a node: swell's home is not there; swell cannot be loaded, or the job's
+environment not be made; the node does not reach the job's supervisor, perhaps for a moment; it does not
+answer; the worker's process ended before it ran the script."""
+
+
+class Error(Struct, frozen=True, tag="error"):
+    """To everybody: a message was refused, and has changed nothing."""
+
+    error: Text
+
+
+# ---------------------------------------------------------------------- hello: who connects
+
+
+class WorkerHello(Struct, frozen=True, tag_field="role", tag="worker"):
+    """A worker connects, and repeats after each reconnect what lost messages may have said."""
+
+    worker: WorkerName
+    pid: Count
+    address: Address
+    """Where other workers reach it."""
+    status: Annotated[Status, Meta(description="one of " + ", ".join(Status))]
+    generation: Count
+    """The generation that it is in; 0 if it is in none."""
+    members: Names
+    epoch: Count | None = None
+    broken: Count = 0
+    """The generation whose connections broke, if they did, in `operation`."""
+    operation: Count = 0
+    type: Literal["hello"] = "hello"
+
+    def __post_init__(self) -> None:
+        if self.generation and not self.members:
+            raise ValueError("members: got an empty list, must be the names of the generation's workers")
+
+
+class LauncherHello(Struct, frozen=True, tag_field="role", tag="agent"):
+    """The launcher connects: it starts the job's workers and reports their ends."""
+
+    alive: Names = ()
+    """The workers that exist right now."""
+    type: Literal["hello"] = "hello"
+
+
+class ToolHello(Struct, frozen=True, tag_field="role", tag="tool"):
+    """A command, a dashboard or a control plane connects. Answer: `JobStatus` as `welcome`."""
+
+    fencing: Count | None = None
+    """The fencing number of a control plane that is one of several. The orders of lower ones are refused."""
+    type: Literal["hello"] = "hello"
+
+
+class NotesHello(Struct, frozen=True, tag_field="role", tag="notes"):
+    """A worker wants to read and write the notes of a process group (`notes`)."""
+
+    group: Text
+    type: Literal["hello"] = "hello"
+
+
+Hello = WorkerHello | LauncherHello | ToolHello | NotesHello
+
+
+class Greeting(Struct, frozen=True, tag="welcome"):
+    """To the launcher and for notes: the connection is ready."""
+
+
+# ---------------------------------------------------------------------- worker to coordinator
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    """The worker is prepared, and waits in this epoch."""
+
+    epoch: Count
+
+
+class Beat(Struct, frozen=True, tag="beat"):
+    """The worker is alive, at this step: twice a second or so, before `Done`, and when its process ends."""
+
+    step: Count = 0
+    report: Json = {}
+    """What it reports, as `docs/wire-protocol.md` lists it; the coordinator passes it on."""
+
+
+class AtEpoch(Struct, frozen=True, tag="epoch"):
+    """The members began this epoch."""
+
+    epoch: Count
+
+
+class Switched(Struct, frozen=True, tag="switched"):
+    """The worker entered a generation."""
+
+    generation: Count
+    members: SomeNames
+    epoch: Count
+    step: Count = 0
+
+
+class Broken(Struct, frozen=True, tag="broken"):
+    """The connections of the worker's generation broke in an operation; it needs a new generation."""
+
+    generation: Count
+    operation: Count
+    lost: NoWorker = ""
+    """The member whose connection ended first, if that is known."""
+    certain: bool = False
+    """Whether the system says that this member is exiting."""
+
+
+class Left(Struct, frozen=True, tag="left"):
+    """The worker leaves, because this candidate was agreed on without it."""
+
+    generation: Count
+
+
+class Done(Struct, frozen=True, tag="done"):
+    """The worker's training loop is over: it takes no part in this operation and later ones."""
+
+    operation: Count
+
+
+class Stopped(Struct, frozen=True, tag="stopped"):
+    """The job's state is on disk, and its workers leave, because the job was asked to stop."""
+
+
+class Event(Struct, frozen=True, tag="event"):
+    """An event for the job's history."""
+
+    name: Text
+    fields: Json = {}
+
+
+class Suspect(Struct, frozen=True, tag="suspect"):
+    """The worker's link to another one seems to be cut."""
+
+    worker: WorkerName
+
+
+class Checked(Struct, frozen=True, tag="checked"):
+    """The answer to `TryReach`: the workers that this one cannot reach."""
+
+    number: Count
+    unreachable: Names
+
+
+class Waiting(Struct, frozen=True, tag="waiting"):
+    """The worker's step stands still, because these workers have not sent their part."""
+
+    step: Count
+    workers: Names
+
+
+FromWorker = (
+    Ready | Beat | AtEpoch | Switched | Broken | Left | Done | Stopped | Event | Suspect | Checked | Waiting
+)
+
+
+class Confinement(Struct, frozen=True):
+    """The fields of the event `confined`: the job cannot use more workers than this."""
+
+    workers: Positive
+    reason: Text
+
+
+# ---------------------------------------------------------------------- coordinator to worker
+
+
+class Welcome(Struct, frozen=True, tag="welcome"):
+    """The answer to a worker's hello: whether the job trains already, and where it is."""
+
+    live: bool = False
+    epoch: Count = 0
+    generation: Count = 0
+
+
+class GoToEpoch(Struct, frozen=True, tag="turn"):
+    """The job went on to this epoch while the worker waited in another: prepare for it."""
+
+    epoch: Count
+
+
+class Offer(Struct, frozen=True):
+    """A generation that begins when every member of the present one agrees to it at one step boundary."""
+
+    number: Count
+    members: SomeNames
+    addresses: Addresses
+    epoch: Count
+    """The epoch of its newcomers: members that are in another one must not switch to it."""
+    recovery: bool = False
+    """True if the present generation is broken, so that members enter this one at once."""
+
+
+class NextGeneration(Struct, frozen=True, tag="candidate"):
+    """The candidate for the next generation; null withdraws the earlier one."""
+
+    candidate: Offer | None = None
+
+
+class TryReach(Struct, frozen=True, tag="check"):
+    """Find out which of these workers you reach, and answer with `Checked`."""
+
+    number: Count
+    addresses: Addresses
+
+
+class SaveAndLeave(Struct, frozen=True, tag="stop"):
+    """Save the job's state at the next step, and leave."""
+
+
+class Fenced(Struct, frozen=True, tag="fenced"):
+    """The job goes on without you: end."""
+
+
+ToWorker = Welcome | GoToEpoch | NextGeneration | TryReach | SaveAndLeave | Fenced | Error
+
+
+# ---------------------------------------------------------------------- launcher to coordinator
+
+
+class Exited(Struct, frozen=True, tag="exited"):
+    """A worker's process has ended, with this exit code (negative: killed by that signal)."""
+
+    worker: WorkerName
+    code: ExitCode
+    note: Text = ""
+    """Why, in a line for the job's owner."""
+
+
+class Lost(Struct, frozen=True, tag="lost"):
+    """A worker's slot cannot be reached; its process may still be running. Not the script's fault."""
+
+    worker: WorkerName
+
+
+class Unstartable(Struct, frozen=True, tag="unstartable"):
+    """A worker could not be started on the node of its slot, through no fault of its script."""
+
+    worker: WorkerName
+    node: Text
+    cause: Annotated[
+        str, Meta(pattern=rf"^({'|'.join(CAUSES)})\Z", description="one of " + ", ".join(CAUSES))
+    ]
+    """One of `CAUSES`."""
+    reason: Text
+    """What happened, in a line for the job's owner."""
+
+
+class Figures(Struct, frozen=True, omit_defaults=True):
+    """What a program printed about itself; what it did not print is left out."""
+
+    done: Amount | None = None
+    of: float | None = None
+    loss: float | None = None
+    lr: float | None = None
+    epoch: int | None = None
+    saved: Whole | None = None
+    """The progress of which the program has just saved its state."""
+    metrics: dict[str, float] = {}
+
+
+class Said(Struct, frozen=True, tag="said"):
+    """A program printed figures; those of rank 0 become the job's report."""
+
+    worker: WorkerName
+    figures: Figures
+
+
+class Ending(Struct, frozen=True, tag="ending"):
+    """The launcher was told to end the job: no worker is started any more."""
+
+    code: ExitCode
+    reason: Text
+
+
+class Goodbye(Struct, frozen=True, tag="goodbye"):
+    """Everything is cleaned up; the coordinator can end."""
+
+
+FromLauncher = Exited | Lost | Unstartable | Said | Ending | Goodbye
+
+
+# ---------------------------------------------------------------------- coordinator to launcher
+
+
+class Spawn(Struct, frozen=True, tag="spawn"):
+    """Start a worker process with this name, on this slot if the job has slots."""
+
+    worker: WorkerName
+    slot: Count | None = None
+
+
+class Kill(Struct, frozen=True, tag="kill"):
+    """End this worker's process, and those that it started."""
+
+    worker: WorkerName
+
+
+class Finish(Struct, frozen=True, tag="finish"):
+    """The job is over."""
+
+    code: int
+    reason: Text
+    report: Json = {}
+    """The leader's last report."""
+
+
+ToLauncher = Greeting | Spawn | Kill | Finish | Error
+
+
+# ---------------------------------------------------------------------- tools
+
+
+class GetStatus(Struct, frozen=True, tag="status"):
+    """Answer: `JobStatus` as `status`."""
+
+
+class Watch(Struct, frozen=True, tag="watch"):
+    """Answer: `JobStatus` as `watching`, then every event and report as it happens."""
+
+
+class Resize(Struct, frozen=True, tag="resize"):
+    """Give the job this many workers, on these slots if it has slots. Answer: `Resized`."""
+
+    workers: Count
+    slots: list[Count] | None = None
+
+
+class StopJob(Struct, frozen=True, tag="stop"):
+    """End the job with this exit code, or have it save its state first. Answer: `Stopping`."""
+
+    code: ExitCode = 143
+    save: bool = False
+
+
+FromTool = GetStatus | Watch | Resize | StopJob
+
+
+class Resized(Struct, frozen=True, tag="resized"):
+    """The job's new target."""
+
+    workers: Count
+
+
+class Stopping(Struct, frozen=True, tag="stopping"):
+    """The job ends."""
+
+
+class Reported(Struct, frozen=True, tag="report"):
+    """To those who watch: a worker's report."""
+
+    worker: WorkerName
+    report: Json
+
+
+# ---------------------------------------------------------------------- notes
+
+
+class WriteNotes(Struct, frozen=True, tag="note"):
+    """Keep these notes. Answer: `Noted`."""
+
+    values: dict[str, str]
+
+
+class ReadNotes(Struct, frozen=True, tag="read"):
+    """Answer: those of these notes that have been written."""
+
+    keys: list[str]
+
+
+class Noted(Struct, frozen=True, tag="noted"):
+    """The notes are kept."""
+
+
+class NotesFound(Struct, frozen=True, tag="notes"):
+    """Notes, by key."""
+
+    values: dict[str, str]
+
+
+FromNotes = WriteNotes | ReadNotes
+
+
+# ---------------------------------------------------------------------- between workers
+
+
+class Joining(Struct, frozen=True):
+    """The first message of a worker to an older member of a candidate."""
+
+    mesh: Count
+    """The candidate's number."""
+    worker: WorkerName
+    about: Json
+    token: Text = ""
+    """A fresh token for `records`, or empty."""
+
+
+class Joined(Struct, frozen=True):
+    """The answer to `Joining`."""
+
+    about: Json
+    token: Text = ""
+
+
+class Met(Struct, frozen=True):
+    """This side has mapped what it reads of the other: frames may follow."""
+
+    met: bool = True
+
+
+class Pulse(Struct, frozen=True):
+    """The only message of a connection that carries the system's probes and nothing else."""
+
+    pulse: WorkerName
+    """Who sends it."""
+
+
+# ---------------------------------------------------------------------- reading and writing
+
+S = TypeVar("S", bound=Struct)
+Message = Hello | FromWorker | ToWorker | FromLauncher | ToLauncher | FromTool | FromNotes
+REPEATED = (Beat, AtEpoch, Ready, Switched, GetStatus, Watch, WriteNotes, ReadNotes)
+"""Messages that change nothing which a worker's next greeting or heartbeat would not say again."""
+
+
+def _by_tag(union: Any) -> dict[object, type[Struct]]:
+    return {kind.__struct_config__.tag: kind for kind in get_args(union)}
+
+
+HEARD: Mapping[str, Mapping[object, type[Struct]]] = {
+    "": _by_tag(Hello),
+    "worker": _by_tag(FromWorker),
+    "agent": _by_tag(FromLauncher),
+    "tool": _by_tag(FromTool),
+    "notes": _by_tag(FromNotes),
+}
+"""By role of a connection, "" before its hello: what the coordinator takes from it."""
+TO_WORKER = _by_tag(ToWorker)
+TO_LAUNCHER = _by_tag(ToLauncher)
+
+
+def heard(role: str, raw: Mapping[str, Any]) -> Any:
+    """The message that a connection with this role sent to the coordinator; Refused if it is none."""
+    tag = raw.get("type")
+    kinds = HEARD[role]
+    if role == "" and tag == "hello":
+        tag = raw.get("role")
+        if not isinstance(tag, str) or tag not in kinds:
+            raise Refused(f"role: got {_shown(tag)}, must be worker, agent, tool or notes")
+    elif not isinstance(tag, str) or tag not in kinds or role == "":
+        raise Refused(f"unknown message {_shown(tag)} from {role or 'a stranger'}")
+    return read(kinds[tag], raw)
+
+
+def received(kinds: Mapping[object, type[Struct]], raw: Mapping[str, Any]) -> Any:
+    """A message of the coordinator's, or None for one of a kind that this release does not have."""
+    tag = raw.get("type")
+    return read(kinds[tag], raw) if isinstance(tag, str) and tag in kinds else None
+
+
+def read(kind: type[S], raw: object) -> S:
+    """What arrived, as a message of this kind; Refused if it is malformed."""
+    try:
+        message = msgspec.convert(raw, kind)
+    except ValidationError as error:
+        raise Refused(_refusal(kind, raw, str(error))) from None
+    _check(message)
+    return message
+
+
+def plain(message: Struct | Mapping[str, Any]) -> dict[str, Any]:
+    """A message as the JSON object that is sent; the objects in it may still be messages."""
+    if not isinstance(message, Struct):
+        return dict(message)
+    config = message.__struct_config__
+    tag = {config.tag_field: config.tag} if config.tag_field is not None else {}
+    return tag | msgspec.structs.asdict(message)
+
+
+def _check(message: Struct) -> None:
+    """Check what a field's type cannot: no name twice, and no object nested too deep."""
+    for key, value in msgspec.structs.asdict(message).items():
+        if isinstance(value, Struct):
+            _check(value)
+        elif isinstance(value, tuple) and len(set(value)) != len(value):
+            raise Refused(f"{key}: got {_shown(value)}, must be {_need(type(message), key)}")
+        elif isinstance(value, dict) and _is_deeper(value, MOST_DEPTH):
+            raise Refused(f"{key}: got an object, must be {_need(type(message), key)}")
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(one, levels - 1) for one in inner)
+
+
+def _refusal(kind: type[Struct], raw: object, error: str) -> str:
+    """What was wrong with a message, in our words: the field, what it had, what it must be."""
+    problem, _, path = error.partition(" - at ")
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
+        return f"{missing[1]}: missing in a message of type {kind.__struct_config__.tag or kind.__name__!r}"
+    keys = re.findall(r"\.(\w+)", path)
+    if not keys or not problem.startswith(("Expected", "Invalid")):
+        return problem
+    value: Any = raw
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    for index in re.findall(r"\[(\d+)\]", path):
+        value = value[int(index)] if isinstance(value, list | tuple) else value
+    return f"{keys[-1]}: got {_shown(value)}, must be {_need(kind, *keys) or problem}"
+
+
+def _need(kind: Any, *keys: str) -> str:
+    """What the field at this path of a message must be, by its type's description."""
+    for key in keys:
+        hint = get_type_hints(kind, include_extras=True).get(key)
+        structs = (one for one in get_args(hint) if isinstance(one, type) and issubclass(one, Struct))
+        kind = next(structs, hint)
+    return next((meta.description for meta in _metas(kind) if meta.description), "")
+
+
+def _metas(hint: object) -> Iterator[Meta]:
+    """The descriptions of a type, outer ones first."""
+    yield from getattr(hint, "__metadata__", ())
+    for inner in get_args(hint):
+        yield from _metas(inner)
+
+
+def _shown(value: object) -> str:
+    """The beginning of a value; its whole text may be long, or too deep to be written."""
+    if isinstance(value, list | tuple):
+        return "a list" if value else "an empty list"
+    return f"{value!r:.60}" if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
