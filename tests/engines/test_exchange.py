@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from swell.domain import JobRequest, Placement
 from swell.engines import Launch, supervised
@@ -25,6 +26,7 @@ from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import STOPPED
 from swell.train.agent.children import Child
+from swell.train.agent.protocol import Resize
 from swell.train.agent.wire import Connection
 
 TICK_S = 0.5
@@ -99,7 +101,7 @@ class Line(CoordinatorLine):
 
     def start(self, slots: Placement) -> None:
         self.up, self.live, self.members, self.stopping, self.said = True, {}, [], False, []
-        self.send({"type": "resize", "slots": list(slots)})
+        self.send(Resize(len(slots), list(slots)))
 
     def end(self) -> None:
         self.up, self.live, self.members, self.connection = False, {}, [], None
@@ -113,11 +115,11 @@ class Line(CoordinatorLine):
         states = {name: "member" if name in self.members else "starting" for name in self.live}
         return JobStatus(states, dict(self.live), 0, frozenset(self.members), 1, None)
 
-    def send(self, message: dict[str, Any]) -> bool:
-        if message["type"] == "stop":
+    def send(self, message: Struct) -> bool:
+        if not isinstance(message, Resize):
             self.stopping, self.due_s = True, self.world.now_s + READY_S
             return True
-        self.target = set(message["slots"])
+        self.target = set(message.slots or ())
         for name in [n for n, slot in self.live.items() if n not in self.members and slot not in self.target]:
             self._exited(name)
         for slot in self.target - set(self.live.values()):

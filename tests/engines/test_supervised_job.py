@@ -55,7 +55,7 @@ def _told_by(engine: SupervisedEngine, job: SupervisedJob, now_s: float = 0.0) -
     engine._jobs[job.job_id] = job
     engine._send_target(job, now_s)
     engine._listener.report(job, job.state.unlogged())
-    return [message["slots"] for message in line.sent]
+    return [message.slots for message in line.sent]
 
 
 def _gpus(engine: SupervisedEngine) -> list[tuple[int, ...]]:
@@ -261,9 +261,9 @@ class _Line:
     """A connection to a coordinator that takes everything."""
 
     def __init__(self) -> None:
-        self.sent: list[dict[str, Any]] = []
+        self.sent: list[Any] = []
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Any) -> None:
         self.sent.append(message)
 
 
