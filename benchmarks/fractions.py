@@ -5,7 +5,7 @@
 
 Each line is the mean over generated days of small jobs (at most one GPU-hour each) that overload machines
 whose GPUs run one job at a time. `fill` is which part of a GPU's time a worker uses alone. How fast
-jobs on one GPU are: docs/guides/simulator.md, "Several jobs on one GPU".
+jobs on one GPU are: docs/reference/simulator.md, "Several jobs on one GPU".
 
 With `--promises`, so many random traces are simulated under policies that give promises, which are told the
 jobs' speed without neighbours, and late jobs are counted (docs/decisions/0037).

@@ -6,7 +6,7 @@
     python -m benchmarks.tournament --add --family ...   # and the rest as in out/tournament.json
 
 Each family is generated anew for every seed; no constant of any policy was chosen on them. A trace is one
-run; docs/how/tide.md says which of them tide's constants were chosen on. Policies are ranked in each
+run; docs/lab/tide.md says which of them tide's constants were chosen on. Policies are ranked in each
 run: by average JCT where no job has a deadline; else by deadlines met and by the JCT of best-effort jobs, and
 the two ranks are averaged. Equal figures share their mean rank. The row 'bound' says what no policy can
 exceed (`benchmarks.bounds`). `pollux`, `oasis` and `themis` take minutes each, so they take part only if they

@@ -1,4 +1,4 @@
-"""The commands of cloud.md and gpu-types.md, and their options, in this process."""
+"""The commands of cloud.md and of gpus.md on types, and their options, in this process."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ def figures(command: str) -> dict[str, Any]:
     return found[0]
 
 
-@pytest.mark.parametrize("page", ["cloud.md", "gpu-types.md"])
+@pytest.mark.parametrize("page", ["cloud.md", "gpus.md"])
 def test_the_commands_of_the_page_work(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = [line[4:] for line in (DOCS / page).read_text().splitlines() if line.startswith("    swell ")]
+    text = (DOCS / page).read_text()
+    if page == "gpus.md":
+        text = text.partition("\n## Different types of GPU")[2].partition("\n## ")[0]
+    lines = [line[4:] for line in text.splitlines() if line.startswith("    swell ")]
     generate, *runs = lines
     swell(generate.removeprefix("swell "))
     first, second = (figures(run.removeprefix("swell ")) for run in runs)

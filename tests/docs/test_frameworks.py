@@ -1,4 +1,4 @@
-"""docs/guides/frameworks.md: every row says what the gallery shows, and names tests that exist."""
+"""docs/reference/auto.md: every row says what the gallery shows, and names tests that exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KNOWN = {
 
 
 def _rows() -> list[list[str]]:
-    page = (ROOT / "docs/guides/frameworks.md").read_text()
+    page = (ROOT / "docs/reference/auto.md").read_text()
     table = page.partition("|---|---|---|---|---|\n")[2].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
 

@@ -26,7 +26,7 @@ RUN_BY = {
     "guides/checkpoints.md": "tests/train/test_guide.py",
     "guides/cloud.md": "tests/cli/test_nodes_docs.py",
     "guides/dashboard.md": "tests/cli/test_platform_docs.py",
-    "guides/gpu-types.md": "tests/cli/test_nodes_docs.py",
+    "guides/gpus.md": "tests/cli/test_nodes_docs.py",
     "guides/operations.md": "tests/cli/test_platform_docs.py",
     "guides/quickstart.md": "tests/cli/test_platform_docs.py",
     "guides/security.md": "tests/cli/test_platform_docs.py",
@@ -40,11 +40,10 @@ RUN_BY = {
 NOT_HERE = {
     "guides/any-command.md": "tests/train/test_command.py runs the examples that it shows parts of",
     "guides/tracking.md": "tests/train/test_tracking.py tracks with files instead of servers",
-    "guides/replicas.md": "tests/train/test_replicas.py runs examples/sharded_gpt.py and jobs of replicas",
+    "guides/traces.md": "needs the public traces; tests/sim/test_traces.py reads them",
     "guides/xgboost.md": "tests/train/test_boosting.py runs examples/xgboost_digits.py and smaller jobs",
     "guides/frameworks.md": "tests/cli/test_launch_lines.py runs such lines, with a script of its own",
     "CONTRIBUTING.md": "what CI itself runs",
-    "guides/gpu.md": "needs a GPU; what it simulates is run from simulator.md",
     "guides/ray.md": "needs several machines, Slurm or Kubernetes; tests/engines has a Ray of processes",
 }
 PROGRAMS = ("swell", "python", "curl", "make", "ray", "kubectl", "openssl", "sbatch", "import", "from", "for")

@@ -20,7 +20,7 @@ jobs_on_gpu = st.lists(st.builds(OnGpu, fills, st.integers(1, 3)), min_size=1, m
 
 
 def test_four_small_jobs_are_as_fast_as_was_measured() -> None:
-    """docs/guides/gpu.md: 133.5 steps a second alone; 115.6, 115.4, 116.2 and 115.5 side by side."""
+    """docs/lab/shared-gpus.md: 133.5 steps a second alone; 115.6, 115.4, 116.2 and 115.5 side by side."""
     assert speeds_on_gpu([OnGpu(0.2)] * 4) == pytest.approx([115.7 / 133.5] * 4, rel=0.01)
 
 

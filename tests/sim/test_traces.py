@@ -409,7 +409,7 @@ def test_all_of_philly_is_read_within_a_second() -> None:
 
 
 def test_the_example_in_the_documentation_is_a_trace(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "simulator.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "simulator.md").read_text()
     block = page[page.index("    job_id,submit_s,") :].split("\n\n")[0]
     path = tmp_path / "example.csv"
     path.write_text("\n".join(line.strip() for line in block.splitlines()))

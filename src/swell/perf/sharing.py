@@ -15,9 +15,9 @@ LEAST_OF_SHARE = 0.9
 CONTENTION = 0.044
 """What each other job on a GPU costs a job whose GPU has room for all, as a part of its speed alone.
 
-Measured on one H200 without MPS (`python -m benchmarks.gpu_sharing`, docs/guides/gpu.md): each of four small
-jobs trains at 0.867 of its speed alone, and 1 - 3 x 0.044 = 0.868. Four jobs that fill the GPU make together
-what one of them makes alone, so where the GPU's time is used up, contention costs nothing more.
+Measured on one H200 without MPS (`python -m benchmarks.gpu_sharing`, docs/lab/shared-gpus.md): each of four
+small jobs trains at 0.867 of its speed alone, and 1 - 3 x 0.044 = 0.868. Four jobs that fill the GPU make
+together what one of them makes alone, so where the GPU's time is used up, contention costs nothing more.
 """
 
 

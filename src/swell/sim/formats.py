@@ -7,7 +7,7 @@
     swell        job_id, submit_s, model, batch_size [, gpus, work, deadline_s, min_gpus, max_gpus,
                  gpus_per_replica, weight, user, team, priority, fill]
 
-A reader checks every row before it makes the first job. docs/guides/simulator.md describes the formats.
+A reader checks every row before it makes the first job. docs/reference/simulator.md describes the formats.
 """
 
 from __future__ import annotations

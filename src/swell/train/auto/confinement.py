@@ -33,7 +33,7 @@ NEXT = {
     DISTRIBUTED: "leave ranks and world size to the variables that swell sets, as torchrun does",
     BY_HAND: "use an optimizer of torch.optim, SGD for example",
     UNDIVIDED: "let the model treat every sample by itself, along the first dimension of what it is given",
-    SHARDED: "wrap the model with DistributedDataParallel, or see docs/guides/replicas.md",
+    SHARDED: "wrap the model with DistributedDataParallel, or see docs/guides/gpus.md",
     SPARSE: "take out sparse=True",
     NO_CALL: "let the forward method of an nn.Module compute the batch",
 }

@@ -1,1 +1,1 @@
-"""Replicas: fixed groups of workers that share one model by torch's FSDP2 (docs/guides/replicas.md)."""
+"""Replicas: fixed groups of workers that share one model by torch's FSDP2 (docs/how/replicas.md)."""
