@@ -158,7 +158,7 @@ class Beat(Struct, frozen=True, tag="beat"):
 
     step: Count = 0
     report: Json = {}
-    """What it reports, as `docs/wire-protocol.md` lists it; the coordinator passes it on."""
+    """What it reports, as `docs/reference/wire-protocol.md` lists it; the coordinator passes it on."""
 
 
 class AtEpoch(Struct, frozen=True, tag="epoch"):
