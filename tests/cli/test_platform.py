@@ -301,11 +301,17 @@ def test_a_job_is_paused_resumed_bounded_and_cancelled(place: Place, long: str) 
     assert place.swell("resume", "long").returncode == 0
     job = place.wait_for(job_id, lambda job: job["phase"] == "running" and job["done"] > done_before + 20)
     assert job["restarts"] == 0
-    assert place.swell("scale", "long", "--min", 2, "--max", 2).returncode == 0
+    assert place.swell("resize", "long", "--min", 2, "--max", 2).returncode == 0
     job = place.wait_for(job_id, lambda job: len(job["wanted"]) == 2)
     assert job["request"]["max_workers"] == 2
-    told = place.swell("describe", "long").stdout
-    for expected in ("Why:", "Workers:", "Progress:", "Estimate:   done at about", "How it was resized:"):
+
+    def describe() -> str:
+        told: str = place.swell("describe", "long").stdout
+        return told if "Estimate:   done at about" in told else ""
+
+    # There is an estimate once some seconds of steps were steady.
+    told = wait_until(describe, 60, "an estimate", poll_s=0.2)
+    for expected in ("Why:", "Workers:", "Progress:", "How it was resized:"):
         assert expected in told
     assert place.swell("cancel", "long").returncode == 0
     assert place.wait_for(job_id, over)["phase"] == "cancelled"
@@ -471,7 +477,7 @@ def examples(text: str) -> list[list[str]]:
 # In the order in which they make sense; 'train' is a job that runs.
 TRIED = [
     "init", "quote", "submit", "queue", "describe", "logs", "events", "top", "nodes", "dashboard", "drain",
-    "policy", "scale", "pause", "resume", "cancel", "replay", "token", "token create", "token list",
+    "policy", "resize", "pause", "resume", "cancel", "replay", "token", "token create", "token list",
     "token revoke", "reserve", "reserve add", "reserve list", "reserve demand", "reserve follow",
     "reserve remove", "teams", "teams set", "teams list", "teams remove", "doctor", "backup", "gc", "usage",
     "whoami",
@@ -508,7 +514,6 @@ def test_no_command_of_the_platform_is_left_untried() -> None:
         "policies",
         "generate",
         "run",
-        "resize",
         "up",
         "down",
         "restore",

@@ -43,7 +43,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "logs": ("swell.cli.jobs:logs", "Show a job's output."),
         "pause": ("swell.cli.jobs:pause", "Have a job give its slots back until it is resumed."),
         "resume": ("swell.cli.jobs:resume", "Let a paused job go on."),
-        "scale": ("swell.cli.jobs:scale", "Bound a job's workers by hand."),
+        "resize": ("swell.cli.jobs:resize", "Change a running job's workers, or bound them."),
         "cancel": ("swell.cli.jobs:cancel", "End a job."),
         "top": ("swell.cli.top:top", "Watch nodes, jobs and slots live."),
         "events": ("swell.cli.watch:events", "Show what has happened, or follow what happens."),
@@ -57,11 +57,12 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "policies": ("swell.cli.policies:policies", "List the policies: paper, goal and options."),
         "generate": ("swell.cli.generate:generate", "Write a synthetic workload."),
         "run": ("swell.cli.run:run", "Run a training script elastically on this machine."),
-        "resize": ("swell.cli.run:resize", "Change the number of workers of a running job."),
         "completion": ("swell.cli.completion:completion", "Complete commands and options in a shell."),
     },
 }
 COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
+FORMER = {"scale": "resize"}
+"""Names that commands had; they still work, and no help shows them."""
 
 
 class LazyGroup(click.Group):
@@ -71,6 +72,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = FORMER.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         module, attribute = COMMANDS[cmd_name][0].split(":")
@@ -119,7 +121,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in COMMANDS | FORMER and not args[0].startswith("-"):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], COMMANDS, n=1)

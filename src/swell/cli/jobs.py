@@ -135,24 +135,43 @@ def resume(job: str, admin: bool, as_json: bool, home: str | None) -> None:
     _say(changed, as_json, "is in the queue again.")
 
 
-@click.command(epilog="\b\nExample:\n  swell scale train --max 2\n")
+@click.command(epilog="\b\nExample:\n  swell resize train --max 2\n")
 @job_argument
+@click.argument("workers", type=int, required=False)
 @click.option("--min", "least", type=click.IntRange(1), help="Fewest workers [default: unchanged].")
 @click.option("--max", "most", type=click.IntRange(1), help="Most workers [default: unchanged].")
 @click.option("--no-max", is_flag=True, help="No upper bound.")
 @admin_option
 @json_option
 @home_option
-def scale(
-    job: str, least: int | None, most: int | None, no_max: bool, admin: bool, as_json: bool, home: str | None
-) -> None:
-    """Bound the workers of a JOB by hand."""
+def resize(
+    job: str, workers: int | None, least: int | None, most: int | None, no_max: bool, admin: bool,
+    as_json: bool, home: str | None,
+) -> None:  # fmt: skip
+    """Change the number of workers of a running JOB.
+
+    A job of `swell run` gets WORKERS workers. The scheduler chooses the number for a submitted job: bound it
+    with --min and --max.
+    """
     from swell.domain import InputError
 
+    if workers is not None:
+        if least is not None or most is not None or no_max:
+            raise InputError(
+                "give WORKERS (for a job of `swell run`) or bounds (for a submitted job), not both",
+                field="workers",
+            )
+        from swell.cli.run import resize_run
+
+        resize_run(job, workers)
+        return
     if most is not None and no_max:
         raise InputError("give either --max or --no-max, not both", field="max")
     if least is None and most is None and not no_max:
-        raise InputError("give --min, --max or --no-max", field="min")
+        raise InputError(
+            "give --min, --max or --no-max for a submitted job, or WORKERS for a job of `swell run`",
+            field="min",
+        )
     with connect(home, admin=admin) as client:
         found = find_job(client, job)
         bound = None if no_max else most if most is not None else found.request.max_workers

@@ -1,4 +1,4 @@
-"""`swell run` and `swell resize`: an elastic job on this machine."""
+"""`swell run`, and `swell resize` of its jobs: an elastic job on this machine."""
 
 from __future__ import annotations
 
@@ -181,15 +181,16 @@ def _threads_asked() -> int | None:
     return int(text) if text.isdigit() and int(text) > 0 else None
 
 
-@click.command()
-@click.argument("job")
-@click.argument("workers", type=int)
-def resize(job: str, workers: int) -> None:
-    """Change the number of WORKERS of the running JOB."""
+def resize_run(job: str, workers: int) -> None:
+    """Change the number of workers of a running job of `swell run`, found by its whole name."""
     from swell.train.agent.client import JobClient
     from swell.train.agent.errors import TrainError
     from swell.train.agent.jobdir import JobDirectory
 
+    try:
+        JobDirectory.find(job)
+    except TrainError as error:
+        raise click.ClickException(f"{error}; bound a submitted job with --min and --max") from None
     try:
         with JobClient.find(job) as client:
             client.resize(workers)
