@@ -88,7 +88,7 @@ def _schema(field: RequestField) -> Any:
 
 
 class _Submission(Incoming):
-    """What a person hands in: a script and perhaps a deadline. Never a number of GPUs.
+    """What a person submits: a script and perhaps a deadline. Never a number of GPUs.
 
     A relative path of the script is relative to workdir.
     """
@@ -101,7 +101,7 @@ class _Submission(Incoming):
 if TYPE_CHECKING:
 
     class JobSubmission(_Submission):
-        """What a person hands in; its fields are those of `JobRequest`."""
+        """What a person submits; its fields are those of `JobRequest`."""
 
 else:
     JobSubmission = create_model(

@@ -1,6 +1,6 @@
 """The platform in three minutes: real training jobs swell and ebb on four CPU slots of this machine.
 
-`swell demo` and `make demo` run it. It starts a control plane in a temporary directory, hands in PyTorch jobs
+`swell demo` and `make demo` run it. It starts a control plane in a temporary directory, submits PyTorch jobs
 from examples/ (one with a deadline, one with a deadline that cannot be kept), shows who has how many workers
 as they run, and ends with what was promised and what happened. Nothing of it is left behind.
 

@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 SUBMIT_EPILOG = """\b
 Flags of swell stand before the script, the script's own arguments behind it. Exit codes: 0 finished (or
 accepted, with -d), 1 failed or cancelled, 3 the deadline was refused.
-`--command -- ./train.sh 300` hands in any program (docs/guides/any-command.md).
+`--command -- ./train.sh 300` submits any program (docs/guides/any-command.md).
 `--auto -- torchrun --nproc-per-node 8 train.py` takes a line of torchrun or `accelerate launch` as it is
 (docs/guides/frameworks.md).
 
@@ -119,7 +119,7 @@ class ScriptCommand(click.Command):
 @home_option
 @click.pass_context
 def submit(ctx: click.Context, /, detach: bool, as_json: bool, home: str | None, **flags: Any) -> None:
-    """Hand in a training SCRIPT or a job file (.toml, .yaml, .json); shows the promise and the output.
+    """Submit a training SCRIPT or a job file (.toml, .yaml, .json); shows the promise and the output.
 
     Ctrl-C stops watching; the job goes on.
     """

@@ -91,7 +91,7 @@ def _about(kind: Kind, help: str, example: Any, **more: Any) -> dict[str, About]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What a person hands in: never a number of GPUs, at most bounds for it."""
+    """What a person submits: never a number of GPUs, at most bounds for it."""
 
     name: str = field(
         metadata=_about(
