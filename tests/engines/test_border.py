@@ -21,7 +21,7 @@ from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.domain import Cluster, JobRequest
 from swell.engines import Launch, Report, RunState, coordinator_line
-from swell.engines.border import BadMessage, read_beat, read_event, read_status
+from swell.engines.border import BadMessage, read_beat, read_event, read_status, told
 from swell.engines.job_state import JobState, Stage
 from swell.engines.listener import Listener
 from swell.engines.null import NullEngine
@@ -269,7 +269,7 @@ def test_a_connection_begins_with_what_runs_and_ends_where_an_event_is_missing(t
         run.write_address("127.0.0.1", listener.getsockname()[1], 1)
         line = coordinator_line.CoordinatorLine()
         seen = line.connect(tmp_path, 0.0, slots=4)
-        assert seen is not None and (seen.slots, seen.event) == ({"w0": 1}, 5)
+        assert seen is not None and (seen.processes, seen.event) == ({"w0": 1}, 5)
         heard: list[int] = []
         while line.connection is not None:
             assert readable([line.connection], 30.0)
@@ -311,7 +311,7 @@ def test_a_connection_begins_with_what_runs_and_ends_where_an_event_is_missing(t
     ],
 )
 def test_cut_links_and_slow_workers_are_told_in_words(event: dict[str, Any], text: str) -> None:
-    assert read_event(event, 4).text == text
+    assert told(read_event(event, 4)) == text
 
 
 @pytest.mark.parametrize(
@@ -323,6 +323,7 @@ def test_cut_links_and_slow_workers_are_told_in_words(event: dict[str, Any], tex
         {"event": "back", "worker": "w3"},
         {"event": "out_of_step", "worker": "w3", "step": "last"},
         {"event": "straggler", "worker": "w3", "times": "many"},
+        {"event": "straggler", "worker": "w3", "times": 2.0, "leader": "x"},
     ],
 )
 def test_nonsense_about_links_and_slow_workers_is_refused(event: dict[str, Any]) -> None:

@@ -17,7 +17,6 @@ from msgspec import Struct
 
 from swell.domain import JobRequest, Placement
 from swell.engines import Launch, supervised
-from swell.engines.border import JobStatus
 from swell.engines.coordinator_line import CoordinatorLine
 from swell.engines.exchange import Exchanger, give_way
 from swell.engines.job_state import JobState
@@ -26,7 +25,7 @@ from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import STOPPED
 from swell.train.agent.children import Child
-from swell.train.agent.protocol import Resize
+from swell.train.agent.protocol import JobStatus, Resize
 from swell.train.agent.wire import Connection
 
 TICK_S = 0.5
@@ -113,7 +112,7 @@ class Line(CoordinatorLine):
             return None
         self.connection, self.said = cast(Connection, self), []
         states = {name: "member" if name in self.members else "starting" for name in self.live}
-        return JobStatus(states, dict(self.live), 0, frozenset(self.members), 1, None)
+        return JobStatus(states, tuple(self.members), 1, processes=dict(self.live))
 
     def send(self, message: Struct) -> bool:
         if not isinstance(message, Resize):

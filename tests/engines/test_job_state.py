@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swell.engines import RunState, job_state
-from swell.engines.border import BadMessage, JobEvent, read_event
+from swell.engines.border import BadMessage, read_event
 from swell.engines.job_state import (
     END_GRACE_S,
     NOTE_END_S,
@@ -19,6 +19,7 @@ from swell.engines.job_state import (
     Workers,
 )
 from swell.engines.supervisor import STOPPED
+from swell.train.agent.protocol import Began, Exited, GaveUp, LeftOut
 
 FINISHED = Outcome(RunState.FINISHED, 0, "")
 SAVED = Outcome(RunState.STOPPED, 0, STOPPED)
@@ -40,9 +41,9 @@ def test_a_job_that_says_it_has_had_more_workers_than_there_can_be_is_refused(
 ) -> None:
     monkeypatch.setattr(job_state, "MOST_WORKERS", 6)
     workers = on(0, 1)  # two that live, and the same two as members
-    workers.follow(JobEvent("generation", members=("w0", "w1")))
+    workers.follow(Began(("w0", "w1")))
     with pytest.raises(BadMessage, match="more than 6 workers"):
-        workers.follow(JobEvent("generation", members=("w0", "w1", "w2")))
+        workers.follow(Began(("w0", "w1", "w2")))
 
 
 # -- its life ----------------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ def test_a_job_runs_once_it_reports_progress_and_no_longer_when_no_member_is_lef
     job = JobState(stage=Stage.STARTING, wanted=(0,), workers=on(0))
     job.progressed()
     assert job.stage is Stage.RUNNING
-    job.happened(JobEvent("exited", worker="w0", code=-9))
+    job.happened(Exited("w0", -9))
     assert job.stage is Stage.STARTING
 
 
@@ -169,7 +170,7 @@ def test_a_job_stops_if_it_cannot_move_in_time_off_slots_that_services_want(
 
 
 def test_a_worker_that_is_lost_while_the_job_stops_is_not_reported() -> None:
-    lost = JobEvent("exited", worker="w0", code=-9)
+    lost = Exited("w0", -9)
     assert JobState(stage=Stage.RUNNING, workers=on(0)).happened(lost) == [
         ("worker_lost", {"worker": "w0", "reason": "ended by SIGKILL"})
     ]
@@ -178,10 +179,10 @@ def test_a_worker_that_is_lost_while_the_job_stops_is_not_reported() -> None:
 
 def test_a_worker_that_was_left_out_is_lost_once_and_any_other_that_is_fenced_too() -> None:
     job = JobState(stage=Stage.RUNNING, wanted=(0, 1, 2), told=(0, 1, 2), workers=on(0, 1, 2))
-    (left_out,) = job.happened(JobEvent("left_out", worker="w1", others=("w0",)))
+    (left_out,) = job.happened(LeftOut("w1", ("w0",)))
     assert left_out == ("worker_lost", {"worker": "w1", "reason": "w1 was left out: w0 cannot reach it"})
-    assert job.happened(JobEvent("fenced", worker="w1")) == []
-    assert [kind for kind, _ in job.happened(JobEvent("fenced", worker="w2"))] == ["worker_lost"]
+    assert job.happened(GaveUp("w1")) == []
+    assert [kind for kind, _ in job.happened(GaveUp("w2"))] == ["worker_lost"]
 
 
 def test_workers_of_a_replica_that_is_cut_in_two_are_not_said_to_have_been_silent() -> None:
@@ -192,6 +193,6 @@ def test_workers_of_a_replica_that_is_cut_in_two_are_not_said_to_have_been_silen
         {"text": "w0 and w1, of one replica, cannot reach each other; the replica is started again"},
     )
     for worker in ("w0", "w1"):
-        assert job.happened(JobEvent("fenced", worker=worker)) == []
-        assert job.happened(JobEvent("exited", worker=worker)) == []
-    assert [kind for kind, _ in job.happened(JobEvent("fenced", worker="w2"))] == ["worker_lost"]
+        assert job.happened(GaveUp(worker)) == []
+        assert job.happened(Exited(worker, 0)) == []
+    assert [kind for kind, _ in job.happened(GaveUp("w2"))] == ["worker_lost"]

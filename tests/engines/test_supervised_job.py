@@ -19,7 +19,7 @@ import pytest
 
 from swell.domain import Cluster, JobRequest
 from swell.engines import Launch, supervisor
-from swell.engines.border import BadMessage, Confined, JobStatus, read_event, read_status
+from swell.engines.border import BadMessage, confined, read_event, read_status
 from swell.engines.coordinator_line import CoordinatorLine
 from swell.engines.job_state import JobState, Stage, Workers
 from swell.engines.listener import Listener
@@ -29,6 +29,7 @@ from swell.engines.order import make_folder
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import MOST_REASON, Allowance, SupervisedJob
 from swell.engines.supervisor import reason_of
+from swell.train.agent import protocol
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.wire import Connection
 
@@ -43,7 +44,7 @@ def _running(home: Path, job_id: str = "a", workers: Workers | None = None, **st
     return SupervisedJob(_launch(home, job_id), known)
 
 
-def _status(workers: dict[str, int]) -> JobStatus:
+def _status(workers: dict[str, int]) -> protocol.JobStatus:
     """What a coordinator answers whose members are these workers, on these slots."""
     names = dict.fromkeys(workers, "member")
     return read_status({"workers": names, "slots": workers, "members": list(workers), "target": 1}, 4)
@@ -230,8 +231,9 @@ def test_a_job_that_can_use_one_worker_only_is_reported_as_it_says_so_and_when_i
     expected = {"workers": 1, "reason": "three workers could not follow it (KeyError: 'x')"}
     assert [(r.kind, r.data) for r in listener.reports()] == [("confined", expected)]
     status = {"workers": {}, "members": [], "target": 1, "maximum": 1}
-    assert read_status(status | {"confined": ""}, 4).confined is None
-    assert read_status(status | {"confined": reason}, 4).confined == Confined(1, expected["reason"])
+    assert not read_status(status | {"confined": ""}, 4).confined
+    found = read_status(status | {"confined": reason}, 4)
+    assert confined(found.maximum, found.confined) == ("confined", expected)
     for bad in ({"workers": 0, "reason": "x"}, {"workers": 1}, {"workers": 1, "reason": ["x"]}):
         with pytest.raises(BadMessage):
             read_event({"event": "confined"} | bad, 4)

@@ -22,7 +22,7 @@ from swell.train.agent.coordinator import LAST_WORDS_S, Coordinator
 from swell.train.agent.coordinator_process import MOST_STARTS, CoordinatorProcess, pause_s
 from swell.train.agent.errors import BROKEN, TrainError
 from swell.train.agent.jobdir import JobDirectory
-from swell.train.agent.protocol import HEARD, plain
+from swell.train.agent.protocol import HEARD, StatusAnswer, plain
 from swell.train.agent.replicas.membership import Replicas
 
 
@@ -52,6 +52,9 @@ class Office:
         before = len(who.told)
         self.coordinator._receive(who, message)  # type: ignore[arg-type]
         return who.told[before:]
+
+    def status(self) -> dict[str, Any]:
+        return plain(self.coordinator.status(StatusAnswer))
 
     def worker(self, name: str, **about: Any) -> Someone:
         made = Someone()
@@ -111,7 +114,7 @@ def test_an_exit_waits_for_the_workers_last_messages_for_a_bounded_time(path: Pa
 
 def test_what_it_does_not_understand_is_refused_and_changes_nothing(path: Path) -> None:
     office, tool = Office(path), Someone()
-    before = office.coordinator.status()
+    before = office.status()
     for message, said in (
         ({"type": "resize", "workers": 2}, "unknown message 'resize' from a stranger"),
         ({"type": "hello", "role": "king"}, "must be worker, agent, tool or notes"),
@@ -125,7 +128,7 @@ def test_what_it_does_not_understand_is_refused_and_changes_nothing(path: Path) 
     for message in ({"type": "resize", "workers": 9}, {"type": "ready"}, {"type": "resize", "workers": "x"}):
         assert office.say(tool, **message)[0]["type"] == "error"
     worker = office.worker("w0")
-    before = office.coordinator.status()
+    before = office.status()
     for message in (
         {"type": "switched", "generation": 1, "members": [], "step": 0, "epoch": 0},
         {"type": "switched", "generation": 1, "members": ["w0", "w0"], "step": 0, "epoch": 0},
@@ -136,7 +139,7 @@ def test_what_it_does_not_understand_is_refused_and_changes_nothing(path: Path) 
         {"type": "failed", "code": "1"},
     ):
         assert office.say(worker, **message)[0]["type"] == "error"
-    assert office.coordinator.status() == before | {"pids": before["pids"]}
+    assert office.status() == before | {"pids": before["pids"]}
 
 
 def test_a_second_coordinator_goes_on_where_the_first_was_killed(path: Path) -> None:
@@ -148,8 +151,8 @@ def test_a_second_coordinator_goes_on_where_the_first_was_killed(path: Path) -> 
     second = Office(path)
     again = second.worker("w0", status="member", generation=number, members=["w0"], epoch=2)
     assert again.heard("welcome")[0]["generation"] == number
-    status = second.coordinator.status()
-    assert (status["generation"], status["members"], status["epoch"]) == (number, ["w0"], 2)
+    status = second.status()
+    assert (status["generation"], status["members"], status["epoch"]) == (number, ("w0",), 2)
     second.say(second.agent, type="hello", role="agent", alive=["w0"])
     assert not second.agent.heard("spawn") and not second.agent.heard("kill")
 
@@ -309,10 +312,14 @@ def test_whoever_begins_to_watch_gets_a_snapshot_and_every_event_after_it(path: 
     office.say(office.agent, type="hello", role="agent", alive=[])
     (watching,) = office.say(tool, type="watch")
     assert watching["processes"] == {"w0": None} and watching["event"] > greeting["event"]
+    worker = office.worker("w0")
+    office.say(worker, type="ready", epoch=0)
+    office.say(worker, type="switched", generation=1, members=["w0"], step=0, epoch=0)
     office.say(office.agent, type="exited", worker="w0", code=-9)
+    assert {"candidate", "generation"} <= {event["event"] for event in tool.heard("event")}
     numbers = [event["number"] for event in tool.heard("event")]
     assert numbers == list(range(watching["event"] + 1, watching["event"] + 1 + len(numbers))) and numbers
-    assert office.coordinator.status()["processes"] == _replayed(tool, watching["processes"])
+    assert office.status()["processes"] == _replayed(tool, watching["processes"])
 
 
 def _replayed(watcher: Someone, processes: dict[str, Any]) -> dict[str, Any]:
@@ -334,7 +341,7 @@ def test_a_snapshot_has_processes_of_workers_that_were_given_up_until_they_end(p
     status = office.say(tool, type="hello", role="tool")[0]
     assert "w0" not in status["workers"] and "w0" in status["processes"]
     second = Office(path)
-    assert "w0" in second.coordinator.status()["processes"], "also after a restart"
+    assert "w0" in second.status()["processes"], "also after a restart"
     second.say(tool, type="hello", role="tool")
     second.say(second.agent, type="hello", role="agent", alive=[])
-    assert "w0" not in second.coordinator.status()["processes"], "the launcher has it no longer"
+    assert "w0" not in second.status()["processes"], "the launcher has it no longer"

@@ -26,6 +26,7 @@ from swell.train.agent.generations import (
 from swell.train.agent.membership import Membership, Rules
 from swell.train.agent.membership_json import from_json, to_json
 from swell.train.agent.patience import SETTLE_S, SPARE_AFTER_S
+from swell.train.agent.protocol import Exited
 from swell.train.agent.scale import Scale
 
 
@@ -395,7 +396,7 @@ def test_a_resize_before_the_launcher_is_there_is_not_lost() -> None:
     play.m.resize(1, 0.0)
     out = play.m.agent_connected([], 0.1)
     assert spawned(out) == ["w0"]
-    gone = [one.fields["worker"] for one in out if isinstance(one, Say) and one.event == "exited"]
+    gone = [one.event.worker for one in out if isinstance(one, Say) and isinstance(one.event, Exited)]
     assert gone == ["w1", "w2", "w3"], "who waits for their slots must hear that they are free"
 
 

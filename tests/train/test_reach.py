@@ -11,12 +11,14 @@ from tests.train.test_membership import Play, announced, spawned
 
 from swell.train.agent.generations import Announce, Candidate, Check, Fence, Instruction, Kill, Say, Status
 from swell.train.agent.patience import SETTLE_S
+from swell.train.agent.protocol import record
 from swell.train.agent.reach import AGAIN_S, CHECK_S, HOLD_S, MOST_HOLD_S, Pair, connected, pair
 from swell.train.agent.slots import age
 
 
 def said(instructions: list[Instruction]) -> list[tuple[str, dict[str, Any]]]:
-    return [(i.event, i.fields) for i in instructions if isinstance(i, Say)]
+    lines = [record(i.event) for i in instructions if isinstance(i, Say)]
+    return [(line.pop("event"), line) for line in lines]
 
 
 def brute_force(names: list[str], cuts: set[Pair], keep: set[str]) -> list[str]:

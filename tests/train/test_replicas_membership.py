@@ -21,6 +21,7 @@ from swell.train.agent.generations import (
 )
 from swell.train.agent.membership_json import from_json, of_job, to_json
 from swell.train.agent.patience import SETTLE_S
+from swell.train.agent.protocol import Parted
 from swell.train.agent.replicas.membership import Replicas
 from swell.train.agent.replicas.names import replica_of, workers_of
 from swell.train.data import plan
@@ -239,8 +240,6 @@ def test_a_cut_inside_a_replica_is_named_as_one_and_none_of_its_workers_as_silen
     (number,) = {i.number for i in out if isinstance(i, Check)}
     play.m.checked("w0", number, ["w1"], play.now)
     out = play.m.checked("w1", number, ["w0"], play.now)
-    assert Say("parted", {"workers": ["w0", "w1"]}) in out and {"w0", "w1"} <= set(killed(out))
+    assert Say(Parted(("w0", "w1"))) in out and {"w0", "w1"} <= set(killed(out))
     again = Play.training(4)
-    assert again.m.exited("w2", RESPAWN, again.now)[0] == Say(
-        "parted", {"worker": "w2", "workers": ["w2", "w3"]}
-    )
+    assert again.m.exited("w2", RESPAWN, again.now)[0] == Say(Parted(("w2", "w3"), "w2"))

@@ -13,6 +13,7 @@ from swell.train.agent.ending import MAX_FRUITLESS_DEATHS
 from swell.train.agent.generations import Begin, Finish, Instruction, Kill, Save, Say, Spawn
 from swell.train.agent.lines import Pace, said
 from swell.train.agent.membership_json import from_json, to_json
+from swell.train.agent.protocol import Exited, Recovery, Switch
 from swell.train.agent.restarts import FAULT_S, FINISH_S, MISSING_S, SAVE_S, SAVED, SILENT_S, Restarts
 from swell.train.agent.scale import Scale
 
@@ -37,7 +38,7 @@ def test_a_resize_saves_and_begins_again_once_every_worker_has_ended() -> None:
     assert job.exited("w0", SAVED, 11.0) == []
     out = job.exited("w1", SAVED, 11.2)
     assert out[0] == Begin(2, ("w2", "w3", "w4", "w5")) and len(out) == 5
-    assert job.said(7.0, 13.0) == [Say("switch", {"pause_s": 3.0, "world": 4})]
+    assert job.said(7.0, 13.0) == [Say(Switch(3.0, 4))]
     assert job.said(8.0, 14.0) == []
 
 
@@ -66,7 +67,7 @@ def test_a_death_ends_the_others_and_the_job_begins_again() -> None:
     assert job.said(1.5, 2.05) == [], "what rank 0 had said before it was ended is not the end of the pause"
     job.exited("w0", -9, 2.1)
     assert job.exited("w2", 1, 2.2)[0] == Begin(2, ("w3", "w4", "w5"))
-    assert job.said(2.0, 4.0) == [Say("recovery", {"pause_s": 2.0, "world": 3})]
+    assert job.said(2.0, 4.0) == [Say(Recovery(2.0, 3))]
 
 
 @pytest.mark.parametrize("first", ["w0", "w1"])
@@ -116,7 +117,7 @@ def test_a_silent_program_has_its_pause_told_too() -> None:
     job = begun(1)
     job.resize(2, 10.0)
     job.exited("w0", SAVED, 12.0)
-    assert job.tick(12.0 + SILENT_S) == [Say("switch", {"pause_s": 2.0, "world": 2})]
+    assert job.tick(12.0 + SILENT_S) == [Say(Switch(2.0, 2))]
 
 
 def test_a_restarted_coordinator_goes_on_where_it_was() -> None:
@@ -130,7 +131,7 @@ def test_a_restarted_coordinator_goes_on_where_it_was() -> None:
     lost = from_json(json.loads(json.dumps(to_json(begun(1)))), 6.0)
     lost.agent_connected([], 6.0)
     gone, begin, *_ = lost.tick(6.0 + MISSING_S)
-    assert (gone, begin) == (Say("exited", {"worker": "w0", "code": -9}), Begin(2, ("w1",)))
+    assert (gone, begin) == (Say(Exited("w0", -9)), Begin(2, ("w1",)))
 
 
 @settings(max_examples=60)

@@ -14,6 +14,7 @@ from tests.train.test_membership import Play, announced, spawned
 
 from swell.train.agent.generations import Instruction, Say
 from swell.train.agent.patience import SETTLE_S
+from swell.train.agent.protocol import record
 from swell.train.agent.stragglers import LINK_SLOWER, PERSISTS_S, REST_S, SLOWER, Stragglers, slow_hosts
 from swell.train.reporting import LEAST_LINK_BYTES, MOST_OWN, LinkTimes, Pace
 
@@ -45,7 +46,8 @@ class Watched:
 
 
 def said(out: list[Instruction]) -> list[dict[str, Any]]:
-    return [i.fields for i in out if isinstance(i, Say) and i.event == "straggler"]
+    events = [record(i.event) for i in out if isinstance(i, Say)]
+    return [event for event in events if event.pop("event") == "straggler"]
 
 
 @pytest.mark.parametrize("slow", ["w0", "w1", "w2"])

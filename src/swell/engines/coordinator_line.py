@@ -13,10 +13,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from swell.engines.border import BadMessage, JobStatus, read_status
+from swell.engines.border import BadMessage, read_status
 from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory
-from swell.train.agent.protocol import StopJob, ToolHello, Watch
+from swell.train.agent.protocol import JobStatus, StopJob, ToolHello, Watch
 from swell.train.agent.regular import folder
 from swell.train.agent.wire import Connection, Message
 

@@ -18,11 +18,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from msgspec import Struct
+
 from swell.domain import Placement
 from swell.engines.base import Observed, RunState
-from swell.engines.border import BadMessage, JobEvent, JobStatus
+from swell.engines.border import BadMessage, confined, told
 from swell.engines.processes import how_ended
 from swell.engines.supervisor import STOPPED
+from swell.train.agent import protocol
 
 STOP_GRACE_S = 60.0
 """A job that was asked to save its state and stop is killed after this long."""
@@ -119,17 +122,19 @@ class Workers:
         """The slots on which workers that are no longer members still have a process."""
         return set(self.slots(self.former - self.members))
 
-    def follow(self, event: JobEvent) -> None:
+    def follow(self, event: Struct | None) -> None:
         """Keep track of the workers, from an event of the job's log."""
-        if len(self.live) + len(self.former) + len(event.members) > MOST_WORKERS:
+        joined = event.members if isinstance(event, protocol.Began) else ()
+        if len(self.live) + len(self.former) + len(joined) > MOST_WORKERS:
             raise BadMessage(f"the job says it has had more than {MOST_WORKERS} workers")
-        if event.kind == "spawn":
-            self.live[event.worker] = event.slot
-        elif event.kind == "exited":
-            self.live.pop(event.worker, None)
-        elif event.kind == "generation":
-            self.members = set(event.members)
-            self.former |= self.members
+        match event:
+            case protocol.Spawn(worker, slot):
+                self.live[worker] = slot
+            case protocol.Exited(worker):
+                self.live.pop(worker, None)
+            case protocol.Began(members):
+                self.members = set(members)
+                self.former |= self.members
 
 
 @dataclass(slots=True)
@@ -232,13 +237,13 @@ class JobState:
         """Note that a supervisor runs which this engine did not start."""
         self.stage, self.outcome, self.started_s = Stage.STARTING, None, NEVER_S
 
-    def connected(self, status: JobStatus) -> None:
+    def connected(self, status: protocol.JobStatus) -> None:
         """Take in what the coordinator answered to a new connection."""
-        workers = self.workers
-        workers.live = dict(status.slots)
+        workers, processes = self.workers, status.processes or {}
+        workers.live = dict(processes)
         workers.members = set(status.members)
         workers.former |= workers.members | {n for n, s in status.workers.items() if s == "leaving"}
-        workers.former |= status.slots.keys() - status.workers.keys()  # given up, and not ended yet
+        workers.former |= processes.keys() - status.workers.keys()  # given up, and not ended yet
         self.fresh = True
 
     def progressed(self) -> None:
@@ -246,41 +251,40 @@ class JobState:
         if self.stage is Stage.STARTING:
             self.stage = Stage.RUNNING
 
-    def happened(self, event: JobEvent) -> list[Said]:
+    def happened(self, event: Struct | None) -> list[Said]:
         """Take in an event of the job's own log; returned is what the control plane has to know of it."""
-        what, worker, workers = event.kind, event.worker, self.workers
-        trained, first = worker in workers.members, not workers.former
+        workers = self.workers
+        first, members = not workers.former, frozenset(workers.members)
         workers.follow(event)
-        if what == "exited" and self.stage is Stage.RUNNING and not workers.members & workers.live.keys():
-            self.stage = Stage.STARTING
         gpus = workers.slots(workers.members)
-        if what == "generation" and first:  # the job may have begun with fewer workers than are wanted
-            return [("resized", {"pause_s": 0.0, "gpus": gpus})]
-        if what in ("switch", "recovery") and event.pause_s is not None:
-            return [("resized", {"pause_s": event.pause_s, "gpus": gpus})]
-        if what == "exited" and trained and event.code < 0 and self.trains:
-            return [("worker_lost", {"worker": worker, "reason": how_ended(event.code)})]
-        if what == "left_out" and trained:
-            workers.left_out = worker
-            return [("worker_lost", {"worker": worker, "reason": event.text})]
-        if what == "parted":
-            workers.parted = frozenset(event.others)
-        if what == "fenced" and trained and worker in workers.parted:
-            return []  # it may well have answered, and the reason was reported
-        if what == "fenced" and trained and worker != workers.left_out:
-            return [
-                ("worker_lost", {"worker": worker, "reason": "the worker did not answer and was given up"})
-            ]
-        if event.confined is not None:
-            return [event.confined.said]
-        if what == "checkpoint":
-            return [("checkpoint", {"step": event.step})]
-        said: list[Said] = [("noticed", {"text": event.text})] if event.text else []
-        slot = workers.live.get(worker)
-        if what == "straggler" and slot is not None and not event.leads:
-            said.append(("slow", {"slot": slot, "times": event.times}))
-        if what == "unstartable" and slot is not None:
-            said.append(("unstartable", {"slot": slot, "cause": event.cause}))
+        match event:
+            case protocol.Began() if first:  # the job may have begun with fewer workers than are wanted
+                return [("resized", {"pause_s": 0.0, "gpus": gpus})]
+            case protocol.Switch(pause_s) | protocol.Recovery(pause_s) if pause_s is not None:
+                return [("resized", {"pause_s": pause_s, "gpus": gpus})]
+            case protocol.Exited(worker, code):
+                if self.stage is Stage.RUNNING and not workers.members & workers.live.keys():
+                    self.stage = Stage.STARTING
+                if worker in members and code < 0 and self.trains:
+                    return [("worker_lost", {"worker": worker, "reason": how_ended(code)})]
+            case protocol.LeftOut(worker) if worker in members:
+                workers.left_out = worker
+                return [("worker_lost", {"worker": worker, "reason": told(event)})]
+            case protocol.Parted(replica):
+                workers.parted = frozenset(replica)
+            case protocol.GaveUp(worker) if worker in members - workers.parted - {workers.left_out}:
+                reason = "the worker did not answer and was given up"
+                return [("worker_lost", {"worker": worker, "reason": reason})]
+            case protocol.Confined(most, reason):
+                return [confined(most, reason)]
+            case protocol.Checkpoint(step):
+                return [("checkpoint", {"step": step})]
+        said: list[Said] = [("noticed", {"text": text})] if (text := told(event)) else []
+        match event:
+            case protocol.Straggler(worker, times, leader=False) if workers.live.get(worker) is not None:
+                said.append(("slow", {"slot": workers.live[worker], "times": times}))
+            case protocol.Unstartable(worker, _, cause) if workers.live.get(worker) is not None:
+                said.append(("unstartable", {"slot": workers.live[worker], "cause": cause}))
         return said
 
     def gone(self, outcome: Outcome | None, now_s: float) -> list[Said]:

@@ -18,6 +18,7 @@ from swell.engines.border import BadMessage, read_beat, read_event
 from swell.engines.job_state import Outcome, Said
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.polling import readable
+from swell.train.agent.protocol import Exited
 from swell.train.agent.wire import Message
 
 
@@ -86,7 +87,7 @@ class Listener:
         event = read_event(message, len(self._cluster().node_of_gpu))
         with self._lock:
             said = job.state.happened(event)
-        if event.kind == "exited":
+        if isinstance(event, Exited):
             self.wake()  # a service may wait for the slot
         self.report(job, said)
 

@@ -25,7 +25,7 @@ from typing import Any
 from swell.domain import Cluster, Placement
 from swell.engines import groups
 from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report
-from swell.engines.border import BadMessage
+from swell.engines.border import BadMessage, confined
 from swell.engines.coordinator_line import STOP
 from swell.engines.exchange import Exchanger, give_way
 from swell.engines.fencing import Fence
@@ -346,8 +346,8 @@ class SupervisedEngine:
             job.state.connected(status)
         if job.state.stage is Stage.STOPPING:  # the coordinator may be a new one that was not told to stop
             job.line.send(STOP)
-        if status.confined is not None:
-            self._listener.report(job, [status.confined.said])
+        if status.confined:
+            self._listener.report(job, [confined(max(status.maximum, 1), status.confined)])
 
     def _send_target(self, job: SupervisedJob, now_s: float) -> None:
         state = job.state

@@ -117,7 +117,7 @@ class Coordinator:
         self.port = server.sockets[0].getsockname()[1]
         self.save()
         self.job.write_address(host, self.port, os.getpid())
-        self.event("coordinator", pid=os.getpid(), restarted=not self.fresh)
+        self.event(protocol.CoordinatorBegan(os.getpid(), not self.fresh))
         try:
             while not self.over.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -212,12 +212,12 @@ class Coordinator:
                 out = self.membership.agent_connected(list(alive), now)
                 # Those that ended while nobody listened.
                 for gone in self.processes.keys() - set(alive) - self.membership.workers.keys():
-                    self.event("exited", worker=gone, code=0)
+                    self.event(protocol.Exited(gone, 0))
                 return out
             case protocol.ToolHello(fencing):
                 client.role, client.fencing = "tool", fencing
                 self.fencing = max(self.fencing, fencing or 0)
-                client.send({"type": "welcome", **self.status()})
+                client.send(self.status(protocol.WelcomeTool))
             case protocol.NotesHello(group):
                 client.role, client.name = "notes", group
                 self.notes.join(group, client)
@@ -251,13 +251,13 @@ class Coordinator:
                     self.stragglers.heard(name, report)
                     self.publish(protocol.Reported(name, report))
             case protocol.Ready(epoch):
-                self.event("ready", worker=name)
+                self.event(protocol.Prepared(name))
                 return m.ready(name, epoch, now)
             case protocol.AtEpoch(epoch):
                 return m.at_epoch(epoch, now)
             case protocol.Switched(number, members, epoch, step):
                 if number > m.generation.number:
-                    self.event("generation", number=number, members=list(members), step=step)
+                    self.event(protocol.Began(members, number, step))
                 out = m.switched(number, list(members), now, step)
                 return out + m.at_epoch(epoch, now)
             case protocol.Broken(number, operation, lost, certain):
@@ -275,11 +275,11 @@ class Coordinator:
             case protocol.Stopped():
                 return m.finish(0, STOPPED)
             case protocol.Event("confined", about):
-                limit = protocol.read(protocol.Confinement, about)
-                self.event("confined", **{**about, "worker": name})
+                limit = protocol.read(protocol.Confined, about)
+                self._log({**about, "worker": name, "event": "confined"})
                 return m.confine(limit.workers, limit.reason, now)
             case protocol.Event(event, about):
-                self.event(event, **{**about, "worker": name})
+                self._log({**about, "worker": name, "event": event})
         return []
 
     def _from_launcher(self, message: protocol.Message, now: float) -> list[Instruction]:
@@ -289,11 +289,11 @@ class Coordinator:
             case protocol.Said(name, figures):
                 return self._said(name, figures, now)
             case protocol.Lost(name):
-                self.event("exited", worker=name, code=-9)
+                self.event(protocol.Exited(name, -9))
                 return self.membership.vanished(name, now)
             case protocol.Unstartable(name, node, cause, reason):
-                self.event("unstartable", worker=name, node=node, cause=cause, reason=reason)
-                self.event("exited", worker=name, code=0)
+                self.event(message)
+                self.event(protocol.Exited(name, 0))
                 return self.membership.unstartable(name, f"{node}: {reason}", cause, now)
             case protocol.Ending(code, reason):
                 return self.membership.finish(code, reason)
@@ -307,7 +307,7 @@ class Coordinator:
         ended_by_us = code < 0 and (leaving or self.membership.ending.over or name in self.killed)
         ended_by_us = ended_by_us or (leaving and isinstance(self.membership, Restarts))
         self.killed.discard(name)
-        self.event("exited", worker=name, code=0 if ended_by_us else code)
+        self.event(protocol.Exited(name, 0 if ended_by_us else code))
         trained = worker is not None and worker.status in (Status.MEMBER, Status.DONE)
         by_itself = code >= 0 and code not in (RESPAWN, FENCED)
         unmet = worker is not None and worker.address is None and code == 0
@@ -323,7 +323,7 @@ class Coordinator:
         if not isinstance(restarts, Restarts) or restarts.rank(name) != 0:
             return []
         if figures.saved is not None:
-            self.event("checkpoint", worker=name, step=max(figures.saved, 0))
+            self.event(protocol.Checkpoint(max(figures.saved, 0), name))
         new = {key: value for key, value in structs.asdict(figures).items() if value is not None}
         new.pop("saved", None)
         metrics = self.figures.get("metrics", {}) | new.pop("metrics")
@@ -342,20 +342,20 @@ class Coordinator:
             case protocol.Resize(workers, slots):
                 self._check_leads(client)
                 out = self.membership.resize(workers, now, slots)
-                self.event("resize", target=self.membership.scale.target)
+                self.event(protocol.NewTarget(self.membership.scale.target))
                 client.send(protocol.Resized(self.membership.scale.target))
                 return out
             case protocol.GetStatus():
-                client.send({"type": "status", **self.status()})
+                client.send(self.status(protocol.StatusAnswer))
             case protocol.Watch():  # events after this snapshot are sent, from the next number on
                 self.watchers.add(client)
-                client.send({"type": "watching", **self.status()})
+                client.send(self.status(protocol.Watching))
             case protocol.StopJob(code, save):
                 self._check_leads(client)
                 client.send(protocol.Stopping())
                 if not save:
                     return self.membership.finish(code, "stopped on request")
-                self.event("stop")
+                self.event(protocol.StopAsked())
                 return self.membership.stop(now)
         return []
 
@@ -397,14 +397,14 @@ class Coordinator:
         """Do what these instructions say, in their order."""
         for instruction in instructions:
             match instruction:
-                case Spawn(worker, slot):
-                    self.event("spawn", worker=worker, **({} if slot is None else {"slot": slot}))
+                case Spawn():
+                    self.event(instruction)
                     self.tell_agent(instruction)
                 case Kill(worker):
                     self.killed.add(worker)
                     self.tell_agent(instruction)
                 case Fence(worker):
-                    self.event("fenced", worker=worker)
+                    self.event(protocol.GaveUp(worker))
                     self.tell(worker, protocol.Fenced())
                 case Turn(worker, epoch):
                     self.tell(worker, protocol.GoToEpoch(epoch))
@@ -420,14 +420,14 @@ class Coordinator:
                 case Begin(number, members):
                     self.save()  # no number is ever used twice
                     self.job.begin_generation(number, list(members))
-                    self.event("generation", number=number, members=list(members))
+                    self.event(protocol.Began(members, number))
                 case Save(number):
                     self.job.ask_to_save(number)
-                    self.event("save", number=number)
-                case Say(event, fields):
-                    self.event(event, **fields)
+                    self.event(protocol.Saving(number))
+                case Say(event):
+                    self.event(event)
                 case Finish(code, reason):
-                    self.event("finish", code=code, reason=reason)
+                    self.event(Finish(code, reason))
                     self.tell_agent(Finish(code, reason, self.last_report))
 
     def _announce(self, candidate: Candidate | None, to: tuple[str, ...]) -> None:
@@ -436,7 +436,7 @@ class Coordinator:
         if candidate is not None:
             number, members, recovery = candidate.number, candidate.members, candidate.recovery
             offer = protocol.Offer(number, members, self._addresses(members), candidate.epoch, recovery)
-            self.event("candidate", number=number, members=list(members), recovery=recovery)
+            self.event(protocol.Proposed(number, members, recovery))
         for worker in to:
             self.tell(worker, protocol.NextGeneration(offer))
 
@@ -462,42 +462,45 @@ class Coordinator:
         for watcher in self.watchers:
             watcher.send(message)
 
-    def event(self, name: str, /, **fields: Any) -> None:
+    def event(self, event: Struct) -> None:
         """Add an event to the job's history, and show it to those who watch."""
-        if name == "spawn":
-            self.processes[str(fields["worker"])] = fields.get("slot")
-        elif name == "exited":
-            self.processes.pop(str(fields["worker"]), None)
-        record = {"time_s": round(time.time(), 6), "event": name}
-        record |= {key: value for key, value in fields.items() if key not in record}
-        self.events += 1
-        self.job.append_event(record)
-        self.publish({"type": "event", "number": self.events, **record})
+        self._log(protocol.record(event))
 
-    def status(self) -> Message:
+    def _log(self, about: dict[str, Any]) -> None:
+        if about["event"] == "spawn":
+            self.processes[str(about["worker"])] = about.get("slot")
+        elif about["event"] == "exited":
+            self.processes.pop(str(about["worker"]), None)
+        line = {"time_s": 0.0, **about}
+        line["time_s"] = round(time.time(), 6)
+        self.events += 1
+        self.job.append_event(line)
+        self.publish(line | {"type": "event", "number": self.events})
+
+    def status(self, kind: type[protocol.JobStatus]) -> protocol.JobStatus:
         """What a tool is told about the job."""
         m = self.membership
         generation, scale, workers = m.generation, m.scale, m.workers  # a job of replicas makes each of them
-        return {
-            "job": self.config["name"],
-            "generation": generation.number,
-            "members": generation.members,
-            "target": scale.target,
-            "minimum": scale.minimum,
-            "maximum": scale.maximum,
-            "confined": scale.confined,
-            "workers": {w.name: w.status.value for w in workers.values()},
-            "slots": {w.name: w.slot for w in workers.values() if w.slot is not None},
-            "processes": dict(self.processes),
-            "event": self.events,
-            "epoch": 0 if isinstance(generation, ProgramGeneration) else generation.epoch,
-            "step": m.step,
-            "over": m.ending.over,
-            "result": None if (end := m.ending.result) is None else {"code": end.code, "reason": end.reason},
-            "pids": {n: p for n, p in self.pids.items() if n in workers},
-            "reports": {n: r for n, r in self.reports.items() if n in workers},
-            "last_report": self.last_report,
-        }
+        return kind(
+            job=self.config["name"],
+            generation=generation.number,
+            members=tuple(generation.members),
+            target=scale.target,
+            minimum=scale.minimum,
+            maximum=scale.maximum,
+            confined=scale.confined,
+            workers={w.name: w.status.value for w in workers.values()},
+            slots={w.name: w.slot for w in workers.values() if w.slot is not None},
+            processes=dict(self.processes),
+            event=self.events,
+            epoch=0 if isinstance(generation, ProgramGeneration) else generation.epoch,
+            step=m.step,
+            over=m.ending.over,
+            result=None if (end := m.ending.result) is None else protocol.Result(end.code, end.reason),
+            pids={n: p for n, p in self.pids.items() if n in workers},
+            reports={n: r for n, r in self.reports.items() if n in workers},
+            last_report=self.last_report,
+        )
 
     def save(self) -> None:
         """Write the state to disk if it has changed."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from msgspec import Struct
 
 from swell.train.agent.protocol import Finish as Finish
 from swell.train.agent.protocol import Kill as Kill
@@ -137,8 +138,7 @@ class Check:
 class Say:
     """Add an event to the job's history."""
 
-    event: str
-    fields: dict[str, Any] = field(default_factory=dict)
+    event: Struct
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from swell.train.agent.generations import Check, Fence, Instruction, Kill, Say, Status, Worker
 from swell.train.agent.patience import FIRST_STEP
+from swell.train.agent.protocol import LeftOut, Returned, Standstill, Unreachable
 from swell.train.agent.reach import Pair, connected, pair
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def overdue(m: Membership, now_s: float) -> list[Instruction]:
 def gone(m: Membership, worker: Worker, now_s: float) -> Say:
     """The event of a silent member that is given up."""
     m.given_up.missing[worker.name] = worker.slot
-    return Say("left_out", {"worker": worker.name, "silent_s": round(now_s - worker.seen_s, 1)})
+    return Say(LeftOut(worker.name, silent_s=round(now_s - worker.seen_s, 1)))
 
 
 def standstill(m: Membership, step: int, others: list[str]) -> list[Instruction]:
@@ -98,7 +99,7 @@ def standstill(m: Membership, step: int, others: list[str]) -> list[Instruction]
     others = [other for other in others if other in m.generation.members]
     if not others or not m.silence.stands_still(step):
         return []
-    return [Say("standstill", {"step": step, "workers": others})]
+    return [Say(Standstill(step, tuple(others)))]
 
 
 def concerned(m: Membership) -> tuple[str, ...]:
@@ -129,8 +130,8 @@ def leave_out(m: Membership, going: list[str], cuts: set[Pair], mute: Collection
         m.given_up.missing[name] = m.workers.pop(name).slot
         m.generation.members.remove(name)
         m.given_up.fence(name)
-        by = [other for other in stay if pair(other, name) in cuts]
-        out += [Say("left_out", {"worker": name, "by": by}), Fence(name)]
+        by = tuple(other for other in stay if pair(other, name) in cuts)
+        out += [Say(LeftOut(name, by)), Fence(name)]
         out += [Kill(name)] if m.rules.kill_silent else []
     return out
 
@@ -143,8 +144,8 @@ def hold_back(m: Membership, cuts: set[Pair], now_s: float) -> list[Instruction]
     out: list[Instruction] = []
     for name in [name for name in coming if name not in stay]:
         if m.reach.hold(name, now_s):
-            by = [other for other in stay if pair(other, name) in cuts]
-            out.append(Say("unreachable", {"worker": name, "by": by}))
+            by = tuple(other for other in stay if pair(other, name) in cuts)
+            out.append(Say(Unreachable(name, by)))
     return out
 
 
@@ -156,7 +157,7 @@ def returned(m: Membership, members: list[str]) -> list[Say]:
         before = next((gone for gone, its in missing.items() if its == slot), None)
         if before is not None:
             del missing[before]
-            out.append(Say("back", {"worker": name, "instead_of": before}))
+            out.append(Say(Returned(name, before)))
     if len(members) >= m.scale.target:
         missing.clear()
     return out

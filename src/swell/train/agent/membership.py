@@ -33,6 +33,7 @@ from swell.train.agent.generations import (
     Worker,
 )
 from swell.train.agent.patience import Quiet, Silence
+from swell.train.agent.protocol import Exited
 from swell.train.agent.reach import Reach
 from swell.train.agent.scale import Scale
 from swell.train.agent.slots import ended_early
@@ -324,9 +325,9 @@ class Membership:
                 out.append(Spawn(worker.name, worker.slot))
             elif worker.status is Status.LEAVING:
                 # It may have been told to end before it was ever started; the engine waits for its slot.
-                out += [Say("exited", {"worker": worker.name, "code": 0})]
+                out += [Say(Exited(worker.name, 0))]
                 out += self.exited(worker.name, 0, now_s)
             else:
-                out += [Say("exited", {"worker": worker.name, "code": -9})]
+                out += [Say(Exited(worker.name, -9))]
                 out += decisions.lost(self, worker.name, "its process is gone", now_s)
         return [*out, *decisions.plan(self, now_s)]

@@ -39,6 +39,13 @@ Whole = Annotated[int, Meta(ge=-MOST, le=MOST, description="a whole number")]
 Amount = Annotated[float, Meta(ge=-MOST, le=MOST, description="a number")]
 ExitCode = Annotated[int, Meta(ge=-255, le=255, description="an exit code; negative for a signal")]
 Text = Annotated[str, Meta(description="text")]
+Steps = Annotated[float, Meta(ge=0, le=1e15, description="a number from 0 to 1e+15")]
+Seconds = Annotated[float, Meta(ge=0, le=1e7, description="a number of seconds from 0 to 1e+07")]
+Samples = Annotated[int, Meta(ge=0, le=10**12, description="a whole number from 0 to 10^12")]
+Batch = Annotated[int, Meta(ge=1, le=10**12, description="a whole number from 1 to 10^12")]
+Members = Annotated[int, Meta(ge=0, le=100_000, description="a whole number from 0 to 100000")]
+Gradient = Annotated[float, Meta(ge=-1e30, le=1e30, description="a number from -1e+30 to 1e+30")]
+Word = Annotated[str, Meta(pattern=r"^[ -~]{1,100}\Z", description="1 to 100 printable characters")]
 Json = Annotated[dict[str, Any], Meta(description=f"an object, nested {MOST_DEPTH} levels deep at most")]
 WorkerName = Annotated[
     str,
@@ -48,7 +55,10 @@ NoWorker = Annotated[
     str,
     Meta(pattern=r"^(w(0|[1-9][0-9]{0,8}))?\Z", description="the name of a worker, or empty"),
 ]
-Names = Annotated[tuple[WorkerName, ...], Meta(description="a list of the names of different workers")]
+Names = Annotated[
+    tuple[WorkerName, ...],
+    Meta(max_length=100_000, description="a list of the names of different workers, at most 100000"),
+]
 SomeNames = Annotated[
     tuple[WorkerName, ...],
     Meta(min_length=1, description="a list of the names of different workers, at least 1"),
@@ -235,11 +245,57 @@ FromWorker = (
 )
 
 
-class Confinement(Struct, frozen=True):
-    """The fields of the event `confined`: the job cannot use more workers than this."""
+# ---------------------------------------------------------------------- what a worker reports
 
-    workers: Positive
-    reason: Text
+
+class Limits(Struct, frozen=True):
+    """The batches that a job may use: one batch only unless it is adaptive."""
+
+    init_batch: Batch
+    """The batch that the job was tuned for."""
+    max_batch: Batch
+    min_local: Batch
+    """Least samples for one gradient."""
+    max_local: Batch
+
+
+class Report(Struct, frozen=True):
+    """A heartbeat's report, as far as a control plane uses it. Figures that may diverge may be anything."""
+
+    step: Steps = 0.0
+    rank: Members = 0
+    done: Steps | None = None
+    """Progress in steps at the batch that the job was tuned for; `step` if it is left out."""
+    of: Steps | None = None
+    """The same at the end; null if the script does not say, or has a target."""
+    at_most: Steps | None = None
+    """For a job that trains until its loss is low enough: the most that it trains."""
+    target_loss: Any = None
+    """That loss."""
+    epoch: Samples | None = None
+    batch_size: Batch | None = None
+    loss: Any = None
+    """The loss of the whole job, averaged over some fifty steps; null before the first."""
+    lr: Any = None
+    metrics: Any = None
+    """What `job.log` was given, by name."""
+    local_batch: Samples | None = None
+    """Samples for one gradient of a worker, which computes `accumulation + 1` of them for a step."""
+    accumulation: Samples = 0
+    workers: Members | None = None
+    world: Members | None = None
+    step_s: Seconds | None = None
+    sync_s: Seconds = 0.0
+    steps: Samples | None = None
+    """How many steps the times are averaged over."""
+    mode: Word | None = None
+    limits: Limits | None = None
+    sqr: Gradient | None = None
+    """In adaptive mode: the squared norm of the gradient at the tuned batch."""
+    var: Annotated[float, Meta(ge=0, le=1e30, description="a number from 0 to 1e+30")] | None = None
+    """In adaptive mode: the variance of the gradient."""
+    noise_updates: Samples | None = None
+    """How many steps these two are averaged over."""
 
 
 # ---------------------------------------------------------------------- coordinator to worker
@@ -433,6 +489,224 @@ class Reported(Struct, frozen=True, tag="report"):
     report: Json
 
 
+class Result(Struct, frozen=True):
+    """How a job ended."""
+
+    code: int
+    reason: str
+
+
+class JobStatus(Struct, frozen=True):
+    """A job as it is now. Reports and ids are those of workers that are there."""
+
+    workers: dict[WorkerName, Word]
+    """The status of each worker."""
+    members: Names
+    target: Members
+    minimum: Members = 0
+    maximum: Members = 0
+    confined: Text = ""
+    """Why the job may have fewer workers than it was started with, or empty."""
+    job: Text = ""
+    """Its name."""
+    generation: Count = 0
+    epoch: Count = 0
+    step: Count = 0
+    slots: dict[WorkerName, Count] = {}
+    """The slots of workers that have one."""
+    processes: dict[WorkerName, Count | None] | None = None
+    """The workers that were started and have not ended, with their slots; null from an earlier release."""
+    event: Count = 0
+    """The number of the last event before this answer."""
+    over: bool = False
+    result: Result | None = None
+    pids: dict[str, int] = {}
+    reports: dict[str, Any] = {}
+    last_report: Json = {}
+    """The leader's latest report, also after its end."""
+
+
+class StatusAnswer(JobStatus, frozen=True, tag="status"):
+    """The answer to `GetStatus`."""
+
+
+class WelcomeTool(JobStatus, frozen=True, tag="welcome"):
+    """The answer to `ToolHello`."""
+
+
+class Watching(JobStatus, frozen=True, tag="watching"):
+    """The answer to `Watch`. The events that follow are numbered from `event + 1` on, so none is missed."""
+
+
+# ---------------------------------------------------------------------- events
+
+# A job's history, a line for each in events.jsonl, and an `event` message to those who watch: `event` is the
+# tag of the type, `time_s` when it was, and `number` its place among the events of this coordinator. Some
+# messages are events as they are: `Spawn`, `Exited`, `Unstartable`, `Finish`. Workers add events of their own
+# with `Event` (`differs`, `could_not_follow` and others), and more fields to those below.
+
+
+class CoordinatorBegan(Struct, frozen=True, tag="coordinator"):
+    """The coordinator serves; `restarted` if an earlier one was killed."""
+
+    pid: int
+    restarted: bool
+
+
+class NewTarget(Struct, frozen=True, tag="resize"):
+    """The job was given another number of workers."""
+
+    target: Count
+
+
+class StopAsked(Struct, frozen=True, tag="stop"):
+    """The job was asked to save its state and stop."""
+
+
+class Prepared(Struct, frozen=True, tag="ready"):
+    """A newcomer is prepared."""
+
+    worker: WorkerName
+
+
+class Proposed(Struct, frozen=True, tag="candidate"):
+    """A candidate for the next generation was announced."""
+
+    number: Count
+    members: Names
+    recovery: bool
+
+
+class Began(Struct, frozen=True, tag="generation"):
+    """A generation began."""
+
+    members: Names
+    number: Count = 0
+    step: Count | None = None
+
+
+class Switch(Struct, frozen=True, tag="switch"):
+    """The job went on with other workers after this pause."""
+
+    pause_s: Seconds | None = None
+    world: Count | None = None
+
+
+class Recovery(Struct, frozen=True, tag="recovery"):
+    """The job went on after a worker was lost."""
+
+    pause_s: Seconds | None = None
+    world: Count | None = None
+
+
+class Checkpoint(Struct, frozen=True, tag="checkpoint"):
+    """The job's state was saved."""
+
+    step: Annotated[int, Meta(ge=0, le=10**15, description="a whole number from 0 to 10^15")]
+    worker: NoWorker = ""
+
+
+class Saving(Struct, frozen=True, tag="save"):
+    """The workers of a generation were asked to save their state and end."""
+
+    number: Count
+
+
+class GaveUp(Struct, frozen=True, tag="fenced"):
+    """The job goes on without a worker, which must end."""
+
+    worker: WorkerName
+
+
+class LeftOut(Struct, frozen=True, tag="left_out"):
+    """The job goes on without a worker that these cannot reach, or that was silent for so long."""
+
+    worker: WorkerName
+    by: Names | None = None
+    silent_s: Seconds | None = None
+
+
+class Unreachable(Struct, frozen=True, tag="unreachable"):
+    """A newcomer waits, because these workers cannot reach it."""
+
+    worker: WorkerName
+    by: Names
+
+
+class Returned(Struct, frozen=True, tag="back"):
+    """A worker joined in the place of one that was left out."""
+
+    worker: WorkerName
+    instead_of: WorkerName
+
+
+class Standstill(Struct, frozen=True, tag="standstill"):
+    """A step waits for these workers."""
+
+    step: Count
+    workers: Names
+
+
+class OutOfStep(Struct, frozen=True, tag="out_of_step"):
+    """A worker found the members at different points of the script; the step is made again."""
+
+    worker: WorkerName
+    step: Count
+
+
+class Straggler(Struct, frozen=True, tag="straggler"):
+    """A worker that is slower than the others is replaced."""
+
+    worker: WorkerName
+    times: Annotated[float, Meta(ge=1, le=1e9, description="a number from 1 to 1e+09")]
+    slot: Count | None = None
+    leader: bool = False
+    """Whether it led the job, and so may have had more to do than the others."""
+    link: bool = False
+    """Whether it is its links to the others that are slow."""
+
+
+class Parted(Struct, frozen=True, tag="parted"):
+    """A replica is started again: its workers do not reach each other, or `worker` asked for it."""
+
+    workers: Names
+    worker: NoWorker = ""
+
+
+class Confined(Struct, frozen=True, tag="confined"):
+    """The job cannot use more workers than this."""
+
+    workers: Annotated[int, Meta(ge=1, le=100_000, description="a whole number from 1 to 100000")]
+    reason: Text
+
+
+Happening = (
+    CoordinatorBegan
+    | NewTarget
+    | StopAsked
+    | Spawn
+    | Prepared
+    | Proposed
+    | Began
+    | Switch
+    | Recovery
+    | Checkpoint
+    | Saving
+    | GaveUp
+    | LeftOut
+    | Unreachable
+    | Returned
+    | Standstill
+    | OutOfStep
+    | Straggler
+    | Parted
+    | Confined
+    | Exited
+    | Unstartable
+    | Finish
+)
+
+
 # ---------------------------------------------------------------------- notes
 
 
@@ -517,6 +791,7 @@ HEARD: Mapping[str, Mapping[object, type[Struct]]] = {
 """By role of a connection, "" before its hello: what the coordinator takes from it."""
 TO_WORKER = _by_tag(ToWorker)
 TO_LAUNCHER = _by_tag(ToLauncher)
+HAPPENINGS = _by_tag(Happening)
 
 
 def heard(role: str, raw: Mapping[str, Any]) -> Any:
@@ -536,6 +811,24 @@ def received(kinds: Mapping[object, type[Struct]], raw: Mapping[str, Any]) -> An
     """A message of the coordinator's, or None for one of a kind that this release does not have."""
     tag = raw.get("type")
     return read(kinds[tag], raw) if isinstance(tag, str) and tag in kinds else None
+
+
+def happened(raw: object) -> Any:
+    """An event of a job's history, or None for one of a kind that is not above."""
+    tag = raw.get("event") if isinstance(raw, Mapping) else raw
+    if not isinstance(raw, Mapping) or not isinstance(tag, str):
+        raise Refused(f"event: got {_shown(tag)}, must be the name of an event")
+    return read(HAPPENINGS[tag], {**raw, "type": tag}) if tag in HAPPENINGS else None
+
+
+def record(event: Struct) -> dict[str, Any]:
+    """An event as a line of the history; fields that have their usual value are left out."""
+    written: dict[str, Any] = {"event": event.__struct_config__.tag}
+    for field in msgspec.structs.fields(event):
+        value = getattr(event, field.name)
+        if value != ({} if field.default_factory is dict else field.default):
+            written[field.name] = list(value) if isinstance(value, tuple) else value
+    return written
 
 
 def read(kind: type[S], raw: object) -> S:
@@ -576,11 +869,13 @@ def _is_deeper(value: object, levels: int) -> bool:
 def _refusal(kind: type[Struct], raw: object, error: str) -> str:
     """What was wrong with a message, in our words: the field, what it had, what it must be."""
     problem, _, path = error.partition(" - at ")
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
-        return f"{missing[1]}: missing in a message of type {kind.__struct_config__.tag or kind.__name__!r}"
     keys = re.findall(r"\.(\w+)", path)
-    if not keys or not problem.startswith(("Expected", "Invalid")):
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
+        return f"{missing[1]}: missing, must be {_need(kind, *keys, missing[1]) or 'there'}"
+    if not problem.startswith(("Expected", "Invalid")):
         return problem
+    if not keys:
+        return f"message: got {_shown(raw)}, must be an object"
     value: Any = raw
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from swell.train.agent.ending import FINISHED, MAX_FRUITLESS_DEATHS, STOPPED, Ending
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.generations import Begin, Instruction, Kill, Names, Save, Say, Spawn, Status, Worker
+from swell.train.agent.protocol import Exited, Recovery, Switch
 from swell.train.agent.scale import Scale
 
 SAVED = RESPAWN
@@ -67,8 +68,8 @@ class Restarts:
     ending: Ending = field(default_factory=Ending)
     end_by_s: float | None = None
     """When workers that were asked to save, or may still go on after the end, are killed."""
-    standing: tuple[str, float] | None = None
-    """Event ('switch' or 'recovery') of the pause under way, and when it began."""
+    standing: tuple[type[Switch] | type[Recovery], float] | None = None
+    """The event of the pause under way, and when it began."""
     fault: tuple[int, str, float] | None = None
     """Exit code, reason and time of a failure that ends the job unless a death explains it."""
 
@@ -125,7 +126,7 @@ class Restarts:
         if cause == "process" and self.generation.number == 1:
             return self.finish(1, f"worker {name} cannot be started: {reason}")
         self.scale.shut_out(worker.slot, cause, now_s)
-        self.fault, self.standing = None, ("recovery", now_s)
+        self.fault, self.standing = None, (Recovery, now_s)
         return [*self._kill_all(), *self._settle(now_s)]
 
     def said(self, done: float, now_s: float) -> list[Instruction]:
@@ -147,7 +148,7 @@ class Restarts:
         for worker in [w for w in self.workers.values() if w.status is Status.STARTING]:
             if now_s >= worker.seen_s + MISSING_S:
                 out += [
-                    Say("exited", {"worker": worker.name, "code": -9}),
+                    Say(Exited(worker.name, -9)),
                     *self.vanished(worker.name, now_s),
                 ]
         if not self.generation.reported and now_s >= self.generation.began_s + SILENT_S:
@@ -204,13 +205,13 @@ class Restarts:
         if self.end_by_s is not None or not self.generation.number:
             return []
         self.end_by_s = now_s + SAVE_S
-        self.standing = self.standing or ("switch", now_s)
+        self.standing = self.standing or (Switch, now_s)
         return [Save(self.generation.number)]
 
     def _lost(self, name: str, reason: str, now_s: float) -> list[Instruction]:
         """A worker died: end the others, which may wait for it for ever, and begin again."""
         self.fault = None
-        self.standing = ("recovery", now_s)
+        self.standing = (Recovery, now_s)
         if not self.generation.reported and now_s < self.generation.began_s + FRUITFUL_S:
             self.ending.fruitless += 1
         if (deaths := self.ending.fruitless) > MAX_FRUITLESS_DEATHS:
@@ -253,4 +254,4 @@ class Restarts:
             return []
         (event, since_s), self.standing = self.standing, None
         pause_s, world = round(max(now_s - since_s, 0.0), 6), len(self.generation.members)
-        return [Say(event, {"pause_s": pause_s, "world": world})]
+        return [Say(event(pause_s, world))]

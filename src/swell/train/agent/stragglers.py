@@ -24,6 +24,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from swell.train.agent.generations import Instruction, Say
+from swell.train.agent.protocol import Straggler
 from swell.train.agent.slots import age
 
 if TYPE_CHECKING:
@@ -129,10 +130,10 @@ class Stragglers:
     def tick(self, m: Membership, now_s: float) -> list[Instruction]:
         """Replace a member that has been slower, or behind a slow link, for long enough."""
         name, times = self._slower(m.generation.members)
-        link: dict[str, Any] = {}
+        link = False
         if name is None:
             name, times = self._behind_slow_link(m)
-            link = {"link": True}
+            link = True
         if (
             name is None
             or name not in m.workers
@@ -151,10 +152,8 @@ class Stragglers:
         worker = m.workers[name]
         worker.slow = True  # the next plan is one without it
         m.quiet.after_loss(now_s)  # its GPU is free only once it has left
-        place: dict[str, Any] = {} if worker.slot is None else {"slot": worker.slot}
-        if name == m.generation.leader and not link:  # it may have more to do than others, wherever it is
-            place["leader"] = True
-        return [Say("straggler", {"worker": name, "times": round(times, 2), **place, **link})]
+        leader = name == m.generation.leader and not link  # it may have more to do, wherever it is
+        return [Say(Straggler(name, round(times, 2), worker.slot, leader, link))]
 
     def _behind_slow_link(self, m: Membership) -> tuple[str | None, float]:
         """The member whose host has slow links that all wait for, and how many times slower they are."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from swell.train.agent.errors import FENCED, RESPAWN
 from swell.train.agent.generations import Fence, Instruction, Kill, Say, Spawn, Status, Turn
+from swell.train.agent.protocol import Parted
 from swell.train.agent.replicas.in_workers import InWorkers
 from swell.train.agent.replicas.names import replica_of, replicas_of, workers_of
 
@@ -124,7 +125,7 @@ class Replicas(InWorkers):
             return []
         cut = set().union(*(self.roll.answers[mate] for mate in mates))
         if replica in cut:  # its own workers do not reach each other
-            return [Say("parted", {"workers": list(mates)}), *self.out(self.inner.vanished(replica, now_s))]
+            return [Say(Parted(tuple(mates))), *self.out(self.inner.vanished(replica, now_s))]
         return self.out(self.inner.checked(replica, number, sorted(cut), now_s))
 
     def waiting(self, step: int, others: list[str], now_s: float) -> list[Instruction]:
@@ -158,7 +159,7 @@ class Replicas(InWorkers):
         self.roll.forget(mates)
         said: list[Instruction] = []
         if code == RESPAWN and known.status is Status.MEMBER:
-            said = [Say("parted", {"worker": name, "workers": list(mates)})]
+            said = [Say(Parted(tuple(mates), name))]
         note = note or (f"worker {name} ended with exit code {code}" if code > 0 else "")
         return [*said, *self.out(self.inner.exited(replica, code, now_s, note))]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+
+from msgspec import Struct, structs
 
 from swell.train.agent.generations import (
     Announce,
@@ -49,8 +50,8 @@ def for_workers(
         case Check(number, to):
             roll.answers = {}
             return [Check(number, tuple(all_workers_of(to, size)))]
-        case Say(event, fields):
-            return _said(event, fields, size)
+        case Say(event):
+            return _happened(event, size)
     return [instruction]
 
 
@@ -60,15 +61,12 @@ def _candidate(candidate: Candidate | None, size: int) -> Candidate | None:
     return replace(candidate, members=tuple(all_workers_of(candidate.members, size)))
 
 
-def _said(event: str, fields: dict[str, Any], size: int) -> list[Instruction]:
+def _happened(event: Struct, size: int) -> list[Instruction]:
     """The event for each worker of the replica that it is about."""
-    lists = {key: all_workers_of(fields[key], size) for key in ("by", "workers") if key in fields}
+    fields = structs.asdict(event)
+    lists = {key: all_workers_of(fields[key], size) for key in ("by", "workers") if fields.get(key)}
+    event = structs.replace(event, **{key: tuple(names) for key, names in lists.items()})
     if "worker" not in fields:
-        return [Say(event, fields | lists)]
-    told: list[Instruction] = []
-    for position, worker in enumerate(workers_of(fields["worker"], size)):
-        own: dict[str, Any] = {"worker": worker}
-        if "instead_of" in fields:
-            own["instead_of"] = workers_of(fields["instead_of"], size)[position]
-        told.append(Say(event, fields | lists | own))
-    return told
+        return [Say(event)]
+    own = [workers_of(fields[key], size) for key in ("worker", "instead_of") if key in fields]
+    return [Say(structs.replace(event, **dict(zip(("worker", "instead_of"), names)))) for names in zip(*own)]
