@@ -59,6 +59,22 @@ def test_no_guide_reports_a_benchmark(guide: Path) -> None:
     assert re.findall(r"benchmarks?\.\w+|make bench\S*|## Measured|## Figures", guide.read_text()) == []
 
 
+OTHER_WORDS = {
+    r"\bhand(s|ed)? (it |a job )?in\b": "submit",
+    r"\bwhoever\b": "name the person or the process",
+    r"`swell scale": "`swell resize`",
+    r"\bpip install '?swell": "pip install '.[...]', from a clone",
+    r"\bprofiled\b": "measured",
+}
+"""One word for one thing, in every guide."""
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=[guide.name for guide in GUIDES])
+def test_one_word_is_used_for_one_thing(guide: Path) -> None:
+    text = guide.read_text()
+    assert [better for other, better in OTHER_WORDS.items() if re.search(other, text)] == []
+
+
 def test_long_ones_would_be_found() -> None:
     assert too_long("word " * 31 + "end.")
     assert too_long("- " + "word " * 31 + "end.")
