@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.train.conftest import PlainRun
 
-from swell.train.auto import by_hand, iterators
+from swell.train.auto import by_hand
 
 HEAD = """
 import json, os, random, sys, time
@@ -168,11 +168,11 @@ def _walk(kind: str, stop: int, told: Any = None) -> tuple[list[Any], Any]:
                     continue
                 count += 1
                 if told is not None:
-                    assert iterators.go_to(sys._getframe(), told[0], told[1])
+                    assert by_hand.go_to(sys._getframe(), told[0], told[1])
                     begun = True
                 elif count == stop:
                     begun, over = True, list[Any]()
-                    told = iterators.describe(sys._getframe(), over), dict(enumerate(over))
+                    told = by_hand.describe(sys._getframe(), over), dict(enumerate(over))
     return after, told
 
 
@@ -189,13 +189,13 @@ def test_loops_go_on_from_where_others_are(kind: str, stop: int) -> None:
 
 def test_a_loop_over_something_unknown_is_not_described() -> None:
     for _ in {1: 2}:
-        assert iterators.describe(sys._getframe(), []) is None
+        assert by_hand.describe(sys._getframe(), []) is None
     for _ in (number for number in range(2)):
-        assert iterators.describe(sys._getframe(), []) is None
+        assert by_hand.describe(sys._getframe(), []) is None
     for _ in [1, 2]:
-        mine = iterators.describe(sys._getframe(), [])
+        mine = by_hand.describe(sys._getframe(), [])
     for _ in [1, 3]:
-        assert not iterators.go_to(sys._getframe(), mine or [], {}), "another list"
+        assert not by_hand.go_to(sys._getframe(), mine or [], {}), "another list"
 
 
 def test_what_was_drawn_from_is_found_wherever_the_script_holds_it(tmp_path: Path) -> None:

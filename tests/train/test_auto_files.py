@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from swell.train.auto.files import Files
-from swell.train.auto.output import LeaderOnly
+from swell.train.auto.files import Files, LeaderOnly
 
 
 class Role:

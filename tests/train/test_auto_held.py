@@ -20,8 +20,7 @@ from torch import nn
 
 from swell.train.auto import held
 from swell.train.auto.held import Data, Holder, OfRuntime
-from swell.train.auto.packing import Packer
-from swell.train.auto.unpacking import Unpacker
+from swell.train.auto.packing import Packer, Unpacker
 from swell.train.state import statetree
 
 

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from swell.train.auto import held, loops
+from swell.train.auto.catching_up import Replay
 from swell.train.auto.passes import Pass
 from swell.train.auto.position import Position
-from swell.train.auto.replay import Replay
 
 HEAD = """
 import itertools, json, os, sys, time

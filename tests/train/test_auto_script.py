@@ -23,15 +23,12 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from swell.train.auto import layout
-from swell.train.auto.agreement import Agreement
-from swell.train.auto.job import ALONE, REPORT_S, ScriptJob
-from swell.train.auto.observer import Observer
-from swell.train.auto.output import LeaderOnly
+from swell.train.auto import trained
+from swell.train.auto.files import LeaderOnly
+from swell.train.auto.job import ALONE, REPORT_S, ScriptJob, ScriptRun, ScriptStage
+from swell.train.auto.observer import Agreement, Observer
 from swell.train.auto.passes import Order, Pass
-from swell.train.auto.position import Position
-from swell.train.auto.rhythm import Rhythm
-from swell.train.auto.run import ScriptRun, ScriptStage
+from swell.train.auto.position import Position, Rhythm
 from swell.train.auto.trained import find_model
 from swell.train.data.samples import fetch
 
@@ -166,7 +163,7 @@ def test_what_was_agreed_on_in_the_middle_of_an_accumulated_step_is_let_go(
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     link, job = Mock(), Mock(rank=0, world=2, steps=0, model=model, optimizer=optimizer)
-    monkeypatch.setattr(layout, "trains_others", lambda job, optimizer: False)
+    monkeypatch.setattr(trained, "trains_others", lambda job, optimizer: False)
     job.offer, job.share = Mock(side_effect=[7, 0]), lambda header, check: [header]
     run = ScriptRun(link, leads=True)
     run.found(job)
@@ -182,7 +179,7 @@ def test_a_single_worker_asks_for_newcomers_after_a_step_and_lets_go_of_what_it_
 ) -> None:
     """With two optimizers it asks twice for one batch, and only the last answer counts."""
     link, job = Mock(), Mock(rank=0, world=1, steps=0, forwarding=False, confined="")
-    monkeypatch.setattr(layout, "trains_others", lambda job, optimizer: False)
+    monkeypatch.setattr(trained, "trains_others", lambda job, optimizer: False)
     job.offer = Mock(side_effect=[7, 0])
     run = ScriptRun(link, leads=True)
     run.found(job)
@@ -229,11 +226,11 @@ def test_a_parameter_that_was_frozen_or_added_later_is_noticed_by_its_gradient()
     optimizer = torch.optim.SGD([old], lr=1.0)
     job = Mock(unexchanged={}, parameters=lambda: [old])
     old.grad = torch.ones(1)
-    assert not layout.trains_others(job, optimizer)
+    assert not trained.trains_others(job, optimizer)
     optimizer.add_param_group({"params": [new]})
-    assert not layout.trains_others(job, optimizer), "it is not trained yet"
+    assert not trained.trains_others(job, optimizer), "it is not trained yet"
     new.grad = torch.ones(1)
-    assert layout.trains_others(job, optimizer)
+    assert trained.trains_others(job, optimizer)
 
 
 def test_a_data_set_that_gives_many_samples_at_once_is_asked_so() -> None:

@@ -13,9 +13,9 @@ import torch
 from tests.train.conftest import PlainRun
 from torch.utils.data import DataLoader, IterableDataset
 
-from swell.train.auto.contents import LateSums, contents
+from swell.train.auto.fingerprint import LateSums, contents
+from swell.train.auto.passes import Readings, Stream, StreamPass
 from swell.train.auto.position import Position
-from swell.train.auto.streams import Readings, Stream, StreamPass
 
 HEAD = """
 import json, os, random, sys, time

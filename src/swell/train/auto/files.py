@@ -21,19 +21,304 @@ from __future__ import annotations
 import builtins
 import contextlib
 import io
+import json
 import os
+import secrets
 import shutil
+import struct
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TextIO
 
 import torch
 
-from swell.train.auto import system
-from swell.train.auto.journal import Journal
-from swell.train.auto.private_file import Entries, PrivateFile
+open_file = io.open
+open_descriptor = os.open
+stat, mkdir, listdir = os.stat, os.mkdir, os.listdir
+link, scandir, replace, remove = os.link, os.scandir, os.replace, os.remove
+copyfile, rmtree = shutil.copyfile, shutil.rmtree
+
+
+def open_log(path: os.PathLike[str]) -> io.FileIO:
+    """A file that lines are added to, at once and not through a buffer."""
+    return io.FileIO(path, "a")
+
+
+def exists(path: str) -> bool:
+    """Whether there is such a file or folder."""
+    try:
+        stat(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def makedirs(path: str) -> None:
+    """As `os.makedirs`, but by the system's own calls."""
+    try:
+        mkdir(path)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        makedirs(os.path.dirname(path))  # noqa: PTH120
+        with contextlib.suppress(FileExistsError):
+            mkdir(path)
+
+
+def keep_all(path: str, place: str) -> None:
+    """Keep a file or a folder that is removed next: by further links, without copying, where that works."""
+
+    def keep(source: str, target: str) -> None:
+        try:
+            link(source, target)
+        except OSError:
+            copyfile(source, target)
+
+    if os.path.isdir(path):  # noqa: PTH112
+        shutil.copytree(path, place, copy_function=keep)
+    else:
+        keep(path, place)
+
+
+# ---------------------------------------------------------------------- the journal
+# The journal of the files that a job of an unmodified script has changed, with copies of what was there.
+#
+# The leader writes it; a newcomer, which runs the script from its beginning, sees the files through it as
+# they were when the job began.
+
+
+_MOST_READ = 10_000
+"""So many files that were read are remembered; a script that reads more has a data set made of files."""
+
+
+class Journal:
+    """What the job has changed in the file system, shared by its workers through a folder."""
+
+    def __init__(self, keep: Path) -> None:
+        self._keep = keep
+        self._read: set[str] = set()
+        self._noted: dict[str, str | None] = {}
+        """Path -> where the file that the job found there is now; None if there was none."""
+        self._file = keep / "journal.jsonl"
+        self._bytes = 0
+        """How much of the file is known to this worker, because it has read or written it."""
+        self._log: io.FileIO | None = None
+        """The file, open for this worker's own lines; None until it writes one."""
+
+    def begin_anew(self) -> None:
+        """Forget the journal of an earlier run: this job begins without a checkpoint."""
+        if self._log is not None:
+            self._log.close()
+        self._log, self._bytes = None, 0
+        with contextlib.suppress(OSError):
+            rmtree(self._keep)
+
+    def note_read(self, path: str) -> None:
+        """The leader is about to read a file."""
+        if len(self._read) < _MOST_READ:
+            self._read.add(path)
+
+    def note(self, path: str) -> None:
+        """The leader is about to write a file: keep what newcomers must see in its place."""
+        self._load()
+        if path in self._noted:
+            return
+        if not exists(path):
+            self._write_down(path, None)
+        elif path not in self._read or os.path.isdir(path):  # noqa: PTH112
+            self._noted[path] = path
+        else:
+            self._write_down(path, self._place_for(path), copyfile)
+
+    def note_removal(self, path: str) -> None:
+        """The leader is about to remove a file or folder: keep it if the script has read of it."""
+        self._load()
+        if self._noted.get(path, path) != path:
+            return  # the job has made it itself, or it is kept already
+        if any(read == path or read.startswith(path + os.sep) for read in self._read):
+            self._write_down(path, self._place_for(path), keep_all)
+
+    def as_found(self, path: str) -> str:
+        """Where the file is that was there when the job began, or '' if there was none."""
+        self._load()
+        upper = path
+        while upper not in self._noted and upper != os.sep:
+            upper = os.path.dirname(upper)  # noqa: PTH120
+        kept = self._noted.get(upper, upper)
+        return "" if kept is None else kept + path[len(upper) :]
+
+    def kept_in(self, folder: str) -> Iterator[tuple[str, str]]:
+        """Of the files that the job found in this folder and that are kept elsewhere: name and place."""
+        for path, kept in self._noted.items():
+            above, name = os.path.split(path)
+            if above == folder and kept and kept != path:
+                yield name, kept
+
+    def _place_for(self, path: str) -> str:
+        name = secrets.token_hex(8)  # not the process id: a later leader may have the same
+        return str(self._keep / name / os.path.basename(path))  # noqa: PTH119
+
+    def _write_down(self, path: str, kept: str | None, keep: Callable[[str, str], Any] | None = None) -> None:
+        with contextlib.suppress(OSError, shutil.Error):  # a full disk must not end the job
+            if keep is not None and kept is not None:
+                makedirs(os.path.dirname(kept))  # noqa: PTH120
+                keep(path, kept)
+            self._append(json.dumps([path, kept]).encode() + b"\n")
+        self._noted[path] = kept
+
+    def _append(self, line: bytes) -> None:
+        """Add a whole line to the file, or nothing."""
+        if self._log is None:
+            makedirs(str(self._keep))
+            self._log = open_log(self._file)
+        written, end = self._log.write(line), self._log.tell()
+        if written != len(line):  # the disk is full
+            self._log.truncate(end - written)
+        elif end == self._bytes + written:
+            self._bytes = end
+
+    def _load(self) -> None:
+        with contextlib.suppress(OSError):
+            if stat(self._file).st_size > self._bytes:
+                with open_file(self._file, "rb") as file:
+                    file.seek(self._bytes)
+                    lines = file.read().splitlines(keepends=True)
+                complete = [line for line in lines if line.endswith(b"\n")]  # another worker may be writing
+                self._noted |= dict(map(json.loads, complete))
+                self._bytes += sum(map(len, complete))
+
+
+# ---------------------------------------------------------------------- files of a worker that does not lead
+# What an unmodified script holds in place of a file or a listing, on workers other than the leader.
+
+
+_COMPARED = 4096
+"""So many bytes must be the same before this worker goes on in the middle of what the last leader wrote."""
+
+
+class PrivateFile(io.FileIO):
+    """A file that a worker other than the leader writes: a private one, until that worker leads.
+
+    Members write the same into a file that they keep open. So this worker knows which of its own bytes the
+    leader's file ends with, and goes on with the next one: what the leader had not written yet is not lost,
+    and nothing is written twice.
+    """
+
+    def __init__(self, files: Files, path: str, mode: str) -> None:
+        self._files = files
+        self._path = path
+        self._real: int | None = None
+        self._in_order = True
+        """True as long as everything was written one after the other, as to a log."""
+        self._begin: tuple[int, int] | None = None
+        """A place of the leader's file and the same place in this one; None if that is not known."""
+        super().__init__(files.private(path, make=True), mode)
+        if mode == "w" and not files.behind:
+            self._begin = 0, 0
+
+    def write(self, data: Any) -> int:
+        """Write to the private file, or at the end of the real one if this worker leads now."""
+        if self._real is not None:
+            return os.write(self._real, data)
+        if not self._in_order or not self._files.leads():
+            return super().write(data)
+        if self._begin is None:
+            self._real = self._open_real()
+            return os.write(self._real, data)
+        written = super().write(data)
+        self.go_on(bytes(data))
+        return written
+
+    def seek(self, *args: Any) -> int:
+        """Move the position; such a file stays private."""
+        self._in_order = False
+        return super().seek(*args)
+
+    def close(self) -> None:
+        """Close both files."""
+        if not self.closed and self._in_order and self._files.leads():
+            self.go_on(b"")
+        if self._real is not None:
+            os.close(self._real)
+            self._real, self._in_order = None, False
+        super().close()
+
+    # ------------------------------------------------------------------ the same place in both files
+
+    def position(self) -> int | None:
+        """How long the leader's file is once it has all that was written into this one; None if unknown."""
+        if self._real is not None:
+            return os.fstat(self._real).st_size
+        if self._begin is None or not self._in_order:
+            return None
+        return self._begin[0] + os.fstat(self.fileno()).st_size - self._begin[1]
+
+    def align(self, theirs: int) -> None:
+        """The leader's file is so long where this worker's script has come to."""
+        self._begin = theirs, os.fstat(self.fileno()).st_size
+
+    def go_on(self, latest: bytes) -> None:
+        """This worker leads: write into the real file what the last leader had not written.
+
+        `latest`: what was just written to the private file; it alone is added if the files do not fit.
+        """
+        if self._begin is None or self._real is not None:
+            return
+        theirs, mine = self._begin
+        size = stat(self._path).st_size if exists(self._path) else 0
+        try:
+            own = Path(self._files.private(self._path)).read_bytes()[mine:]
+        except OSError:  # the script has moved or removed it
+            own, size = latest, -1
+        known = size - theirs
+        if known > len(own):
+            return  # the last leader had come further; this worker computes that again
+        self._real = self._open_real()
+        compared = min(max(known, 0), _COMPARED)
+        fits = known >= 0
+        if compared and fits:
+            with open_file(self._path, "rb") as file:
+                file.seek(size - compared)
+                fits = file.read() == own[known - compared : known]
+        os.write(self._real, own[known:] if fits else latest)
+
+    def _open_real(self) -> int:
+        begun = exists(self._path)
+        makedirs(os.path.dirname(self._path))  # noqa: PTH120
+        self._files.journal.note(self._path)
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        if not begun and self._begin is None:  # a name of this process alone: its beginning is private
+            os.write(descriptor, Path(self._files.private(self._path)).read_bytes())
+        return descriptor
+
+
+class Entries:
+    """What `os.scandir` returns: an iterator that can be closed."""
+
+    def __init__(self, entries: list[os.DirEntry[str]]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[os.DirEntry[str]]:
+        return self._entries
+
+    def __next__(self) -> os.DirEntry[str]:
+        return next(self._entries)
+
+    def __enter__(self) -> Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the iteration."""
+        self._entries = iter(())
+
+
+# ---------------------------------------------------------------------- what the script opens and writes
+
 
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
 _OF_COMPILER = {"TORCHINDUCTOR_CACHE_DIR": "/tmp/torchinductor_", "TRITON_CACHE_DIR": "~/.triton/"}
@@ -98,8 +383,8 @@ class Files:
         for folder, _, names in os.walk(self._own):
             for name in names:
                 place = os.path.join(folder, name)  # noqa: PTH118
-                if place not in opened and system.exists(place.removeprefix(self._own)):
-                    system.remove(place)
+                if place not in opened and exists(place.removeprefix(self._own)):
+                    remove(place)
         self._latest.clear()
         for path, theirs in positions.items():
             stream = self._streams.get(path)
@@ -130,28 +415,28 @@ class Files:
 
     def _write_latest(self, path: str, begin: int | None) -> None:
         if os.path.isdir(self.private(path)):  # noqa: PTH112
-            if not system.exists(path):
+            if not exists(path):
                 self.journal.note(path)
-                system.makedirs(path)
+                makedirs(path)
             return
-        with system.open_file(self.private(path), "rb") as file:
+        with open_file(self.private(path), "rb") as file:
             mine = file.read()
         there = b""
-        if system.exists(path):
-            with system.open_file(path, "rb") as file:
+        if exists(path):
+            with open_file(path, "rb") as file:
                 there = file.read()
         self._make_parents(path)
         self.journal.note(path)
         if begin is not None:  # lines at the end of a file: the last leader may have added some of them
             lines = mine[begin:]
             known = next(n for n in range(len(lines), -1, -1) if there.endswith(lines[:n]))
-            with system.open_file(path, "ab") as file:
+            with open_file(path, "ab") as file:
                 file.write(lines[known:])
         elif mine != there:
             new = f"{path}.swell-new"
-            with system.open_file(new, "wb") as file:
+            with open_file(new, "wb") as file:
                 file.write(mine)
-            system.replace(new, path)
+            replace(new, path)
 
     # ------------------------------------------------------------------ where a file is
 
@@ -166,13 +451,13 @@ class Files:
         """Where this worker's own version of a file is."""
         place = os.path.join(self._own, path.lstrip(os.sep))  # noqa: PTH118
         if make:
-            system.makedirs(os.path.dirname(place))  # noqa: PTH120
+            makedirs(os.path.dirname(place))  # noqa: PTH120
         return place
 
     def where(self, path: str) -> str:
         """Where this worker reads that file."""
         private = self.private(path)
-        if system.exists(private):
+        if exists(private):
             return private
         if self._behind():
             return self.journal.as_found(path) or private  # a file that the job created is not there yet
@@ -184,13 +469,13 @@ class Files:
         """`open`."""
         path = self.path(file)
         if path is None or options.get("opener") is not None:
-            return system.open_file(file, mode, *args, **options)
+            return open_file(file, mode, *args, **options)
         if not set(mode) & set("wax+"):
-            return system.open_file(self.source(file), mode, *args, **options)
+            return open_file(self.source(file), mode, *args, **options)
         if self.leads():
             self._make_parents(path)
             self.journal.note(path)
-            stream = system.open_file(file, mode, *args, **options)
+            stream = open_file(file, mode, *args, **options)
         else:
             stream = self._open_private(path, mode, *args, **options)
         self._streams[path] = stream
@@ -207,11 +492,11 @@ class Files:
         **_: Any,
     ) -> Any:
         bare = mode.replace("b", "").replace("t", "").replace("x", "w")
-        if bare.startswith("r") and not system.exists(self.private(path)):
-            system.copyfile(self.where(path), self.private(path, make=True))
+        if bare.startswith("r") and not exists(self.private(path)):
+            copyfile(self.where(path), self.private(path, make=True))
         if not self.behind:
             place = self.private(path)
-            begun = system.stat(place).st_size if bare == "a" and system.exists(place) else 0
+            begun = stat(place).st_size if bare == "a" and exists(place) else 0
             self._latest.setdefault(path, begun if bare == "a" else None)
         raw = PrivateFile(self, path, bare)
         if "b" in mode and buffering == 0:
@@ -259,10 +544,10 @@ class Files:
             if not self.behind:
                 self._latest.pop(origin, None)
                 self._latest[path] = None
-            if system.exists(private):
+            if exists(private):
                 original(private, goal)
             elif os.path.isfile(origin):  # noqa: PTH113
-                system.copyfile(origin, goal)
+                copyfile(origin, goal)
 
         return call
 
@@ -275,7 +560,7 @@ class Files:
                 private = self.private(path)
                 if removes:
                     self._latest.pop(path, None)
-                return original(private, *args, **options) if system.exists(private) else None
+                return original(private, *args, **options) if exists(private) else None
             if path is not None and removes:
                 self.journal.note_removal(path)
             return original(target, *args, **options)
@@ -311,42 +596,42 @@ class Files:
             if path is not None:
                 self._make_parents(path)
                 self.journal.note(path)
-            system.mkdir(target, *args, **options)
+            mkdir(target, *args, **options)
             return
-        system.makedirs(self.private(path))
+        makedirs(self.private(path))
         if not self.behind:
             self._latest[path] = None
             for _ in range(_LOOKS):  # what is no Python may write there next: the leader is making it too
-                if system.exists(path):
+                if exists(path):
                     break
                 time.sleep(_LOOK_S)
 
     def _make_parents(self, path: str) -> None:
         """Make the folders of a file that this worker has made privately, before it led."""
         folder = os.path.dirname(path)  # noqa: PTH120
-        if not system.exists(folder) and system.exists(self.private(folder)):
+        if not exists(folder) and exists(self.private(folder)):
             self.journal.note(folder)
-            system.makedirs(folder)
+            makedirs(folder)
 
     def listdir(self, target: Any = ".") -> list[Any]:
         """`os.listdir`, for a newcomer as it was when the job began."""
         if not self._hides(target):
-            return system.listdir(self._folder(target))
+            return listdir(self._folder(target))
         names = [entry.name for entry in self._entries(target)]
         return [os.fsencode(name) for name in names] if isinstance(target, bytes) else names
 
     def scandir(self, target: Any = ".") -> Any:
         """`os.scandir`, which `glob`, `os.walk` and `pathlib` use, in the same way."""
         if not self._hides(target) or isinstance(target, bytes):
-            return system.scandir(self._folder(target))
+            return scandir(self._folder(target))
         return Entries(self._entries(target))
 
     def _folder(self, target: Any) -> Any:
         """Where to list a folder: in this worker's own one if nobody else has made it."""
         path = None if self.leads() else self.path(target)
-        if path is None or isinstance(target, bytes) or system.exists(path):
+        if path is None or isinstance(target, bytes) or exists(path):
             return target
-        return self.private(path) if system.exists(self.private(path)) else target
+        return self.private(path) if exists(self.private(path)) else target
 
     def _hides(self, target: Any) -> bool:
         return not self.leads() and self._behind() and self.path(target) is not None
@@ -355,13 +640,13 @@ class Files:
         folder = os.path.abspath(os.fsdecode(target))  # noqa: PTH100
         place, private = self.journal.as_found(folder), self.private(folder)
         found: list[os.DirEntry[str]] = []
-        made = system.exists(private)
+        made = exists(private)
         if made:
-            with system.scandir(private) as entries:
+            with scandir(private) as entries:
                 found += entries
         shown = {entry.name for entry in found}
-        if not made or system.exists(place):
-            with system.scandir(os.fsdecode(target) if place == folder else place or private) as entries:
+        if not made or exists(place):
+            with scandir(os.fsdecode(target) if place == folder else place or private) as entries:
                 there = [e for e in entries if self.journal.as_found(os.path.join(folder, e.name))]  # noqa: PTH118
             found += [entry for entry in there if entry.name not in shown]
         shown = {entry.name for entry in found}
@@ -369,7 +654,7 @@ class Files:
             if name not in shown:
                 with (
                     contextlib.suppress(OSError),
-                    system.scandir(os.path.dirname(kept)) as entries,  # noqa: PTH120
+                    scandir(os.path.dirname(kept)) as entries,  # noqa: PTH120
                 ):
                     found += entries
         return found
@@ -402,10 +687,119 @@ class Files:
                 setattr(owner, name, new)
             yield
         with contextlib.suppress(OSError):
-            system.rmtree(self._own)
+            rmtree(self._own)
 
 
 def _raw(stream: Any) -> Any:
     """The file below a stream's buffers."""
     buffer = getattr(stream, "buffer", stream)
     return getattr(buffer, "raw", buffer)
+
+
+# ---------------------------------------------------------------------- what the script prints
+# Output of an unmodified script: only the leader's is shown, and people are told what its numbers cover.
+
+
+_MARK = struct.Struct("<qq")
+
+
+class Writer(Protocol):
+    """What a stream needs to know of this worker."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps the job has made."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether this worker's script has not come to the job's position."""
+
+    def leads(self) -> bool:
+        """Whether this worker's output counts."""
+
+
+class LeaderOnly:
+    """A stream that writes on the leader and drops on other workers.
+
+    The leader notes in a file how much it has written since the job's last step. The others keep what they
+    drop until the next step. So a new leader writes what the last one died before, and nothing twice; nor
+    does a job that goes on from a checkpoint.
+    """
+
+    def __init__(self, stream: TextIO, worker: Writer, mark: Path) -> None:
+        self._stream = stream
+        self._worker = worker
+        self._path = mark
+        self._file: int | None = None
+        self._mark = (-1, 0)
+        """The last step after which a leader has written, and how many characters of what came then."""
+        self._leading = False
+        """True if this worker writes, and knows the mark."""
+        self._step = 0
+        self._count = 0
+        """How many characters the script has given since that step of the job."""
+        self._kept = ""
+
+    def write(self, text: str) -> int:
+        """Write or drop."""
+        worker = self._worker
+        if worker.steps != self._step:
+            self._step, self._count, self._kept = worker.steps, 0, ""
+        if worker.leads():
+            if not self._leading:
+                self._lead()
+            self._emit(text)
+        elif not worker.behind:
+            self._leading = False
+            self._kept += text
+            self._count += len(text)
+        return len(text)
+
+    def stepped(self) -> None:
+        """The job has made a step: a leader that is alive has written what comes before that."""
+        if self._kept and not self._leading and self._worker.leads():
+            self._lead()
+        self._kept = ""
+
+    def begin_anew(self) -> None:
+        """Forget what an earlier run of the job has written."""
+        with contextlib.suppress(OSError):
+            remove(self._path)
+
+    def _lead(self) -> None:
+        """Write what the last leader died before."""
+        self._leading = True
+        with contextlib.suppress(OSError):
+            if self._file is None:
+                makedirs(str(self._path.parent))
+                self._file = open_descriptor(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            raw = os.pread(self._file, _MARK.size, 0)
+            self._mark = _MARK.unpack(raw) if len(raw) == _MARK.size else (-1, 0)
+        kept, self._kept = self._kept, ""
+        self._count -= len(kept)
+        if kept:
+            self._emit(kept)
+
+    def _emit(self, text: str) -> None:
+        step, written = self._mark
+        self._count += len(text)
+        if step > self._step or (step == self._step and written >= self._count):
+            return
+        news = self._count - written if step == self._step else len(text)
+        self._stream.write(text[-news:] if news < len(text) else text)
+        self._mark = self._step, self._count
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # a full disk must not end the job
+                os.pwrite(self._file, _MARK.pack(*self._mark), 0)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -6,16 +6,26 @@ script did. The crew, generations, recovery, state and checkpoints are the same.
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import os
+import sys
 import time
+import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from swell.train import checks, reporting
-from swell.train.agent.errors import OutOfStep, PeerLost
-from swell.train.auto.giving_way import LASTING_STEPS, stayed
+from swell.train.agent.client import JobClient
+from swell.train.agent.errors import LEFT, RESPAWN, OutOfStep, PeerLost
+from swell.train.agent.saying import first_to_say
+from swell.train.auto import held
+from swell.train.auto.randomness import Randomness
 from swell.train.data import plan
 from swell.train.data.plan import Tree
 from swell.train.learner import Learner
@@ -26,12 +36,173 @@ from swell.train.replicas.group import Replica
 from swell.train.state.keeper import Keeper
 from swell.train.sync.flat import FlatModel
 from swell.train.sync.level import Optimized
-from swell.train.sync.link import Link
+from swell.train.sync.link import STOP, Link
 from swell.train.sync.mesh import Header
 from swell.train.sync.reducer import Reduced
 from swell.train.sync.transfer import _cloned as cloned
 from swell.train.travelling import TrainingState
 from swell.train.worker import Worker, keeper_of
+
+TRIES = 3
+"""After so many workers in a row that could not follow, the job goes on with those it has."""
+LASTING_STEPS = 50
+"""A worker that has made so many steps with the others could follow."""
+
+
+def give_way(
+    link: Link, why: str, *, steps: int = 0, error: BaseException | None = None, counts: bool = True
+) -> NoReturn:
+    """End this worker, which cannot follow the others because `why`, `steps` steps into the job.
+
+    Without `counts` another worker will be able to follow, so this one does not count.
+    """
+    where = _line_of(error.__traceback__) if error is not None else _present_line()
+    at = f" ({where})" if where else ""
+    if counts:
+        say(f"worker {link.name} could not follow the others: {why}{at}")
+    tries = _count(link) if counts else 0
+    link.event("could_not_follow", step=steps, why=why, where=where, tries=tries)
+    if tries >= TRIES:
+        _confine(link, why)
+    link.flush()
+    os._exit(RESPAWN)
+
+
+def say(line: str) -> None:
+    """Tell people, past the script's own output, which only the leader's reaches."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.__stderr__.write(f"--auto: {line}\n")  # type: ignore[union-attr]
+        sys.__stderr__.flush()  # type: ignore[union-attr]
+
+
+def what_ended(error: BaseException) -> str:
+    """The exception with which a script ended, in one line."""
+    if isinstance(error, SystemExit):
+        return f"its script ended with {error.code}"
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def stayed(link: Link) -> None:
+    """A newcomer has trained with the others for a while: those before it that could not do not count."""
+    with contextlib.suppress(OSError):
+        _note(link).unlink()
+
+
+def _count(link: Link) -> int:
+    """How many workers in a row could not follow, with this one."""
+    note = _note(link)
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with note.open("a") as file:
+            file.write(f"{link.name}\n")
+        return len(note.read_text().splitlines())
+    except OSError:
+        return 1
+
+
+def _confine(link: Link, why: str) -> None:
+    """Have the job go on with the workers that it has."""
+    with contextlib.suppress(Exception), JobClient(link.directory, wait_s=5.0) as client:
+        workers = max(len([m for m in client.status()["members"] if m != link.name]), 1)
+        reason = f"{TRIES} workers in a row could not follow it ({why})"
+        say(f"the job goes on with {workers} {'worker' if workers == 1 else 'workers'}: {reason}")
+        link.event("confined", workers=workers, reason=reason)  # may end this worker
+
+
+def _line_of(trace: TracebackType | None) -> str:
+    """The innermost line of the script's own code in a traceback."""
+    own = [frame for frame in traceback.extract_tb(trace) if held.is_own("", frame.filename)]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+
+
+def _present_line() -> str:
+    frames = held.script_frames()
+    return f"{Path(frames[-1].f_code.co_filename).name}:{frames[-1].f_lineno}" if frames else ""
+
+
+def _note(link: Link) -> Path:
+    return link.directory.path / "private" / "could-not-follow"
+
+
+# ---------------------------------------------------------------------- one run of the script
+# How this worker runs its script: as a part of the job, or as it is.
+
+
+class ScriptStage(enum.Enum):
+    """How a script is run. It begins as WATCHED, and ends as SHARED or ALONE."""
+
+    WATCHED = "watched"
+    """None of its optimizers has stepped, so nobody knows what it trains. There is no job yet."""
+    FOUNDING = "founding"
+    """At its first step. The job is made, and this worker becomes part of it."""
+    SHARED = "shared"
+    """This worker is part of the job. Its script may still have to catch up: see `ScriptJob.forwarding`."""
+    ALONE = "alone"
+    """The script can neither be shared among workers nor be followed: it runs as it is, without a job."""
+
+
+class OpenFiles(Protocol):
+    """The files that a script keeps open (`files`)."""
+
+    def positions(self) -> dict[str, int]:
+        """How long they are where the script is."""
+
+    def arrive(self, positions: dict[str, int]) -> None:
+        """The script has come to where another worker's is, whose files were so long there."""
+
+
+class ScriptRun:
+    """This worker's run of the script, and its job once there is one."""
+
+    def __init__(self, link: Link, *, leads: bool, processes: int = 1) -> None:
+        self.link = link
+        self.processes = processes
+        """For how many processes the script was made (see `processes`)."""
+        self.stage = ScriptStage.WATCHED
+        self.randomness = Randomness(link.name)
+        self.job: ScriptJob | None = None
+        """None as long as the script is watched, and if it runs alone."""
+        self.left = False
+        """True once this worker was told to leave, and ends its script for that."""
+        self.files: OpenFiles | None = None
+        self._leads = leads
+        """Whether this worker's output counts before it has come to its first step."""
+
+    @property
+    def forwarding(self) -> bool:
+        """Whether the script is catching up with the job."""
+        return self.job is not None and self.job.forwarding
+
+    @property
+    def behind(self) -> bool:
+        """Whether the script has not come to the job's position, or has none yet."""
+        return not self.leads() and (self.job is None or self.job.forwarding)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the job has made."""
+        return 0 if self.job is None else self.job.steps
+
+    def leads(self) -> bool:
+        """Whether this worker is the leader, whose output and files count."""
+        if self.job is not None and self.stage is ScriptStage.SHARED:
+            return self.job.is_leader and not self.job.forwarding
+        return self._leads or self.stage is ScriptStage.ALONE
+
+    def found(self, job: ScriptJob) -> None:
+        """The script has come to its first step, which shows what `job` trains."""
+        self.stage, self.job = ScriptStage.FOUNDING, job
+
+    def stop_if_asked(self) -> None:
+        """End a script that cannot be followed when the job is paused; it will begin again."""
+        if self.link.offer(0) == STOP:
+            self.left = True
+            self.link.stopped()
+            raise SystemExit(LEFT)
+
+
+# ---------------------------------------------------------------------- the script as a worker of a job
+
 
 ALONE = Reduced([], 0.0, 0.0)
 """What a step exchanged in a job of one worker."""
@@ -376,3 +547,109 @@ class ScriptJob(Worker):
     def layout_digest(self) -> str:
         """Says which parameters this worker exchanges."""
         return self._learner.flat.layout.digest
+
+
+# ---------------------------------------------------------------------- scripts that stay on one worker
+# Scripts that cannot be shared among workers: they run on one, are told why, and are never given more.
+
+
+HAND = "it draws its batches by hand, and nobody can say how far its loops or its iterators have come"
+STREAM_AHEAD = "it reads batches of an iterable data set ahead of the one that it computes"
+CYCLE = "it repeats its first pass with itertools.cycle, which keeps every batch of it"
+CLOSURE = "it gives optimizer.step() a closure, which runs the model several times"
+DISTRIBUTED = "it sets up torch.distributed with other processes by itself"
+BY_HAND = "it changes its parameters by hand, without an optimizer of torch.optim"
+SHARDED = "it divides its model or its optimizer among processes (FSDP, ZeroRedundancyOptimizer)"
+UNDIVIDED = "what its model computes of a batch is not made of what it computes of parts of it"
+SPARSE = "its gradients are sparse, and workers exchange dense ones"
+NO_CALL = "it computes its batches without calling a model (an nn.Module) that could be divided"
+
+NEXT = {
+    HAND: "step in loops over ranges or lists, or with `while`, or draw batches with a DataLoader",
+    STREAM_AHEAD: "draw each batch when it is computed, or use job.stream (docs/guides/streams.md)",
+    CYCLE: "write `while True: yield from loader`, which also shuffles every pass anew",
+    CLOSURE: "another optimizer than LBFGS can be shared",
+    DISTRIBUTED: "leave ranks and world size to the variables that swell sets, as torchrun does",
+    BY_HAND: "use an optimizer of torch.optim, SGD for example",
+    UNDIVIDED: "let the model treat every sample by itself, along the first dimension of what it is given",
+    SHARDED: "wrap the model with DistributedDataParallel, or see docs/guides/gpus.md",
+    SPARSE: "take out sparse=True",
+    NO_CALL: "let the forward method of an nn.Module compute the batch",
+}
+
+
+class Count:
+    """Counts the steps of a script that runs as it is, and reports them: nobody else knows its progress."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._pace = reporting.Pace()
+        self._last_s: float | None = None
+
+    def step(self, link: Link) -> None:
+        """Report one step more."""
+        now_s = time.perf_counter()
+        self._steps += 1
+        if self._last_s is not None:
+            self._pace.add((1,), now_s - self._last_s, 0.0)
+        self._last_s = now_s
+        # One piece that cannot be cut: there is room for one worker.
+        timing = reporting.timing(self._pace, 1, None, 1, 1)
+        del timing["batch_size"]  # which is the script's own affair
+        link.step = self._steps
+        link.report = {"step": self._steps, "done": self._steps, "rank": 0, "world": 1, **timing}
+
+
+def confine(run: ScriptRun, job: ScriptJob, reason: str) -> None:
+    """Keep the job on one worker, with its checkpoints and its position as for any other."""
+    job.confined = reason
+    if run.leads():
+        _say(run.link, reason)
+
+
+def run_alone(run: ScriptRun, reason: str) -> None:
+    """Go on as a plain script, on one worker; nobody but the script itself can save its state."""
+    if run.job is not None:
+        fail(f"{_cannot(reason)}; run it without --auto")
+    if run.processes > 1:
+        fail(
+            f"--auto: {run.processes} processes were asked for, and their batches cannot be trained on "
+            f"together, because {reason}; ask for one process, or run the script without --auto"
+        )
+    run.stage = ScriptStage.ALONE
+    _say(run.link, reason, "; if it is interrupted it begins again, or from its own checkpoint")
+    be_the_only_one(run.link)
+
+
+def be_the_only_one(link: Link) -> None:
+    """Become the job's single worker; the coordinator ends the others."""
+    epoch = link.welcome().epoch
+    while True:
+        link.announce_ready(epoch)
+        found = link.wait_join()
+        if isinstance(found, int):
+            epoch = found
+        elif found.size == 1:
+            link.entered(found, 0, epoch)
+            return
+
+
+def fail(line: str) -> NoReturn:
+    """End the job with `line` as its reason, without a traceback."""
+    target = os.environ.get("SWELL_ERROR_FILE")
+    if target:
+        Path(target).write_text(f"{line}\n")
+    sys.__stderr__.write(f"{line}\n")  # type: ignore[union-attr]
+    raise SystemExit(2)
+
+
+def _cannot(reason: str) -> str:
+    return f"--auto: this script cannot be shared among workers, because {reason}"
+
+
+def _say(link: Link, reason: str, more: str = "") -> None:
+    if int(link.config["minimum"]) > 1:
+        fail(f"{_cannot(reason)}; run it with --workers 1, or {NEXT[reason]}")
+    if first_to_say(link.directory.path, reason):  # a worker before this one may have died
+        sys.__stderr__.write(f"{_cannot(reason)}; it runs on one worker{more}. To share it: {NEXT[reason]}\n")  # type: ignore[union-attr]
+    link.event("confined", workers=1, reason=f"{reason}{more}")

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
 
+from swell.train.agent.errors import LEFT
 from swell.train.auto.by_hand import StepsByHand
+from swell.train.auto.job import ScriptJob, ScriptRun, give_way
 from swell.train.auto.loops import SourceLoop
-from swell.train.auto.passes import Drawn, Pass
-from swell.train.auto.streams import Stream, StreamPass
+from swell.train.auto.passes import Drawn, Pass, Stream, StreamPass
+from swell.train.sync.mesh import Header
 
 
 class Position:
@@ -231,3 +233,109 @@ class Position:
         """Give these passes, the main one first, the orders that were taken over."""
         for mine, given in zip(passes, [self._given, *self._given_more]):
             mine.reorder(given["begun"])
+
+
+# ---------------------------------------------------------------------- the rhythm of steps and draws
+# The order in which a script draws batches, computes gradients and steps.
+#
+# Most scripts do each once in turn. Others accumulate the gradients of several batches for one step, or
+# draw batches ahead of the one that they compute.
+
+
+class Rhythm:
+    """How many batches make a step of the script, and how many it has drawn ahead."""
+
+    def __init__(self) -> None:
+        self.pending = False
+        """True if a backward pass has run since the last step."""
+        self.backwards = 0
+        """Backward passes since the script last called `optimizer.step()`, with those of its closure."""
+        self.ahead = 0
+        """How many batches the script has drawn ahead when its optimizer steps."""
+        self.most_in_flight = 0
+        """The most batches of one loader that were in flight after a backward pass."""
+
+    def computed(self, passes: list[Pass]) -> None:
+        """The gradients of a batch were computed, which came from these passes."""
+        for here in passes:
+            if len(here.flight) > self.most_in_flight:
+                self.most_in_flight = len(here.flight)
+
+    def stepped(self) -> None:
+        """The optimizer has stepped."""
+        self.pending = False
+
+
+# ---------------------------------------------------------------------- the same place on all workers
+# Where a worker's script is, as it tells the others with everything that they exchange.
+#
+# All workers run the same script on the same numbers, so all must be at the same place. One that is
+# elsewhere than the leader leaves, says what differed, and another one takes its place.
+
+
+END = [2**60, 0]
+"""The batch of a script that has come to its end."""
+_INEXACT = 1e-5
+_WORDS = {
+    "step": "after a backward pass",
+    "call": "at a call of its model",
+    "trial": "at the first call of a model",
+    "input": "in a backward pass",
+    "norm": "in a SyncBatchNorm",
+    "end": "at the end of the script",
+}
+
+
+def place(job: ScriptJob, position: Position, doing: str) -> Header:
+    """What this worker tells of its place: what it does, at which batch, after how many steps."""
+    drawn = position.next_batch() if doing != "step" else None
+    drawn = drawn or (position.current[0] if position.current else None)
+    at = [-1, 0] if drawn is None else [drawn.ordinal, drawn.index]
+    return {"what": "step", "doing": doing, "at": at, "steps": job.steps}
+
+
+def leave(run: ScriptRun, job: ScriptJob, headers: list[Header]) -> None:
+    """End this worker if it is elsewhere than the leader."""
+    mine, leader = headers[job.rank], headers[0]
+    if leader.get("at") == END != mine.get("at"):
+        stop_with_the_leader(run, job)
+    if all(mine.get(name) == leader.get(name) for name in ("doing", "at", "steps")) and _fit(mine, leader):
+        if _near(mine.get("given", []), leader.get("given", [])):
+            return
+        give_way(run.link, "its model is given other numbers than the leader's", steps=job.steps)
+    why = f"it is {_in_words(mine)}, and the leader is {_in_words(leader)}"
+    give_way(run.link, why, steps=job.steps)
+
+
+def stop_with_the_leader(run: ScriptRun, job: ScriptJob) -> NoReturn:
+    """End this worker's script, which would go on: the leader's has come to its end, and that counts.
+
+    A script that stops early by a number of its own part does so on each worker at another time.
+    """
+    run.left = True
+    job.end()
+    raise SystemExit(LEFT)
+
+
+def _near(mine: list[list[float]], leader: list[list[float]]) -> bool:
+    """Whether sums are the same, as exactly as machines of different kinds compute them."""
+    if len(mine) != len(leader):
+        return False
+    for (one, sizes, count), (other, _, as_many) in zip(mine, leader):
+        if count != as_many or abs(one - other) > _INEXACT * sizes:
+            return False
+    return True
+
+
+def _fit(mine: Header, leader: Header) -> bool:
+    """Whether both send tensors of the same kinds; their numbers of samples may differ."""
+    one, other = mine.get("shapes", []), leader.get("shapes", [])
+    return not one or not other or [[s[0], *s[2:]] for s in one] == [[s[0], *s[2:]] for s in other]
+
+
+def _in_words(header: Header) -> str:
+    ordinal, index = header.get("at", [-1, 0])
+    where = "" if ordinal < 0 or [ordinal, index] == END else f" of batch {index} in training pass {ordinal}"
+    sizes = f", with tensors {header['shapes']}" if "shapes" in header else ""
+    doing = _WORDS.get(str(header.get("doing")), "elsewhere")
+    return f"{doing}{where}, after {header.get('steps')} steps{sizes}"

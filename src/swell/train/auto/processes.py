@@ -37,8 +37,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from swell.domain.launch_line import PROCESSES
 from swell.train.agent.saying import first_to_say
-from swell.train.auto import confinement
-from swell.train.auto.run import ScriptRun, ScriptStage
+from swell.train.auto.job import DISTRIBUTED, ScriptRun, ScriptStage, fail, run_alone
 
 _BACKEND = "swell"
 _dist: Any = dist
@@ -75,7 +74,7 @@ def check(run: ScriptRun, loader: DataLoader[Any]) -> None:
     found = (
         "data set is iterable" if isinstance(loader.dataset, IterableDataset) else f"sampler is a {sampler}"
     )
-    confinement.fail(
+    fail(
         f"--auto: {run.processes} processes were asked for, and the script trains with a DataLoader whose "
         f"{found}, so each step would have the batch of one process only. Give the DataLoader "
         f"sampler=DistributedSampler(dataset) of torch.utils.data.distributed, or ask for one process and "
@@ -86,7 +85,7 @@ def check(run: ScriptRun, loader: DataLoader[Any]) -> None:
 def check_drawn(run: ScriptRun) -> None:
     """End the job if batches that are drawn by hand are to be those of several processes."""
     if run.processes > 1:
-        confinement.fail(
+        fail(
             f"--auto: {run.processes} processes were asked for, and the script draws its batches by hand, so "
             f"each step would have the batch of one process only. Ask for one process and multiply the batch "
             f"size by {run.processes}"
@@ -363,7 +362,7 @@ class Processes:
             own(_BACKEND, store=_dist.HashStore(), rank=0, world_size=self._run.processes)
             return None
         if self._run.stage is not ScriptStage.ALONE:
-            confinement.run_alone(self._run, confinement.DISTRIBUTED)
+            run_alone(self._run, DISTRIBUTED)
         return own(*args, **options)
 
     def _new_group(self, own: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -385,7 +384,7 @@ class Processes:
         """Refuse a loss over all processes' samples: each of them would count several times."""
         if self._run.processes > 1 and tensor.is_floating_point() and tensor.numel() > 1 and self._in_batch():
             count = self._run.processes
-            confinement.fail(
+            fail(
                 f"--auto: {count} processes were asked for, and the script gathers numbers of all of them in "
                 f"the middle of a training batch, as losses over several processes do. Its batch has the "
                 f"samples of all {count} already. Ask for one process and multiply the batch size by {count}"
@@ -497,7 +496,7 @@ def _hook(ddp: Any, state: Any, hook: Any) -> None:
     module = str(getattr(hook, "__module__", ""))
     if ddp.mixed_precision is not None or not module.startswith("torch.distributed.algorithms"):
         what = "mixed_precision" if ddp.mixed_precision is not None else "a communication hook of its own"
-        confinement.fail(
+        fail(
             f"--auto: the script gives DistributedDataParallel {what}, which computes gradients in another "
             f"way; take it out (torch.autocast is fine), or run the script without --auto"
         )

@@ -30,13 +30,11 @@ from swell.train.agent.client import JobClient
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.slots import age
 from swell.train.auto import processes
-from swell.train.auto.files import Files
-from swell.train.auto.giving_way import give_way, what_ended
+from swell.train.auto.files import Files, LeaderOnly
+from swell.train.auto.job import ScriptRun, give_way, what_ended
 from swell.train.auto.observer import Observer
-from swell.train.auto.output import LeaderOnly
 from swell.train.auto.processes import Processes
 from swell.train.auto.randomness import job_seed
-from swell.train.auto.run import ScriptRun
 from swell.train.auto.trackers import Trackers
 from swell.train.sync.link import Link
 
