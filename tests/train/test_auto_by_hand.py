@@ -168,7 +168,7 @@ def _walk(kind: str, stop: int, told: Any = None) -> tuple[list[Any], Any]:
                     continue
                 count += 1
                 if told is not None:
-                    assert by_hand.go_to(sys._getframe(), told[0], told[1])
+                    assert by_hand.set_iterators(sys._getframe(), told[0], told[1])
                     begun = True
                 elif count == stop:
                     begun, over = True, list[Any]()
@@ -195,7 +195,7 @@ def test_a_loop_over_something_unknown_is_not_described() -> None:
     for _ in [1, 2]:
         mine = by_hand.describe(sys._getframe(), [])
     for _ in [1, 3]:
-        assert not by_hand.go_to(sys._getframe(), mine or [], {}), "another list"
+        assert not by_hand.set_iterators(sys._getframe(), mine or [], {}), "another list"
 
 
 def test_what_was_drawn_from_is_found_wherever_the_script_holds_it(tmp_path: Path) -> None:

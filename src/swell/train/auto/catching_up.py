@@ -117,7 +117,7 @@ def _reaches_parameters_only(roots: Any) -> bool:
     return True
 
 
-# ---------------------------------------------------------------------- from its beginning to where the others are
+# ---------------------------------------------------------------------- from the beginning to the job's place
 
 
 log = logging.getLogger(__name__)
