@@ -23,7 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from swell.train.auto import observer, trained
+from swell.train.auto import trained
 from swell.train.auto.files import LeaderOnly
 from swell.train.auto.job import ALONE, REPORT_S, ScriptJob, ScriptRun, ScriptStage
 from swell.train.auto.observer import Agreement, Observer
@@ -163,7 +163,7 @@ def test_what_was_agreed_on_in_the_middle_of_an_accumulated_step_is_let_go(
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     link, job = Mock(), Mock(rank=0, world=2, steps=0, model=model, optimizer=optimizer)
-    monkeypatch.setattr(observer, "trains_others", lambda job, optimizer: False)
+    monkeypatch.setattr("swell.train.auto.observer.trains_others", lambda job, optimizer: False)
     job.offer, job.share = Mock(side_effect=[7, 0]), lambda header, check: [header]
     run = ScriptRun(link, leads=True)
     run.found(job)
@@ -179,7 +179,7 @@ def test_a_single_worker_asks_for_newcomers_after_a_step_and_lets_go_of_what_it_
 ) -> None:
     """With two optimizers it asks twice for one batch, and only the last answer counts."""
     link, job = Mock(), Mock(rank=0, world=1, steps=0, forwarding=False, confined="")
-    monkeypatch.setattr(observer, "trains_others", lambda job, optimizer: False)
+    monkeypatch.setattr("swell.train.auto.observer.trains_others", lambda job, optimizer: False)
     job.offer = Mock(side_effect=[7, 0])
     run = ScriptRun(link, leads=True)
     run.found(job)
