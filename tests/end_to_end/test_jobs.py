@@ -47,8 +47,8 @@ def test_jobs_share_few_slots(platform: Callable[..., Platform], policy: str) ->
             options: dict[str, object] = {} if i % 2 else {"deadline_s": time.time() + 150 + 10 * i}
             if here.slots > 4:
                 options["max_workers"] = 2
-            # The first trains longer than it takes to profile it: it gets a promise.
-            args = ("--epochs", str(3 if i else 6), "--seed", str(i))
+            # The first trains longer than it takes to profile it, on a busy machine too: it gets a promise.
+            args = ("--epochs", str(3 if i else 12), "--seed", str(i))
             job_id = here.submit(f"toy{i}", *args, "--sample-ms", 2.5, **options).job_id
             jobs[job_id] = (args, options)
             if i == 0:
