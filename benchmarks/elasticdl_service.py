@@ -23,10 +23,9 @@ from typing import Any
 
 from benchmarks.reclaim_stages import histories, stages
 from benchmarks.reclaims import SERVICE, end_jobs, explained, figures, verdict
-from swell.control.database import connect
 from swell.control.model import JobRequest
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import EventKind, Reservation
 from swell.engines.local import LocalSite
 from swell.engines.supervised import SupervisedEngine

@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from swell.control.database import connect
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.engines.local import LocalSite
 from swell.engines.supervised import SupervisedEngine
 from swell.report import svg

@@ -45,9 +45,8 @@ def serve(home: Path, slots: str, duration_s: float, policy: str) -> None:
     """A server until it is told to end. Runs in a process of its own."""
     from swell.api.server import Server
     from swell.cli._platform import warm_up
-    from swell.control.database import connect
     from swell.control.plane import ControlPlane
-    from swell.control.store import Store
+    from swell.control.store import Store, connect
     from swell.domain import Cluster
     from swell.engines.null import NullEngine
 

@@ -23,10 +23,9 @@ from typing import Any
 
 from benchmarks.reclaim_stages import STAGES, histories, stages
 from benchmarks.soak.scripts import COUNTING, Honest
-from swell.control.database import connect
 from swell.control.model import JobRecord, JobRequest, Phase
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import EventKind, Reservation
 from swell.engines.local import LocalSite
 from swell.engines.processes import processes_of

@@ -18,12 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from swell.cli._platform import need_ray
-from swell.cli._rented import make_renting, with_rented
-from swell.control.database import connect
+from swell.cli._platform import make_renting, need_ray, with_rented
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import EventKind
 from swell.engines.ray import head, raylet
 from swell.engines.ray.site import RayOptions, RaySite

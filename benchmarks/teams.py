@@ -198,10 +198,9 @@ def come_back(home: Path, *, returns: int, slots: int) -> dict[str, Any]:
     """Lend one team's slots to another's job and want them back, again and again, with real processes."""
     from benchmarks.reclaims import LIMIT_S, end_jobs
     from benchmarks.soak.scripts import COUNTING
-    from swell.control.database import connect
     from swell.control.model import JobRequest
     from swell.control.plane import ControlPlane
-    from swell.control.store import Store
+    from swell.control.store import Store, connect
     from swell.domain import Team
     from swell.engines.local import LocalSite
     from swell.engines.supervised import SupervisedEngine

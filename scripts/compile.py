@@ -28,7 +28,9 @@ def compile_for(policies: tuple[str, ...]) -> None:
         ):
             done = CliRunner().invoke(main, words)
             if done.exit_code:
-                raise SystemExit(done.output)
+                raise RuntimeError(
+                    done.output
+                )  # a SystemExit would end the process, and the pool would wait for ever
 
 
 if __name__ == "__main__":

@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 
 from swell.api.client import Client
-from swell.cli import _demo
+from swell.cli import demo
 from swell.domain import Event, EventKind
-from swell.report.moving import moving
+from swell.report.page import moving
 from swell.report.runs import Run
 
 OUT = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "demo.svg"
 
 
-class Recorded(_demo.Demo):
+class Recorded(demo.Demo):
     """The demo; before it is cleaned up, its event log becomes a picture."""
 
     def clean_up(self) -> None:
@@ -31,4 +31,4 @@ class Recorded(_demo.Demo):
 
 
 if __name__ == "__main__":
-    sys.exit(_demo.run(False, Recorded))
+    sys.exit(demo.run(False, Recorded))

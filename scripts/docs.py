@@ -29,7 +29,7 @@ AT_THE_TOP = {
 """Pages of the site that are not in docs/."""
 SHIM = "https://unpkg.com/iframe-worker/shim"
 PUBLIC = {
-    "The SDK": ["swell.Client", "swell.AsyncClient", "swell.api.calls.Calls"],
+    "The SDK": ["swell.Client", "swell.AsyncClient", "swell.api.client.Calls"],
     "Training": ["swell.elastic"],
     "Policies": ["swell.policies.base", "swell.policies.snapshot"],
     "Simulator": ["swell.sim.engine", "swell.sim.metrics"],

@@ -17,11 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from swell.domain import FloatArray
-from swell.perf.batch import BatchLimits
-from swell.perf.measured import MeasuredCounts, MeasuredPlacements
-from swell.perf.modelled import ModelProfile, Training
-from swell.perf.profiles import SHIPPED, ProfileSet
-from swell.perf.tables import model_bytes
+from swell.perf.goodput import BatchLimits
+from swell.perf.profiles import (
+    SHIPPED,
+    MeasuredCounts,
+    MeasuredPlacements,
+    ModelProfile,
+    ProfileSet,
+    Training,
+    model_bytes,
+)
 from swell.perf.throughput import ThroughputParams, fit_throughput, step_times
 
 KNOTS = np.array([0.0, 0.1, 0.25, 0.5, 0.75, 1.0])

@@ -116,7 +116,7 @@ def teams(stage: Stage, opened: Browser, where: Path) -> None:
 async def terminal(stage: Stage, where: Path) -> None:
     """`swell top`: the cluster, and a job."""
     from swell.api.client import AsyncClient
-    from swell.cli._top.app import TopApp
+    from swell.cli._top import TopApp
 
     assert stage.server is not None
     async with AsyncClient(stage.server.url, admin_token(stage.home)) as client:

@@ -19,12 +19,10 @@ import numpy as np
 
 from swell.api.schemas import ReplayRequest
 from swell.api.server import Server
-from swell.control.database import connect
-from swell.control.knowledge import Knowledge, Length
+from swell.control.knowledge import Knowledge, Length, Speed
 from swell.control.model import JobRequest
 from swell.control.plane import ControlPlane
-from swell.control.speed import Speed
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Cluster, FloatArray, Placement
 from swell.engines.base import Report
 from swell.engines.null import NullEngine

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ray.cluster import RayCluster
-from swell.control.database import connect
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.engines.processes import descendants
 from swell.engines.ray import head
 from swell.engines.ray.site import RayOptions, RaySite

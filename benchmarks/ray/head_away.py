@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 from benchmarks.ray.cluster import RayNode, new_token
 from benchmarks.ray.failures import until
 from benchmarks.runtime import netns
-from swell.control.database import connect
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.engines.ray.site import RayOptions, RaySite
 from swell.engines.supervised import SupervisedEngine
 

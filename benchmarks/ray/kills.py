@@ -28,10 +28,9 @@ from typing import Any
 from benchmarks.ray.cluster import RayNode, new_token
 from benchmarks.ray.failures import until
 from benchmarks.runtime import netns
-from swell.control.database import connect
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Event, EventKind
 from swell.engines.processes import workers_of
 from swell.engines.ray.site import RayOptions, RaySite

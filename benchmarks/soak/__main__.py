@@ -209,8 +209,7 @@ def _until_gone(stage: Stage) -> list[str]:
 
 
 def _events(stage: Stage) -> list[Any]:
-    from swell.control.database import connect
-    from swell.control.store import Store
+    from swell.control.store import Store, connect
 
     store = Store(connect(str(stage.home / "store.db")))
     try:
@@ -221,9 +220,8 @@ def _events(stage: Stage) -> list[Any]:
 
 def _not_deleted(stage: Stage) -> list[str]:
     """Jobs that the platform cannot forget, whatever is in their directories. All of them are over by now."""
-    from swell.control.database import connect
     from swell.control.retention import Keep, Retention
-    from swell.control.store import Store
+    from swell.control.store import Store, connect
 
     store = Store(connect(str(stage.home / "store.db")))
     try:

@@ -26,7 +26,7 @@ from benchmarks.soak.scripts import HOSTILE
 from benchmarks.soak.stage import SLOTS, Stage
 from benchmarks.soak.vandal import remove
 from swell.api.client import Client
-from swell.cli._backup import bring_back, save
+from swell.cli.safekeeping import bring_back, save
 
 WEIGHTS = {
     "kill": 8,

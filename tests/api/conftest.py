@@ -12,9 +12,8 @@ import pytest
 
 import swell
 from swell.api.server import Server
-from swell.control.database import connect
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Cluster
 from swell.engines.null import NullEngine
 

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from swell.api.audit import AuditLog
+from swell.api.auth import AuditLog
 
 from .conftest import Platform
 

@@ -10,9 +10,8 @@ import pytest
 from tests.api.conftest import Platform
 
 from swell.api.auth import TokenBook, ensure_tokens
-from swell.control.database import connect
 from swell.control.errors import NotFound
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import InputError
 
 # verb -> (method, path, body). {job} is a job of alice.

@@ -21,7 +21,7 @@ from tests.control.virtual import known_exactly
 from tests.waiting import wait_until
 
 import swell
-from swell.api.calls import Calls
+from swell.api.client import Calls
 from swell.api.refusals import Conflict, Forbidden, NotAuthenticated, NotFound, Unreachable
 from swell.control.model import Estimate, Phase
 from swell.domain import InputError
@@ -88,7 +88,7 @@ def test_the_calls_of_the_guide_are_the_calls_there_are() -> None:
 def test_every_answer_about_a_job_has_the_same_estimate_and_none_is_in_the_past(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swell.control.job_desk.ESTIMATED_EVERY_S", 600.0)
+    monkeypatch.setattr("swell.control.desks.ESTIMATED_EVERY_S", 600.0)
     platform = start(tmp_path, duration_s=600.0)
     rates = np.array([0.0, 1.0, 1.9, 2.7, 3.4])
     knowledge = known_exactly("kind", 5000.0, rates, startup_s=0.1, pause_s=0.1)

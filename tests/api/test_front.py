@@ -22,7 +22,7 @@ from swell.api.server import create_app
 from swell.control.errors import NotLeading
 from swell.control.lease import Candidate, Holder, Leader, Tenure
 from swell.domain import SwellError
-from swell.engines.clock import elapsed_s
+from swell.engines.parts import elapsed_s
 
 
 class NoTable:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.waiting import wait_until
 
-from swell.api import hub, protocol
+from swell.api import hub, listener
 from swell.control.limits import Limits
 from swell.control.plane import ControlPlane
 from swell.domain import Event, EventKind
@@ -30,7 +30,7 @@ def address(platform: Platform) -> tuple[str, int]:
 
 
 def test_headers_that_never_end_are_hung_up_on(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "REQUEST_S", 0.3)
+    monkeypatch.setattr(listener, "REQUEST_S", 0.3)
     for sent in (
         b"",
         b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-",
@@ -47,7 +47,7 @@ def test_headers_that_never_end_are_hung_up_on(platform: Platform, monkeypatch: 
 def test_a_request_that_takes_long_to_answer_is_not_hung_up_on(
     busy_platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "REQUEST_S", 0.2)
+    monkeypatch.setattr(listener, "REQUEST_S", 0.2)
     with busy_platform.http(busy_platform.token("ann")) as http:
         job = http.post("/v1/jobs", json=busy_platform.job()).json()["job_id"]
         assert http.get(f"/v1/jobs/{job}", params={"wait_s": 0.8}).status_code == 200

@@ -11,8 +11,8 @@ import pytest
 from tests.api.conftest import Platform
 from tests.waiting import wait_until
 
-from swell.api.demand import SourceFailed, command_source, metric_source, to_gpus
 from swell.api.refusals import Forbidden
+from swell.cli.reserve import SourceFailed, command_source, metric_source, to_gpus
 from swell.control.errors import Conflict, NotFound
 from swell.domain import InputError
 

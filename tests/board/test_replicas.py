@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swell.board.replicas import in_replicas
+from swell.board.board import in_replicas
 from swell.domain import ANY_GPU, Cluster, Event, EventKind, InputError, JobSpec
-from swell.perf.measured import MeasuredCounts
-from swell.perf.profiles import ProfileSet
+from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.policies import Decision, policy_names
 from swell.sim import simulate
 

@@ -9,39 +9,42 @@ from pathlib import Path
 import pytest
 
 from swell.api.home import ServerFile
-from swell.cli import _ha, doctor
+from swell.cli import _platform, doctor
 from swell.cli._platform import Settings, check_store, only_one, running_pid
-from swell.control.database import connect
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import InputError, SwellError
 
 
 def test_each_control_plane_has_a_folder_and_together_they_keep_others_out(tmp_path: Path) -> None:
     host = socket.gethostname()
-    first, locks = _ha.enter(tmp_path)
-    second, more = _ha.enter(tmp_path)
+    first, locks = _platform.enter(tmp_path)
+    second, more = _platform.enter(tmp_path)
     assert [first.name, second.name] == [host, f"{host}_2"]
-    assert running_pid(tmp_path) == os.getpid() and _ha.others_run(tmp_path)
+    assert running_pid(tmp_path) == os.getpid() and _platform.others_run(tmp_path)
     with pytest.raises(SwellError, match="several need --ha"):
         only_one(tmp_path)
     (tmp_path / "planes" / f"{host}9").mkdir()  # another machine's, on a shared file system
     with only_one(tmp_path / "planes" / f"{host}9"):
-        assert _ha.folders(tmp_path) == [first, second]
+        assert _platform.folders(tmp_path) == [first, second]
     with pytest.raises(InputError, match=f"there are: {host}, {host}_2"):
-        _ha.stop_planes(tmp_path, "nobody")
+        _platform.stop_planes(tmp_path, "nobody")
     for lock in (*locks, *more):
         lock.close()
-    assert running_pid(tmp_path) is None and not _ha.others_run(tmp_path) and _ha.folders(tmp_path) == []
+    assert (
+        running_pid(tmp_path) is None
+        and not _platform.others_run(tmp_path)
+        and _platform.folders(tmp_path) == []
+    )
     with only_one(tmp_path), pytest.raises(SwellError, match="several need --ha"):
-        _ha.enter(tmp_path)
+        _platform.enter(tmp_path)
 
 
 def test_the_folder_of_the_leader_comes_first(tmp_path: Path) -> None:
-    _, locks = _ha.enter(tmp_path)
-    second, more = _ha.enter(tmp_path)
+    _, locks = _platform.enter(tmp_path)
+    second, more = _platform.enter(tmp_path)
     (second / "up.lock").write_text("1")  # as if another process held it
     ServerFile("http://b", 1).write(tmp_path)
-    assert running_pid(tmp_path) == 1 and _ha.folders(tmp_path)[0] == second
+    assert running_pid(tmp_path) == 1 and _platform.folders(tmp_path)[0] == second
     for lock in (*locks, *more):
         lock.close()
 
@@ -49,7 +52,7 @@ def test_the_folder_of_the_leader_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("store", [None, "store.db", "sqlite:///store.db"])
 def test_sqlite_has_no_standby(tmp_path: Path, store: str | None) -> None:
     with pytest.raises(InputError, match="SQLite has one writer") as refused:
-        _ha.check(Settings(home=tmp_path, store=store, ha=True, slots=1))
+        _platform.check_shared(Settings(home=tmp_path, store=store, ha=True, slots=1))
     assert refused.value.field == "store"
 
 

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from swell.cli._common import choose_job
-from swell.cli._jobfile import read_job, template
-from swell.cli._platform import Settings
-from swell.cli._when import (
+from swell.cli._common import (
+    choose_job,
     parse_bytes,
     parse_deadline,
     parse_duration,
@@ -22,6 +20,8 @@ from swell.cli._when import (
     say_moment,
     say_until,
 )
+from swell.cli._platform import Settings
+from swell.cli.submit import read_job, template
 from swell.cli.up import _words, up
 from swell.control.errors import NotFound
 from swell.domain import InputError

@@ -20,12 +20,11 @@ from tests.waiting import wait_until
 
 from swell.api.auth import TokenBook, ensure_tokens
 from swell.api.refusals import NotAuthenticated
-from swell.cli import _backup, doctor, main
+from swell.cli import doctor, main, safekeeping
 from swell.cli._platform import check_store, only_one, prepare
-from swell.control.database import connect
 from swell.control.model import Phase
-from swell.control.store import Store
-from swell.engines.ray import places, slot_book
+from swell.control.store import Store, connect
+from swell.engines.ray import places
 
 
 def swell(*words: object) -> Result:
@@ -187,14 +186,14 @@ def test_a_checkpoint_that_is_deleted_meanwhile_is_left_out_whole(
         (first / f"data-{i}").write_text("x")
     second = first.with_name("step-000000000002")
     shutil.copytree(first, second)
-    real = _backup.open_regular
+    real = safekeeping.open_regular
 
     def prune(path: str | Path, within: int | None = None) -> BinaryIO:
         if first.exists() and str(path) == "data-7":
             shutil.rmtree(first)
         return real(path, within)
 
-    monkeypatch.setattr(_backup, "open_regular", prune)
+    monkeypatch.setattr(safekeeping, "open_regular", prune)
     file, new = tmp_path / "swell.tar", tmp_path / "new"
     assert answer("backup", file, "--home", two)["left_out"] == {}
     answer("restore", file, "--home", new)
@@ -348,11 +347,11 @@ def test_the_doctor_says_that_rays_token_goes_in_clear_between_hosts(
         monkeypatch.setattr("swell.cli._platform.running_pid", lambda home: plane.pid)
         hosts = ("10.0.0.5", "10.0.0.6")
         nodes = [places.Place(name=n, host=n, slots=1, gpu_type="cpu", address=n, up=True) for n in hosts]
-        (home / slot_book.FILE).write_text(json.dumps({"places": places.dump(nodes)}))
+        (home / places.PLACES).write_text(json.dumps({"places": places.dump(nodes)}))
         wait_until(lambda: Path(f"/proc/{plane.pid}/comm").read_text() == "sleep\n", 30, "the process")
         (found,) = [one for one in doctor.examine(home, None) if one.about == "Ray"]
         assert found.state == state and ("in clear" in found.note) == (state == "odd")
-        (home / slot_book.FILE).write_text(json.dumps({"places": places.dump(nodes[:1])}))
+        (home / places.PLACES).write_text(json.dumps({"places": places.dump(nodes[:1])}))
         assert not doctor.ray_in_clear(home), "one host"
     finally:
         plane.kill()

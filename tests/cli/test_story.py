@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swell.cli._story import Story
+from swell.cli.run import Story
 from swell.cli.submit import misplaced
 
 HISTORY: list[dict[str, Any]] = [

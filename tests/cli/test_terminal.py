@@ -7,9 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from swell.cli._common import figure, new_table, one_line, sparkline
-from swell.cli._events import line
-from swell.cli._terminal import add_row, clean, output
+from swell.cli._common import add_row, clean, figure, line, new_table, one_line, output, sparkline
 
 
 def test_markup_in_a_reason_is_text() -> None:

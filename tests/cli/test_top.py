@@ -14,12 +14,11 @@ from click.testing import CliRunner
 from swell.api.client import AsyncClient
 from swell.api.refusals import NotAuthenticated
 from swell.api.schemas import EventView
-from swell.cli import main, top
-from swell.cli._top import draw
+from swell.cli import _top, main, top
 from swell.report.lanes import Lane, apart
 
-app = pytest.importorskip("swell.cli._top.app")
-job_page = pytest.importorskip("swell.cli._top.job")
+app = pytest.importorskip("swell.cli._top")
+job_page = pytest.importorskip("swell.cli._top")
 HOSTILE = "[bold]evil[/bold]"
 
 
@@ -192,7 +191,7 @@ def test_the_screen_is_for_terminals_with_textual(
 
 def test_a_lane_shows_numbers_where_they_change_and_is_higher_with_more() -> None:
     lane = Lane("a", HOSTILE, changes=[(0.0, 4), (50.0, 1), (80.0, 0)], ended_s=80.0)
-    line = draw.lane_line(lane, "#ffffff", draw.Window(0.0, 100.0, 20), 4).plain
+    line = _top.lane_line(lane, "#ffffff", _top.Window(0.0, 100.0, 20), 4).plain
     assert line == "4" + "█" * 9 + "1" + "▄" * 5 + " " * 4
 
 
@@ -201,17 +200,17 @@ def test_the_river_stacks_jobs_under_what_there_is() -> None:
     paint = {"a": "#111111", "b": "#222222"}
     capacity = [(0.0, 4), (75.0, 2)]
     marks = [(75.0, "node_lost", "n1")]
-    lines = draw.river(lanes, capacity, 4, marks, paint, draw.Window(0.0, 100.0, 4), 2)
+    lines = _top.river(lanes, capacity, 4, marks, paint, _top.Window(0.0, 100.0, 4), 2)
     assert [line.plain for line in lines] == ["··▄▼", "████"]
     assert lines[0].spans[1].style == "#222222"
 
 
 def test_a_curve_falls_from_its_highest_to_its_lowest_line() -> None:
-    window = draw.Window(0.0, 10.0, 10)
-    lines = [text.plain for text in draw.plot([(0.0, 3.0), (10.0, 1.0)], window, 4)]
+    window = _top.Window(0.0, 10.0, 10)
+    lines = [text.plain for text in _top.plot([(0.0, 3.0), (10.0, 1.0)], window, 4)]
     assert lines[0].startswith("       3 ") and lines[3].startswith("       1 ")
     assert lines[0][9] != " " and lines[0][18] == " " and lines[3][18] != " " and lines[3][9] == " "
-    assert draw.plot([], window, 4)[0].plain == "nothing reported yet"
+    assert _top.plot([], window, 4)[0].plain == "nothing reported yet"
 
 
 def test_jobs_at_the_same_time_have_different_colours() -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swell.control.database import connect
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
-from swell.control.store import Store
+from swell.control.store import Store, connect
 
 
 def make_record(job_id: str = "a-1", phase: Phase = Phase.QUEUED, **more: object) -> JobRecord:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.control.virtual import Trace, VirtualPlatform
 
-from swell.control import lookahead
+from swell.control import promises
 from swell.control.errors import Conflict
 from swell.control.model import Phase
 from swell.control.store import record_from_json, record_to_json
@@ -22,7 +22,7 @@ WHY = "it changes its parameters by hand"
 def test_a_confined_job_gets_one_worker_whatever_the_policy_and_leaves_the_rest_to_others(
     tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookahead, "MOST_JOBS", 0)  # estimates are of no interest here
+    monkeypatch.setattr(promises, "MOST_JOBS", 0)  # estimates are of no interest here
     counts = np.arange(5)
     specs = [
         JobSpec(job_id=name, submit_s=0.0, model=name, batch_size=1, work=1e6, gpus=3) for name in ("a", "b")

@@ -12,11 +12,10 @@ from tests.control.virtual import known_exactly
 
 from swell.control import promises, views
 from swell.control.book import Book
-from swell.control.database import connect
 from swell.control.knowledge import Knowledge
 from swell.control.plane import ControlPlane
 from swell.control.scheduler import Scheduler
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Cluster
 from swell.engines.null import NullEngine
 from swell.policies import DEFAULT

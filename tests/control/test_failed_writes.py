@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.control.virtual import VirtualPlatform, make_trace
 
-from swell.control import lookahead
+from swell.control import promises
 from swell.control.errors import StoreUnavailable
 from swell.control.model import Phase
 from swell.domain import EventKind
@@ -16,7 +16,7 @@ from swell.domain import EventKind
 def test_moves_that_could_not_be_written_are_carried_out_in_the_next_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookahead, "MOST_JOBS", 0)
+    monkeypatch.setattr(promises, "MOST_JOBS", 0)
     trace = make_trace(7, 4, "1x4", 0.01)
     platform = VirtualPlatform(trace, "max-min", tmp_path, cost_s=1.0, round_s=None)
     platform.plane.come_up()
@@ -45,7 +45,7 @@ def test_a_report_that_could_not_be_written_is_heard_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the log would show the slots of a job that shrank as its own while another one has them."""
-    monkeypatch.setattr(lookahead, "MOST_JOBS", 0)
+    monkeypatch.setattr(promises, "MOST_JOBS", 0)
     trace = make_trace(7, 1, "1x4", 0.01)
     platform = VirtualPlatform(trace, "max-min", tmp_path, cost_s=1.0, round_s=None)
     platform.plane.come_up()

@@ -13,11 +13,9 @@ from tests.control.conftest import make_record
 
 from swell.control import promises
 from swell.control.book import LEDGER, Book
-from swell.control.database import connect
-from swell.control.knowledge import Knowledge
+from swell.control.knowledge import Knowledge, Speed
 from swell.control.scheduler import Scheduler
-from swell.control.speed import Speed
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Cluster
 from swell.engines.local import type_of_model
 from swell.perf.belief import PRIOR_ERROR

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from swell.control.intake import Intake, Ticket
+from swell.control.desks import Intake, Ticket
 from swell.domain import InputError
 
 

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.control.virtual import VirtualPlatform, make_trace
 
-from swell.control.fingerprints import fingerprints
-from swell.control.knowledge import HISTORY_VERSION, Knowledge
-from swell.control.speed import RETRY_S
+from swell.control.book import fingerprints
+from swell.control.knowledge import HISTORY_VERSION, RETRY_S, Knowledge
 from swell.domain import JobRequest, JobSpec
 from swell.perf.goodput import BatchLimits, best_goodput
 from swell.perf.throughput import ThroughputParams, iteration_s, step_times

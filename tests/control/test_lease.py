@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from tests.control.conftest import make_record
 from tests.waiting import wait_until
 
-from swell.control.database import connect
 from swell.control.errors import NotLeading, StoreUnavailable
-from swell.control.lease import LEASE_S, REST_S, Candidate, Holder, Leader, Tenure
+from swell.control.lease import LEASE_S, REST_S, Candidate, Holder, Leader, Succession, Tenure
 from swell.control.postgres import PostgresDatabase, PostgresLease
-from swell.control.store import Store
-from swell.control.succession import Succession
+from swell.control.store import Store, connect
 from swell.domain import SwellError
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.control.conftest import make_record
 
 from swell.board import Move, with_reasons
-from swell.cli import _events
-from swell.control.database import connect
+from swell.cli import _common
 from swell.control.errors import Conflict
 from swell.control.lifecycle import (
     NOT_REPORTED,
@@ -38,7 +37,7 @@ from swell.control.lifecycle import (
 )
 from swell.control.model import Estimate, JobRecord, Phase, Promise
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Cluster, EventKind, JobRequest
 from swell.engines import Observed, RunState
 from swell.engines.null import NullEngine
@@ -283,5 +282,5 @@ def test_slots_went_to_other_jobs_only_if_another_job_has_them() -> None:
     assert reasons(((0, 1), (1, 2)), ((2,), (0,))) == [taken, taken]
     record, out = step(RUNNING, Granted(()), 110.0)
     assert record.reason == NOT_REPORTED == out[0].event.data["reason"]  # type: ignore[union-attr]
-    line = _events.line(0.0, "preempted", "a", {"before": [0, 1]})
+    line = _common.line(0.0, "preempted", "a", {"before": [0, 1]})
     assert line.endswith(f"2 -> 0 workers ({NOT_REPORTED})")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from swell.control import loop as module
+from swell.control import plane as module
 from swell.control.errors import StoreUnavailable
-from swell.control.loop import Loop
+from swell.control.plane import Loop
 
 WAIT_S = 20.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.control.virtual import VirtualPlatform, make_trace
 
-from swell.control import lookahead
+from swell.control import promises
 from swell.control.model import Phase
 
 
@@ -15,7 +15,7 @@ from swell.control.model import Phase
 def test_a_job_resumed_before_the_next_decision_gets_its_slots_again(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookahead, "MOST_JOBS", 0)
+    monkeypatch.setattr(promises, "MOST_JOBS", 0)
     trace = make_trace(7, 1, "1x4", 0.01)
     platform = VirtualPlatform(trace, policy, tmp_path, cost_s=1.0, round_s=None)
     plane = platform.plane

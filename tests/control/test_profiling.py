@@ -11,12 +11,10 @@ from tests.control.conftest import make_record
 
 from swell.control import promises
 from swell.control.book import Book
-from swell.control.database import connect
 from swell.control.knowledge import Knowledge
 from swell.control.model import Estimate, JobRecord, Phase, Promise
-from swell.control.profiling import START_LIMIT_S
-from swell.control.scheduler import Scheduler
-from swell.control.store import Store
+from swell.control.scheduler import START_LIMIT_S, Scheduler
+from swell.control.store import Store, connect
 from swell.domain import Cluster
 
 UNANSWERED = Promise(admitted=True, pending=True, estimate=Estimate(finish_s=None))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tests.control.conftest import make_record
 
-from swell.control import progress
-from swell.control.progress import ProgressLog
-from swell.control.series import series
+from swell.control import conductor
+from swell.control.conductor import ProgressLog
+from swell.control.desks import series
 from swell.control.store import Store
 from swell.domain import Event, EventKind
 
@@ -22,7 +22,7 @@ def _report(time_s: float, **data: object) -> Event:
 def test_a_long_job_has_a_bounded_number_of_points_spread_over_its_life(
     open_store: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "MOST", 40)
+    monkeypatch.setattr(conductor, "MOST_LOGGED", 40)
     store = open_store()
     store.accept(make_record("a"), None, [])
     log = ProgressLog(store)

@@ -11,13 +11,12 @@ import pytest
 from tests.control.conftest import make_record
 from tests.control.virtual import Exact, known_exactly
 
-from swell.control import lookahead, promises
+from swell.control import promises
 from swell.control.book import Book
-from swell.control.database import connect
 from swell.control.knowledge import Knowledge, Timings
 from swell.control.model import JobRecord, Phase
 from swell.control.scheduler import Scheduler
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Cluster, Event, EventKind
 from swell.perf.length import TargetLength
 from swell.perf.sharing import LEAST_OF_SHARE
@@ -147,7 +146,7 @@ def test_a_crowd_gets_a_rough_estimate(store: Store, monkeypatch: pytest.MonkeyP
     def never(*args: object, **options: object) -> None:
         raise AssertionError("no simulation for a crowd")
 
-    monkeypatch.setattr(lookahead, "simulate", never)
+    monkeypatch.setattr(promises, "simulate", never)
     guess = promises.estimated(record("b"), exact(100.0), desk(store), NOW_S, quick=True)
     assert guess.finish_s == pytest.approx(NOW_S + 100.0 / RATES[4])
 

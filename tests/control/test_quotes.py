@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from tests.control.virtual import VirtualPlatform, make_trace
 
-from swell.control import lookahead
+from swell.control import promises
 from swell.control.plane import ControlPlane
 from swell.policies import Policy
-from swell.policies.memory import Memory
+from swell.policies._shares import Memory
 
 TRACE = make_trace(5, 16, "2x4", 0.2)
 QUOTES = 1000
@@ -22,7 +22,7 @@ QUOTES = 1000
 
 @pytest.fixture(autouse=True)
 def _no_looking_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookahead, "MOST_JOBS", 0)
+    monkeypatch.setattr(promises, "MOST_JOBS", 0)
 
 
 def state(plane: ControlPlane) -> list[Any]:

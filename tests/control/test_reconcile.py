@@ -6,9 +6,7 @@ from dataclasses import replace
 
 from tests.control.conftest import make_record
 
-from swell.control.lifecycle import Seen, Started, Vanished
-from swell.control.model import Phase
-from swell.control.reconcile import (
+from swell.control.lifecycle import (
     BEHIND_S,
     LOST_AFTER_S,
     UNHEARD_S,
@@ -16,7 +14,11 @@ from swell.control.reconcile import (
     EndStray,
     Feed,
     Reconciler,
+    Seen,
+    Started,
+    Vanished,
 )
+from swell.control.model import Phase
 from swell.engines import Observed, RunState
 
 RUNNING = make_record("a", phase=Phase.RUNNING, wanted=(0,))

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.control.conftest import make_record
 
-from swell.control.database import connect
 from swell.control.model import Phase
 from swell.control.retention import DAY_S, Ended, Keep, Retention, needless, plan
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Event, EventKind
 from swell.engines.order import make_folder
 from swell.report.lanes import lanes

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.control.virtual import Trace, VirtualPlatform, make_trace, most_held
 
-from swell.control import lookahead
+from swell.control import promises
 from swell.domain import Calendar, Event, EventKind, Reservation, Teams
 from swell.policies import make_policy
 from swell.policies.by_user import UserLimits
@@ -100,7 +100,7 @@ def _plain(value: Any) -> Any:
 @pytest.fixture(autouse=True)
 def _no_looking_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimates are not compared here, and each would be a simulation of its own."""
-    monkeypatch.setattr(lookahead, "MOST_JOBS", 0)
+    monkeypatch.setattr(promises, "MOST_JOBS", 0)
 
 
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("elasticflow", "oasis", "pollux")]

@@ -11,11 +11,9 @@ from tests.control.conftest import make_record
 from tests.control.virtual import known_exactly
 
 from swell.control.book import Book
-from swell.control.database import connect
 from swell.control.knowledge import Knowledge
-from swell.control.roster import Roster
-from swell.control.snapshots import DECIDE, Question, costs_s, enter_bounds, slots_for
-from swell.control.store import Store
+from swell.control.roster import DECIDE, Question, Roster, costs_s, enter_bounds, slots_for
+from swell.control.store import Store, connect
 from swell.domain import NO_TEAMS, Calendar, Cluster, Reservation
 
 NODES = Cluster.parse("2x4")

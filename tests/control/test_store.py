@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from tests.control.conftest import make_record
 
-from swell.control.database import connect
 from swell.control.errors import Conflict, StoreUnavailable
 from swell.control.model import Estimate, JobRequest, Phase, Promise
-from swell.control.store import MIGRATIONS, Store, record_from_json, record_to_json
+from swell.control.store import MIGRATIONS, Store, connect, record_from_json, record_to_json
 from swell.domain import Event, EventKind, InputError
 
 Open = Callable[[], Store]
@@ -132,7 +131,7 @@ def test_a_full_disk_says_so_and_corrupts_nothing(tmp_path: Path) -> None:
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-from swell.control.database import connect
+from swell.control.store import connect
 from swell.control.store import Store
 from swell.control.errors import StoreUnavailable
 from swell.domain import Event, EventKind

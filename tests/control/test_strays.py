@@ -8,10 +8,9 @@ import pytest
 
 from swell.api.auth import TokenBook, ensure_tokens
 from swell.cli._platform import STORE_ID, check_store
-from swell.control.database import connect
 from swell.control.model import Phase
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Cluster, InputError
 from swell.engines import Observed, RunState
 from swell.engines.null import NullEngine

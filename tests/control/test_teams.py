@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.control.virtual import Trace, VirtualPlatform, make_trace
 
-from swell.control import lookahead
+from swell.control import promises
 from swell.control.errors import Conflict, NotFound
 from swell.control.plane import ControlPlane
 from swell.domain import InputError, JobSpec, Team
@@ -50,7 +50,7 @@ class Desk(VirtualPlatform):
 
 @pytest.fixture(autouse=True)
 def _no_looking_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookahead, "MOST_JOBS", 0)
+    monkeypatch.setattr(promises, "MOST_JOBS", 0)
 
 
 @pytest.fixture

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from tests.control.conftest import make_record
 from tests.control.virtual import VirtualPlatform, make_trace, most_held
 
-from swell.control import lookahead, promises, views
+from swell.control import promises, views
 from swell.control.book import Book
-from swell.control.database import connect
 from swell.control.knowledge import Knowledge
 from swell.control.limits import Limits
 from swell.control.model import JobRecord
 from swell.control.scheduler import Scheduler
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Cluster, Event, EventKind, InputError, JobSpec
 from swell.policies import Decision
 from swell.policies.by_user import Contender, Use, UserLimits, share_out, within
@@ -40,7 +39,7 @@ class TwoUsers(VirtualPlatform):
 
 @pytest.fixture(autouse=True)
 def _no_looking_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookahead, "MOST_JOBS", 0)
+    monkeypatch.setattr(promises, "MOST_JOBS", 0)
 
 
 @pytest.mark.parametrize("policy", policy_names())

@@ -14,13 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from swell.control.database import connect
-from swell.control.knowledge import Knowledge, Length
+from swell.control.knowledge import Knowledge, Length, Speed
 from swell.control.limits import Limits
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
-from swell.control.speed import Speed
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import (
     NO_RESERVATIONS,
     NO_TEAMS,
@@ -37,7 +35,7 @@ from swell.engines.null import NullEngine
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.policies.by_user import NO_USER_LIMITS, UserLimits
 from swell.sim import DemandChange, NodeFailure
-from swell.sim.sharing import SharedGpus, alone_speeds
+from swell.sim.workload import SharedGpus, alone_speeds
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,9 +16,8 @@ from benchmarks.dashboard.browser import admin_token, browser, missing, open_pag
 from benchmarks.dashboard.stage import Part, Stage
 
 from swell.api.server import Server
-from swell.control.database import connect
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Team
 from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery

@@ -45,7 +45,7 @@ import swell
 from swell.api.server import Server, create_app
 from swell.cli import main
 from swell.cli.submit import script_and_options, submit
-from swell.control.database import connect
+from swell.control.store import connect
 from swell.control.plane import ControlPlane
 from swell.control.store import Store
 from swell.domain import InputError

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from tests.waiting import wait_until
 
-from swell.control.database import connect
 from swell.control.model import JobRecord, JobRequest, Phase
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Event
 from swell.engines import Engine
 from swell.engines.local import LocalSite

@@ -13,7 +13,7 @@ from benchmarks.platform.failover import TOY, Plane, pids
 from tests.waiting import wait_until
 
 import swell
-from swell.cli import _ha, _platform
+from swell.cli import _platform
 from swell.domain import SwellError
 from swell.engines.nursery import Nursery
 
@@ -74,6 +74,6 @@ def test_another_control_plane_takes_over_from_a_frozen_and_from_a_killed_one(
         assert len(client.jobs()) == 1
         kinds = [event.kind for event in client.events(since=0, follow=False) if event.job_id == job.job_id]
         assert kinds.count("submitted") == kinds.count("allocated") == kinds.count("finished") == 1
-    assert _ha.others_run(home)
-    assert len(_ha.stop_planes(home, None)) == 1
-    assert not _ha.others_run(home)
+    assert _platform.others_run(home)
+    assert len(_platform.stop_planes(home, None)) == 1
+    assert not _platform.others_run(home)

@@ -14,9 +14,9 @@ import pytest
 from benchmarks.soak.vandal import Vandal, remove
 from tests.control.conftest import make_record
 
-from swell.cli._backup import bring_back, save
 from swell.cli._platform import jobs_alive
 from swell.cli.doctor import examine
+from swell.cli.safekeeping import bring_back, save
 from swell.control.model import Phase
 from swell.control.retention import DAY_S
 from swell.engines.local import LocalSite

@@ -15,16 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.control.database import connect
 from swell.control.model import Phase
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Cluster, JobRequest
-from swell.engines import Launch, Report, RunState, coordinator_line
+from swell.engines import Launch, Report, RunState, supervised_job
 from swell.engines.border import BadMessage, read_beat, read_event, read_status, told
 from swell.engines.job_state import JobState, Stage
-from swell.engines.listener import Listener
 from swell.engines.null import NullEngine
+from swell.engines.supervised import Listener
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.polling import readable
@@ -237,11 +236,11 @@ def test_no_report_that_passes_the_border_makes_a_turn_fail(tmp_path: Path) -> N
 def test_a_coordinator_that_never_answers_is_tried_ever_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator_line, "ANSWER_S", 0.02)
+    monkeypatch.setattr(supervised_job, "ANSWER_S", 0.02)
     run = JobDirectory.create(tmp_path / "runs" / "0000", {"name": "a", "secret": "s"})
     with socket.create_server(("127.0.0.1", 0)) as silent:
         run.write_address("127.0.0.1", silent.getsockname()[1], 1)
-        line, tried = coordinator_line.CoordinatorLine(), set[float]()
+        line, tried = supervised_job.CoordinatorLine(), set[float]()
         for turn in range(300):  # a minute of turns
             assert line.connect(tmp_path, turn * 0.2, slots=4) is None
             tried.add(line.tried_s)
@@ -267,7 +266,7 @@ def test_a_connection_begins_with_what_runs_and_ends_where_an_event_is_missing(t
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=coordinate, args=(listener,), daemon=True).start()
         run.write_address("127.0.0.1", listener.getsockname()[1], 1)
-        line = coordinator_line.CoordinatorLine()
+        line = supervised_job.CoordinatorLine()
         seen = line.connect(tmp_path, 0.0, slots=4)
         assert seen is not None and (seen.processes, seen.event) == ({"w0": 1}, 5)
         heard: list[int] = []

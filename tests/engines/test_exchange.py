@@ -17,12 +17,10 @@ from msgspec import Struct
 
 from swell.domain import JobRequest, Placement
 from swell.engines import Launch, supervised
-from swell.engines.coordinator_line import CoordinatorLine
-from swell.engines.exchange import Exchanger, give_way
 from swell.engines.job_state import JobState
 from swell.engines.local import LocalSite
-from swell.engines.supervised import SupervisedEngine
-from swell.engines.supervised_job import SupervisedJob
+from swell.engines.supervised import Exchanger, SupervisedEngine, give_way
+from swell.engines.supervised_job import CoordinatorLine, SupervisedJob
 from swell.engines.supervisor import STOPPED
 from swell.train.agent.children import Child
 from swell.train.agent.protocol import JobStatus, Resize

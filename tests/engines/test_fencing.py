@@ -9,10 +9,9 @@ from tests.waiting import wait_until
 
 from swell.domain import JobRequest
 from swell.engines import Launch
-from swell.engines.fencing import Fence, order_outdated
 from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
-from swell.engines.order import Order
+from swell.engines.order import Fence, Order, order_outdated
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import supervise

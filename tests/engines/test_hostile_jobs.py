@@ -13,7 +13,7 @@ from tests.waiting import wait_until
 
 from swell.domain import JobRequest
 from swell.engines import Launch, RunState
-from swell.engines.environment import for_jobs
+from swell.engines.processes import for_jobs
 from swell.engines.supervisor import is_locked
 
 from .conftest import Bench

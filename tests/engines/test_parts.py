@@ -9,9 +9,8 @@ import pytest
 from tests.waiting import wait_until
 
 from swell.engines import parts
-from swell.engines.clock import SteadyClock
 from swell.engines.local import LocalSite
-from swell.engines.parts import Part
+from swell.engines.parts import Part, SteadyClock
 from swell.engines.supervised import SupervisedEngine
 
 

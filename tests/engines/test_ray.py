@@ -26,7 +26,7 @@ from swell.engines import Launch, Report, RunState
 from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
 from swell.engines.processes import descendants, processes_of
-from swell.engines.ray import places, slot_book
+from swell.engines.ray import places
 from swell.engines.ray.connection import environment
 from swell.engines.ray.site import RayOptions, RaySite
 from swell.engines.supervised import SupervisedEngine
@@ -58,7 +58,7 @@ class Ray:
             if {node.name for node in made.cluster().nodes} <= own:
                 return True
             made.close()  # what an engine has seen stays in its books
-            (self.home / slot_book.FILE).unlink(missing_ok=True)
+            (self.home / places.PLACES).unlink(missing_ok=True)
             made = self._started(**options)
             return False
 
@@ -330,7 +330,7 @@ def test_slots_of_another_ray_user_are_left_alone_and_used_once_free(ray: Ray, t
         all_there_s = time.monotonic()
         assert isinstance(engine.site, RaySite)
         scout = engine.site._scout
-        until(lambda: scout.heard_s > all_there_s + slot_book.SETTLE_S + 0.5)
+        until(lambda: scout.heard_s > all_there_s + places.SETTLE_S + 0.5)
         assert engine.cluster().held == theirs
     finally:
         foreign.terminate()

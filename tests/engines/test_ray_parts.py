@@ -27,6 +27,7 @@ from swell.engines.ray.claims import Claim, Claims, HolderName, platform
 from swell.engines.ray.head import free_port
 from swell.engines.ray.holder import sees
 from swell.engines.ray.places import (
+    PLACES,
     Foreign,
     Place,
     RayNode,
@@ -44,9 +45,7 @@ from swell.engines.ray.places import (
     slot_resource,
     to_cluster,
 )
-from swell.engines.ray.scout_process import SILENT_S, ScoutProcess
-from swell.engines.ray.site import RayOptions, RaySite
-from swell.engines.ray.slot_book import FILE, SETTLE_S, SlotBook
+from swell.engines.ray.site import SETTLE_S, SILENT_S, RayOptions, RaySite, ScoutProcess, SlotBook
 from swell.engines.ray.workers import why_not_made
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
@@ -127,7 +126,7 @@ def test_a_node_with_gpus_that_comes_late_changes_the_slots_when_the_jobs_are_ov
         return [(node.name, node.gpus, node.up) for node in book.cluster().nodes]
 
     def again(wanted: str | None = None) -> SlotBook:
-        return SlotBook(tmp_path / FILE, wanted, 1, None)
+        return SlotBook(tmp_path / PLACES, wanted, 1, None)
 
     first = again()
     assert see(first, [head], busy=False) == [("head", 8, True)]
@@ -461,7 +460,7 @@ def test_a_worker_beyond_its_memory_ends_the_job_and_is_told_as_ended() -> None:
 
 def test_a_slot_is_in_other_hands_only_if_ray_names_its_holder_whatever_jobs_report(tmp_path: Path) -> None:
     """A worker that takes long to get ready reports nothing, and may have followed one that was killed."""
-    book, job = SlotBook(tmp_path / FILE, "CPU", 1, None), SupervisedJob(_launch(tmp_path))
+    book, job = SlotBook(tmp_path / PLACES, "CPU", 1, None), SupervisedJob(_launch(tmp_path))
     job.state = JobState(stage=Stage.RUNNING, told=(0, 1))
     total = {"CPU": 2.0}
     ray = {"id": "a", "name": "host", "address": "", "total": total, "available": {"CPU": 0.0}}

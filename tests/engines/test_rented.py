@@ -12,7 +12,7 @@ import pytest
 from benchmarks.rented import follow_queue, renting_platform
 from tests.waiting import wait_until
 
-from swell.cli._rented import with_rented
+from swell.cli._platform import with_rented
 from swell.cloud import Offer, Supply
 from swell.control.plane import ControlPlane
 from swell.domain import EventKind
@@ -20,8 +20,7 @@ from swell.engines.ray import head, raylet
 from swell.engines.ray import site as site_module
 from swell.engines.ray.places import RayNode, RentedNodes, dump, follow, load, to_cluster
 from swell.engines.ray.places import with_rented as with_places
-from swell.engines.ray.providers import LocalProvider, RayProvider
-from swell.engines.ray.site import RayOptions, RaySite
+from swell.engines.ray.site import LocalProvider, RayOptions, RayProvider, RaySite
 from swell.engines.supervised import SupervisedEngine
 
 READ = """

@@ -20,8 +20,7 @@ from swell.cli._platform import prepare
 from swell.domain import InputError, JobRequest
 from swell.engines import Launch, RunState, accounts
 from swell.engines.accounts import SUBMITTER, check, of_job
-from swell.engines.files import write_json
-from swell.engines.processes import processes_of
+from swell.engines.processes import processes_of, write_json
 
 from .conftest import Bench
 

@@ -20,14 +20,12 @@ import pytest
 from swell.domain import Cluster, JobRequest
 from swell.engines import Launch, supervisor
 from swell.engines.border import BadMessage, confined, read_event, read_status
-from swell.engines.coordinator_line import CoordinatorLine
 from swell.engines.job_state import JobState, Stage, Workers
-from swell.engines.listener import Listener
 from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
 from swell.engines.order import make_folder
-from swell.engines.supervised import SupervisedEngine
-from swell.engines.supervised_job import MOST_REASON, Allowance, SupervisedJob
+from swell.engines.supervised import Listener, SupervisedEngine
+from swell.engines.supervised_job import MOST_REASON, Allowance, CoordinatorLine, SupervisedJob
 from swell.engines.supervisor import reason_of
 from swell.train.agent import protocol
 from swell.train.agent.jobdir import JobDirectory

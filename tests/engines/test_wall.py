@@ -198,14 +198,14 @@ mount --make-rprivate / && mount -t tmpfs none /proc/sys && mount -t proc proc "
 LOOK = """
 import os, sys
 from pathlib import Path
-from swell.engines import inside
+from swell.engines import supervisor
 from swell.engines.wall import Wall
 
 def look():
     numbers = [[name for name in os.listdir(path) if name.isdigit()] for path in ("/proc", sys.argv[2])]
     return repr((os.listdir("/proc/sys"), numbers)).encode()
 
-print(inside.run(look, Wall(home=Path(sys.argv[1])), None))
+print(supervisor.run(look, Wall(home=Path(sys.argv[1])), None))
 """
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.perf.convergence import Convergence, LossHistory, fit_convergence, without_outliers
+from swell.perf.length import Convergence, LossHistory, fit_convergence, without_outliers
 
 
 def _losses(steps: np.ndarray, b0: float, b1: float, b2: float) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.perf._linear import Linear3D
+from swell.perf.profiles import Linear3D
 
 
 @settings(max_examples=20)

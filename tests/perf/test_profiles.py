@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from swell.domain import InputError, packed_shape
 from swell.perf.efficiency import gain_at
 from swell.perf.goodput import BatchLimits, fixed_plan
-from swell.perf.measured import smallest_rotation
-from swell.perf.profiles import Epochs, ModelProfile, ProfileSet, Training
+from swell.perf.profiles import Epochs, ModelProfile, ProfileSet, Training, smallest_rotation
 from swell.perf.throughput import ThroughputParams, iteration_s
 
 FAST = ThroughputParams(0.02, 0.001, 0.05, 0.002, 0.01, 0.0005, 2.0)

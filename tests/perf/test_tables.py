@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from swell.domain import InputError
-from swell.perf.measured import MeasuredCounts, MeasuredPlacements
-from swell.perf.profiles import ProfileSet
+from swell.perf.profiles import MeasuredCounts, MeasuredPlacements, ProfileSet
 from swell.perf.throughput import step_times
 
 PLACEMENTS = "placement,local_bsz,step_time,sync_time\n"

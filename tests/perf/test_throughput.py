@@ -89,7 +89,7 @@ def test_fit_recovers_parameters_that_are_identifiable() -> None:
 def test_fit_is_no_worse_than_a_general_optimiser(p: ThroughputParams, count: int, seed: int) -> None:
     from scipy.optimize import minimize
 
-    from swell.perf._fit import fit, loss_and_gradient
+    from swell.perf._kernels import fit, loss_and_gradient
 
     rng = np.random.default_rng(seed)
     chosen = np.array(RICH, dtype=np.float64)[rng.permutation(len(RICH))[:count]]
@@ -113,7 +113,7 @@ def test_fit_is_no_worse_than_a_general_optimiser(p: ThroughputParams, count: in
 @given(params(), st.lists(st.sampled_from(RICH), min_size=1, max_size=6))
 @settings(max_examples=30)
 def test_gradient_of_the_loss_is_its_slope(p: ThroughputParams, rows: list[tuple[int, int, int]]) -> None:
-    from swell.perf._fit import loss_and_gradient
+    from swell.perf._kernels import loss_and_gradient
 
     nodes, gpus, local = np.ascontiguousarray(np.array(rows, dtype=np.float64).T)
     rng = np.random.default_rng(len(rows))

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.placement.blocks import Block, FreeBlocks, aligned_blocks, levels_of
-from swell.placement.evictions import fewest_evictions
-from swell.placement.migration import Space, plan
+from swell.placement.buddy import Block, FreeBlocks, Space, aligned_blocks, fewest_evictions, levels_of, plan
 
 
 def addresses(block):

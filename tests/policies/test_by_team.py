@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from swell.domain import OTHERS, Cluster, Event, EventKind, InputError, Team, Teams, entitled
 from swell.policies import Policy, make_policy
-from swell.policies._team_shares import share_slots
 from swell.policies.base import gives_promises
-from swell.policies.by_team import FIRST, by_team
+from swell.policies.by_team import FIRST, by_team, share_slots
 from swell.policies.by_type import ByType, by_type
 from swell.policies.registry import policy_names
 

@@ -10,8 +10,7 @@ import pytest
 from swell.domain import Cluster, Event, overlapping
 from swell.perf.profiles import ProfileSet
 from swell.policies import make_policy
-from swell.policies._assign import NOWHERE, Pools, assign
-from swell.policies.by_type import ByType, TypeNodes, by_type
+from swell.policies.by_type import NOWHERE, ByType, Pools, TypeNodes, assign, by_type
 from swell.sim import NodeFailure, simulate
 from swell.sim.generate import generate_jobs
 

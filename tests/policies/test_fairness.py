@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swell.policies import make_policy
-from swell.policies.fairness import water_fill
+from swell.policies.baselines import water_fill
 
 
 def test_shares_are_equal_and_the_remainder_goes_to_the_oldest(make_snapshot: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from swell.domain import IntArray
 from swell.policies import Snapshot
-from swell.policies._lengths import Lengths, gittins
+from swell.policies.tide import Lengths, gittins
 
 
 def index(lengths: list[float], done: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swell.policies.memory import Memory
+from swell.policies._shares import Memory
 
 
 def test_a_newcomer_starts_with_the_default_and_the_others_keep_what_is_theirs(make_snapshot: Any) -> None:

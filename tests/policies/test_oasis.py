@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from swell.domain import InputError
 from swell.policies import Admission
-from swell.policies._bids import Bidder, best_schedule
-from swell.policies.oasis import Oasis, Schedule, _reserved, _slots
+from swell.policies.oasis import Bidder, Oasis, Schedule, _reserved, _slots, best_schedule
 
 
 def bidder(**changes: Any) -> Bidder:

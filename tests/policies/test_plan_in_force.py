@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from swell.domain import Ahead, Cluster
 from swell.placement import make_placer
 from swell.policies import Snapshot
-from swell.policies._free_blocks import fits_in_free_blocks
 from swell.policies._plan_in_force import (
     Moment,
     PlanInForce,
+    fits_in_free_blocks,
     keep_promises,
     let_in,
     plan_anew,
@@ -23,7 +23,7 @@ from swell.policies._plan_in_force import (
     shortfall,
 )
 from swell.policies._reservations import Jobs, Plan, reserve_in_order, shares_by_level
-from swell.policies._tide import lend
+from swell.policies.tide import lend
 
 PAUSE_S = 5.0
 ROUNDS = 8

@@ -16,8 +16,7 @@ from swell.perf.curves import Curves
 from swell.perf.goodput import BatchLimits
 from swell.perf.throughput import ThroughputParams, step_times
 from swell.policies import JobTable, Snapshot, make_policy
-from swell.policies._genetic import MAX_NODES, Problem, hand_over, rank_by, repair, total_loss
-from swell.policies._greedy import greedy
+from swell.policies._genetic import MAX_NODES, Problem, greedy, hand_over, rank_by, repair, total_loss
 from swell.policies.pollux import Pollux, precedence
 
 LIMITS = BatchLimits(init_batch=128, max_batch=4096, min_local=32, max_local=1024)

@@ -9,7 +9,7 @@ import numpy as np
 from swell.perf.belief import JobBelief
 from swell.perf.goodput import BatchLimits
 from swell.policies import Snapshot, make_policy
-from swell.policies._seen_models import EXPLORE, FIRST_SHARE, REMEMBERED, SeenModels
+from swell.policies.tide import EXPLORE, FIRST_SHARE, KINDS_REMEMBERED, SeenModels
 
 LIMITS = BatchLimits(32, 1024, 8, 64)
 FLAT, STEEP = [0.0, 1.0, 1.1, 1.2, 1.3] + [1.3] * 12, [float(k) for k in range(17)]
@@ -57,9 +57,9 @@ def test_jobs_that_keep_different_batch_sizes_are_of_different_kinds(make_snapsh
 
 def test_the_oldest_kind_is_forgotten(make_snapshot: Any) -> None:
     models = SeenModels()
-    for number in range(REMEMBERED + 1):
+    for number in range(KINDS_REMEMBERED + 1):
         models._observe((f"model-{number}", 0), 1, np.array(STEEP))
-    assert len(models._seen) == REMEMBERED
+    assert len(models._seen) == KINDS_REMEMBERED
     assert ("model-0", 0) not in models._seen
 
 

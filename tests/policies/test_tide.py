@@ -12,9 +12,7 @@ from swell.domain import Ahead, Cluster, InputError
 from swell.perf.profiles import ProfileSet
 from swell.perf.sharing import promised_part
 from swell.policies import Snapshot, make_policy
-from swell.policies._speed_errors import SpeedErrors
-from swell.policies._tide import legal_sizes, prices
-from swell.policies.tide import PATIENCE
+from swell.policies.tide import PATIENCE, SpeedErrors, legal_sizes, prices
 from swell.sim import simulate
 from swell.sim.generate import generate_jobs
 

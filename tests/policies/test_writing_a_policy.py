@@ -18,11 +18,10 @@ import numpy as np
 import pytest
 
 from swell.api.schemas import PolicyList
-from swell.cli._events import line
-from swell.control.database import connect
+from swell.cli._common import line
 from swell.control.model import JobRequest
 from swell.control.plane import ControlPlane
-from swell.control.store import Store
+from swell.control.store import Store, connect
 from swell.domain import Cluster, EventKind, InputError
 from swell.engines.null import NullEngine
 from swell.policies import DEFAULT, described, make_policy, policy_names

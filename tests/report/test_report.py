@@ -13,11 +13,10 @@ from click.testing import CliRunner
 
 from swell.cli import main
 from swell.domain import Event, EventKind, write_events
-from swell.report import pixels as report_pixels
+from swell.report import page as report_page
 from swell.report import svg
 from swell.report.lanes import lanes
-from swell.report.moving import moving, said
-from swell.report.page import grouped, page
+from swell.report.page import grouped, moving, page, said
 from swell.report.runs import Run
 
 EVIL = "</title><script>alert(1)</script>"
@@ -191,8 +190,8 @@ def test_charts_are_pixels_with_their_texts(
 ) -> None:
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("resvg_py")
-    drawn = partial(report_pixels.pixels, system_fonts=system_fonts)  # False: a machine without fonts
-    monkeypatch.setattr(report_pixels, "pixels", drawn)
+    drawn = partial(report_page.pixels, system_fonts=system_fonts)  # False: a machine without fonts
+    monkeypatch.setattr(report_page, "pixels", drawn)
     done = CliRunner().invoke(main, ["report", str(log), "-o", str(tmp_path / "r"), "--format", "png"])
     assert done.exit_code == 0, done.output
     assert len(list(tmp_path.glob("*.png"))) == 6

@@ -8,7 +8,7 @@ from swell.cloud import Offer
 from swell.domain import Cluster, Event, EventKind, InputError, JobSpec
 from swell.perf.profiles import ProfileSet
 from swell.sim import parse_cloud, simulate
-from swell.sim.cloud import SimulatedProvider
+from swell.sim.capacity import SimulatedProvider
 from swell.sim.generate import generate_jobs
 
 PROFILES = ProfileSet.load(None)

@@ -31,9 +31,8 @@ from swell.domain import (
 )
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.sim import NodeFailure, simulate
-from swell.sim.explore import Exploration
-from swell.sim.logged import read_log
-from swell.sim.replay import _costs, _profiles, replay
+from swell.sim.engine import Exploration
+from swell.sim.replay import _costs, _profiles, read_log, replay
 
 STARTUP_S, PAUSE_S = 5.0, 1.0
 TOLD_S = 4.0

@@ -14,7 +14,7 @@ from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.sim import NodeFailure, simulate
 from swell.sim.generate import generate_jobs
 from swell.sim.metrics import Result
-from swell.sim.sharing import SharedGpus, alone_speeds
+from swell.sim.workload import SharedGpus, alone_speeds
 
 PROFILES = ProfileSet.load(None)
 FLAT = ProfileSet([MeasuredCounts("one", {"gpu": (np.array([1.0, 64.0]), {1: np.array([1.0, 64.0])})}, 1e6)])

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swell.domain import InputError, JobSpec, packed_shape
-from swell.perf.batch import BatchLimits
-from swell.perf.modelled import ModelProfile, Training
-from swell.perf.profiles import ProfileSet
+from swell.perf.goodput import BatchLimits
+from swell.perf.profiles import ModelProfile, ProfileSet, Training
 from swell.perf.throughput import ThroughputParams
 from swell.sim.traces import Trace, fitting_gpu_type, load_trace, sibling_profiles, trace_format, write_jobs
 

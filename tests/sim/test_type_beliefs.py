@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from swell.policies.snapshot import Curves
-from swell.sim.type_beliefs import TypeBeliefs
+from swell.sim.beliefs import TypeBeliefs
 
 
 def test_each_type_has_curves_of_its_own() -> None:

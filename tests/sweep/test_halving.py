@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from swell.sweep.halving import Standing, Verdict, verdicts
+from swell.sweep.study import Standing, Verdict, verdicts
 
 GO, WAIT, GIVE_UP = Verdict.GO, Verdict.WAIT, Verdict.GIVE_UP
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.perf.batch import BatchLimits, BatchPlan
 from swell.perf.efficiency import gain
-from swell.perf.goodput import best_goodput
+from swell.perf.goodput import BatchLimits, BatchPlan, best_goodput
 from swell.perf.throughput import ThroughputParams, iteration_s, step_times
 from swell.train.modes.adaptive import BatchTuner, MemoryBound, OutOfMemory
 

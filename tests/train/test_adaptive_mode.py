@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from swell.perf.batch import BatchLimits
+from swell.perf.goodput import BatchLimits
 from swell.perf.throughput import ThroughputParams, step_times
 from swell.train.modes.adaptive import OutOfMemory
 from swell.train.modes.adaptive_mode import AdaptiveMode

@@ -22,9 +22,8 @@ from starlette.types import Receive, Scope, Send
 
 from swell import __version__
 from swell.api.auth import TokenBook
-from swell.api.errors import error_response, from_swell_error
 from swell.api.metrics import CONTENT_TYPE, RequestMetrics, exposition
-from swell.api.middleware import BodyLimit, Guard
+from swell.api.middleware import BodyLimit, Guard, error_response, from_swell_error
 from swell.api.refusals import LEADER_LOST, NOT_LEADING
 from swell.api.schemas import Health
 from swell.api.transport import client_options

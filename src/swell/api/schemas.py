@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
 
 from swell.control.model import JobRecord, Phase, Promise
-from swell.domain import Event, JobRequest
+from swell.domain import Event, JobRequest, Reservation, Team
 from swell.domain.request import (
     FIELDS,
     MAX_TEXT,
@@ -23,6 +23,11 @@ from swell.domain.request import (
     Kind,
     RequestField,
 )
+
+if TYPE_CHECKING:
+    from swell.control.reservations import ReservationState
+    from swell.control.teams import TeamState
+
 
 ID_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"
 Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
@@ -454,3 +459,158 @@ class ErrorAnswer(Outgoing):
     """Every error has this form."""
 
     error: ErrorBody
+
+
+# Reservations over the wire: what is asked and what is answered.
+
+
+MOST_GPUS = 1_000_000
+_Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
+_Name = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+
+
+class ReservationRequest(Incoming):
+    """Capacity to keep from training: a number of slots or named nodes, for some hours or a service."""
+
+    gpus: Annotated[int, Field(ge=0, le=MOST_GPUS)] = Field(
+        default=0, description="How many slots, whichever; with `most`, what the service wants now."
+    )
+    nodes: list[_Name] = Field(default=[], max_length=1000, description="All slots of these nodes instead.")
+    start_s: _Moment | None = Field(default=None, description="Unix time; null for now.")
+    end_s: _Moment | None = Field(default=None, description="Unix time; null for no end.")
+    every_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = Field(
+        default=None, description="The same hours again after so many seconds: 86400 for every day."
+    )
+    most: Annotated[int, Field(ge=1, le=MOST_GPUS)] | None = Field(
+        default=None, description="Follow the demand of a service that never wants more than this."
+    )
+    owner: Annotated[str, StringConstraints(max_length=128)] = Field(
+        default="", description="The user who may say what the service wants, besides administrators."
+    )
+    force: bool = Field(default=False, description="Reserve even if a promise to a job is broken by it.")
+
+    def to_reservation(self, name: str, now_s: float) -> Reservation:
+        """The request as the control plane takes it."""
+        return Reservation(
+            name=name,
+            gpus=self.gpus,
+            nodes=tuple(self.nodes),
+            start_s=now_s if self.start_s is None else self.start_s,
+            end_s=self.end_s,
+            every_s=self.every_s,
+            most=self.most,
+            owner=self.owner,
+        )
+
+
+class DemandRequest(Incoming):
+    """What a service wants now."""
+
+    gpus: Annotated[int, Field(ge=0, le=MOST_GPUS)] = Field(description="How many slots.")
+
+
+class ReservationView(Outgoing):
+    """A reservation and the slots that it has."""
+
+    name: str
+    gpus: int = Field(description="How many slots are wanted in its hours, or by the service now.")
+    nodes: list[str] = Field(default=[], description="All slots of these nodes, if not a number.")
+    start_s: float
+    end_s: float | None = None
+    every_s: float | None = None
+    most: int | None = None
+    owner: str = ""
+    active: bool = Field(description="Whether its hours are now.")
+    slots: list[int] = Field(default=[], description="The slots that it holds.")
+    yielded: bool = Field(description="Whether training has left them, so that they can be used.")
+    heard_s: float | None = Field(default=None, description="When the service's demand was last heard of.")
+    endangered: list[str] = Field(
+        default=[], description="Jobs whose promised finish this reservation puts in danger."
+    )
+
+    @classmethod
+    def of_state(cls, state: ReservationState) -> Self:
+        """The wire form of a reservation."""
+        one = state.reservation
+        return cls(
+            name=one.name,
+            gpus=one.gpus,
+            nodes=list(one.nodes),
+            start_s=one.start_s,
+            end_s=one.end_s,
+            every_s=one.every_s,
+            most=one.most,
+            owner=one.owner,
+            active=state.active,
+            slots=list(state.slots),
+            yielded=state.yielded,
+            heard_s=state.heard_s,
+            endangered=list(state.endangered),
+        )
+
+
+class ReservationList(Outgoing):
+    """All reservations."""
+
+    reservations: list[ReservationView]
+
+
+# Teams over the wire: what is asked and what is answered.
+
+
+_User = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]*$")]
+
+
+class TeamRequest(Incoming):
+    """A team as an administrator wants it."""
+
+    slots: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        description="Its quota: slots that it gets whenever its jobs can use them."
+    )
+    users: list[_User] | None = Field(
+        default=None,
+        max_length=10_000,
+        description="Users whose jobs are the team's; null keeps those it has, an empty list removes them.",
+    )
+    force: bool = Field(default=False, description="Change it even if a promise to a job is broken by it.")
+
+    def to_team(self, name: str) -> Team:
+        """The request as the control plane takes it."""
+        return Team(name=name, slots=self.slots, users=tuple(dict.fromkeys(self.users or ())))
+
+
+class TeamView(Outgoing):
+    """A team and the slots that it has."""
+
+    name: str = Field(description="Empty for all users who are in no team.")
+    slots: int = Field(description="Its quota.")
+    users: list[str] = Field(default=[])
+    own: int = Field(description="What it may count on now; less than its quota if nodes are lost.")
+    used: int = Field(description="Slots that its jobs have.")
+    borrowed: int = Field(description="How many of these are other teams', and go back when they want them.")
+    running: int = Field(description="Jobs that run.")
+    waiting: int = Field(description="Jobs that wait for slots.")
+    endangered: list[str] = Field(
+        default=[], description="Jobs whose promised finish this change puts in danger."
+    )
+
+    @classmethod
+    def of_state(cls, state: TeamState) -> Self:
+        """The wire form of a team."""
+        return cls(
+            name=state.team.name,
+            slots=state.team.slots,
+            users=list(state.team.users),
+            own=state.use.own,
+            used=state.use.used,
+            borrowed=state.use.borrowed,
+            running=state.running,
+            waiting=state.waiting,
+            endangered=list(state.endangered),
+        )
+
+
+class TeamList(Outgoing):
+    """All teams."""
+
+    teams: list[TeamView]

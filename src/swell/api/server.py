@@ -23,15 +23,13 @@ try:
 except ModuleNotFoundError as error:
     raise missing_extra(error, "swell.api.server") or error from None
 
-from swell.api import errors
-from swell.api.audit import FILE, AuditLog
-from swell.api.auth import TokenBook, ensure_tokens
-from swell.api.context import Context, Replay
+from swell.api import middleware, routes
+from swell.api.auth import AUDIT_FILE, AuditLog, TokenBook, ensure_tokens
 from swell.api.hub import EventHub
 from swell.api.listener import DEFAULT_PORT, Listener, check_binding
 from swell.api.metrics import RequestMetrics
 from swell.api.middleware import MAX_BODY_BYTES, BodyLimit, Guard
-from swell.api.routes import cluster, dashboard, events, jobs, reservations, service, teams, tokens
+from swell.api.routes import Context, Replay
 from swell.control.store import Store
 
 if TYPE_CHECKING:
@@ -87,11 +85,8 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = context
-    errors.install(app)
-    routers = [jobs.router, events.router, cluster.router, reservations.router, teams.router]
-    routers += [tokens.router, service.router]
-    routers += [dashboard.router, dashboard.pages]
-    for router in routers + ([cluster.replay_router] if replay is not None else []):
+    middleware.answer_errors(app)
+    for router in (*routes.ROUTERS, *([routes.replay_router] if replay is not None else [])):
         app.include_router(router)
     _describe_tokens(app)
     app.add_middleware(BodyLimit, limit_bytes=max_body_bytes)
@@ -125,7 +120,7 @@ class Server(Listener):
         """`options` are those of `Listener`."""
         self.book = TokenBook(store)
         tls = options.get("cert") is not None
-        audit = AuditLog(home / FILE)
+        audit = AuditLog(home / AUDIT_FILE)
         self.app = create_app(plane, store, book=self.book, replay=replay, tls=tls, audit=audit)
         super().__init__(self.app, home=home, closing=self.app.state.context.hub.close, **options)
         self.new_tokens = ensure_tokens(self.book, home)

@@ -3,8 +3,6 @@
 One code for the simulator and for the control plane, so that a live cluster does what the simulator says.
 """
 
-from swell.board.board import Board, Move, with_reasons
-from swell.board.holding import Held, held_events, hold
-from swell.board.rhythm import Rhythm
+from swell.board.board import Board, Held, Move, Rhythm, held_events, hold, with_reasons
 
 __all__ = ["Board", "Held", "Move", "Rhythm", "held_events", "hold", "with_reasons"]

@@ -16,19 +16,20 @@ The rules of the table, which policies and callers rely on:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from swell.board.holding import Held, hold
-from swell.board.replicas import in_replicas
 from swell.domain import (
     NO_RESERVATIONS,
     Ahead,
     BoolArray,
     Calendar,
     Cluster,
+    Event,
+    EventKind,
     InputError,
     IntArray,
     JobSpec,
@@ -37,7 +38,167 @@ from swell.domain import (
 )
 from swell.perf.curves import Curves
 from swell.placement import NoRoom, Placer, make_placer
-from swell.policies import Decision, JobTable, Snapshot
+from swell.policies import Decision, JobTable, Policy, Snapshot
+
+# When a policy is asked: at once, in rounds, or when it wanted to be woken. The same live and simulated.
+
+
+_LEAST_WAIT_S = 1e-3
+"""A policy is not woken again in the same moment, whatever it asks: rounding may make it ask for that."""
+_ROUNDING = 1e-9
+
+
+@dataclass(slots=True)
+class Rhythm:
+    """The next moment at which the policy decides, kept as things happen."""
+
+    policy: Policy
+    interval_s: float | None = None
+    """Length of the rounds, which begin at multiples of it; None or 0: decide whenever something happens."""
+    due_s: float = math.inf
+    """When the policy is to decide next; infinite while nothing calls for a decision."""
+
+    def ask(self, now_s: float, *, urgent: bool = False) -> None:
+        """Something happened: decide now, or at the next round unless it is `urgent` (GPUs were lost)."""
+        at_s = now_s if urgent or not self.interval_s else self._round_from(now_s)
+        self.due_s = min(self.due_s, at_s)
+
+    def decided(self, now_s: float, wake_s: float) -> None:
+        """The policy has decided and wants to be asked again at `wake_s` if nothing happens before."""
+        if self.interval_s:
+            if self.policy.changes_with_time:
+                wake_s = now_s + self.interval_s
+            elif wake_s < math.inf:
+                wake_s = max(self._round_from(wake_s), self.interval_s, now_s + self.interval_s)
+        self.due_s = max(wake_s, now_s + _LEAST_WAIT_S)
+
+    def _round_from(self, at_s: float) -> float:
+        """The first beginning of a round not before a moment."""
+        assert self.interval_s
+        return math.ceil(at_s / self.interval_s - _ROUNDING) * self.interval_s
+
+
+# Shares of jobs whose GPUs come in replicas: a decision is rounded to whole ones before it is placed.
+
+
+def in_replicas(decision: Decision, size: IntArray, most: IntArray) -> Decision:
+    """The decision with every share a multiple of its job's `size`, and in sum no larger than before.
+
+    Shares are rounded down. What that frees completes a replica for those that lacked least, within `most`.
+    A policy that names nodes takes the rest from the nodes on which a job has fewest.
+    """
+    rest = decision.gpus % size
+    if not rest.any():
+        return decision
+    if decision.per_node is not None:
+        per_node = decision.per_node.copy()
+        for i in np.flatnonzero(rest).tolist():
+            for node in np.argsort(np.where(per_node[i] > 0, per_node[i], np.iinfo(np.int64).max)).tolist():
+                cut = min(int(rest[i]), int(per_node[i, node]))
+                per_node[i, node] -= cut
+                rest[i] -= cut
+        return replace(decision, gpus=per_node.sum(axis=1), per_node=per_node)
+    gpus, free = decision.gpus - rest, int(rest.sum())
+    for i in np.argsort(size - rest, kind="stable").tolist():
+        if rest[i] and size[i] <= free and gpus[i] + size[i] <= most[i]:
+            gpus[i] += size[i]
+            free -= int(size[i])
+    return replace(decision, gpus=gpus)
+
+
+# Which GPUs a reservation holds: those it has, then idle ones, then some that jobs must give back.
+
+
+Held = dict[str, frozenset[int]]
+"""By name of a reservation: the numbers of the GPUs that it holds."""
+
+
+def hold(
+    cluster: Cluster,
+    wanting: Sequence[Reservation],
+    before: Mapping[str, frozenset[int]],
+    placements: Iterable[Placement],
+    promised: Iterable[tuple[Placement, int]] = (),
+) -> Held:
+    """The GPUs of each reservation in `wanting`, which names reservations of whole nodes first.
+
+    They take their GPUs out of `cluster`; `before` is what they held so far and `placements` is what jobs
+    hold. `promised` is what jobs with a deadline hold, and how many GPUs of it are lent, in the order in
+    which these jobs are to lose GPUs. A job that loses a GPU pays a pause, even if it gets another one at
+    once. So a reservation keeps what it has, and then takes idle GPUs, those of the largest jobs, those that
+    are lent to jobs with a deadline, the last one of each job, and only then all of jobs with a deadline.
+    """
+    if not wanting:
+        return {}
+    usable = cluster.in_service.copy()
+    held: Held = {}
+    for one in wanting:
+        if one.nodes:
+            mine = [gpu for gpu in _of_nodes(cluster, one.nodes) if usable[gpu]]
+            usable[mine] = False
+            held[one.name] = frozenset(mine)
+    counted = [one for one in wanting if not one.nodes]
+    for one in counted:  # all keep what they have before one of them takes more
+        kept = _packed(cluster, [gpu for gpu in before.get(one.name, ()) if usable[gpu]])[: one.gpus]
+        usable[kept] = False
+        held[one.name] = frozenset(kept)
+    if all(len(held[one.name]) == one.gpus for one in counted):
+        return held
+    rank = np.zeros(len(usable), dtype=np.int64)
+    """The order in which GPUs are taken, the smallest first: 0 for an idle GPU."""
+    most = len(usable)
+    for gpus in placements:
+        rank[list(gpus)] = most - len(gpus) + 1
+        rank[list(gpus[:1])] = 2 * most + 1
+    for i, (gpus, lent) in enumerate(promised):
+        rank[list(gpus)] = 2 * most + 2 + i
+        rank[list(gpus[len(gpus) - lent :])] = most + 1 + i
+    idle = np.bincount(cluster.node_of_gpu[usable & (rank == 0)], minlength=len(cluster.nodes))
+    for one in counted:
+        missing = one.gpus - len(held[one.name])
+        if missing <= 0:
+            continue
+        own = np.bincount(cluster.node_of_gpu[list(held[one.name])], minlength=len(cluster.nodes))
+        free = np.flatnonzero(usable)
+        node = cluster.node_of_gpu[free]
+        order = np.lexsort((-free, -idle[node], -own[node], rank[free]))
+        taken = free[order[:missing]]
+        usable[taken] = False
+        held[one.name] |= frozenset(taken.tolist())
+    return held
+
+
+def held_events(before: Held, now: Held, now_s: float) -> list[Event]:
+    """Events for the reservations that hold other GPUs than before."""
+    return [
+        Event(
+            now_s,
+            EventKind.HELD,
+            data={
+                "reservation": name,
+                "gpus": sorted(now.get(name, ())),
+                "before": sorted(before.get(name, ())),
+            },
+        )
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _of_nodes(cluster: Cluster, names: Iterable[str]) -> list[int]:
+    """All GPUs of the nodes with these names."""
+    wanted = set(names)
+    chosen = np.array([node.name in wanted for node in cluster.nodes])
+    return [int(gpu) for gpu in np.flatnonzero(chosen[cluster.node_of_gpu])]
+
+
+def _packed(cluster: Cluster, gpus: list[int]) -> list[int]:
+    """GPUs in the order in which to keep them: those on nodes with many of them first."""
+    if not gpus:
+        return []
+    on_node = np.bincount(cluster.node_of_gpu[gpus], minlength=len(cluster.nodes))
+    return sorted(gpus, key=lambda gpu: (-on_node[cluster.node_of_gpu[gpu]], -gpu))
+
 
 PauseOf = Callable[[int, int, int], float]
 """(row, GPUs before, GPUs after) -> seconds without progress that this change costs; 0 before is a start."""

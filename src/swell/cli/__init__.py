@@ -17,11 +17,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Platform": {
         "up": ("swell.cli.up:up", "Start the control plane on this machine."),
         "down": ("swell.cli.up:down", "Stop the control plane."),
-        "dashboard": ("swell.cli.dashboard:dashboard", "Open the live dashboard in a browser."),
+        "dashboard": ("swell.cli.cluster:dashboard", "Open the live dashboard in a browser."),
         "nodes": ("swell.cli.cluster:nodes", "Show the nodes and their slots."),
         "drain": ("swell.cli.cluster:drain", "Move all jobs off a node."),
         "reserve": ("swell.cli.reserve:reserve", "Keep slots for services part of the time."),
-        "teams": ("swell.cli.teams:teams", "Share the slots out among teams."),
+        "teams": ("swell.cli.cluster:teams", "Share the slots out among teams."),
         "policy": ("swell.cli.cluster:policy", "Show the policy, or switch it while jobs run."),
         "token": ("swell.cli.tokens:token", "Create, list and revoke tokens."),
         "whoami": ("swell.cli.tokens:whoami", "Show which platform and user commands are for."),
@@ -31,13 +31,13 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "gc": ("swell.cli.safekeeping:gc", "Delete what need not be kept of ended jobs."),
     },
     "Jobs": {
-        "init": ("swell.cli.init:init", "Write a commented job file to start from."),
+        "init": ("swell.cli.submit:init", "Write a commented job file to start from."),
         "submit": ("swell.cli.submit:submit", "Submit a job; get a promise, then its logs."),
         "quote": ("swell.cli.submit:quote", "Show what would be promised, without submitting."),
         "sweep": ("swell.cli.sweep:sweep", "Search for good hyper-parameters with many trials."),
         "queue": ("swell.cli.jobs:queue", "List jobs."),
         "describe": (
-            "swell.cli.describe:describe",
+            "swell.cli.jobs:describe",
             "Show why a job runs or waits, and when it will be done.",
         ),
         "logs": ("swell.cli.jobs:logs", "Show a job's output."),
@@ -46,16 +46,16 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "resize": ("swell.cli.jobs:resize", "Change a running job's workers, or bound them."),
         "cancel": ("swell.cli.jobs:cancel", "End a job."),
         "top": ("swell.cli.top:top", "Watch nodes, jobs and slots live."),
-        "events": ("swell.cli.watch:events", "Show what has happened, or follow what happens."),
+        "events": ("swell.cli.jobs:events", "Show what has happened, or follow what happens."),
         "usage": ("swell.cli.usage:usage", "Show who used how many GPU-hours, and what became of them."),
-        "replay": ("swell.cli.replay:replay", "Show what would have happened under other policies."),
+        "replay": ("swell.cli.usage:replay", "Show what would have happened under other policies."),
     },
     "Without a control plane": {
         "demo": ("swell.cli.demo:demo", "Watch real jobs swell and ebb on this machine, in two minutes."),
         "simulate": ("swell.cli.simulate:simulate", "Run traces under one or more policies and compare."),
         "report": ("swell.cli.report:report", "Make a page to share from event logs."),
-        "policies": ("swell.cli.policies:policies", "List the policies: paper, goal and options."),
-        "generate": ("swell.cli.generate:generate", "Write a synthetic workload."),
+        "policies": ("swell.cli.simulate:policies", "List the policies: paper, goal and options."),
+        "generate": ("swell.cli.simulate:generate", "Write a synthetic workload."),
         "run": ("swell.cli.run:run", "Run a training script elastically on this machine."),
         "completion": ("swell.cli.completion:completion", "Complete commands and options in a shell."),
     },
@@ -108,7 +108,7 @@ class LazyGroup(click.Group):
             errors = sys.modules.get("swell.domain.errors")
             if errors is None or not isinstance(error, errors.SwellError):
                 raise
-            from swell.cli._terminal import clean
+            from swell.cli._common import clean
 
             click.echo(f"swell: {clean(str(error))}", err=True)
             ctx.exit(2 if isinstance(error, errors.InputError) else 1)

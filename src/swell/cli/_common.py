@@ -1,23 +1,27 @@
-"""What the platform's commands share: options, output, and how they reach the control plane."""
+"""What the commands share: options, output, times and sizes, and how they reach the control plane."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Sequence
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from swell.cli._terminal import output
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from swell.api.client import Client
     from swell.api.schemas import JobView
+
 
 home_option = click.option(
     "--home", metavar="DIR", help="State directory [default: $SWELL_HOME, else ~/.swell]."
@@ -197,3 +201,264 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
         return "▄" * cells
     scale = 7 / (high - low)
     return "".join("▁▂▃▄▅▆▇█"[round((mean - low) * scale)] for mean in means)
+
+
+# Texts of jobs on a person's terminal: shown, never obeyed.
+#
+# A job's reason, its arguments and its output are its owner's to choose, and a terminal obeys escape
+# sequences: it can be told to change its title, to move the cursor over what was printed, to answer as if a
+# person had typed.
+
+
+_UNSEEN = "\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069"  # C1 controls, and marks that turn text around
+_CONTROLS = re.compile(rf"[\x00-\x08\x0b-\x1f{_UNSEEN}]")
+_NO_COLOURS = re.compile(rf"\x1b(?!\[[0-9;]{{0,30}}m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f{_UNSEEN}]")
+
+
+def clean(text: str) -> str:
+    """The text with control characters written out; line ends and tabs stay."""
+    return _CONTROLS.sub(_written_out, text)
+
+
+def output(text: str) -> str:
+    """A job's output: a terminal obeys only its colours and carriage returns; a file gets it unchanged."""
+    return _NO_COLOURS.sub(_written_out, text) if sys.stdout.isatty() else text
+
+
+def add_row(table: Table, *cells: Any) -> None:
+    """Add a row to a table; texts are shown as they are, and are no markup."""
+    from rich.text import Text
+
+    table.add_row(*(Text(clean(cell)) if isinstance(cell, str) else cell for cell in cells))
+
+
+def _written_out(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+# Durations, moments and sizes as people write them: reading and printing.
+
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.IGNORECASE)
+_CLOCK = re.compile(r"(?:(today|tomorrow)\s+)?(\d{1,2}):(\d{2})", re.IGNORECASE)
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of '90s', '90m', '2h', '1h30m' or '1.5d'; a number without a unit could mean any of them."""
+    cleaned = text.strip()
+    if _NUMBER.fullmatch(cleaned):
+        raise ValueError(f"'{text}' has no unit; write {cleaned}s, {cleaned}m, {cleaned}h or {cleaned}d")
+    if not cleaned or _PART.sub("", cleaned).strip():
+        raise ValueError(f"'{text}' is not a duration; write it like 90s, 90m, 2h, 1h30m or 3d")
+    seconds = sum(float(number) * _UNITS_S[unit.lower()] for number, unit in _PART.findall(cleaned))
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"'{text}' must be a duration of more than 0 seconds, like 90m or 2h")
+    return seconds
+
+
+def parse_interval(text: str) -> float:
+    """Seconds of a duration, or 0."""
+    return 0.0 if text.strip() == "0" else parse_duration(text)
+
+
+def parse_deadline(text: str, now_s: float | None = None) -> float:
+    """The Unix time of '2h' (from now), '18:30', 'tomorrow 09:00' or '2026-03-01 09:00' (local time)."""
+    now_s = time.time() if now_s is None else now_s
+    cleaned = " ".join(text.split())
+    clock = _CLOCK.fullmatch(cleaned)
+    if clock is not None:
+        moment = _at_clock(clock, datetime.fromtimestamp(now_s))
+    elif _NUMBER.fullmatch(cleaned):
+        raise ValueError(
+            f"'{text}' has no unit; write {cleaned}s, {cleaned}m or {cleaned}h for a time from now"
+        )
+    else:
+        with contextlib.suppress(ValueError):
+            return now_s + parse_duration(cleaned)
+        try:
+            moment = datetime.fromisoformat(cleaned)
+        except ValueError:
+            raise ValueError(
+                f"'{text}' is not a deadline; write it like 2h, 18:30, 'tomorrow 09:00' or 2026-03-01T09:00"
+            ) from None
+    if moment.timestamp() <= now_s:
+        raise ValueError(f"'{text}' is in the past (it is {say_moment(now_s)} now); give a later deadline")
+    return moment.timestamp()
+
+
+def _at_clock(clock: re.Match[str], now: datetime) -> datetime:
+    day, hour, minute = clock.groups()
+    if int(hour) > 23 or int(minute) > 59:
+        raise ValueError(f"'{clock[0]}' is not a time of day; write it like 'tomorrow 09:00'")
+    moment = now.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)
+    if day is not None and day.lower() == "tomorrow":
+        return moment + timedelta(days=1)
+    # A time without a day means the next time the clock shows it.
+    return moment + timedelta(days=1) if day is None and moment <= now else moment
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of '512MB', '2GiB', '1.5g' or a bare number."""
+    found = _BYTES.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"'{text}' is not an amount of memory; write it like 512MiB or 4GB")
+    base = 1024 if found[3] else 1000
+    size = float(found[1]) * base ** " kmgt".index(found[2].lower() or " ")
+    return int(size)
+
+
+def say_duration(seconds: float | None) -> str:
+    """A duration as people write it: 45s, 3m 20s, 2h 05m, 3d 04h."""
+    if seconds is None or math.isnan(seconds):
+        return "-"
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02}h"
+
+
+def say_moment(moment_s: float | None, now_s: float | None = None) -> str:
+    """A moment as people write it: the time, and the date unless it is today."""
+    if moment_s is None:
+        return "-"
+    moment, today = datetime.fromtimestamp(moment_s), datetime.fromtimestamp(now_s or time.time()).date()
+    if moment.date() == today:
+        return f"{moment:%H:%M:%S}"
+    if moment.date() == today + timedelta(days=1):
+        return f"tomorrow {moment:%H:%M}"
+    return f"{moment:%Y-%m-%d %H:%M}"
+
+
+def say_until(moment_s: float | None, now_s: float | None = None) -> str:
+    """A moment, and how far away it is."""
+    if moment_s is None:
+        return "-"
+    now_s = time.time() if now_s is None else now_s
+    away = (
+        f"in {say_duration(moment_s - now_s)}"
+        if moment_s >= now_s
+        else f"{say_duration(now_s - moment_s)} ago"
+    )
+    return f"{say_moment(moment_s, now_s)} ({away})"
+
+
+class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic only in click's newest
+    """The type of an option whose text one of the functions above reads."""
+
+    def __init__(self, name: str, parse: Any) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value, or a refusal that says how to write it."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+DURATION = _Parsed("duration", parse_duration)
+INTERVAL = _Parsed("duration", parse_interval)
+DEADLINE = _Parsed("deadline", parse_deadline)
+BYTES = _Parsed("size", parse_bytes)
+
+
+# An event as one line for people.
+
+
+def subject(job_id: str | None, node: str | None, data: Mapping[str, Any]) -> str:
+    """What an event is about."""
+    return job_id or node or str(data.get("reservation") or data.get("policy") or "autoscaler")
+
+
+def line(time_s: float, kind: str, subject: str, data: Mapping[str, Any]) -> str:
+    """One line: when it happened, the job or node, what happened."""
+    clock = time.strftime("%H:%M:%S", time.localtime(time_s))
+    return clean(f"{clock}  {subject:<24} {_describe(time_s, kind, data)}").rstrip()
+
+
+def _describe(time_s: float, kind: str, data: Mapping[str, Any]) -> str:
+    match kind:
+        case "submitted":
+            deadline_s = data.get("deadline_s")
+            return "submitted" + (
+                "" if deadline_s is None else f", deadline {say_moment(deadline_s, time_s)}"
+            )
+        case "admitted":
+            finish_s = data.get("finish_s")
+            return "admitted" + (
+                "" if finish_s is None else f", will finish by {say_moment(finish_s, time_s)}"
+            )
+        case "rejected":
+            earliest_s = data.get("earliest_deadline_s")
+            offer = "" if earliest_s is None else f"; {say_moment(earliest_s, time_s)} would be possible"
+            return f"refused: {data.get('reason', '')}{offer}"
+        case "allocated":
+            return f"starts on {_slots(data.get('gpus', ()))}"
+        case "resized":
+            pause = f", {data['pause_s'] * 1e3:.0f} ms pause" if data.get("pause_s") else ""
+            why = f" ({data['reason']})" if data.get("reason") else ""
+            return f"{len(data.get('before', ()))} -> {len(data.get('gpus', ()))} workers{pause}{why}"
+        case "preempted":
+            why = data.get("reason") or "for a reason that was not reported"
+            return f"{len(data.get('before', ()))} -> 0 workers ({why})"
+        case "progress":
+            of = "" if data.get("of") is None else f" of {data['of']:g}"
+            return f"step {data.get('done', 0):g}{of}{figures(data)}"
+        case "worker_lost":
+            return f"worker {data.get('worker', '?')} was lost: {data.get('reason', '')}"
+        case "noticed":
+            return str(data.get("text", ""))
+        case "checkpoint_saved":
+            return f"checkpoint saved at step {data.get('step', '?')}"
+        case "finished":
+            met = {"True": ", deadline met", "False": ", deadline missed"}.get(str(data.get("met")), "")
+            return f"finished after {say_duration(data.get('jct_s'))}{met}"
+        case "failed":
+            return f"failed: {' '.join(str(data.get('reason', '')).split())}"
+        case "cancelled":
+            return f"cancelled by {data.get('by', 'its owner')}"
+        case "node_joined":
+            why = f" ({data['reason']})" if data.get("reason") else ""
+            return f"in service with {data.get('gpus', '?')} slots{why}"
+        case "node_lost":
+            return f"out of service ({data.get('reason', 'lost')})"
+        case "node_slow":
+            return f"new workers are slow here too, {data.get('times', 0):.1f} times; see 'swell nodes'"
+        case "scaled":
+            return f"{data.get('before', '?')} -> {data.get('nodes', '?')} nodes: {data.get('reason', '')}"
+        case "policy_replaced":
+            return f"failed and is replaced by '{data.get('by', '?')}': {data.get('reason', '')}"
+        case "reserved":
+            return f"reserved by {data.get('by', '?')}"
+        case "unreserved":
+            return f"removed by {data.get('by', '?')}"
+        case "held":
+            return f"has {len(data.get('gpus', ()))} slots, had {len(data.get('before', ()))}"
+        case "yielded":
+            return f"workers have left its {len(data.get('gpus', ()))} slots, after {data['after_s']:.2f} s"
+    return kind
+
+
+def figures(data: Mapping[str, Any]) -> str:
+    """Loss, learning rate and metrics of a progress report, if it has any."""
+    values = {name: data.get(name) for name in ("loss", "lr")} | dict(data.get("metrics") or {})
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return "".join(f", {name} {value:.4g}" for name, value in numbers.items())
+
+
+def _slots(gpus: Any) -> str:
+    numbers = list(gpus)
+    return f"slot {numbers[0]}" if len(numbers) == 1 else f"slots {', '.join(map(str, numbers))}"

@@ -2,21 +2,24 @@
 
 A home directory has one control plane. It holds `up.lock` as long as it lives, so a second one is refused,
 and one that was killed leaves nothing to clean up. Jobs are processes of their own and outlive it. Several on
-one home are the business of `_ha`.
+one home come last in this file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
+import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -24,11 +27,18 @@ from typing import TYPE_CHECKING, Any, TextIO
 from swell.domain import InputError, SwellError
 
 if TYPE_CHECKING:
+    from swell.api.front import Front
+    from swell.api.listener import Listener
     from swell.api.schemas import ReplayRequest
+    from swell.cloud import Rentable
+    from swell.control.lease import Tenure
     from swell.control.plane import ControlPlane
+    from swell.control.renting import Renting
     from swell.control.store import Store
     from swell.engines import Launch
+    from swell.engines.ray.site import RayOptions
     from swell.engines.supervised import SupervisedEngine
+
 
 LOCK = "up.lock"
 STORE_ID = "store.id"
@@ -149,9 +159,8 @@ def running_pid(home: Path) -> int | None:
     alone = lock_holder(home / LOCK)
     if alone is not None or not (home / "planes").is_dir():
         return alone
-    from swell.cli import _ha
 
-    return next((running_pid(folder) for folder in _ha.folders(home)), None)
+    return next((running_pid(folder) for folder in folders(home)), None)
 
 
 def serve(
@@ -162,8 +171,7 @@ def serve(
     """Run the control plane until SIGTERM or SIGINT. `ready` is called just before requests are answered;
     `standby`, for one of several control planes, with its URL and name before it tries to lead."""
     from swell.api.server import Server
-    from swell.control.database import connect
-    from swell.control.store import Store
+    from swell.control.store import Store, connect
     from swell.policies import DEFAULT, make_policy
 
     keep_from_debuggers()
@@ -173,9 +181,7 @@ def serve(
         accounts.check(settings.run_as)
     prepare(settings.home, pass_through=settings.run_as is not None)
     if settings.ha:
-        from swell.cli import _ha
-
-        _ha.serve(settings, ready, standby)
+        serve(settings, ready, standby)
         return
     with only_one(settings.home) as lock:
         # This descriptor is never closed, so the lock is free only once the process has ended.
@@ -198,11 +204,10 @@ def serve(
 
 def make_plane(settings: Settings, store: Store, engine: SupervisedEngine) -> ControlPlane:
     """The control plane that the settings ask for, on a store and an engine."""
-    from swell.cli._rented import make_renting
     from swell.control.limits import Limits
     from swell.control.plane import ControlPlane
     from swell.control.retention import Keep
-    from swell.engines.fencing import Fence
+    from swell.engines.order import Fence
 
     engine.may_act = lambda: store.leads
     if store.fence:
@@ -281,8 +286,6 @@ def make_engine(settings: Settings) -> SupervisedEngine:
         workdir_bytes=settings.workdir_limit,
     )
     if settings.autoscale is not None:
-        from swell.cli._rented import with_rented
-
         options = with_rented(options, settings.autoscale, settings.provider)
     return SupervisedEngine(RaySite(settings.home, options, pass_env=settings.pass_env))
 
@@ -487,3 +490,292 @@ def _stop_only(directory: Path) -> Launch:
 
     request = JobRequest(name="any", script="any", workdir=str(directory))
     return Launch(job_id=directory.name, request=request, job_dir=directory)
+
+
+# `swell up --autoscale`: the rented nodes of a platform on Ray, as its settings ask for them.
+
+
+_START_S = {"local": 15.0, "ray": 120.0}
+"""By provider: how long a node takes to start, if nobody says. Here that is seconds, in a cloud minutes."""
+DEFAULT_PROVIDER = "ray"
+
+
+def check_rented(
+    autoscale: str | None, provider: str | None, address: str | None, spares: bool | None
+) -> None:
+    """Refuse what cannot be rented."""
+    if autoscale is None:
+        if provider is not None:
+            raise InputError("--provider needs --autoscale, such as --autoscale 0:3x1", field="provider")
+        return
+    _rentable(autoscale, provider)
+    if provider == "local":
+        if address is not None and address.startswith("ray://"):
+            raise InputError(
+                "--provider local needs a Ray on this machine: give its address as HOST:PORT", field="address"
+            )
+    elif address is None:
+        raise InputError(
+            "--provider ray needs the --address of a Ray cluster that has an autoscaler; to try it on this "
+            "machine alone, use --provider local",
+            field="provider",
+        )
+    elif spares:
+        raise InputError(
+            "--spares cannot be used with --provider ray: Ray never takes a node for idle that has a "
+            "prepared process",
+            field="spares",
+        )
+
+
+def with_rented(options: RayOptions, autoscale: str, provider: str | None) -> RayOptions:
+    """The engine's options with the nodes that may be rented."""
+    from swell.engines.ray.places import RentedNodes
+
+    rentable, by_ray = _rentable(autoscale, provider), provider != "local"
+    resource = options.resource or ("GPU" if by_ray else "CPU")
+    nodes = RentedNodes(
+        nodes=rentable.terms.most_nodes,
+        slots=rentable.offer.gpus_per_node,
+        gpu_type=rentable.gpu_type or ("cpu" if resource == "CPU" else "gpu"),
+        any_host=by_ray,
+    )
+    # Ray never takes a node for idle that has a prepared process, so its autoscaler would keep all nodes.
+    return replace(options, rented=nodes, resource=resource, spares=options.spares and not by_ray)
+
+
+def make_renting(autoscale: str | None, provider: str | None, engine: SupervisedEngine) -> Renting | None:
+    """The control plane's part that rents nodes, if it is to rent any."""
+    if autoscale is None:
+        return None
+    from swell.control.renting import Renting
+    from swell.engines.ray.site import LocalProvider, RayProvider, RaySite
+
+    site = engine.site
+    assert isinstance(site, RaySite)
+    rentable = _rentable(autoscale, provider)
+    make = LocalProvider if provider == "local" else RayProvider
+    return Renting(make(site, rentable.offer), rentable.terms, site.rented_names)
+
+
+def _rentable(autoscale: str, provider: str | None) -> Rentable:
+    from swell.cloud import parse_rentable
+
+    return parse_rentable(autoscale, _START_S[provider or DEFAULT_PROVIDER])
+
+
+# One of several control planes on one store: `swell up --ha`.
+#
+# All of them share the home, on one machine or on a shared file system, and the Postgres store. Each has a
+# folder of its own in the home, with its lock and its address:
+#
+#     planes/<name>/up.lock, server.json
+#
+# The lock of the home itself is shared by them, so that a control plane without --ha is refused while one of
+# them runs, and the other way round. `server.json` of the home names the one that leads.
+
+
+log = logging.getLogger(__name__)
+
+Ready = Callable[[str, "ControlPlane", list[Path]], None]
+
+
+def enter(home: Path) -> tuple[Path, tuple[TextIO, TextIO]]:
+    """The folder of a new control plane of this home, and the locks to hold as long as it lives."""
+    shared = only_one(home, shared=True)
+    for number in itertools.count(1):
+        folder = home / "planes" / _name(number)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(SwellError):
+            return folder, (shared, only_one(folder))
+    raise AssertionError
+
+
+def _name(number: int) -> str:
+    """The name of a control plane of this machine. Names of machines have no underscore."""
+    return socket.gethostname() + ("" if number == 1 else f"_{number}")
+
+
+def check_shared(settings: Settings) -> str:
+    """Refuse what cannot have a standby; returns the URL of the store."""
+    from swell.control.postgres import is_postgres
+    from swell.policies import make_policy
+
+    if settings.store is None or not is_postgres(settings.store):
+        raise InputError(
+            "store: --ha needs a store that several control planes can reach, postgresql://..., got"
+            f" {'none' if settings.store is None else repr(settings.store)} (SQLite has one writer);"
+            " set SWELL_STORE, or leave --ha out",
+            field="store",
+        )
+    if settings.policy is not None:
+        make_policy(settings.policy)
+    make_engine(settings)
+    return settings.store
+
+
+def serve_beside_others(settings: Settings, ready: Ready, standby: Callable[[str, str], None]) -> None:
+    """Run a control plane until SIGTERM or SIGINT: as a standby, and as the leader when it is its turn.
+
+    `ready` is called whenever it begins to lead, `standby` with its URL and name once it answers.
+    """
+    from swell.api.front import Front
+    from swell.api.listener import Listener
+    from swell.control.lease import Candidate, Holder, Succession
+    from swell.control.postgres import PostgresLease
+    from swell.policies import DEFAULT
+
+    url, host = check_shared(settings), socket.gethostname()
+    folder, locks = enter(settings.home)
+    for lock in locks:
+        os.dup(lock.fileno())  # never closed, so that the lock is free only once the process has ended
+    table = PostgresLease(url)
+    leader = table.leader()
+    if settings.engine == "local" and leader is not None and leader.holder.host not in ("", host):
+        raise InputError(
+            f"engine: with the local engine jobs run on the machine of the control plane, and the one that"
+            f" leads is on {leader.holder.host}; start this one there, or use --engine ray",
+            field="engine",
+        )
+    warm_up((settings.policy if leader is None else _policy_in_force(url)) or DEFAULT)
+    candidate = Candidate(table, Holder(folder.name, "", host))
+    ca = None if settings.cert is None else str(settings.cert)
+    front = Front(candidate, lambda: _tokens(url), tls=settings.cert is not None, ca=ca)
+    listener = listen(partial(Listener, front), settings, home=folder, closing=front.closing)
+    candidate.holder = Holder(folder.name, listener.url, host)
+    # A policy that is given counts if no other control plane led at the start; else the one in force goes on.
+    policy = settings.policy if leader is None else None
+    prepared = [_prepared(settings)]
+
+    def lead(tenure: Tenure) -> Callable[[], None]:
+        nonlocal policy
+        front.ready.wait(30.0)
+        engine = prepared.pop() if prepared else make_engine(settings)
+        step_down = _lead(settings, url, policy, tenure, engine, front, listener, ready)
+        policy = None
+
+        def prepare_again() -> None:
+            step_down()
+            if not succession.part.stopping.is_set():
+                prepared.append(_prepared(settings))
+
+        return prepare_again
+
+    succession = Succession(candidate, lead, front.turned)
+    standby(listener.url, folder.name)
+    succession.start()
+    try:
+        listener.run()
+    finally:
+        succession.stop()
+        for engine in prepared:
+            engine.close()
+        listener.file.remove(settings.home, os.getpid())
+
+
+def _prepared(settings: Settings) -> SupervisedEngine:
+    """An engine for the time when this control plane leads; what takes long has begun."""
+    engine = make_engine(settings)
+    try:
+        engine.prepare()
+    except SwellError as error:
+        log.warning("the engine is not ready to lead: %s", error)  # tried again when it is needed
+    return engine
+
+
+def _lead(
+    settings: Settings,
+    url: str,
+    policy: str | None,
+    tenure: Tenure,
+    engine: SupervisedEngine,
+    front: Front,
+    listener: Listener,
+    ready: Ready,
+) -> Callable[[], None]:
+    """Bring a control plane up under a tenure; returns how to bring it down. `policy`: decide by this one."""
+    from swell.api.auth import AUDIT_FILE, AuditLog, TokenBook, ensure_tokens
+    from swell.api.server import create_app
+    from swell.control.postgres import PostgresDatabase
+    from swell.control.store import Store
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(engine.close)
+        store = Store(PostgresDatabase(url, tenure))
+        stack.callback(store.close)
+        check_store(settings.home, store)
+        if policy is not None:
+            store.set_setting("policy", policy)
+        plane = make_plane(settings, store, engine)
+        book = TokenBook(store)
+        new_tokens = ensure_tokens(book, settings.home)
+        audit, tls = AuditLog(settings.home / AUDIT_FILE), settings.cert is not None
+        app = create_app(plane, store, book=book, replay=replayer(plane), tls=tls, audit=audit)
+        stack.callback(plane.stop)
+        plane.start()
+        front.lead(app, tenure)
+        stack.callback(front.leave)
+        listener.file.write(settings.home)
+        log.warning("%s leads from now on, with the number %d", listener.url, tenure.number)
+        ready(listener.url, plane, new_tokens)
+        return stack.pop_all().close
+
+
+def _reader(url: str) -> Store:
+    """The store, for reading only."""
+    from swell.control.postgres import PostgresDatabase
+    from swell.control.store import Store
+
+    return Store(PostgresDatabase(url, None), migrate=False)
+
+
+def _tokens(url: str) -> Any:
+    from swell.api.auth import TokenBook
+
+    store = _reader(url)
+    try:
+        return TokenBook(store)
+    finally:
+        store.close()
+
+
+def _policy_in_force(url: str) -> str | None:
+    store = _reader(url)
+    try:
+        return store.setting("policy")
+    except SwellError:
+        return None  # the other one is just making the store
+    finally:
+        store.close()
+
+
+def folders(home: Path) -> list[Path]:
+    """The folders of the control planes with --ha that run on this machine, that of the leader first."""
+    from swell.api.home import ServerFile
+
+    leader, found = ServerFile.read(home), sorted((home / "planes").glob("*"))
+    # The lock of one on another machine may be seen here too, with a process id that means nothing here.
+    mine = [folder for folder in found if folder.name.split("_")[0] == _name(1)]
+    alive = [folder for folder in mine if running_pid(folder) is not None]
+    return sorted(alive, key=lambda folder: leader is None or running_pid(folder) != leader.pid)
+
+
+def stop_planes(home: Path, name: str | None) -> list[str]:
+    """Stop the control planes with --ha on this machine, or only that of a name; returns their names."""
+    running = folders(home)
+    chosen = [folder for folder in running if name is None or folder.name == name]
+    if name is not None and not chosen:
+        known = ", ".join(folder.name for folder in running) or "none"
+        raise InputError(f"plane: no control plane '{name}' runs here; there are: {known}", field="plane")
+    for folder in reversed(chosen):  # the standbys first, so that the lead does not go round
+        stop(folder)
+    return [folder.name for folder in chosen]
+
+
+def others_run(home: Path) -> bool:
+    """Whether a control plane of this home runs, on this machine or, on a shared file system, on another."""
+    try:
+        with only_one(home):
+            return False
+    except SwellError:
+        return True

@@ -41,7 +41,7 @@ def doctor(store: str | None, as_json: bool, home: str | None) -> None:
     The exit code is 1 if something is bad.
     """
     from swell.api.home import home_dir
-    from swell.cli._terminal import add_row
+    from swell.cli._common import add_row
 
     found = list(examine(home_dir(home), store))
     if as_json:
@@ -297,13 +297,13 @@ def _ray(home: Path) -> Finding:
 def ray_in_clear(home: Path) -> str:
     """What to do about a Ray cluster of several hosts without TLS; empty if there is none."""
     from swell.cli._platform import running_pid
-    from swell.engines.ray import slot_book, tls
+    from swell.engines.ray import places, tls
 
     try:  # the control plane reaches its cluster, so it has the cluster's settings
         entries = Path(f"/proc/{running_pid(home)}/environ").read_text(errors="replace").split("\0")
         environment = dict(entry.split("=", 1) for entry in entries if "=" in entry)
-        places = json.loads((home / slot_book.FILE).read_text())["places"]
-        addresses = [str(place["address"]) for place in places if place["up"]]
+        kept = json.loads((home / places.PLACES).read_text())["places"]
+        addresses = [str(place["address"]) for place in kept if place["up"]]
     except (OSError, ValueError, KeyError, TypeError):
         return ""  # no control plane runs, or not on Ray
     return tls.ADVICE if tls.in_clear(addresses, environment) else ""

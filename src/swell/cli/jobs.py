@@ -1,15 +1,19 @@
-"""Commands about jobs: list them, read their output, pause, resume, bound and end them."""
+"""Commands about jobs: list, describe, read output and events, pause, resume, bound, end."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from swell.cli._common import (
     active_jobs,
+    add_row,
     admin_option,
     bar,
+    clean,
     complete_job,
     connect,
     find_job,
@@ -19,15 +23,18 @@ from swell.cli._common import (
     json_option,
     new_table,
     one_line,
+    output,
     print_json,
     print_rich,
+    say_duration,
+    say_moment,
+    say_until,
 )
-from swell.cli._terminal import add_row, output
-from swell.cli._when import say_duration, say_moment
 from swell.domain.words import many
 
 if TYPE_CHECKING:
-    from swell.api.schemas import JobView
+    from swell.api.schemas import EstimateView, JobView, PromiseView
+
 
 PHASES = ["queued", "running", "paused", "finished", "failed", "cancelled", "refused"]
 
@@ -222,3 +229,256 @@ def _say(job: JobView, as_json: bool, text: str) -> None:
         print_json(job.model_dump(mode="json"))
     else:
         click.echo(f"Job {job.job_id} {text}")
+
+
+# `swell describe`: why a job runs or waits, when it will be done, and how it was resized.
+
+
+@click.command(epilog="\b\nExample:\n  swell describe train\n")
+@job_argument
+@admin_option
+@json_option
+@home_option
+def describe(job: str, admin: bool, as_json: bool, home: str | None) -> None:
+    """Show why a JOB runs or waits, when it will be done (with a range), and how it was resized."""
+    with connect(home, admin=admin) as client:
+        found = find_job(client, job)
+        explained = client.explain(found)
+        curves = client.series(found)
+    if as_json:
+        print_json(
+            {
+                "job": found.model_dump(mode="json"),
+                "explanation": explained,
+                "series": curves.model_dump(mode="json"),
+            }
+        )
+        return
+    for name, value in _facts(found, explained):
+        click.echo(f"{name + ':':<11} {clean(value)}")
+    _curves(curves)
+    _allocations(explained["allocations"], found.submitted_s)
+    if not found.over:
+        click.echo(f"\nNext:\n  swell logs -f {found.job_id}\n  swell top")
+    elif found.phase.value == "failed":
+        click.echo(f"\nNext:\n  swell logs {found.job_id}")
+
+
+def _facts(job: Any, explained: dict[str, Any]) -> list[tuple[str, str]]:
+    from swell.api.schemas import EstimateView
+
+    request = job.request
+    facts = [
+        ("Job", f"{job.job_id}, {job.phase.value}"),
+        ("Script", " ".join([request.script, *request.args])),
+        ("Why", explained["why"]),
+    ]
+    if job.wanted:
+        slots, nodes = ", ".join(map(str, explained["slots"])), ", ".join(explained["nodes"])
+        types = "" if len(explained["types"]) < 2 else f" ({', '.join(explained['gpu_types'])})"
+        facts.append(("Workers", f"{len(job.wanted)}, on slots {slots} of {nodes}{types}"))
+    facts.append(("Progress", _progress(job, explained)))
+    facts.append(("Submitted", say_until(job.submitted_s)))
+    if request.deadline_s is not None:
+        facts.append(("Deadline", f"{say_until(request.deadline_s)}{_promised(job)}"))
+    if request.weight != 1:
+        facts.append(("Weight", f"counts as {request.weight} jobs, with policies that obey weights"))
+    if request.priority != "normal":
+        facts.append(("Priority", f"{request.priority}, among the jobs of its team"))
+    if team := explained.get("team"):
+        borrowed = f", {team['borrowed']} of them borrowed" if team["borrowed"] else ""
+        whose = team["name"] or "none"
+        facts.append(
+            ("Team", f"{whose}, which has {team['used']} slots now{borrowed}; {team['own']} are its own")
+        )
+    if explained.get("estimate"):
+        facts.append(("Estimate", estimate(EstimateView.model_validate(explained["estimate"]))))
+    if job.ended_s is not None:
+        facts.append(
+            ("Ended", f"{say_until(job.ended_s)}, {say_duration(job.ended_s - job.submitted_s)} in all")
+        )
+    if job.promise.earliest_deadline_s is not None:
+        facts.append(("Possible", f"{say_until(job.promise.earliest_deadline_s)} would have been promised"))
+    if len(explained["types"]) > 1:
+        for one in explained["types"]:
+            how = "measured" if one["measured"] else "carried over from another type"
+            facts.append(("Speed", f"on {one['gpu_type']}, {how}: {_rates(one['curve'])}"))
+    elif explained.get("curve"):
+        facts.append(("Speed", _rates(explained["curve"], explained.get("tried"))))
+    pauses = f", {say_duration(job.pause_s / job.resizes)} pause each" if job.resizes else ""
+    facts.append(("Resizes", f"{job.resizes}{pauses}"))
+    # Why the job can have no more workers is in the line on why it runs.
+    notices = [n for n in explained.get("notices", []) if not job.confined or job.confined not in n["text"]]
+    facts += [("Noticed", f"{say_until(notice['time_s'])}: {notice['text']}") for notice in notices]
+    if job.restarts:
+        facts.append(("Restarts", f"{job.restarts} of at most {request.max_restarts}"))
+    return facts
+
+
+def _rates(curve: list[float], tried: list[int] | None = None) -> str:
+    """A curve at 1, 2, 4 ... workers; `tried`: the numbers that it was measured with, None if not known."""
+    rates = [
+        f"{n}: {rate:.3g}{'' if tried is None or n in tried else ' (never tried)'}"
+        for n, rate in enumerate(curve)
+        if n and (n & (n - 1)) == 0
+    ]
+    return f"steps/s by workers {{{', '.join(rates)}}}"
+
+
+def _progress(job: Any, explained: dict[str, Any]) -> str:
+    expected = explained.get("expected")
+    if job.of or not expected or job.over:
+        return bar(job.done, job.of) + (f" ({job.done:g} of {job.of:g} steps)" if job.of else "")
+    kin = (explained.get("estimate") or {}).get("source") == "kin"
+    whose = "a run with other arguments" if kin else "an earlier run"
+    return f"{bar(job.done, expected)} ({job.done:g} of about {expected:g} steps, as many as {whose} made)"
+
+
+def _promised(job: Any) -> str:
+    if job.promise.pending:
+        return ", decided after a short profiling run"
+    return ", promised" if job.promise.guaranteed_s is not None else ", not promised"
+
+
+def _curves(series: Any) -> None:
+    """Print loss and metrics over time, each as one line, from the first to the last value."""
+    from swell.cli._common import figure, sparkline
+
+    curves = {name: series.curves[name] for name in ("loss", "lr", "batch_size") if name in series.curves}
+    shown = {name: [v for v in values if v is not None] for name, values in (curves | series.metrics).items()}
+    shown = {name: values for name, values in shown.items() if len(values) > 1}
+    if shown:
+        click.echo("\nHow it trains:")
+    for name, values in shown.items():
+        click.echo(f"  {clean(name):<12} {sparkline(values)}  {figure(values[0])} -> {figure(values[-1])}")
+
+
+def _allocations(changes: list[dict[str, Any]], submitted_s: float) -> None:
+    """Print the latest changes of the job's allocation, one per line."""
+    shown = changes[-12:]
+    if shown:
+        click.echo("\nHow it was resized:")
+    if len(changes) > len(shown):
+        click.echo(f"  ... {len(changes) - len(shown)} earlier changes")
+    for change in shown:
+        after = say_duration(change["time_s"] - submitted_s)
+        workers = len(change["gpus"])
+        click.echo(f"  {say_moment(change['time_s'])}  after {after:>7}  {'█' * workers or '-'} {workers}")
+
+
+# `swell events`: past events, and events as they happen.
+
+
+@click.command(epilog="\b\nExample:\n  swell events --job train\n")
+@click.option("-f", "--follow", is_flag=True, help="Then show new events as they happen, until Ctrl-C.")
+@click.option("--job", help="Only show events of this job.")
+@click.option("--since", type=click.IntRange(0), default=0, help="Number of the last event already seen.")
+@click.option("-n", "--last", type=click.IntRange(1), help="Only show the last so many events.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object per line, as `swell replay` reads them."
+)
+@admin_option
+@home_option
+def events(
+    follow: bool, job: str | None, since: int, last: int | None, as_json: bool, admin: bool, home: str | None
+) -> None:
+    """Show the events of your jobs and of nodes, oldest first; with --admin of the jobs of all users."""
+    from collections import deque
+
+    from swell.api.schemas import EventView
+    from swell.cli._common import line, subject
+    from swell.domain import Event, EventKind
+
+    def show(event: EventView) -> None:
+        if as_json:
+            kind = EventKind(event.kind)
+            plain = Event(event.time_s, kind, job_id=event.job_id, node=event.node, data=event.data)
+            click.echo(plain.to_json())
+        else:
+            about = subject(event.job_id, event.node, event.data)
+            click.echo(line(event.time_s, event.kind, about, event.data))
+
+    with connect(home, admin=admin) as client:
+        only = None if job is None else find_job(client, job)
+        past = deque(client.events(job=only, since=since, follow=False), maxlen=last)
+        for event in past:
+            show(event)
+        with contextlib.suppress(KeyboardInterrupt):
+            if not follow:
+                return
+            for event in client.events(job=only, since=past[-1].seq if past else since):
+                show(event)
+
+
+# Promises, estimates and outcomes, in words.
+
+
+REFUSED = 3
+"""Exit code for a deadline that cannot be promised."""
+
+_SOURCES = {
+    "model": "from what the job has shown so far",
+    "history": "from earlier runs of this script",
+    "kin": "from runs of this script with other arguments, so it is rough and no promise is made from it",
+    "profile": "from a short profiling run",
+}
+
+
+def promise_lines(promise: PromiseView, deadline_s: float | None) -> list[str]:
+    """A promise as a few lines."""
+    if not promise.admitted:
+        return refusal_lines(promise, deadline_s)
+    lines = []
+    if promise.guaranteed_s is not None:
+        lines.append(f"Promised: done by {say_until(promise.guaranteed_s)}.")
+    if promise.reason:
+        lines.append(f"{promise.reason[:1].upper()}{promise.reason[1:].rstrip('.')}.")
+    if promise.estimate.finish_s is not None:
+        lines.append(f"Estimate: {estimate(promise.estimate)}.")
+    elif not promise.pending and not promise.reason:
+        lines.append("Estimate: none yet, this script has never run here. 'swell describe' shows it later.")
+    return lines
+
+
+def refusal_lines(promise: PromiseView, deadline_s: float | None) -> list[str]:
+    """A refusal as a few lines: the reason, and what would be possible."""
+    lines = []
+    if deadline_s is not None:
+        lines.append(f"Refused: {say_until(deadline_s)} cannot be promised.")
+    lines.append(f"Reason: {promise.reason.rstrip('.')}.")
+    if promise.earliest_deadline_s is not None:
+        lines.append(f"Counter-offer: {say_until(promise.earliest_deadline_s)} would be promised.")
+        lines.append(f"To take it: --deadline {offer(promise.earliest_deadline_s)}")
+    else:
+        lines.append("Leave the deadline out to run the job as best effort.")
+    return lines
+
+
+def offer(earliest_s: float) -> str:
+    """The earliest deadline as a person can type it; a little later, for the time it takes to type."""
+    seconds = (earliest_s - time.time()) * 1.05 + 15.0
+    return f"{int(seconds / 60) + 1}m" if seconds > 600 else f"{int(seconds) + 1}s"
+
+
+def estimate(view: EstimateView) -> str:
+    """An estimated finish, with its range and its source."""
+    if view.finish_s is None:
+        return "not known yet"
+    text = f"done at about {say_until(view.finish_s)}"
+    if view.earliest_s is not None and view.latest_s is not None:
+        text += f", between {say_moment(view.earliest_s)} and {say_moment(view.latest_s)}"
+    return text + (f", {_SOURCES[view.source]}" if view.source in _SOURCES else "")
+
+
+def outcome(job: JobView) -> str:
+    """How a job ended, in a line."""
+    took = say_duration((job.ended_s or time.time()) - job.submitted_s)
+    text = f"{job.job_id} {job.phase.value} after {took}"
+    if job.phase.value == "finished" and job.request.deadline_s is not None and job.ended_s is not None:
+        met = job.ended_s <= job.request.deadline_s
+        text += ", by its deadline" if met else ", after its deadline"
+    if job.phase.value != "finished" and job.reason:
+        text += f": {clean(job.reason)}"
+    if job.resizes:
+        text += f"; {many(job.resizes, 'resize')} paused it for {say_duration(job.pause_s)} in all"
+    return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from swell.report.runs import Run
+
 
 EPILOG = """\b
 Example:
@@ -40,7 +42,6 @@ def report(logs: tuple[Path, ...], output: Path, title: str, form: str) -> None:
     Event logs are written by `swell simulate --events` and `swell events --json`. Logs with the same jobs are
     compared with each other; each is named after its file, or by NAME=FILE.
     """
-    from swell.cli._outputs import check_writable
 
     check_writable(output)
     runs = [_read(path) for path in logs]
@@ -84,8 +85,7 @@ def write_report(
 ) -> list[Path]:
     """Write the report, and return the files written."""
     from swell.report import svg
-    from swell.report.page import charts, grouped, page
-    from swell.report.pixels import pixels
+    from swell.report.page import charts, grouped, page, pixels
 
     groups = groups or grouped(runs)
     if form == "html":
@@ -105,3 +105,19 @@ def write_report(
             written.append(output.with_name(f"{output.stem}-{part}{words}.{form}"))
             written[-1].write_bytes(pixels(drawn) if form == "png" else drawn.encode())
     return written
+
+
+# Files that commands write.
+
+
+def check_writable(path: Path) -> None:
+    """Refuse an output file that cannot be written now, rather than after an hour of work."""
+    from swell.domain import InputError
+
+    folder = path.parent
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; give the name of a file to write")
+    if not folder.is_dir():
+        raise InputError(f"{path}: there is no directory '{folder}'; make it, or give another file")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise InputError(f"{path}: cannot be written: permission denied; give another file")

@@ -98,7 +98,7 @@ def sweep(
 
 def read_sweep(file: Path, trials: int | None = None) -> tuple[str, dict[str, Any], Sweep]:
     """Script, options of its job, and the sweep in a file."""
-    from swell.cli._jobfile import job_of, load
+    from swell.cli.submit import job_of, load
     from swell.domain import InputError
     from swell.sweep.spec import Sweep
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import click
 
-from swell.cli._common import connect, home_option, json_option, new_table, print_json, print_rich
-from swell.cli._when import DURATION, say_until
+from swell.cli._common import (
+    DURATION,
+    connect,
+    home_option,
+    json_option,
+    new_table,
+    print_json,
+    print_rich,
+    say_until,
+)
 
 
 @click.group(epilog="\b\nExample:\n  swell token list\n")
@@ -65,10 +73,10 @@ def reset(everybody: bool, store: str | None, as_json: bool, home: str | None) -
     The old one is good no longer. Needs access to the home and its store, and no control plane that runs.
     """
     from swell.api.home import home_dir
-    from swell.cli._backup import reset_tokens
     from swell.cli._platform import check_store, only_one
-    from swell.control.database import connect as open_database
+    from swell.cli.safekeeping import reset_tokens
     from swell.control.store import Store
+    from swell.control.store import connect as open_database
 
     where = home_dir(home)
     with only_one(where):
@@ -110,7 +118,7 @@ def revoke(which: str, as_json: bool, home: str | None) -> None:
 @home_option
 def whoami(as_json: bool, home: str | None) -> None:
     """Show which platform and which user commands are for."""
-    from swell.api.sending import find_server
+    from swell.api.transport import find_server
 
     with connect(home) as client:
         who = client.me()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swell.cli._common import home_option, json_option, print_json
-from swell.cli._when import BYTES, DURATION
+from swell.cli._common import BYTES, DURATION, home_option, json_option, print_json
 
 if TYPE_CHECKING:
     from swell.control.plane import ControlPlane
@@ -169,9 +168,9 @@ def up(*, detach: bool, as_json: bool, home: str | None, **given: Any) -> None:
     where = home_dir(home)
     settings = Settings(home=where, **given)
     if settings.ha:
-        from swell.cli import _ha
+        from swell.cli import _platform
 
-        _ha.check(settings)
+        _platform.check_shared(settings)
     if not detach:
         serve(settings, _announcer(), _stand_by)
         click.echo(
@@ -199,8 +198,7 @@ def up(*, detach: bool, as_json: bool, home: str | None, **given: Any) -> None:
 
 def _check(given: Mapping[str, Any]) -> None:
     """Refuse options that do not go together, and options of one engine with the other."""
-    from swell.cli._platform import need_ray
-    from swell.cli._rented import check_rented
+    from swell.cli._platform import check_rented, need_ray
     from swell.domain import InputError
 
     if "nodes" in given and "slots" in given:
@@ -263,7 +261,7 @@ def _announcer() -> Callable[[str, ControlPlane, list[Path]], None]:
 
 def _show(url: str, plane: ControlPlane, new_tokens: list[Path]) -> None:
     """Print that the control plane is up, and from then on its events."""
-    from swell.cli._events import line, subject
+    from swell.cli._common import line, subject
     from swell.domain import Event, EventKind
     from swell.domain.words import many
 
@@ -312,8 +310,7 @@ def down(keep_jobs: bool, plane: str | None, as_json: bool, home: str | None) ->
     home runs (`swell up --ha`), it takes over at once, and jobs go on.
     """
     from swell.api.home import home_dir
-    from swell.cli._ha import others_run, stop_planes
-    from swell.cli._platform import stop, stop_jobs, stop_ray
+    from swell.cli._platform import others_run, stop, stop_jobs, stop_planes, stop_ray
     from swell.domain import SwellError
 
     where = home_dir(home)

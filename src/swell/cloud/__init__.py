@@ -1,7 +1,6 @@
 """Capacity that is rented: how many nodes are worth having, and who provides them."""
 
-from swell.cloud.autoscaler import Autoscaler, Terms, Wanted
-from swell.cloud.options import Rentable, parse_rentable, read_options
+from swell.cloud.autoscaler import Autoscaler, Rentable, Terms, Wanted, parse_rentable, read_options
 from swell.cloud.provider import Offer, Provider, Supply
 
 __all__ = [

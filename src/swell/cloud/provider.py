@@ -1,6 +1,6 @@
 """A provider of nodes: it is asked for a number of nodes, and says which are there and how many are coming.
 
-The simulator has one with prices, start-up delay and spot loss (`swell.sim.cloud`).
+The simulator has one with prices, start-up delay and spot loss (`swell.sim.capacity`).
 """
 
 from __future__ import annotations

@@ -5,17 +5,92 @@ People and the book know a job by its id, the board and the policies by its row.
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from swell.board import Board
 from swell.control.book import Book
-from swell.control.knowledge import Knowledge
+from swell.control.knowledge import Knowledge, Speed
 from swell.control.model import JobRecord, Phase
-from swell.domain import Cluster, FloatArray, IntArray, JobSpec, Teams
+from swell.domain import Ahead, Calendar, Cluster, FloatArray, IntArray, JobSpec, Placement, Teams
+from swell.perf.belief import JobBelief
+from swell.perf.curves import Curves, in_steps
 from swell.policies import JobTable
+
+# GPU types on the live platform: which type a job is on, and its believed curves on each type.
+
+
+def gpu_type_of(cluster: Cluster, placement: Placement) -> str:
+    """The GPU type that most of these slots have; empty for no slots."""
+    if not placement:
+        return ""
+    if len(cluster.gpu_types) == 1:
+        return cluster.gpu_types[0]
+    node_of, nodes = cluster.node_of_gpu, cluster.nodes
+    return Counter(nodes[int(node_of[slot])].gpu_type for slot in placement).most_common(1)[0][0]
+
+
+def main_type(cluster: Cluster) -> str:
+    """The GPU type with the most slots."""
+    slots: dict[str, int] = {}
+    for node in cluster.nodes:
+        slots[node.gpu_type] = slots.get(node.gpu_type, 0) + node.gpus
+    return max(slots, key=lambda kind: slots[kind])
+
+
+def widest_nodes(cluster: Cluster) -> dict[str, int]:
+    """For each GPU type the slots of its largest node."""
+    widest: dict[str, int] = {}
+    for node in cluster.nodes:
+        widest[node.gpu_type] = max(widest.get(node.gpu_type, 1), node.gpus)
+    return widest
+
+
+def believed_curves(
+    jobs: Sequence[tuple[JobRecord, Knowledge]],
+    held: Sequence[Placement],
+    cluster: Cluster,
+    widest: int,
+    *,
+    each_type: bool,
+    cautious: bool = False,
+) -> Curves:
+    """A curve for each job on the type that it is on, and with `each_type` on every type.
+
+    A waiting job counts as on the main type. `held`: the slots that each job has; `widest`: the most slots
+    that a curve has to answer for. `cautious`: as promises count.
+    """
+    first, width = main_type(cluster), widest_nodes(cluster)
+    if not each_type:
+        width = dict.fromkeys(width, cluster.gpus_per_node)
+    kinds = cluster.gpu_types if each_type else ()
+    rates = np.zeros((max(len(jobs), 1), widest + 1))
+
+    def curve(speed: Speed, kind: str) -> FloatArray:
+        found = speed.curve_on(kind, widest, width[kind], cautious=cautious)
+        return found if cautious or kind != (speed.gpu_type or kind) else speed.trials.hopeful(found)
+
+    by_type: dict[str, FloatArray] = {kind: np.zeros(rates.shape) for kind in kinds}
+    for i, (record, knowledge) in enumerate(jobs):
+        replica, speed = record.request.workers_per_replica, knowledge.speed
+        for kind, own in by_type.items():
+            own[i] = in_steps(curve(speed, kind), replica)
+        on = gpu_type_of(cluster, held[i]) or first
+        if each_type:
+            rates[i] = by_type[on][i]
+        else:
+            rates[i] = in_steps(curve(speed, on), replica)
+    return Curves(rates, {kind: Curves(own) for kind, own in by_type.items()})
+
+
+def believed_on(speed: Speed, kinds: Sequence[str]) -> Mapping[str, JobBelief]:
+    """The belief about a job on each of these types, as far as there is one."""
+    found = {kind: speed.on(kind) for kind in kinds}
+    return {kind: belief for kind, belief in found.items() if belief is not None}
+
 
 _DECIDED = (Phase.QUEUED, Phase.RUNNING)
 """Phases in which the policy decides on a job."""
@@ -161,3 +236,109 @@ def promised_deadline_s(record: JobRecord) -> float | None:
     if deadline_s is None or deadline_s <= record.submitted_s or not promised:
         return None
     return deadline_s
+
+
+# What a policy is asked, and the parts of the snapshot that it sees: slots, columns of the table, costs.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a policy is asked, as far as the snapshot depends on it."""
+
+    cautious: bool = False
+    """Whether only speeds count that a promise may be made with (`Speed.curve_on`)."""
+    rentable: bool = False
+    """Whether all nodes that may be rented count, with the time that they take to start."""
+    calendar: Calendar | None = None
+    """Reservations in place of the present ones, to ask what would be; None for the present ones."""
+    deadlines_s: Mapping[str, float | None] = field(default_factory=dict)
+    """By job: a deadline that counts as if it had been promised already."""
+
+
+DECIDE = Question()
+"""How many slots each job is to have now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The slots that a policy may count on."""
+
+    cluster: Cluster
+    """Those that can be given to jobs now."""
+    ahead: Ahead | None
+    """How many there are over time; None if always those of `cluster`."""
+    widest: int
+    """The most slots that there are at any time: as far as curves have to answer."""
+
+
+def slots_for(
+    question: Question,
+    board: Board,
+    present: Cluster,
+    profiled: Collection[int],
+    jobs: Sequence[tuple[JobRecord, Knowledge]],
+    now_s: float,
+) -> Slots:
+    """The slots that count for a question.
+
+    `present`: the cluster beside the present reservations, with all nodes that may be rented if these count;
+    `profiled`: slots of profiling runs, which do not count.
+    """
+    calendar = board.calendar if question.calendar is None else question.calendar
+    cluster = present
+    if calendar != board.calendar:
+        held = board.held_by(board.base, calendar.at(now_s))
+        cluster = board.base.without(frozenset[int]().union(*held.values()))
+    cluster, ahead = cluster.without(profiled), None
+    widest = max(cluster.capacity, present.capacity if question.rentable else 0, 1)
+    if calendar:
+        until_s = max((record.request.deadline_s or 0.0 for record, _ in jobs), default=0.0)
+        ahead = calendar.ahead(board.base.without(profiled), now_s, until_s)
+        widest = max(widest, int(ahead.gpus.max()))
+    return Slots(cluster, ahead, widest)
+
+
+def enter_beliefs(listed: JobRows, teams: Teams, gpu_types: Sequence[str]) -> None:
+    """Enter what is believed of the speed of jobs, on each of these GPU types too, and the teams of jobs."""
+    table = listed.table
+    for row, (record, knowledge) in zip(listed.rows.tolist(), listed.jobs, strict=True):
+        table.belief[row] = knowledge.speed.belief
+        table.team[row] = teams.of(record.owner)
+        if gpu_types:
+            table.belief_by_type[row] = believed_on(knowledge.speed, gpu_types)
+    # Column by column, here and below: there may be thousands of jobs, and people wait for the answer.
+    table.curve[listed.rows] = np.arange(len(listed.rows))
+    table.known[listed.rows] = [knowledge.known for _, knowledge in listed.jobs]
+
+
+def enter_bounds(listed: JobRows, widest: int, deadlines_s: Mapping[str, float | None]) -> None:
+    """Enter within how many workers, at most `widest`, and by when jobs are to be planned.
+
+    `deadlines_s`: by job, deadlines that count as promised.
+    """
+    table, rows, jobs = listed.table, listed.rows, listed.jobs
+    last_s = [deadlines_s.get(r.job_id) or promised_deadline_s(r) or np.inf for r, _ in jobs]
+    # A job's last step must be done a little before the deadline, because processes take time to end.
+    table.deadline_s[rows] = np.array(last_s) - [knowledge.closing_s for _, knowledge in jobs]
+    least = [record.request.min_workers for record, _ in jobs]
+    bounds = [min(record.max_workers or widest, widest) for record, _ in jobs]
+    for i, (record, _) in enumerate(jobs):
+        if record.most_workers is not None:  # it may ask for more, and would wait for ever
+            table.requested[rows[i]] = max(min(table.specs[rows[i]].gpus, bounds[i]), least[i])
+    table.min_gpus[rows] = least
+    table.max_gpus[rows] = [
+        max(knowledge.speed.most_workers(bound), low)
+        for (_, knowledge), bound, low in zip(jobs, bounds, least, strict=True)
+    ]
+
+
+def costs_s(
+    jobs: Sequence[tuple[JobRecord, Knowledge]], round_s: float, node_start_s: float
+) -> tuple[float, float]:
+    """What a resize and a start cost a job: the most that either takes, and waiting for a round.
+
+    `node_start_s`: what a node that has to be rented takes to start.
+    """
+    pause_s = max((knowledge.pause_s for _, knowledge in jobs), default=0.0)
+    start_s = max((knowledge.startup_s for _, knowledge in jobs), default=0.0)
+    return pause_s + round_s, start_s + node_start_s + round_s

@@ -11,14 +11,13 @@ from typing import Any
 
 from swell.control import teams
 from swell.control.book import Book
-from swell.control.knowledge import Knowledge
+from swell.control.knowledge import Knowledge, Speed
 from swell.control.model import JobRecord, Phase
 from swell.control.promises import estimated
 from swell.control.renting import Renting
+from swell.control.roster import widest_nodes
 from swell.control.scheduler import Scheduler
 from swell.control.slow_nodes import TROUBLES, SlowNode
-from swell.control.speed import Speed
-from swell.control.typed import widest_nodes
 from swell.domain import NORMAL, Cluster, Event, EventKind, many, rank_of
 from swell.perf.belief import JobBelief
 

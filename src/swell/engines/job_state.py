@@ -363,7 +363,7 @@ class JobState:
     ) -> Placement | None:
         """The slots to send to the coordinator now: () to have the job stop, None if there is nothing to say.
 
-        A newer target simply replaces an older one. `leaves`: the job has to stop for others (`exchange`).
+        A newer target simply replaces an older one. `leaves`: the job has to stop for others (`give_way`).
         """
         if not self.wanted or leaves or self.stranded(granted, reserved, now_s):
             self.stage, self.kill_s = Stage.STOPPING, now_s + STOP_GRACE_S

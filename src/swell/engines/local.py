@@ -19,9 +19,8 @@ from swell.domain import ANY_GPU, Cluster, InputError, Placement, clean_type
 from swell.engines import groups, wall
 from swell.engines.accounts import SUBMITTER, Account, no_script, of_job
 from swell.engines.base import Launch
-from swell.engines.environment import for_jobs
 from swell.engines.nursery import Nursery
-from swell.engines.processes import sweep
+from swell.engines.processes import for_jobs, sweep
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.children import Child
 

@@ -23,9 +23,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from swell.engines.environment import for_jobs
 from swell.engines.order import LOG, folder_of
-from swell.engines.processes import MARK, MARK_BYTES
+from swell.engines.processes import MARK, MARK_BYTES, for_jobs
 from swell.train.agent import children
 from swell.train.agent.polling import readable
 from swell.train.agent.regular import open_for_append

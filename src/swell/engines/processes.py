@@ -8,12 +8,78 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import resource
 import signal
+import stat
+import tempfile
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
+
+# Small files that are never half-written, even if their writer is killed; and folders of one user alone.
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a small file atomically. Only its owner can read it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    # Never through a link or into a pipe that somebody put there: the directory may be a job's own.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(json.dumps(content))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def own_folder(name: str) -> Path:
+    """This user's directory of this name among the machine's temporary files. It is made if needed, and
+    refused if another user owns it or can enter it."""
+    path = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    facts = path.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise PermissionError(f"{path} belongs to another user or is open to others: remove it")
+    return path
+
+
+# The environment of jobs: what their owner gave, and of the platform's own only what programs need to run.
+#
+# The operator's environment may hold anything: passwords of databases, keys of clouds, Ray's token. So a job
+# gets the names on a list and no others. `swell up --pass-env NAME` adds one.
+
+
+NAMES = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "TMPDIR", "HOSTNAME"),
+        *(
+            "VIRTUAL_ENV",
+            "CONDA_PREFIX",
+            "LD_LIBRARY_PATH",
+            "LD_PRELOAD",
+            "XDG_CACHE_HOME",
+            "XDG_RUNTIME_DIR",
+        ),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "SWELL_DATA"),
+    )
+)
+PREFIXES = ("LC_", "PYTHON", "CUDA", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "MKL_", "KMP_", "NUMBA_", "TORCH_")
+
+
+def for_jobs(environment: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str, str]:
+    """The part of an environment that jobs may have; `passed`: further names that the operator allows."""
+    allowed = NAMES | set(passed)
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in allowed or (name.startswith(PREFIXES) and "TOKEN" not in name)
+    }
+
 
 MARK = "SWELL_LOCAL_JOB"
 """Environment variable that all processes of a job carry."""

@@ -18,28 +18,28 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from swell.domain import Cluster, Placement
-from swell.engines import groups
-from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report
-from swell.engines.border import BadMessage, confined
-from swell.engines.coordinator_line import STOP
-from swell.engines.exchange import Exchanger, give_way
-from swell.engines.fencing import Fence
-from swell.engines.job_state import NOTE_END_S, Stage, Step
-from swell.engines.listener import Listener
-from swell.engines.order import EXIT, FILE, folder_of, make_folder, started
+from swell.engines import groups, parts
+from swell.engines.accounts import Account
+from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, drain
+from swell.engines.border import BadMessage, confined, read_beat, read_event
+from swell.engines.job_state import NOTE_END_S, Outcome, Said, Stage, Step
+from swell.engines.order import EXIT, FILE, Fence, folder_of, make_folder, started
 from swell.engines.parts import Part
 from swell.engines.processes import sweep
-from swell.engines.site import Site
-from swell.engines.supervised_job import SupervisedJob
+from swell.engines.supervised_job import STOP, SupervisedJob
 from swell.train.agent import outputs
-from swell.train.agent.children import Forked
+from swell.train.agent.children import Child, Forked
 from swell.train.agent.polling import readable
-from swell.train.agent.protocol import Resize
+from swell.train.agent.protocol import Exited, Resize
+from swell.train.agent.wire import Message
 
 log = logging.getLogger(__name__)
 
@@ -399,3 +399,232 @@ class SupervisedEngine:
             job.child = None
             self._listener.report(job, job.state.gone(outcome, time.monotonic()))
         self._listener.wake()
+
+
+# Which job gives way when jobs wait for each other's slots in a circle. Pure.
+#
+# A job keeps its slots until it has others, so jobs that exchange all of their slots would wait for ever.
+# Then one job gives way. If it can, it shrinks: it keeps whole replicas, if possible on slots that nobody
+# in the circle waits for. Only where no job can shrink by enough, one saves its state and stops, and is
+# started again on the slots that it is to have. Once a job of the circle is on slots that it is to have, it
+# never leaves them for another one, so each turn of this brings at least one job nearer, and a circle has
+# an end.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanger:
+    """A job that runs, the slots it was last told to use, and those it is to have."""
+
+    job_id: str
+    told: Placement
+    wanted: Placement
+    """Those of its wanted slots that workers can be on."""
+    size: int = 1
+    """How many workers a replica has: the fewest that the job can go on with."""
+    able: bool = True
+    """Whether it can be told anything now."""
+
+
+def give_way(jobs: Sequence[Exchanger]) -> tuple[str, Placement] | None:
+    """The job that gives way, and the slots that it keeps; () if it has to stop. None without a circle.
+
+    `jobs`: those that are on none of the slots that they are to have.
+    """
+    circle = _circle(jobs)
+    asked = {slot for job in circle for slot in job.wanted}
+    able = [job for job in circle if job.able and asked.intersection(job.told)]
+    if not able:
+        return None
+    smaller: list[tuple[Exchanger, Placement]] = [(job, _kept(job, circle)) for job in able]
+    shrink = [(job, keeps) for job, keeps in smaller if len(keeps) < len(job.told)]
+    stop: list[tuple[Exchanger, Placement]] = [
+        (job, ()) for job in sorted(able, key=lambda job: len(job.told))
+    ]
+    helpful = (option for option in [*shrink, *stop] if _helps(*option, circle))
+    job, keeps = next(helpful, stop[0])
+    return job.job_id, keeps
+
+
+def _circle(jobs: Sequence[Exchanger]) -> list[Exchanger]:
+    """The jobs that wait for slots of each other and of nobody else: none of them can ever move."""
+    holders = {slot: job.job_id for job in jobs for slot in job.told}
+    stuck = {job.job_id: job for job in jobs if job.wanted}
+    while True:
+        moving = [
+            job
+            for job in stuck.values()
+            if sum(holders.get(slot) not in stuck for slot in job.wanted) >= min(job.size, len(job.wanted))
+        ]
+        if not moving:
+            return sorted(stuck.values(), key=lambda job: job.job_id)
+        for job in moving:
+            del stuck[job.job_id]
+
+
+def _kept(job: Exchanger, circle: Sequence[Exchanger]) -> Placement:
+    """What a job keeps that shrinks as far as the others need it."""
+    asked = {slot for other in circle if other is not job for slot in other.wanted}
+    first = sorted(job.told, key=lambda slot: slot in asked)
+    spare = sum(slot not in asked for slot in job.told)
+    return tuple(sorted(first[: max(spare - spare % job.size, job.size)]))
+
+
+def _helps(job: Exchanger, keeps: Placement, circle: Sequence[Exchanger]) -> bool:
+    """Whether another job of the circle can move once this one keeps no more than that."""
+    held = {slot for other in circle if other is not job for slot in other.told} | set(keeps)
+    return any(
+        sum(slot not in held for slot in other.wanted) >= min(other.size, len(other.wanted))
+        for other in circle
+        if other is not job
+    )
+
+
+# What jobs say of themselves, on its way from their coordinators to the control plane.
+#
+# Every message is checked at the border. What fails there, or is more than a job may say, counts against that
+# job and disturbs no other.
+
+
+class Listener:
+    """Reads the messages of jobs, and keeps their reports until the control plane takes them."""
+
+    def __init__(self, cluster: Callable[[], Cluster], lock: AbstractContextManager[object]) -> None:
+        """`lock` is held for every change of a job's state."""
+        self._cluster, self._lock = cluster, lock
+        self._reports: deque[Report] = deque(maxlen=100_000)
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there is something new for the control plane."""
+
+    def reports(self) -> Iterator[Report]:
+        """What jobs reported since the last call."""
+        return drain(self._reports)
+
+    def read(self, job: SupervisedJob) -> None:
+        """Take in the messages of a job that have arrived."""
+        for message in job.line.pending():
+            try:
+                if message.get("type") == "report":
+                    self._take_report(job, message.get("report"))
+                elif message.get("type") == "event":
+                    self._take_event(job, message)
+            except BadMessage as error:
+                job.complain(f"sent something that is not a message of a job: {error}")
+
+    def read_last(self, job: SupervisedJob) -> None:
+        """Take in the last messages of a job whose supervisor has ended, until its connection is closed."""
+        while job.line.connection is not None and readable([job.line.connection], 0.0):
+            self.read(job)
+
+    def take_outcome(self, job: SupervisedJob, outcome: Outcome | None) -> Outcome | None:
+        """Hand on the last report of a job that has ended, before anybody sees the end; returns `outcome`.
+
+        A job may end before anybody has connected to it, so its supervisor keeps that report.
+        """
+        if outcome is not None and outcome.report:
+            try:
+                beat = read_beat(outcome.report)
+            except BadMessage as error:
+                job.complain(f"left a last report that is none: {error}")
+            else:
+                if beat.rank == 0 and beat.progress != job.progress:
+                    self._hand_on(job, "progress", beat.progress)
+        return outcome
+
+    def report(self, job: SupervisedJob, said: list[Said]) -> None:
+        """Hand on to the control plane what a job said, or what is to be said of it."""
+        for kind, data in said:
+            if not job.allowance.take():
+                job.complain("reports more than the platform listens to; the rest is dropped")
+                continue
+            if kind in ("started", "resized"):
+                job.state.logged = data["gpus"]
+            self._hand_on(job, kind, data)
+
+    def _hand_on(self, job: SupervisedJob, kind: str, data: dict[str, Any]) -> None:
+        if kind == "progress":
+            job.progress = data
+        self._reports.append(Report(job_id=job.job_id, time_s=parts.now_s(), kind=kind, data=data))
+        self.wake()
+
+    def _take_event(self, job: SupervisedJob, message: Message) -> None:
+        event = read_event(message, len(self._cluster().node_of_gpu))
+        with self._lock:
+            said = job.state.happened(event)
+        if isinstance(event, Exited):
+            self.wake()  # a service may wait for the slot
+        self.report(job, said)
+
+    def _take_report(self, job: SupervisedJob, raw: object) -> None:
+        beat = read_beat(raw)
+        if beat.rank != 0 or not job.state.trains:
+            return
+        job.state.progressed()
+        self.report(job, [("progress", beat.progress)])
+        if beat.timing is not None:
+            cluster = self._cluster()
+            there = tuple(slot for slot in job.state.wanted if slot < len(cluster.node_of_gpu))
+            nodes = max(len(cluster.nodes_of(there)), 1)
+            self.report(job, [("timing", beat.timing | {"nodes": nodes})])
+        if beat.noise is not None:
+            self.report(job, [("noise", beat.noise)])
+
+
+# Where the workers of an engine live: this machine (`local`) or a Ray cluster (`ray.site`).
+#
+# `SupervisedEngine` tends jobs in the same way on both. It asks its site for all that differs: the slots
+# there are, who may start there, and how a job's supervisor is started.
+
+
+class Site(Protocol):
+    """`cluster` and `check` are called from any thread; all else, once it is open, from the engine's."""
+
+    name: str
+    home: Path
+
+    def prepare(self) -> None:
+        """Begin with what takes long and touches no job, for a control plane that may have to lead soon."""
+
+    def open(self, poke: Callable[[], None]) -> None:
+        """Get ready for jobs; raises SwellError if there can be none. `poke`, called from any thread, has the
+        engine take a turn now."""
+
+    def close(self) -> None:
+        """Stop watching. Jobs go on."""
+
+    def look(self, jobs: Sequence[SupervisedJob], now_s: float) -> bool:
+        """Called in every turn of the engine, with all of its jobs: keep helpers of the site alive, and see
+        what has changed. True if the nodes have changed, or which slots other users hold."""
+
+    # -- the slots ---------------------------------------------------------------------------------------
+
+    def cluster(self) -> Cluster:
+        """The present nodes and slots."""
+
+    def usable(self, slots: Placement) -> Placement:
+        """Those of the slots that workers can be on now."""
+
+    def retired(self) -> frozenset[int]:
+        """Slots that jobs have to leave, because what they are made of belongs to other slots now."""
+
+    # -- the jobs ----------------------------------------------------------------------------------------
+
+    def check(self, launch: Launch) -> None:
+        """Raise InputError for a job that could never run here; called before a job is accepted."""
+
+    def account(self, owner: str) -> Account | None:
+        """The account that jobs of this user run as; None for the platform's own."""
+
+    def may_start(self, job: SupervisedJob) -> bool:
+        """Whether processes of a job that has none may be started now."""
+
+    def order_extras(self) -> dict[str, Any]:
+        """What the order for a job's supervisor says of this site."""
+
+    def start_supervisor(self, job: SupervisedJob) -> Child:
+        """Start the supervisor of a job, as the job's account."""
+
+    def abandoned(self, job: SupervisedJob) -> bool:
+        """Whether a job that has processes belongs to an earlier run of this site, which will not return."""
+
+    def sweep(self, job: SupervisedJob) -> bool:
+        """Kill what is left of a job whose supervisor has ended; False if some of it is still ending."""

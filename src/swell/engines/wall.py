@@ -1,7 +1,7 @@
 """A wall around a job: it sees neither the platform's home nor other jobs, though it has the same account.
 
-The process in which a job runs (`inside`) gets behind the wall before any code of the job runs, and all its
-children inherit it:
+The process in which a job runs gets behind the wall before any code of the job runs, and all its children
+inherit it:
 
 - A mount namespace in which the home is empty but for the job's own directory and what its request names. So
   no path leads to tokens, store or other jobs' files.
@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swell.engines.files import write_json
+from swell.engines.processes import write_json
 
 FILE = "wall.json"
 """File of a home in which a control plane says whether its jobs are to be walled off; see `Setting`."""

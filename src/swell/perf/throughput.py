@@ -97,7 +97,7 @@ def fit_throughput(
     `grad_s` is the time of an accumulation step (no synchronising), NaN where it was not measured. A `prior`
     from similar jobs replaces the optimistic assumptions about what these observations do not cover.
     """
-    from swell.perf._fit import fit
+    from swell.perf._kernels import fit
 
     columns = [
         np.atleast_1d(np.asarray(c, dtype=np.float64)) for c in (nodes, gpus, local_batch, grad_s, step_s)

@@ -6,10 +6,8 @@ placer.place({7: 0, 8: 4})      # job 7 ends, job 8 grows
 """
 
 from swell.domain import Cluster, InputError, nearest
-from swell.placement.base import Placer
-from swell.placement.buddy import Buddy
-from swell.placement.migration import MigrationPlan, Move, plan
-from swell.placement.occupancy import DOWN, FREE, NoRoom, Occupancy
+from swell.placement.base import DOWN, FREE, NoRoom, Occupancy, Placer
+from swell.placement.buddy import Buddy, MigrationPlan, Move, plan
 from swell.placement.simple import FirstFit, MostFree, Packed
 
 PLACERS: dict[str, type[Placer]] = {cls.name: cls for cls in (Packed, Buddy, MostFree, FirstFit)}

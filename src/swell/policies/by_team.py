@@ -1,7 +1,7 @@
 """Teams and classes of priority, under any policy. Ours; not in a paper.
 
 `ByTeam` turns a policy into one that obeys quotas of teams. How many slots each team may use now is computed
-first (`_team_shares`); the policy then plans the slots of each team as a cluster of its own, with the team's
+first (`share_slots`); the policy then plans the slots of each team as a cluster of its own, with the team's
 jobs only. So no policy has to know of teams, and all obey alike.
 
 - A team that can use its quota has it, so borrowed slots come back with the very next decision.
@@ -24,10 +24,47 @@ from typing import NamedTuple
 import numpy as np
 
 from swell.domain import NO_TEAMS, OTHERS, PRIORITIES, Ahead, BoolArray, IntArray, Placement, Teams, entitled
-from swell.policies._team_shares import asking_order, share_slots
 from swell.policies.base import Admission, Decision, Policy, dressed_as, gives_promises
+from swell.policies.baselines import water_fill
 from swell.policies.by_type import ByType
 from swell.policies.snapshot import Snapshot
+
+# How many slots each team may use now: its own, and what others leave. Pure arithmetic on counts.
+#
+# Two rules give every answer. *Entitlement* (`swell.domain.entitled`): a team is entitled to its quota; if
+# the cluster has fewer slots than all quotas together, to its part of them. *Borrowing*: slots that the
+# entitled teams do not use go to the teams that can use more, the highest class of priority first, and
+# inside a class in equal parts.
+
+
+def share_slots(own: IntArray, demand: IntArray, capacity: int) -> IntArray:
+    """The slots of each team.
+
+    Args:
+        own: what each team is entitled to, in sum no more than `capacity`.
+        demand: teams x classes, the highest class first: the most slots that the jobs can use.
+    """
+    shares = np.minimum(own, demand.sum(axis=1))
+    for wanted in np.cumsum(demand, axis=1).T:
+        free = capacity - int(shares.sum())
+        if free <= 0:
+            break
+        more = np.maximum(wanted - shares, 0)
+        borrowed, level = water_fill(np.zeros(len(own), dtype=np.int64), more, free)
+        rest = np.flatnonzero(more > level)[: free - int(borrowed.sum())]
+        borrowed[rest] += 1
+        shares = shares + borrowed
+    return shares
+
+
+def asking_order(own: IntArray, demand: IntArray) -> list[int]:
+    """Teams in the order in which they are asked: those first that want the least of what is theirs.
+
+    A team that is asked later can be given what those before it did not use after all.
+    """
+    pressure = demand.sum(axis=1) / np.maximum(own, 0.5)
+    return [int(i) for i in np.argsort(pressure, kind="stable")]
+
 
 FIRST = len(PRIORITIES)
 """The level of the group that is planned first in each team; other groups have the rank of their class."""

@@ -19,9 +19,8 @@ from typing import ClassVar
 import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
-from swell.policies._shares import fill
+from swell.policies._shares import Memory, fill
 from swell.policies.base import Decision, Policy
-from swell.policies.memory import Memory
 from swell.policies.snapshot import Snapshot
 
 

@@ -2,7 +2,7 @@
 
 This is the variant that the Pollux authors ran as "Optimus+Oracle". It has all-reduce instead of parameter
 servers, so that GPUs are the only resource, and it knows the true step times and remaining iterations. The
-other half of the paper, which predicts the remaining steps from the loss, is `swell.perf.convergence`. The
+other half of the paper, which predicts the remaining steps from the loss, is `swell.perf.length`. The
 paper's placement is the order given here (smallest jobs first) with the most-free placer.
 """
 

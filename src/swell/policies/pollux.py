@@ -4,7 +4,7 @@ Each job's agent fits a goodput model and picks its own batch size; this policy 
 (section 4.2). The fitness of an allocation is the power mean of the jobs' speed-ups. A job's speed-up is its
 goodput with the allocation divided by its goodput on a fair share of the cluster. If the job's GPUs would
 change, the speed-up is multiplied by max(T - R d, 0) / (T + d), with the job's age T, its resizes so far R,
-and the cost d of one resize. The search is in `_genetic` and its greedy seed in `_greedy`; this module turns
+and the cost d of one resize. The search and its greedy seed are in `_genetic`; this module turns
 a snapshot into their `Problem`.
 
 As in the authors' simulator, the fair share is ceil(GPUs / jobs) GPUs that are taken to lie on one node,
@@ -79,8 +79,7 @@ class Pollux(Policy):
         per_node = np.zeros((len(snapshot), nodes), dtype=np.int64)
         if len(snapshot) and snapshot.capacity:
             # Imported here because they import numba, which takes a while and which not all policies need.
-            from swell.policies._genetic import evolve
-            from swell.policies._greedy import greedy
+            from swell.policies._genetic import evolve, greedy
 
             if self._memory is None:
                 self._memory = _Memory(np.random.default_rng(self.seed))

@@ -17,9 +17,8 @@ import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
 from swell.perf._compiled import compiled
-from swell.policies._shares import least_share
+from swell.policies._shares import Memory, least_share
 from swell.policies.base import Decision, Knowledge, Policy
-from swell.policies.memory import Memory
 from swell.policies.snapshot import Snapshot
 
 

@@ -1,10 +1,9 @@
 """The simulator: it reads traces, runs them on a virtual clock, writes events and computes metrics."""
 
-from swell.sim.capacity import DemandChange, NodeFailure
-from swell.sim.cloud import Cloud, parse_cloud
-from swell.sim.costs import ConstantCost, ModelledCost, ResizeCost, parse_cost
+from swell.sim.capacity import Cloud, DemandChange, NodeFailure, parse_cloud
 from swell.sim.engine import simulate
 from swell.sim.metrics import Result
+from swell.sim.world import ConstantCost, ModelledCost, ResizeCost, parse_cost
 
 __all__ = [
     "Cloud",

@@ -25,7 +25,7 @@ import numpy as np
 
 from swell.domain import ANY_GPU, OTHERS, FloatArray, InputError, JobSpec
 from swell.perf.profiles import ProfileSet
-from swell.sim.models import Menu, Models, known_gpu_type
+from swell.sim.traces import Menu, Models, known_gpu_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,196 @@
 """What is true of all jobs of a simulation: how fast they are where they run, and how far they are.
 
-The truth of a job comes from its profile (`truth`, `workload`). A policy sees nothing of it except through
+The truth of a job comes from its profile (`workload`). A policy sees nothing of it except through
 the table and the curves that it is told (`beliefs`). Where speeds are learned, each segment of a job is
 observed with the job's model when the segment starts.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import numpy as np
 
 from swell.domain import Cluster, FloatArray, InputError, JobSpec
 from swell.perf.belief import JobBelief
+from swell.perf.efficiency import gain_at
+from swell.perf.goodput import BatchPlan, fixed_plan
+from swell.perf.profiles import Profile
 from swell.policies import JobTable
-from swell.sim.sharing import SharedGpus
-from swell.sim.truth import Shape, TrainingJob
-from swell.sim.type_beliefs import TypeBeliefs
-from swell.sim.workload import Workload
+from swell.sim.beliefs import TypeBeliefs
+from swell.sim.workload import SharedGpus, Workload
+
+# What a change of allocation costs a job: a pause in which it makes no progress.
+#
+# constant    the same for every job and every change (the Pollux authors' simulator: 30 s)
+# modelled    a fixed part for processes and connections, plus the job's state over the network
+
+
+class ResizeCost(Protocol):
+    """Seconds of pause for a job that goes from `before` to `after` GPUs; it starts if `before` is 0.
+
+    `startup_s`: how long the job's start takes, where that was measured.
+    """
+
+    def seconds(
+        self, state_bytes: float, before: int, after: int, startup_s: float | None = None
+    ) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantCost:
+    """Every change costs the same."""
+
+    pause_s: float
+
+    def seconds(self, state_bytes: float, before: int, after: int, startup_s: float | None = None) -> float:
+        return self.pause_s
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledCost:
+    """A fixed part, plus sending the job's state once if a worker joins; shrinking sends nothing."""
+
+    fixed_s: float = 0.5
+    bytes_per_s: float = 1.25e9
+    """10 Gbit/s."""
+    start_s: float = 10.0
+    """Added when a job starts: the start of its processes, and their imports."""
+
+    def seconds(self, state_bytes: float, before: int, after: int, startup_s: float | None = None) -> float:
+        if before == 0:
+            start_s = self.start_s if startup_s is None else startup_s
+            return start_s + state_bytes / self.bytes_per_s
+        return self.fixed_s + (state_bytes / self.bytes_per_s if after > before else 0.0)
+
+
+def parse_cost(text: str) -> ResizeCost:
+    """A cost from text: a number of seconds, or 'model'."""
+    if text == "model":
+        return ModelledCost()
+    try:
+        pause_s = float(text)
+    except ValueError:
+        pause_s = -1.0
+    if not 0 <= pause_s < float("inf"):
+        raise InputError(
+            f"resize cost must be seconds of at least 0, or 'model', got '{text}'", field="resize-cost"
+        )
+    return ConstantCost(pause_s)
+
+
+# The truth of a simulated job: how fast it really trains on the GPUs it has.
+#
+# There are two kinds of job. A *steady* job runs a number of iterations at its batch size, and its rate
+# depends only on its placement. A *training* job goes through the epochs of its profile. How much progress
+# one of its iterations makes depends on the gradient noise of the epoch and on the batch size. The batch
+# size is either the user's, or the job's agent chooses it for the present GPUs according to its belief
+# (Pollux). Progress is counted in iterations at the initial batch size.
+#
+# The engine sees only segments: periods of constant speed that last until a given amount of progress.
+
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedSegment:
+    """A period of constant true `speed` that lasts for `togo` more progress.
+
+    `left` and `rate` are what a policy is told: the job's remaining work and its rate, in the unit of its
+    curve.
+    """
+
+    speed: float
+    togo: float
+    rate: float
+    left: float
+
+
+class TrainingJob:
+    """One job that trains through its profile's epochs."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        profile: Profile,
+        belief: JobBelief | None,
+        scale: float = 1.0,
+        keeps_batch: bool = True,
+    ) -> None:
+        assert profile.epochs is not None
+        self.keeps_batch = keeps_batch
+        self.profile = profile
+        self.belief = belief
+        """The model of the job's agent, if it has one: it chooses the batch size of a job that adapts it."""
+        self.batch_size = spec.batch_size
+        self.epoch = 0
+        self.progress = 0.0
+        self.thresholds = profile.epochs.progress * scale
+        self.plan: BatchPlan | None = None
+        self._plan_version = -1
+        self._iterations = [
+            scale * profile.iterations(spec.batch_size, epoch) for epoch in range(len(self.thresholds))
+        ]
+
+    @property
+    def finished(self) -> bool:
+        return self.epoch >= len(self.thresholds)
+
+    def advance(self, progress: float) -> None:
+        """Add progress within the present epoch."""
+        self.progress += progress
+
+    def end_epoch(self) -> None:
+        """Go to the next epoch."""
+        self.progress = float(self.thresholds[self.epoch])
+        self.epoch += 1
+
+    def wants_new_plan(self) -> bool:
+        """Whether the job's agent has learnt something since it last chose the batch size."""
+        return not self.keeps_batch and self.belief is not None and self.belief.version != self._plan_version
+
+    def choose_plan(self, shape: Shape) -> None:
+        """Choose batch size and accumulation for the job's present GPUs."""
+        gpus = sum(shape)
+        if self.belief is None or self.keeps_batch:
+            self.plan = fixed_plan(self.profile.limits, self.batch_size, gpus)
+        else:
+            self.plan = self.belief.plan(len(shape), gpus)
+            self._plan_version = self.belief.version
+
+    def segment(self, shape: Shape, gpu_types: tuple[str, ...], beside: float = 1.0) -> SpeedSegment:
+        """The next segment with the present plan on GPUs of these types; the job's agent observes it.
+
+        `beside`: the job's speed beside its neighbours on the same GPUs, relative to alone.
+        """
+        assert self.plan is not None
+        plan, limits = self.plan, self.profile.limits
+        batch = plan.total(sum(shape))
+        # Data-parallel workers wait for the slowest worker.
+        step_s, sync_s = max(self.profile.step_time(shape, plan.local_batch, kind) for kind in gpu_types)
+        step_s, sync_s = step_s / beside, sync_s / beside
+        sqr, var = self.profile.grad_stats(batch, self.epoch)
+        iteration_s = step_s + plan.accumulation * (step_s - sync_s)
+        speed = gain_at(sqr, var, batch / limits.init_batch) / iteration_s
+        if self.belief is not None:
+            self.belief.observe(len(shape), sum(shape), plan.local_batch, step_s, sync_s)
+            self.belief.observe_gradients(sqr, var)
+        togo = float(self.thresholds[self.epoch]) - self.progress
+        left, rate = self.believed(speed)
+        return SpeedSegment(speed, togo, rate, left)
+
+    def believed(self, speed: float = 0.0) -> tuple[float, float]:
+        """The work left, in the unit of the job's curve, and how fast it falls until the next segment.
+
+        A job that adapts its batch reports its progress. For a job that keeps its batch, the work left is
+        known only by epochs: the iterations from the start of the present epoch to the end of the job. (The
+        Pollux authors' simulator does the same but leaves out the present epoch.)
+        """
+        if not self.keeps_batch:
+            return float(self.thresholds[-1]) - self.progress, speed
+        return self._iterations[-1] - (self._iterations[self.epoch - 1] if self.epoch else 0.0), 0.0
 
 
 class World:

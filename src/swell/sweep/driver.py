@@ -15,9 +15,8 @@ from swell.api.client import Client
 from swell.api.schemas import EventView
 from swell.control.model import Phase
 from swell.domain.errors import SwellError
-from swell.sweep.halving import Verdict
 from swell.sweep.spec import Sweep, Value
-from swell.sweep.study import Study, Trial
+from swell.sweep.study import Study, Trial, Verdict
 
 _WAIT_S = 0.1
 """How long to wait for news of the trials, if there is none: slots are idle while a verdict is due."""

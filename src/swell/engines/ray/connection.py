@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swell.engines.environment import for_jobs
+from swell.engines.processes import for_jobs
 
 CONNECT_S = 30.0
 """Longest attempt to connect. Ray itself would try for minutes."""

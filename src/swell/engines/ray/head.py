@@ -22,8 +22,7 @@ import time
 from pathlib import Path
 
 from swell.domain import SwellError
-from swell.engines.files import write_json
-from swell.engines.processes import lock_holder
+from swell.engines.processes import lock_holder, write_json
 from swell.engines.ray.connection import LOOPBACK, answers
 
 LOCK = "ray.lock"

@@ -15,6 +15,8 @@ from swell.domain import ANY_GPU, Cluster, InputError, Node, clean_type
 
 MOST_PER_GPU = 64
 """Most slots of one GPU. Ray counts in ten-thousandths of a GPU; for so many slots these are fine enough."""
+PLACES = "ray-places.json"
+"""The file in the home that keeps the numbers of slots."""
 _UNITS = 10_000
 """The parts of a GPU that Ray's books count in."""
 

@@ -24,8 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from swell.engines.files import write_json
-from swell.engines.processes import lock_holder
+from swell.engines.processes import lock_holder, write_json
 
 FOLDER = "rented"
 LOCK_S = 2.0

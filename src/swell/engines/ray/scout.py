@@ -23,7 +23,7 @@ from typing import Any
 
 from swell.engines.ray.claims import Claims
 from swell.engines.ray.connection import connect
-from swell.engines.ray.warm import Warm
+from swell.engines.ray.holder import Warm
 
 EVERY_S = 0.5
 AGAIN_S = 5.0

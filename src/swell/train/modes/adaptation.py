@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swell.perf.batch import BatchLimits
+from swell.perf.goodput import BatchLimits
 from swell.train.agent.errors import UsageError
 from swell.train.data.loader import ElasticLoader
 from swell.train.modes.adaptive import warm_up

@@ -24,9 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from swell.perf.batch import BatchLimits, BatchPlan, fixed_plan
 from swell.perf.efficiency import SETTLED_UPDATES, gain
-from swell.perf.goodput import best_goodput
+from swell.perf.goodput import BatchLimits, BatchPlan, best_goodput, fixed_plan
 from swell.perf.throughput import ThroughputParams, fit_throughput, iteration_s
 
 _WINDOW = 32

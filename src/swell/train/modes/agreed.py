@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swell.perf.batch import BatchLimits, BatchPlan
+from swell.perf.goodput import BatchLimits, BatchPlan
 from swell.train.modes.adaptive import BatchTuner, Noise
 
 Header = dict[str, Any]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from swell.api.refusals import Forbidden, NotAuthenticated, Unreachable
-from swell.cli._when import say_duration, say_moment
+from swell.cli._common import say_duration, say_moment
 from swell.control.errors import NotFound
 from swell.domain import SwellError
 from swell.report.lanes import Lane
@@ -22,6 +22,7 @@ from swell.report.lanes import Lane
 if TYPE_CHECKING:
     from swell.api.client import AsyncClient
     from swell.api.schemas import EventView, JobView, NodeView
+
 
 HISTORY_S = 6 * 3600.0
 PAST_EVENTS = 500
