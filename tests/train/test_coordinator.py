@@ -22,6 +22,7 @@ from swell.train.agent.coordinator import LAST_WORDS_S, Coordinator
 from swell.train.agent.coordinator_process import MOST_STARTS, CoordinatorProcess, pause_s
 from swell.train.agent.errors import BROKEN, TrainError
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.membership import Membership
 from swell.train.agent.protocol import HEARD, StatusAnswer, plain
 from swell.train.agent.replicas.membership import Replicas
 
@@ -230,8 +231,11 @@ def test_whatever_is_said_to_it_nothing_in_it_breaks(
             office = Office(path)
             office.say(office.agent, type="hello", role="agent", alive=[])
             speakers = [office.agent, office.worker("w0"), office.worker("w1"), Someone(), Someone()]
+            machine = getattr(office.coordinator.membership, "inner", office.coordinator.membership)
             for who, kind, fields in messages:
                 office.say(speakers[who], **(SOUND | fields | {"type": kind}))
+                if isinstance(machine, Membership):
+                    machine.validate()
             office.coordinator._decide(office.coordinator._tick)
             return office.coordinator
 

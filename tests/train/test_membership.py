@@ -9,25 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.train.agent.ending import MAX_FRUITLESS_DEATHS
 from swell.train.agent.errors import FENCED, RESPAWN
-from swell.train.agent.generations import (
+from swell.train.agent.membership import (
+    MAX_FRUITLESS_DEATHS,
+    MOST_STORY,
+    SETTLE_S,
+    SPARE_AFTER_S,
     Announce,
     Candidate,
     Fence,
-    Finish,
     Instruction,
-    Kill,
+    Membership,
+    Rules,
     Say,
-    Spawn,
-    Status,
+    Scale,
     Turn,
 )
-from swell.train.agent.membership import Membership, Rules
 from swell.train.agent.membership_json import from_json, to_json
-from swell.train.agent.patience import SETTLE_S, SPARE_AFTER_S
-from swell.train.agent.protocol import Exited
-from swell.train.agent.scale import Scale
+from swell.train.agent.protocol import Exited, Finish, Kill, Spawn, Status
 
 
 def spawned(instructions: list[Instruction]) -> list[str]:
@@ -441,13 +440,12 @@ def test_whatever_happens_the_invariants_hold(events: list[tuple[str, int]]) -> 
         elif kind == "restart":
             play.m = from_json(json.loads(json.dumps(to_json(play.m))), play.now)
         m = play.m
+        m.validate()
         members = m.generation.members
-        assert len(set(members)) == len(members)
         assert m.ending.over or all(name in m.workers for name in members)
         numbers += [i.candidate.number for i in out if isinstance(i, Announce) and i.candidate is not None]
         out = []
         if m.candidate is not None and not m.ending.over:  # a job that is over has no next generation
-            assert m.candidate.number > m.generation.number
             assert all(name in m.workers for name in m.candidate.members)
             assert len(m.candidate.members) <= m.scale.maximum
         busy = [w for w in m.workers.values() if w.status is not Status.LEAVING]
@@ -466,3 +464,21 @@ def test_a_coordinator_that_was_killed_as_the_job_ended_begins_again_without_mem
     again = from_json(json.loads(json.dumps(saved)), 1.0)
     assert isinstance(again, Membership) and again.generation.members == []
     assert any(isinstance(one, Spawn) for one in again.agent_connected([], 1.1))
+
+
+def test_it_tells_how_it_came_to_be_where_it_is_and_notices_what_cannot_be() -> None:
+    play = Play.training(2)
+    play.now += 1.0
+    play.m.tick(play.now)
+    play.m.exited("w1", -9, play.now)
+    *_, switched, exited = play.m.story()
+    assert switched.startswith("switched(1, ['w0', 'w1'], ") and exited.startswith("exited('w1', -9, ")
+    assert "Announce(candidate=Candidate(number=2, members=('w0',), recovery=True" in exited
+    assert not any(line.startswith("tick") for line in play.m.story()), "nothing came of it"
+    for number in range(200):
+        play.m.done(f"w{number + 50}", 1, play.now)
+    assert len(play.m.story()) == MOST_STORY
+    play.m.validate()
+    play.m.generation.members = ["w0", "w0"]
+    with pytest.raises(AssertionError, match=r"in the generation twice\ndone\("):
+        play.m.validate()

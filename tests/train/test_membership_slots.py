@@ -6,13 +6,22 @@ import json
 
 import pytest
 
-from swell.train.agent.ending import MAX_FRUITLESS_DEATHS
-from swell.train.agent.generations import Announce, Candidate, Fence, Finish, Instruction, Kill, Spawn
-from swell.train.agent.links import LEAVE_S
-from swell.train.agent.membership import Membership, Rules
+from swell.train.agent.membership import (
+    AWAY_S,
+    CUT_OFF_S,
+    LEAVE_S,
+    MAX_FRUITLESS_DEATHS,
+    SHUT_S,
+    Announce,
+    Candidate,
+    Fence,
+    Instruction,
+    Membership,
+    Rules,
+    Scale,
+)
 from swell.train.agent.membership_json import from_json, to_json
-from swell.train.agent.patience import AWAY_S
-from swell.train.agent.scale import CUT_OFF_S, SHUT_S, Scale
+from swell.train.agent.protocol import Finish, Kill, Spawn
 
 
 class Play:

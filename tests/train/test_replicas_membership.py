@@ -8,20 +8,9 @@ from typing import Any
 import pytest
 
 from swell.train.agent.errors import RESPAWN
-from swell.train.agent.generations import (
-    Announce,
-    Candidate,
-    Check,
-    Finish,
-    Instruction,
-    Kill,
-    Say,
-    Spawn,
-    Turn,
-)
+from swell.train.agent.membership import SETTLE_S, Announce, Candidate, Check, Instruction, Say, Turn
 from swell.train.agent.membership_json import from_json, of_job, to_json
-from swell.train.agent.patience import SETTLE_S
-from swell.train.agent.protocol import Parted
+from swell.train.agent.protocol import Finish, Kill, Parted, Spawn
 from swell.train.agent.replicas.membership import Replicas
 from swell.train.agent.replicas.names import replica_of, workers_of
 from swell.train.data import plan

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.train.agent.ending import MAX_FRUITLESS_DEATHS
-from swell.train.agent.generations import Begin, Finish, Instruction, Kill, Save, Say, Spawn
 from swell.train.agent.lines import Pace, said
+from swell.train.agent.membership import MAX_FRUITLESS_DEATHS, Begin, Instruction, Save, Say, Scale
 from swell.train.agent.membership_json import from_json, to_json
-from swell.train.agent.protocol import Exited, Recovery, Switch
+from swell.train.agent.protocol import Exited, Finish, Kill, Recovery, Spawn, Switch
 from swell.train.agent.restarts import FAULT_S, FINISH_S, MISSING_S, SAVE_S, SAVED, SILENT_S, Restarts
-from swell.train.agent.scale import Scale
 
 
 def begun(target: int = 2, slots: tuple[int, ...] | None = None) -> Restarts:
@@ -152,6 +150,7 @@ def test_whatever_happens_generations_never_overlap_and_the_job_ends(data: Any) 
                     alive[worker] = job.generation.number
                 case Kill(worker):
                     killed.add(worker)
+        assert not job.wrong()
 
     carry_out(job.agent_connected([], now_s))
     for _ in range(data.draw(st.integers(1, 25))):

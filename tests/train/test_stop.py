@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from swell.train.agent.ending import STOPPED
-from swell.train.agent.generations import Finish, Generation, Status, Stop, Worker
-from swell.train.agent.membership import Membership
+from swell.train.agent.membership import STOPPED, Generation, Membership, Scale, Stop, Worker
 from swell.train.agent.membership_json import from_json, to_json
-from swell.train.agent.scale import Scale
+from swell.train.agent.protocol import Finish, Status
 from swell.train.reporting import Pace
 
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.train.test_membership import Play, announced, spawned
 
-from swell.train.agent.generations import Instruction, Say
-from swell.train.agent.patience import SETTLE_S
+from swell.train.agent.membership import SETTLE_S, Instruction, Say
 from swell.train.agent.protocol import record
 from swell.train.agent.stragglers import LINK_SLOWER, PERSISTS_S, REST_S, SLOWER, Stragglers, slow_hosts
 from swell.train.reporting import LEAST_LINK_BYTES, MOST_OWN, LinkTimes, Pace

@@ -47,8 +47,7 @@ from swell.train.agent import children
 from swell.train.agent.launcher import Launcher
 from swell.train.agent.outputs import FILE, OutputFile
 from swell.train.agent.regular import open_regular, read_regular
-from swell.train.agent.run_config import RunConfig
-from swell.train.agent.slots import PER_GPU
+from swell.train.agent.run_config import PER_GPU, RunConfig
 from swell.train.agent.worker_processes import LocalWorkers
 
 T = TypeVar("T")

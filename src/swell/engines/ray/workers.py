@@ -24,8 +24,7 @@ from swell.engines.ray.claims import HolderName
 from swell.engines.ray.connection import connect, is_loopback, own_address
 from swell.engines.ray.holder import Holder
 from swell.train.agent.protocol import Exited, Lost, Unstartable
-from swell.train.agent.run_config import RunConfig
-from swell.train.agent.slots import PER_GPU
+from swell.train.agent.run_config import PER_GPU, RunConfig
 from swell.train.agent.wire import MOST_STRANGERS, Connection, WireError, new_secret
 from swell.train.agent.worker_processes import Failed, News
 

@@ -31,28 +31,25 @@ from msgspec import Struct, structs
 
 from swell.train.agent import membership_json, protocol
 from swell.train.agent.door import Client, Door
-from swell.train.agent.ending import STOPPED
 from swell.train.agent.errors import BROKEN, FENCED, RESPAWN, Refused
-from swell.train.agent.generations import (
+from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.lines import Pace
+from swell.train.agent.membership import (
+    STOPPED,
     Announce,
     Begin,
     Candidate,
     Check,
     Fence,
-    Finish,
     Instruction,
-    Kill,
+    Membership,
     Save,
     Say,
-    Spawn,
-    Status,
     Stop,
     Turn,
 )
-from swell.train.agent.jobdir import JobDirectory
-from swell.train.agent.lines import Pace
-from swell.train.agent.membership import Membership
 from swell.train.agent.notes import Notes
+from swell.train.agent.protocol import Finish, Kill, Spawn, Status
 from swell.train.agent.replicas.membership import Replicas
 from swell.train.agent.restarts import ProgramGeneration, Restarts
 from swell.train.agent.stragglers import Stragglers
@@ -105,6 +102,8 @@ class Coordinator:
         self.fencing = 0
         """The highest fencing number of a control plane that has connected."""
         self._last_saved = ""
+        self._wrong = ""
+        """Which invariant of the membership was last found not to hold, or ''."""
 
     async def run(self) -> None:
         """Serve until the job is over and the launcher knows it."""
@@ -145,11 +144,23 @@ class Coordinator:
             self.failure = error
             self.over.set()
             traceback.print_exception(error)
+            self._log_story("an error of swell's own")
+
+    def _log_story(self, why: str) -> None:
+        """Write to the log how the membership came to be where it is."""
+        story = "\n    ".join([f"coordinator: {why}; the last that happened:", *self.membership.story()])
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{story}\n")
+            sys.stderr.flush()
 
     def _tick(self, now: float) -> list[Instruction]:
         for name in [name for name, (until_s, *_) in self.exits.items() if now > until_s]:
             self.settle_exit(name)
         m = self.membership
+        if (wrong := m.wrong()) != self._wrong:  # the job goes on: its workers may well be right
+            self._wrong = wrong
+            if wrong:
+                self._log_story(f"{wrong}, which cannot be")
         said = self.stragglers.tick(m, now) if isinstance(m, Membership) else []
         return [*said, *m.tick(now)]
 
@@ -427,6 +438,8 @@ class Coordinator:
                 case Say(event):
                     self.event(event)
                 case Finish(code, reason):
+                    if code != 0:
+                        self._log_story(f"the job ends with exit code {code}: {reason}")
                     self.event(Finish(code, reason))
                     self.tell_agent(Finish(code, reason, self.last_report))
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import Any
 
-from swell.train.agent import decisions
-from swell.train.agent.ending import Ending
-from swell.train.agent.generations import Generation, GivenUp, Names, Status, Worker
-from swell.train.agent.membership import Membership, Rules
+from swell.train.agent.membership import (
+    Ending,
+    Generation,
+    GivenUp,
+    Membership,
+    Names,
+    Rules,
+    Scale,
+    Worker,
+    place,
+)
+from swell.train.agent.protocol import Status
 from swell.train.agent.replicas.membership import Replicas
 from swell.train.agent.replicas.names import check_multiple
 from swell.train.agent.replicas.roll import Roll
 from swell.train.agent.restarts import FINISH_S, SAVE_S, ProgramGeneration, Restarts
-from swell.train.agent.scale import Scale
-from swell.train.agent.slots import place
 
 AnyMembership = Membership | Replicas | Restarts
 
@@ -58,7 +64,7 @@ def _of_membership(m: Membership) -> dict[str, Any]:
         "fenced": sorted(m.given_up.fenced),
         "missing": m.given_up.missing,
         "generation": asdict(m.generation),
-        "recovering": decisions.recovering(m),
+        "recovering": m.recovering,
         "step": m.step,
         "stopping": m.ending.stopping,
         "finished": m.ending.finished,
@@ -83,7 +89,7 @@ def _membership(data: dict[str, Any], now_s: float) -> Membership:
     if kept != present.members:
         present.members, present.live = kept, bool(kept)
     if data["recovering"] and kept:
-        decisions.announce(made, kept, recovery=True)
+        made.announce(kept, recovery=True)
     return made
 
 

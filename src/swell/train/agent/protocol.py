@@ -72,6 +72,11 @@ Addresses = Annotated[
 ]
 
 
+def age(name: str) -> int:
+    """The number in a worker's name: the lower, the older."""
+    return int(name[1:]) if name[1:].isdecimal() else 0
+
+
 class Status(StrEnum):
     """Where a worker is in its life."""
 

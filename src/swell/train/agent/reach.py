@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from swell.train.agent.slots import age
+from swell.train.agent.protocol import age
 
 CHECK_S = 1.5
 """How long answers to a check are waited for."""

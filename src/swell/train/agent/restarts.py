@@ -16,11 +16,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from swell.train.agent.ending import FINISHED, MAX_FRUITLESS_DEATHS, STOPPED, Ending
 from swell.train.agent.errors import RESPAWN
-from swell.train.agent.generations import Begin, Instruction, Kill, Names, Save, Say, Spawn, Status, Worker
-from swell.train.agent.protocol import Exited, Recovery, Switch
-from swell.train.agent.scale import Scale
+from swell.train.agent.membership import (
+    FINISHED,
+    MAX_FRUITLESS_DEATHS,
+    STOPPED,
+    Begin,
+    Ending,
+    Instruction,
+    Names,
+    Save,
+    Say,
+    Scale,
+    Worker,
+)
+from swell.train.agent.protocol import Exited, Kill, Recovery, Spawn, Status, Switch
 
 SAVED = RESPAWN
 """Exit code of a program that has saved its state and wants to go on later (EX_TEMPFAIL, 75)."""
@@ -175,6 +185,20 @@ class Restarts:
         return [*self._kill_all(), *over] if over else []
 
     # ------------------------------------------------------------------ what others ask
+
+    def story(self) -> list[str]:
+        """Where the job is; its history says how it came there."""
+        workers = ", ".join(f"{w.name} {w.status}" for w in self.workers.values())
+        return [f"generation {self.generation.number}: {workers or 'no workers'}; {self.ending}"]
+
+    def wrong(self) -> str:
+        """Which invariant does not hold; empty if all do."""
+        scale, others = self.scale, self.workers.keys() - set(self.generation.members)
+        invariants = (
+            (bool(others), "a worker of another generation runs"),
+            (not scale.minimum <= scale.target <= scale.maximum, "the target is out of bounds"),
+        )
+        return next((what for broken, what in invariants if broken), "")
 
     @property
     def step(self) -> int:

@@ -13,6 +13,8 @@ from swell.train.agent.replicas.names import check_multiple
 
 HASH_SEED = "PYTHONHASHSEED"
 """Python reads it when a process begins, so it is set for the processes that workers are forked from."""
+PER_GPU = "SWELL_PER_GPU"
+"""The variable that tells a worker how many workers share its GPU."""
 BEGUN = "SWELL_BEGUN_FILE"
 """The variable with the path of a file that a worker makes once it begins to run the script."""
 

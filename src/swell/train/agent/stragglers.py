@@ -21,14 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from swell.train.agent.generations import Instruction, Say
-from swell.train.agent.protocol import Straggler
-from swell.train.agent.slots import age
-
-if TYPE_CHECKING:
-    from swell.train.agent.membership import Membership
+from swell.train.agent.membership import Instruction, Membership, Say
+from swell.train.agent.protocol import Straggler, age
 
 SLOWER = 1.5
 """How many times slower than the others a straggler is."""

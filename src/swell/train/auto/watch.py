@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 
 from swell.train.agent.client import JobClient
 from swell.train.agent.jobdir import JobDirectory
-from swell.train.agent.slots import age
+from swell.train.agent.protocol import age
 from swell.train.auto import processes
 from swell.train.auto.files import Files, LeaderOnly
 from swell.train.auto.job import ScriptRun, give_way, what_ended

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swell.train.agent.slots import PER_GPU
+from swell.train.agent.run_config import PER_GPU
 
 _HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1

@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from swell.train.agent.errors import PeerLost, Refused
 from swell.train.agent.keepalive import keep_alive
-from swell.train.agent.protocol import Address, Joined, Joining, Met, Offer, Pulse, read
+from swell.train.agent.protocol import Address, Joined, Joining, Met, Offer, Pulse, age, read
 from swell.train.agent.records import fresh_token, use_records
 from swell.train.agent.sealed import Stream
-from swell.train.agent.slots import age
 from swell.train.agent.wire import MOST_STRANGERS, Connection, Message, WireError
 from swell.train.sync.mesh import Mesh, Peer
 

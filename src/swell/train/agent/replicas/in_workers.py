@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from swell.train.agent.ending import Ending
-from swell.train.agent.generations import Generation, Instruction, Kill, Worker
-from swell.train.agent.membership import Membership
+from swell.train.agent.membership import Ending, Generation, Instruction, Membership, Scale, Worker, place
+from swell.train.agent.protocol import Kill
 from swell.train.agent.replicas.names import all_workers_of, check_multiple, replica_of, workers_of
 from swell.train.agent.replicas.orders import for_workers
 from swell.train.agent.replicas.roll import Roll
-from swell.train.agent.scale import Scale
-from swell.train.agent.slots import place
 
 
 @dataclass(slots=True)
@@ -67,6 +64,14 @@ class InWorkers:
                 known.slot = slots[position] if slots is not None else None
                 found[worker] = known
         return found
+
+    def story(self) -> list[str]:
+        """The last events of replicas and what followed from each, the oldest first."""
+        return self.inner.story()
+
+    def wrong(self) -> str:
+        """Which invariant does not hold; empty if all do."""
+        return self.inner.wrong()
 
     # ------------------------------------------------------------------ requests
 

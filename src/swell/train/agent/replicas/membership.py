@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swell.train.agent.errors import FENCED, RESPAWN
-from swell.train.agent.generations import Fence, Instruction, Kill, Say, Spawn, Status, Turn
-from swell.train.agent.protocol import Parted
+from swell.train.agent.membership import Fence, Instruction, Say, Turn
+from swell.train.agent.protocol import Kill, Parted, Spawn, Status
 from swell.train.agent.replicas.in_workers import InWorkers
 from swell.train.agent.replicas.names import replica_of, replicas_of, workers_of
 

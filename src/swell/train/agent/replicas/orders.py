@@ -7,18 +7,8 @@ from dataclasses import replace
 
 from msgspec import Struct, structs
 
-from swell.train.agent.generations import (
-    Announce,
-    Candidate,
-    Check,
-    Fence,
-    Instruction,
-    Kill,
-    Say,
-    Spawn,
-    Stop,
-    Turn,
-)
+from swell.train.agent.membership import Announce, Candidate, Check, Fence, Instruction, Say, Stop, Turn
+from swell.train.agent.protocol import Kill, Spawn
 from swell.train.agent.replicas.names import all_workers_of, workers_of
 from swell.train.agent.replicas.roll import Roll
 

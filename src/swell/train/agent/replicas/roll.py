@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from swell.train.agent.generations import Status, Worker
+from swell.train.agent.membership import Worker
+from swell.train.agent.protocol import Status
 
 
 @dataclass(slots=True)
