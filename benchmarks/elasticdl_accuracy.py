@@ -85,7 +85,7 @@ def measure(seeds: int, epochs: int) -> dict[str, Any]:
 def picture(found: dict[str, Any]) -> str:
     """Mean part of the images that are taken for another digit, by epoch."""
     curves = {name: way["curve"] for name, way in found.items() if isinstance(way, dict)}
-    drawn = [svg.Line(name, range(1, len(y) + 1), [1 - one for one in y]) for name, y in curves.items()]
+    drawn = [svg.ChartLine(name, range(1, len(y) + 1), [1 - one for one in y]) for name, y in curves.items()]
     chart = svg.lines("Error after each epoch", drawn, say_x=lambda x: f"epoch {x:g}", say_y=_percent)
     return svg.figure(chart, list(curves))
 

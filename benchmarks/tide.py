@@ -29,7 +29,7 @@ from benchmarks.deadlines import TRACES
 from swell.domain import Cluster, FloatArray, JobSpec
 from swell.perf.profiles import ProfileSet
 from swell.sim import simulate
-from swell.sim.metrics import Result
+from swell.sim.metrics import SimulationResult
 from swell.sim.traces import load_trace
 
 TUNED_ON = {"workload-1", "workload-3", "elasticVpollux_e", "195job", "philly/b436b2"}
@@ -114,7 +114,7 @@ def gpu_time(jobs: Sequence[JobSpec], profiles: ProfileSet, cluster: Cluster) ->
     return np.array(out)
 
 
-def _met(result: Result) -> Any:
+def _met(result: SimulationResult) -> Any:
     return result.finish_s <= result.deadline_s
 
 

@@ -24,7 +24,7 @@ from swell.control.model import JobRequest
 from swell.control.plane import ControlPlane
 from swell.control.store import Store, connect
 from swell.domain import Cluster, FloatArray, Placement
-from swell.engines.base import Report
+from swell.engines.base import EngineReport
 from swell.engines.null import NullEngine
 from swell.perf.belief import JobBelief
 from swell.perf.goodput import BatchLimits
@@ -133,7 +133,7 @@ class Actors(NullEngine):
             trained_s = max(now_s - max(run.since_s, run.paused_until_s), 0.0)
             done = min(of - run.left + run.speed * trained_s, of)
             data = curves_at(kind, done / of, len(run.placement), job_id)
-            report = Report(
+            report = EngineReport(
                 job_id=job_id, time_s=now_s, kind="progress", data={"done": done, "of": of} | data
             )
             self._reports.append(report)
@@ -141,7 +141,7 @@ class Actors(NullEngine):
     def confine(self, job_id: str, workers: int, reason: str) -> None:
         """Have a job say that it can use no more than so many workers."""
         data = {"workers": workers, "reason": reason}
-        self._reports.append(Report(job_id=job_id, time_s=self._clock(), kind="confined", data=data))
+        self._reports.append(EngineReport(job_id=job_id, time_s=self._clock(), kind="confined", data=data))
 
     def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
         """What such a job would have printed so far."""

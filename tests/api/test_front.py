@@ -20,7 +20,7 @@ from swell.api.listener import Listener
 from swell.api.refusals import NotAuthenticated
 from swell.api.server import create_app
 from swell.control.errors import NotLeading
-from swell.control.lease import Candidate, Holder, Leader, Tenure
+from swell.control.lease import Leader, LeaseCandidate, LeaseHolder, Tenure
 from swell.domain import SwellError
 from swell.engines.parts import elapsed_s
 
@@ -37,13 +37,13 @@ class Pair:
     """A leader, and a standby that knows of it."""
 
     leader: Platform
-    candidate: Candidate
+    candidate: LeaseCandidate
     front: Front
     standby: Listener
 
     def see(self, url: str | None) -> None:
         """Have the standby see another leader, or none."""
-        self.candidate.leader = None if url is None else Leader(1, Holder("a", url, "here"))
+        self.candidate.leader = None if url is None else Leader(1, LeaseHolder("a", url, "here"))
         self.front.turned()
 
     def client(self, **options: float) -> swell.Client:
@@ -54,7 +54,7 @@ class Pair:
 def shared_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     home = tmp_path_factory.mktemp("pair")
     leader = start(home)
-    candidate = Candidate(NoTable(), Holder("b", "", "here"))
+    candidate = LeaseCandidate(NoTable(), LeaseHolder("b", "", "here"))
     front = Front(candidate, lambda: TokenBook(leader.store))
     standby = Listener(front, home=home / "planes" / "b", port=0, closing=front.closing)
     standby.start()

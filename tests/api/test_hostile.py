@@ -16,7 +16,7 @@ import pytest
 from tests.waiting import wait_until
 
 from swell.api import hub, listener
-from swell.control.limits import Limits
+from swell.control.limits import OwnerLimits
 from swell.control.plane import ControlPlane
 from swell.domain import Event, EventKind
 from swell.engines import parts
@@ -220,7 +220,7 @@ def test_explain_names_no_job_of_another_user(busy_platform: Platform) -> None:
 
 def test_limits_refuse_one_user_and_not_the_others(tmp_path: Path) -> None:
     platform = start(tmp_path, duration_s=1000.0)
-    platform.plane.jobs._gate.limits = Limits(jobs=3, submissions_per_minute=5)
+    platform.plane.jobs._gate.limits = OwnerLimits(jobs=3, submissions_per_minute=5)
     with platform.http(platform.token("ann")) as ann, platform.http(platform.token("ben")) as ben:
         made = [ann.post("/v1/jobs", json=platform.job()) for _ in range(4)]
         assert [answer.status_code for answer in made] == [201, 201, 201, 429]

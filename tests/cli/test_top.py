@@ -72,7 +72,7 @@ def text_of(widget: Any) -> str:
 
 def test_lanes_queue_and_a_jobs_curves_are_shown_and_live(stage: Stage, client: AsyncClient) -> None:
     async def play(shown: Any, pilot: Any) -> None:
-        live, queue, lanes = shown.live, shown.queue, shown.query_one(app.Lanes)
+        live, queue, lanes = shown.live, shown.queue, shown.query_one(app.LanesPanel)
         await until(pilot, lambda: "promised" in text_of(lanes), "the lanes")
         assert {"steady", "promised"} <= {str(queue.get_row_at(i)[0]).split()[1] for i in range(3)}
         assert "8 slots" in text_of(lanes) and "n0" in text_of(lanes)
@@ -125,7 +125,7 @@ def test_keys_work_on_a_small_terminal_and_the_screen_outlives_the_server(
         log = shown.screen.query_one("RichLog")
         await until(pilot, lambda: any("submitted" in line.text for line in log.lines), "events")
         await pilot.press("escape", "plus")
-        assert shown.query_one(app.Lanes).span_s == 6 * 3600.0
+        assert shown.query_one(app.LanesPanel).span_s == 6 * 3600.0
         rows = shown.queue.row_count
         await pilot.press("a")
         assert shown.queue.row_count < rows

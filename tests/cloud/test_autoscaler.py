@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swell.cloud import Autoscaler, Offer, Terms, parse_rentable
+from swell.cloud import Autoscaler, NodeOffer, Terms, parse_rentable
 from swell.cloud.autoscaler import summed_speedups, worth_having
 from swell.domain import Cluster, InputError, JobSpec
 from swell.perf.curves import Curves
 from swell.policies import JobTable, Snapshot
 
-OFFER = Offer(gpus_per_node=4, price_per_hour=2.0, start_s=100.0)
+OFFER = NodeOffer(gpus_per_node=4, price_per_hour=2.0, start_s=100.0)
 LARGEST = Cluster.parse("16x4")
 LINEAR = np.arange(65, dtype=float)
 FLAT = np.minimum(LINEAR, 8.0)

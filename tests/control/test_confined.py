@@ -13,7 +13,7 @@ from swell.control.errors import Conflict
 from swell.control.model import Phase
 from swell.control.store import record_from_json, record_to_json
 from swell.domain import Cluster, JobSpec
-from swell.engines import Report
+from swell.engines import EngineReport
 
 WHY = "it changes its parameters by hand"
 
@@ -40,7 +40,9 @@ def test_a_confined_job_gets_one_worker_whatever_the_policy_and_leaves_the_rest_
     confined = plane.jobs.submit(platform.request(specs[0]), "ann").job_id
     turns(4)
     assert len(plane.jobs.get(confined).wanted) > 1, "until the job has said so"
-    said = Report(job_id=confined, time_s=platform.now_s, kind="confined", data={"workers": 1, "reason": WHY})
+    said = EngineReport(
+        job_id=confined, time_s=platform.now_s, kind="confined", data={"workers": 1, "reason": WHY}
+    )
     platform.engine._reports.extend([said, said])
     other = plane.jobs.submit(platform.request(specs[1]), "ann").job_id
     turns(4)

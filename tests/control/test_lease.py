@@ -13,7 +13,7 @@ from tests.control.conftest import make_record
 from tests.waiting import wait_until
 
 from swell.control.errors import NotLeading, StoreUnavailable
-from swell.control.lease import LEASE_S, REST_S, Candidate, Holder, Leader, Succession, Tenure
+from swell.control.lease import LEASE_S, REST_S, Leader, LeaseCandidate, LeaseHolder, Succession, Tenure
 from swell.control.postgres import PostgresDatabase, PostgresLease
 from swell.control.store import Store, connect
 from swell.domain import SwellError
@@ -25,7 +25,7 @@ class Table:
 
     now_s: float = 0.0
     number: int = 0
-    holder: Holder | None = None
+    holder: LeaseHolder | None = None
     until_s: float = float("-inf")
     cut_off: set[str] = field(default_factory=set)
     """Names of the control planes that cannot reach it."""
@@ -46,7 +46,7 @@ class _Seen:
             raise StoreUnavailable("cut off")
         return self.table
 
-    def take(self, holder: Holder) -> int | None:
+    def take(self, holder: LeaseHolder) -> int | None:
         table = self._reach()
         if table.until_s > table.now_s:
             return None
@@ -74,8 +74,10 @@ class _Seen:
         pass
 
 
-def candidate(table: Table, name: str) -> Candidate:
-    return Candidate(table.seen_by(name), Holder(name, f"http://{name}", name), clock=lambda: table.now_s)
+def candidate(table: Table, name: str) -> LeaseCandidate:
+    return LeaseCandidate(
+        table.seen_by(name), LeaseHolder(name, f"http://{name}", name), clock=lambda: table.now_s
+    )
 
 
 NAMES = "abc"
@@ -219,7 +221,7 @@ def tables(url: str) -> Iterator[tuple[PostgresLease, PostgresLease]]:
         one.close()
 
 
-A, B = Holder("a", "http://a", "here"), Holder("b", "http://b", "here")
+A, B = LeaseHolder("a", "http://a", "here"), LeaseHolder("b", "http://b", "here")
 
 
 def run_out(url: str) -> None:

@@ -19,18 +19,18 @@ from swell.control.lifecycle import (
     Apply,
     BoundsAsked,
     CancelAsked,
-    End,
+    CheckpointSaved,
+    EndJob,
     Granted,
     Input,
-    Log,
+    JobSeen,
+    JobSwitched,
+    LogEvent,
     PauseAsked,
     Progressed,
     Reschedule,
     ResumeAsked,
-    Saved,
-    Seen,
     Started,
-    Switched,
     Vanished,
     WorkerLost,
     step,
@@ -45,12 +45,12 @@ from swell.engines.null import NullEngine
 RUNNING = make_record(phase=Phase.RUNNING, wanted=(0, 1), held=(0, 1), started_s=101.0)
 
 
-def seen(state: RunState, target: tuple[int, ...] = (0, 1), **more: object) -> Seen:
-    return Seen(Observed(job_id="a-1", state=state, target=target, **more))  # type: ignore[arg-type]
+def seen(state: RunState, target: tuple[int, ...] = (0, 1), **more: object) -> JobSeen:
+    return JobSeen(Observed(job_id="a-1", state=state, target=target, **more))  # type: ignore[arg-type]
 
 
 def kinds(instructions: list[object]) -> list[object]:
-    return [one.event.kind if isinstance(one, Log) else type(one) for one in instructions]
+    return [one.event.kind if isinstance(one, LogEvent) else type(one) for one in instructions]
 
 
 def test_slots_start_a_queued_job() -> None:
@@ -59,7 +59,7 @@ def test_slots_start_a_queued_job() -> None:
     assert (record.started_s, kinds(out)) == (110.0, [Apply])
     record, out = step(record, Started((2, 3), 4.0), 110.5)
     assert record.held == (2, 3)
-    assert isinstance(out[0], Log) and out[0].event.kind is EventKind.ALLOCATED
+    assert isinstance(out[0], LogEvent) and out[0].event.kind is EventKind.ALLOCATED
     assert dict(out[0].event.data) == {"gpus": (2, 3), "pause_s": 4.0}
     assert step(record, Started((2, 3), 4.0), 111.0) == (record, [])
     again, out = step(record, Started((2,), 4.0), 111.0)  # it died, and nobody noticed before it ran again
@@ -70,22 +70,22 @@ def test_a_resize_is_in_the_log_once_it_has_happened_with_its_pause() -> None:
     record, out = step(RUNNING, Granted((0, 1, 2)), 110.0)
     assert (record.wanted, record.held, record.resizes) == ((0, 1, 2), (0, 1), 0)
     assert kinds(out) == [Apply]
-    record, out = step(record, Switched((0, 1, 2), 0.25), 111.0)
+    record, out = step(record, JobSwitched((0, 1, 2), 0.25), 111.0)
     assert (record.held, record.resizes, record.pause_s, record.started_s) == ((0, 1, 2), 1, 0.25, 101.0)
-    assert isinstance(out[0], Log) and out[0].event.kind is EventKind.RESIZED
+    assert isinstance(out[0], LogEvent) and out[0].event.kind is EventKind.RESIZED
     assert dict(out[0].event.data) == {"gpus": (0, 1, 2), "before": (0, 1), "pause_s": 0.25}
 
 
 def test_a_resize_for_a_lost_node_says_so() -> None:
     record, _ = step(RUNNING, Granted((0,), "node n1 was lost"), 110.0)
-    _, out = step(record, Switched((0,), 0.1), 110.5)
-    assert isinstance(out[0], Log) and out[0].event.data["reason"] == "node n1 was lost"
+    _, out = step(record, JobSwitched((0,), 0.1), 110.5)
+    assert isinstance(out[0], LogEvent) and out[0].event.data["reason"] == "node n1 was lost"
 
 
 def test_a_lost_worker_and_a_saved_checkpoint_are_in_the_log() -> None:
     record, out = step(RUNNING, WorkerLost("w1", "ended by SIGKILL"), 110.0)
     assert record == RUNNING and kinds(out) == [EventKind.WORKER_LOST]
-    record, out = step(RUNNING, Saved(40), 110.0)
+    record, out = step(RUNNING, CheckpointSaved(40), 110.0)
     assert record == RUNNING and kinds(out) == [EventKind.CHECKPOINT_SAVED]
 
 
@@ -103,8 +103,8 @@ def test_a_finished_script_finishes_the_job_and_says_if_the_deadline_was_met() -
     late = replace(RUNNING, request=replace(RUNNING.request, deadline_s=105.0), of=50.0, done=48.0)
     record, out = step(late, seen(RunState.FINISHED, exit_code=0), 110.0)
     assert (record.phase, record.ended_s, record.done, record.wanted) == (Phase.FINISHED, 110.0, 50.0, ())
-    assert kinds(out) == [EventKind.FINISHED, End, Reschedule]
-    assert isinstance(out[0], Log) and out[0].event.data["met"] is False
+    assert kinds(out) == [EventKind.FINISHED, EndJob, Reschedule]
+    assert isinstance(out[0], LogEvent) and out[0].event.data["met"] is False
     assert out[0].event.data["jct_s"] == 10.0
 
 
@@ -112,7 +112,7 @@ def test_a_failed_script_fails_the_job_with_its_reason_and_is_not_retried() -> N
     failed = seen(RunState.FAILED, exit_code=3, reason="ValueError: no")
     record, out = step(RUNNING, failed, 110.0)
     assert (record.phase, record.exit_code, record.reason) == (Phase.FAILED, 3, "ValueError: no")
-    assert kinds(out) == [EventKind.FAILED, End, Reschedule]
+    assert kinds(out) == [EventKind.FAILED, EndJob, Reschedule]
     assert step(record, failed, 111.0) == (record, [])
 
 
@@ -124,7 +124,7 @@ def test_workers_that_are_not_where_they_should_be_are_put_there() -> None:
 
 def test_a_job_that_is_over_but_still_runs_is_ended() -> None:
     over = replace(RUNNING, phase=Phase.CANCELLED, wanted=())
-    assert step(over, seen(RunState.RUNNING), 110.0) == (over, [End()])
+    assert step(over, seen(RunState.RUNNING), 110.0) == (over, [EndJob()])
 
 
 def test_a_vanished_job_starts_again_but_not_for_ever() -> None:
@@ -135,7 +135,7 @@ def test_a_vanished_job_starts_again_but_not_for_ever() -> None:
         assert kinds(out) == ([EventKind.PREEMPTED] if n == 0 else []) + [Apply]
     record, out = step(record, Vanished(), 110.0)
     assert record.phase is Phase.FAILED and "died 4 times" in record.reason
-    assert kinds(out) == [EventKind.FAILED, End, Reschedule]
+    assert kinds(out) == [EventKind.FAILED, EndJob, Reschedule]
 
 
 def test_a_queued_job_cannot_vanish() -> None:
@@ -150,8 +150,8 @@ def test_progress_is_kept_and_a_new_length_calls_for_a_decision() -> None:
 
 
 def test_pauses_add_up() -> None:
-    record, _ = step(RUNNING, Switched((0,), 0.5), 110.0)
-    record, _ = step(record, Switched((0, 1), 0.25), 111.0)
+    record, _ = step(RUNNING, JobSwitched((0,), 0.5), 110.0)
+    record, _ = step(record, JobSwitched((0, 1), 0.25), 111.0)
     assert record.pause_s == 0.75
 
 
@@ -164,7 +164,7 @@ def test_an_answer_after_profiling_admits_or_refuses() -> None:
     no = Promise(admitted=False, estimate=Estimate(finish_s=None), earliest_deadline_s=400.0, reason="full")
     record, out = step(pending, Answered(no), 110.0)
     assert (record.phase, record.reason, record.wanted) == (Phase.REFUSED, "full", ())
-    assert kinds(out) == [EventKind.REJECTED, End, Reschedule]
+    assert kinds(out) == [EventKind.REJECTED, EndJob, Reschedule]
 
 
 def test_pause_and_resume() -> None:
@@ -201,7 +201,7 @@ INPUTS = st.one_of(
     st.builds(seen, st.sampled_from(RunState)),
     st.just(Vanished()),
     st.builds(Started, st.just((0, 1)), st.floats(0, 1)),
-    st.builds(Switched, st.just((0,)), st.floats(0, 1)),
+    st.builds(JobSwitched, st.just((0,)), st.floats(0, 1)),
     st.builds(Progressed, st.floats(0, 100), st.none() | st.just(100.0)),
     st.just(CancelAsked("ann")),
     st.just(PauseAsked()),

@@ -14,7 +14,7 @@ from tests.control.virtual import VirtualPlatform, make_trace
 from swell.control import promises
 from swell.control.plane import ControlPlane
 from swell.policies import Policy
-from swell.policies._shares import Memory
+from swell.policies._shares import JobMemory
 
 TRACE = make_trace(5, 16, "2x4", 0.2)
 QUOTES = 1000
@@ -47,7 +47,7 @@ def same(a: Any, b: Any) -> bool:
         return bool(np.array_equal(a, b))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, Memory | Policy):
+    if isinstance(a, JobMemory | Policy):
         return same(vars(a), vars(b))
     if is_dataclass(a):
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))

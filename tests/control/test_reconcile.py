@@ -12,9 +12,9 @@ from swell.control.lifecycle import (
     UNHEARD_S,
     AskAgain,
     EndStray,
-    Feed,
+    FeedInput,
+    JobSeen,
     Reconciler,
-    Seen,
     Started,
     Vanished,
 )
@@ -28,14 +28,14 @@ SEEN = Observed(job_id="a", state=RunState.RUNNING, placement=(0,), target=(0,))
 def test_a_job_that_is_seen_is_told_so_and_a_stray_is_ended() -> None:
     stray = Observed(job_id="x", state=RunState.RUNNING)
     found = list(Reconciler().differences({"a": RUNNING}, {"a": SEEN, "x": stray}, 1.0))
-    assert found == [Feed("a", Seen(SEEN)), EndStray("x")]
+    assert found == [FeedInput("a", JobSeen(SEEN)), EndStray("x")]
 
 
 def test_a_job_that_is_missing_has_vanished_after_a_while() -> None:
     reconciler, records = Reconciler(), {"a": RUNNING}
     assert list(reconciler.differences(records, {}, 10.0)) == []
     assert list(reconciler.differences(records, {}, 10.0 + LOST_AFTER_S / 2)) == []
-    assert list(reconciler.differences(records, {}, 10.0 + LOST_AFTER_S)) == [Feed("a", Vanished())]
+    assert list(reconciler.differences(records, {}, 10.0 + LOST_AFTER_S)) == [FeedInput("a", Vanished())]
     assert list(reconciler.differences(records, {}, 10.0 + LOST_AFTER_S)) == [], "it is given time again"
 
 
@@ -65,7 +65,7 @@ def test_a_job_that_lacks_workers_for_long_is_asked_for_again() -> None:
     fewer = Observed(job_id="a", state=RunState.RUNNING, placement=(0,), target=(0, 1))
     whole = Observed(job_id="a", state=RunState.RUNNING, placement=(0, 1), target=(0, 1))
     reconciler, records = Reconciler(), {"a": wants_two}
-    assert list(reconciler.differences(records, {"a": fewer}, 0.0)) == [Feed("a", Seen(fewer))]
+    assert list(reconciler.differences(records, {"a": fewer}, 0.0)) == [FeedInput("a", JobSeen(fewer))]
     assert reconciler.behind_s("a", 12.0) == 12.0
     assert AskAgain("a") in list(reconciler.differences(records, {"a": fewer}, BEHIND_S))
     list(reconciler.differences(records, {"a": whole}, BEHIND_S + 1))
@@ -75,8 +75,8 @@ def test_a_job_that_lacks_workers_for_long_is_asked_for_again() -> None:
 def test_a_job_that_trains_though_its_start_was_never_reported_has_started_after_a_while() -> None:
     reconciler, records = Reconciler(), {"a": RUNNING}
     for now_s in (10.0, 10.0 + UNHEARD_S / 2):
-        assert list(reconciler.differences(records, {"a": SEEN}, now_s)) == [Feed("a", Seen(SEEN))]
-    started = Feed("a", Started((0,), 0.0))
+        assert list(reconciler.differences(records, {"a": SEEN}, now_s)) == [FeedInput("a", JobSeen(SEEN))]
+    started = FeedInput("a", Started((0,), 0.0))
     assert started in reconciler.differences(records, {"a": SEEN}, 10.0 + UNHEARD_S)
     records["a"] = replace(RUNNING, held=(0,))
     assert started not in reconciler.differences(records, {"a": SEEN}, 20.0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.control.virtual import Trace, VirtualPlatform
 
-from swell.cloud import Offer, Supply, Terms
+from swell.cloud import NodeOffer, Supply, Terms
 from swell.control.errors import Conflict
 from swell.control.knowledge import Knowledge
 from swell.control.model import Phase
@@ -29,7 +29,7 @@ class Pretended:
     """Nodes of two slots that start when the test says so."""
 
     def __init__(self, engine: Any, **offer: Any) -> None:
-        self.offer = Offer(**{"gpus_per_node": 2, "start_s": 20.0} | offer)
+        self.offer = NodeOffer(**{"gpus_per_node": 2, "start_s": 20.0} | offer)
         self.ready: list[str] = []
         self.coming: list[str] = []
         self.requests: list[int] = []

@@ -16,7 +16,7 @@ from tests.control.virtual import VirtualPlatform, make_trace, most_held
 from swell.control import promises, views
 from swell.control.book import Book
 from swell.control.knowledge import Knowledge
-from swell.control.limits import Limits
+from swell.control.limits import OwnerLimits
 from swell.control.model import JobRecord
 from swell.control.scheduler import Scheduler
 from swell.control.store import Store, connect
@@ -27,7 +27,7 @@ from swell.policies.registry import policy_names
 from swell.sim import simulate
 
 TRACE = make_trace(5, 10, "2x4", 0.1)
-LIMITS = Limits(running=2, slots=3)
+LIMITS = OwnerLimits(running=2, slots=3)
 
 
 class TwoUsers(VirtualPlatform):
@@ -101,7 +101,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def _desk(store: Store, limits: Limits, *records: JobRecord) -> Scheduler:
+def _desk(store: Store, limits: OwnerLimits, *records: JobRecord) -> Scheduler:
     scheduler = Scheduler(Book(store), "elasticflow", Cluster.parse("1x8"), None, limits)
     for record in records:
         scheduler.book.add(record, Knowledge("same"))
@@ -111,7 +111,7 @@ def _desk(store: Store, limits: Limits, *records: JobRecord) -> Scheduler:
 
 def test_a_job_that_waits_for_its_owners_limit_says_so(store: Store) -> None:
     records = [make_record(f"a-{i}", submitted_s=float(i)) for i in range(3)]
-    scheduler = _desk(store, Limits(running=2, slots=4), *records)
+    scheduler = _desk(store, OwnerLimits(running=2, slots=4), *records)
     moves = dict(scheduler.decide(1.0))
     assert set(moves) == {"a-0", "a-1"} and sum(len(move.after) for move in moves.values()) <= 4
     assert views.why(records[2], scheduler, 2.0, 0.0, "") == "waits: ann may have 2 running jobs at most"
@@ -121,7 +121,7 @@ def test_a_job_that_waits_for_its_owners_limit_says_so(store: Store) -> None:
 
 def test_a_profiling_run_keeps_to_the_limit_of_its_owner(store: Store) -> None:
     records = [make_record(f"a-{i}", submitted_s=float(i)) for i in range(2)]
-    scheduler = _desk(store, Limits(slots=3), *records)
+    scheduler = _desk(store, OwnerLimits(slots=3), *records)
     scheduler.profiling.ask(records[1], 0.0)
     sizes = {job_id: len(move.after) for job_id, move in scheduler.decide(1.0)}
     assert scheduler.profiling.runs["a-1"].sizes == [2, 1]
@@ -135,7 +135,7 @@ def test_a_deadline_that_the_limit_does_not_allow_is_refused_with_the_reason(sto
     def deadline(job_id: str) -> JobRecord:
         return make_record(job_id, request={"deadline_s": 1e6}, submitted_s=0.0)
 
-    scheduler = _desk(store, Limits(running=1))
+    scheduler = _desk(store, OwnerLimits(running=1))
     scheduler.book.add(replace(deadline("first"), promise=_guaranteed()), Knowledge("same"))
     scheduler.add(scheduler.book.records["first"], 0.0)
     answer, _ = promises.promise(deadline("second"), Known("same"), scheduler, 1.0)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from swell.control.knowledge import Knowledge, Length, Speed
-from swell.control.limits import Limits
+from swell.control.limits import OwnerLimits
 from swell.control.model import JobRequest, Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store, connect
@@ -179,7 +179,7 @@ class VirtualPlatform:
         *,
         cost_s: float,
         round_s: float | None,
-        limits: Limits | None = None,
+        limits: OwnerLimits | None = None,
     ) -> None:
         self.trace = trace
         self.now_s = 0.0
@@ -201,9 +201,9 @@ class VirtualPlatform:
         )  # fmt: skip
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> OwnerLimits:
         """The trace's limits of a user, as the platform takes them."""
-        return Limits(slots=self.trace.user_limits.slots, running=self.trace.user_limits.running)
+        return OwnerLimits(slots=self.trace.user_limits.slots, running=self.trace.user_limits.running)
 
     def clock(self) -> float:
         return self.now_s

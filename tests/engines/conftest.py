@@ -13,7 +13,7 @@ import pytest
 from tests.waiting import wait_until
 
 from swell.domain import JobRequest
-from swell.engines import Launch, Observed, Report
+from swell.engines import EngineReport, Launch, Observed
 from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
 from swell.engines.processes import processes_of
@@ -28,7 +28,7 @@ class Bench:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.engines: list[SupervisedEngine] = []
-        self.reports: list[Report] = []
+        self.reports: list[EngineReport] = []
 
     def engine(self, slots: int = 4, **options: object) -> SupervisedEngine:
         """Another engine on the same home, as after a restart of the control plane."""

@@ -19,11 +19,11 @@ from swell.control.model import Phase
 from swell.control.plane import ControlPlane
 from swell.control.store import Store, connect
 from swell.domain import Cluster, JobRequest
-from swell.engines import Launch, Report, RunState, supervised_job
+from swell.engines import EngineReport, Launch, RunState, supervised_job
 from swell.engines.border import BadMessage, read_beat, read_event, read_status, told
-from swell.engines.job_state import JobState, Stage
+from swell.engines.job_state import JobStage, JobState
 from swell.engines.null import NullEngine
-from swell.engines.supervised import Listener
+from swell.engines.supervised import JobListener
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.polling import readable
@@ -124,7 +124,7 @@ def running(name: str, home: Path) -> SupervisedJob:
     """A job that trains."""
     request = JobRequest(name=name, script="train.py")
     return SupervisedJob(
-        Launch(job_id=name, request=request, job_dir=home / name), JobState(stage=Stage.RUNNING)
+        Launch(job_id=name, request=request, job_dir=home / name), JobState(stage=JobStage.RUNNING)
     )
 
 
@@ -173,7 +173,7 @@ def malformed(count: int) -> Iterator[dict[str, Any]]:
 
 
 def test_ten_thousand_malformed_messages_leave_the_engine_and_the_other_jobs_alone(tmp_path: Path) -> None:
-    listener = Listener(lambda: Cluster.parse("1x4"), threading.Lock())
+    listener = JobListener(lambda: Cluster.parse("1x4"), threading.Lock())
     bad, good = running("bad", tmp_path), running("good", tmp_path)
     bad.line.connection = mouth = Mouth([])  # type: ignore[assignment]
     for message in malformed(10_000):
@@ -199,7 +199,7 @@ def test_no_report_that_passes_the_border_makes_a_turn_fail(tmp_path: Path) -> N
     request = JobRequest(name="a", script="train.py", workdir=str(tmp_path))
     jobs = [plane.jobs.submit(request, "ann").job_id for _ in range(2)]
     plane.turn()
-    said: list[Report] = []
+    said: list[EngineReport] = []
     engine.reports = lambda: iter([said.pop() for _ in range(len(said))])  # type: ignore[method-assign]
     draw = random.Random(2)
     extremes = [1e-9, 1e-3, 1.0, 1e7]
@@ -224,7 +224,7 @@ def test_no_report_that_passes_the_border_makes_a_turn_fail(tmp_path: Path) -> N
             ("timing", beat.timing | {"nodes": 1}),
             ("noise", beat.noise),
         ):
-            said.append(Report(job_id=jobs[0], time_s=plane.clock(), kind=kind, data=data))
+            said.append(EngineReport(job_id=jobs[0], time_s=plane.clock(), kind=kind, data=data))
         plane.turn()
     assert plane.jobs.submit(request, "ben").phase is Phase.QUEUED
     plane.turn()
@@ -331,7 +331,7 @@ def test_nonsense_about_links_and_slow_workers_is_refused(event: dict[str, Any])
 
 
 def test_a_job_without_a_living_worker_is_not_running_and_each_loss_is_told_once(tmp_path: Path) -> None:
-    listener = Listener(lambda: Cluster.parse("1x2"), threading.Lock())
+    listener = JobListener(lambda: Cluster.parse("1x2"), threading.Lock())
     job = running("a", tmp_path)
 
     def happens(**event: Any) -> None:

@@ -11,7 +11,7 @@ from swell.domain import JobRequest
 from swell.engines import Launch
 from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
-from swell.engines.order import Fence, Order, order_outdated
+from swell.engines.order import JobOrder, LeaderFence, order_outdated
 from swell.engines.supervised import SupervisedEngine
 from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import supervise
@@ -24,7 +24,7 @@ def launch(home: Path) -> Launch:
 
 
 def test_numbers_of_a_home_only_grow_and_count_within_one_store(tmp_path: Path) -> None:
-    old, new, other = Fence("s", 1), Fence("s", 2), Fence("t", 1)
+    old, new, other = LeaderFence("s", 1), LeaderFence("s", 2), LeaderFence("t", 1)
     old.raise_in(tmp_path)
     assert not old.outdated(tmp_path) and not new.outdated(tmp_path)
     new.raise_in(tmp_path)
@@ -36,9 +36,9 @@ def test_numbers_of_a_home_only_grow_and_count_within_one_store(tmp_path: Path) 
 
 def test_a_supervisor_with_the_order_of_a_former_leader_does_not_run(tmp_path: Path) -> None:
     given, home = launch(tmp_path), tmp_path
-    extras = Fence("s", 1).for_order(home)
-    Order(launch=given, slots=(0,), placement=(0,), extras=extras).write()
-    Fence("s", 2).raise_in(home)
+    extras = LeaderFence("s", 1).for_order(home)
+    JobOrder(launch=given, slots=(0,), placement=(0,), extras=extras).write()
+    LeaderFence("s", 2).raise_in(home)
     assert supervise(given.job_dir) == 0
     assert not (given.job_dir / "runs").exists() and not (home / "orders" / "a" / "exit.json").exists()
 

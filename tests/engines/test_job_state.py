@@ -12,11 +12,11 @@ from swell.engines.job_state import (
     RESTART_S,
     STOP_GRACE_S,
     UNBORN_S,
+    JobStage,
     JobState,
     Outcome,
-    Stage,
+    ReportedWorkers,
     Step,
-    Workers,
 )
 from swell.engines.supervisor import STOPPED
 from swell.train.agent.protocol import Began, Exited, GaveUp, LeftOut
@@ -26,10 +26,10 @@ SAVED = Outcome(RunState.STOPPED, 0, STOPPED)
 LISTEN = (Step.CONNECT, Step.SEND_TARGET)
 
 
-def on(*slots: int) -> Workers:
+def on(*slots: int) -> ReportedWorkers:
     """Members w0, w1, ... on these slots."""
     live: dict[str, int | None] = {f"w{number}": slot for number, slot in enumerate(slots)}
-    return Workers(live=live, members=set(live), former=set(live))
+    return ReportedWorkers(live=live, members=set(live), former=set(live))
 
 
 def steps(job: JobState, now_s: float = 0.0) -> tuple[Step, ...]:
@@ -54,7 +54,7 @@ def test_a_job_is_started_when_slots_are_wanted_and_again_after_a_moment_if_its_
     assert steps(job) == (Step.READ_OUTCOME,)
     assert job.wish((0,), 10.0) == [] and steps(job, 10.0) == (Step.START,)
     assert job.started((0,), 10.0) == [("started", {"gpus": (0,)})]
-    assert job.stage is Stage.STARTING and steps(job, 10.0) == LISTEN
+    assert job.stage is JobStage.STARTING and steps(job, 10.0) == LISTEN
     job.gone(None, 10.1)
     assert job.observed("a") is None, "the control plane sees that the job has vanished"
     job.wish((0,), 10.2)
@@ -62,18 +62,18 @@ def test_a_job_is_started_when_slots_are_wanted_and_again_after_a_moment_if_its_
 
 
 def test_a_job_runs_once_it_reports_progress_and_no_longer_when_no_member_is_left() -> None:
-    job = JobState(stage=Stage.STARTING, wanted=(0,), workers=on(0))
+    job = JobState(stage=JobStage.STARTING, wanted=(0,), workers=on(0))
     job.progressed()
-    assert job.stage is Stage.RUNNING
+    assert job.stage is JobStage.RUNNING
     job.happened(Exited("w0", -9))
-    assert job.stage is Stage.STARTING
+    assert job.stage is JobStage.STARTING
 
 
 def test_a_job_that_has_trained_saves_its_state_and_is_killed_if_that_takes_too_long() -> None:
-    job = JobState(stage=Stage.RUNNING, wanted=(0,), told=(0,), workers=on(0))
+    job = JobState(stage=JobStage.RUNNING, wanted=(0,), told=(0,), workers=on(0))
     job.wish((), 5.0)
     assert steps(job, 5.0) == LISTEN and job.next_target((), frozenset(), 5.0) == ()
-    assert job.stage is Stage.STOPPING and steps(job, 5.0 + STOP_GRACE_S) == (Step.CONNECT,)
+    assert job.stage is JobStage.STOPPING and steps(job, 5.0 + STOP_GRACE_S) == (Step.CONNECT,)
     assert steps(job, 5.1 + STOP_GRACE_S) == (Step.CONNECT, Step.KILL)
     job.gone(None, 100.0)
     assert job.outcome == SAVED and steps(job, 100.0) == ()
@@ -85,7 +85,7 @@ def test_a_job_that_has_not_trained_yet_is_stopped_at_once_unless_it_need_not_re
     assert job.next_steps(1.0, silent=True) == LISTEN
     assert steps(job, UNBORN_S) == LISTEN, "it may have trained without a word to this engine"
     assert steps(job, 1.0) == (Step.TERMINATE,)
-    assert job.stage is Stage.STOPPING and steps(job, 1.0 + END_GRACE_S) == ()
+    assert job.stage is JobStage.STOPPING and steps(job, 1.0 + END_GRACE_S) == ()
     assert steps(job, 1.1 + END_GRACE_S) == (Step.KILL,)
 
 
@@ -97,8 +97,8 @@ def test_a_job_that_another_engine_started_is_asked_to_save_its_state() -> None:
     assert steps(job, 0.2) == LISTEN
 
 
-@pytest.mark.parametrize("stage", [Stage.STARTING, Stage.RUNNING, Stage.STOPPING])
-def test_a_job_that_is_to_end_is_terminated_then_killed_then_forgotten(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [JobStage.STARTING, JobStage.RUNNING, JobStage.STOPPING])
+def test_a_job_that_is_to_end_is_terminated_then_killed_then_forgotten(stage: JobStage) -> None:
     job = JobState(stage=stage, to_end=True, kill_s=1000.0)
     assert steps(job, 0.0) == (Step.TERMINATE,) and job.observed("a") is None
     assert steps(job, END_GRACE_S) == () and steps(job, END_GRACE_S + 0.1) == (Step.KILL,)
@@ -107,7 +107,7 @@ def test_a_job_that_is_to_end_is_terminated_then_killed_then_forgotten(stage: St
 
 
 def test_a_job_that_stops_for_a_service_is_started_again_on_its_other_slots() -> None:
-    job = JobState(stage=Stage.STOPPING, wanted=(4,), told=(0, 1), workers=on(0, 2))
+    job = JobState(stage=JobStage.STOPPING, wanted=(4,), told=(0, 1), workers=on(0, 2))
     job.gone(SAVED, 1.0)
     assert job.wanted == (4,) and job.outcome is None and not job.slots(1.0)
     assert steps(job, 1.0) == (Step.START,)
@@ -122,7 +122,7 @@ def test_a_job_that_is_over_is_not_started_again_whatever_is_wanted() -> None:
 
 
 def test_a_job_wanted_again_before_it_was_told_to_stop_is_reported_where_it_is() -> None:
-    job = JobState(stage=Stage.RUNNING, told=(0, 1))
+    job = JobState(stage=JobStage.RUNNING, told=(0, 1))
     assert job.wish((1, 2), 0.0) == [("started", {"gpus": (0, 1), "pause_s": 0.0})]
     assert job.wish((2,), 0.0) == []
 
@@ -136,15 +136,15 @@ def test_a_job_wanted_again_before_it_was_told_to_stop_is_reported_where_it_is()
 def test_a_job_whose_processes_are_gone_keeps_its_slots_unless_it_gave_them_back(
     outcome: Outcome | None, kept: set[int]
 ) -> None:
-    job = JobState(stage=Stage.RUNNING, wanted=() if outcome else (0, 1), told=(0, 1), workers=on(0, 2))
+    job = JobState(stage=JobStage.RUNNING, wanted=() if outcome else (0, 1), told=(0, 1), workers=on(0, 2))
     job.gone(outcome, 5.0)
     assert job.slots(5.0) == kept and not job.workers.live and not job.wanted
     assert job.slots(5.1 + NOTE_END_S) == set()
 
 
 def test_a_job_does_not_get_a_slot_that_its_own_leaving_worker_is_on() -> None:
-    workers = Workers(live={"w0": 0, "w1": 1}, members={"w0"}, former={"w0", "w1"})
-    job = JobState(stage=Stage.RUNNING, wanted=(0, 1), told=(0,), workers=workers)
+    workers = ReportedWorkers(live={"w0": 0, "w1": 1}, members={"w0"}, former={"w0", "w1"})
+    job = JobState(stage=JobStage.RUNNING, wanted=(0, 1), told=(0,), workers=workers)
     assert job.next_target((0, 1), frozenset(), 0.0) is None
     del workers.live["w1"]
     assert job.next_target((0, 1), frozenset(), 0.0) == (0, 1)
@@ -164,21 +164,21 @@ def test_a_job_does_not_get_a_slot_that_its_own_leaving_worker_is_on() -> None:
 def test_a_job_stops_if_it_cannot_move_in_time_off_slots_that_services_want(
     members: tuple[int, ...], wanted: tuple[int, ...], granted: tuple[int, ...], waited_s: float, stops: bool
 ) -> None:
-    job = JobState(stage=Stage.RUNNING, wanted=wanted, workers=on(*members))
+    job = JobState(stage=JobStage.RUNNING, wanted=wanted, workers=on(*members))
     assert (job.next_target(granted, frozenset({2, 3}), waited_s) == ()) is stops
-    assert (job.stage is Stage.STOPPING) is stops
+    assert (job.stage is JobStage.STOPPING) is stops
 
 
 def test_a_worker_that_is_lost_while_the_job_stops_is_not_reported() -> None:
     lost = Exited("w0", -9)
-    assert JobState(stage=Stage.RUNNING, workers=on(0)).happened(lost) == [
+    assert JobState(stage=JobStage.RUNNING, workers=on(0)).happened(lost) == [
         ("worker_lost", {"worker": "w0", "reason": "ended by SIGKILL"})
     ]
-    assert JobState(stage=Stage.STOPPING, workers=on(0)).happened(lost) == []
+    assert JobState(stage=JobStage.STOPPING, workers=on(0)).happened(lost) == []
 
 
 def test_a_worker_that_was_left_out_is_lost_once_and_any_other_that_is_fenced_too() -> None:
-    job = JobState(stage=Stage.RUNNING, wanted=(0, 1, 2), told=(0, 1, 2), workers=on(0, 1, 2))
+    job = JobState(stage=JobStage.RUNNING, wanted=(0, 1, 2), told=(0, 1, 2), workers=on(0, 1, 2))
     (left_out,) = job.happened(LeftOut("w1", ("w0",)))
     assert left_out == ("worker_lost", {"worker": "w1", "reason": "w1 was left out: w0 cannot reach it"})
     assert job.happened(GaveUp("w1")) == []
@@ -186,7 +186,7 @@ def test_a_worker_that_was_left_out_is_lost_once_and_any_other_that_is_fenced_to
 
 
 def test_workers_of_a_replica_that_is_cut_in_two_are_not_said_to_have_been_silent() -> None:
-    job = JobState(stage=Stage.RUNNING, wanted=(0, 1, 2), told=(0, 1, 2), workers=on(0, 1, 2))
+    job = JobState(stage=JobStage.RUNNING, wanted=(0, 1, 2), told=(0, 1, 2), workers=on(0, 1, 2))
     (parted,) = job.happened(read_event({"event": "parted", "workers": ["w0", "w1"]}, 3))
     assert parted == (
         "noticed",

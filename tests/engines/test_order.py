@@ -13,22 +13,22 @@ from swell.domain import JobRequest
 from swell.engines import Launch
 from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
-from swell.engines.order import Order, folder_of
+from swell.engines.order import JobOrder, folder_of
 from swell.engines.processes import MARK, mark
 from swell.engines.supervised import SupervisedEngine
 
 
-def _order(home: Path, job_id: str = "a", **fields: Any) -> Order:
+def _order(home: Path, job_id: str = "a", **fields: Any) -> JobOrder:
     request = JobRequest(name="a", script="t.py", args=("1",), workdir="/w", env={"A": "b"})
     launch = Launch(job_id=job_id, request=request, job_dir=home / "jobs" / job_id, max_workers=5)
-    return Order(**{"launch": launch, "slots": (3,), "placement": (3, 4)} | fields)
+    return JobOrder(**{"launch": launch, "slots": (3,), "placement": (3, 4)} | fields)
 
 
 def test_an_order_comes_back_as_it_was_and_only_the_platform_can_read_it(tmp_path: Path) -> None:
     order = _order(tmp_path, account="nobody", extras={"ray": {"session": "s"}})
     order.write()
     folder = folder_of(order.launch.job_dir)
-    assert Order.read(order.launch.job_dir) == order
+    assert JobOrder.read(order.launch.job_dir) == order
     assert folder == tmp_path / "orders" / "a", "outside the job's directory"
     for path in (folder.parent, folder, folder / "start.json"):
         assert path.stat().st_mode & 0o077 == 0, "env may hold secrets"
@@ -40,8 +40,8 @@ def test_a_relative_working_directory_is_where_the_engine_was(
     monkeypatch.chdir(tmp_path)
     request = JobRequest(name="a", script="t.py", workdir="here")
     launch = Launch(job_id="a", request=request, job_dir=tmp_path / "jobs" / "a")
-    Order(launch=launch, slots=(), placement=()).write()
-    assert Order.read(launch.job_dir).launch.workdir == tmp_path / "here"
+    JobOrder(launch=launch, slots=(), placement=()).write()
+    assert JobOrder.read(launch.job_dir).launch.workdir == tmp_path / "here"
 
 
 def test_an_order_of_a_newer_version_is_read(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_an_order_of_a_newer_version_is_read(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     content["request"]["invented_later"] = 1
     path.write_text(json.dumps(content))
-    assert Order.read(order.launch.job_dir) == order
+    assert JobOrder.read(order.launch.job_dir) == order
 
 
 def _taken_over(home: Path) -> set[str]:

@@ -22,7 +22,7 @@ from tests.sharded import SCRIPT, check_every_sample_once, newest
 from tests.waiting import wait_until
 
 from swell.domain import JobRequest, SwellError
-from swell.engines import Launch, Report, RunState
+from swell.engines import EngineReport, Launch, RunState
 from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
 from swell.engines.processes import descendants, processes_of
@@ -369,9 +369,9 @@ def test_a_job_goes_on_without_a_node_on_which_its_worker_cannot_be_started(ray:
         slots = {cluster.nodes[int(node)].name: slot for slot, node in enumerate(cluster.node_of_gpu)}
         for name, _, cause, said in missing:
             slot = slots[f"without-{name}"]
-            reports: list[Report] = []
+            reports: list[EngineReport] = []
 
-            def reported(reports: list[Report] = reports) -> bool:
+            def reported(reports: list[EngineReport] = reports) -> bool:
                 reports.extend(engine.reports())
                 return any(report.kind == "unstartable" for report in reports)
 

@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 from swell.domain import InputError, JobRequest, SwellError
 from swell.engines import Launch
-from swell.engines.job_state import JobState, Stage
+from swell.engines.job_state import JobStage, JobState
 from swell.engines.local import LocalSite
 from swell.engines.ray import packaging
 from swell.engines.ray.claims import Claim, Claims, HolderName, platform
@@ -461,7 +461,7 @@ def test_a_worker_beyond_its_memory_ends_the_job_and_is_told_as_ended() -> None:
 def test_a_slot_is_in_other_hands_only_if_ray_names_its_holder_whatever_jobs_report(tmp_path: Path) -> None:
     """A worker that takes long to get ready reports nothing, and may have followed one that was killed."""
     book, job = SlotBook(tmp_path / PLACES, "CPU", 1, None), SupervisedJob(_launch(tmp_path))
-    job.state = JobState(stage=Stage.RUNNING, told=(0, 1))
+    job.state = JobState(stage=JobStage.RUNNING, told=(0, 1))
     total = {"CPU": 2.0}
     ray = {"id": "a", "name": "host", "address": "", "total": total, "available": {"CPU": 0.0}}
 

@@ -13,7 +13,7 @@ from benchmarks.rented import follow_queue, renting_platform
 from tests.waiting import wait_until
 
 from swell.cli._platform import with_rented
-from swell.cloud import Offer, Supply
+from swell.cloud import NodeOffer, Supply
 from swell.control.plane import ControlPlane
 from swell.domain import EventKind
 from swell.engines.ray import head, raylet
@@ -59,7 +59,7 @@ def test_nodes_follow_the_queue_from_none_to_three_and_back(plane: ControlPlane,
     assert isinstance(plane.engine, SupervisedEngine)
     site = plane.engine.site
     assert isinstance(site, RaySite)
-    by_ray = RayProvider(site, Offer(gpus_per_node=2))
+    by_ray = RayProvider(site, NodeOffer(gpus_per_node=2))
     by_ray.request(3)
     assert by_ray.supply() == Supply((), 3)
     scout, heard_s = site._scout, site._scout.heard_s
@@ -87,7 +87,7 @@ def test_the_local_provider_drops_nodes_that_start_first_and_reuses_no_name_befo
 ) -> None:
     site = RaySite(tmp_path, with_rented(RayOptions(), "0:3x1", "local"))
     monkeypatch.setattr(RaySite, "address", "a:1")
-    provider, processes = LocalProvider(site, Offer(gpus_per_node=1)), Processes(monkeypatch)
+    provider, processes = LocalProvider(site, NodeOffer(gpus_per_node=1)), Processes(monkeypatch)
     provider.request(2)
     assert provider.supply() == Supply((), 2)
     processes.living["rented-1"] = "a:1"

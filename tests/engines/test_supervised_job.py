@@ -20,11 +20,11 @@ import pytest
 from swell.domain import Cluster, JobRequest
 from swell.engines import Launch, supervisor
 from swell.engines.border import BadMessage, confined, read_event, read_status
-from swell.engines.job_state import JobState, Stage, Workers
+from swell.engines.job_state import JobStage, JobState, ReportedWorkers
 from swell.engines.local import LocalSite
 from swell.engines.nursery import Nursery
 from swell.engines.order import make_folder
-from swell.engines.supervised import Listener, SupervisedEngine
+from swell.engines.supervised import JobListener, SupervisedEngine
 from swell.engines.supervised_job import MOST_REASON, Allowance, CoordinatorLine, SupervisedJob
 from swell.engines.supervisor import reason_of
 from swell.train.agent import protocol
@@ -37,8 +37,10 @@ def _launch(home: Path, job_id: str = "a", **fields: Any) -> Launch:
     return Launch(job_id=job_id, request=request, job_dir=home / "jobs" / job_id)
 
 
-def _running(home: Path, job_id: str = "a", workers: Workers | None = None, **state: Any) -> SupervisedJob:
-    known = JobState(stage=Stage.STARTING, workers=workers or Workers(), **state)
+def _running(
+    home: Path, job_id: str = "a", workers: ReportedWorkers | None = None, **state: Any
+) -> SupervisedJob:
+    known = JobState(stage=JobStage.STARTING, workers=workers or ReportedWorkers(), **state)
     return SupervisedJob(_launch(home, job_id), known)
 
 
@@ -108,7 +110,7 @@ def test_a_job_that_moves_before_it_trains_is_reported_on_its_new_slot(tmp_path:
 
 def test_a_job_gets_a_slot_only_when_no_worker_of_another_job_is_on_it(tmp_path: Path) -> None:
     engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
-    other = _running(tmp_path, "other", Workers(live={"w0": 3}), logged=(2,))
+    other = _running(tmp_path, "other", ReportedWorkers(live={"w0": 3}), logged=(2,))
     job = _running(tmp_path, wanted=(0, 3), told=(0,), logged=(0,))
     engine._jobs["other"] = other
     assert _told_by(engine, job) == [] and job.state.told == (0,), "a worker of the other job is still there"
@@ -192,7 +194,7 @@ def test_a_job_of_replicas_uses_only_as_many_slots_as_whole_replicas_need(tmp_pa
 
 def test_a_job_that_shrinks_keeps_its_slots_until_it_goes_on_without_them(tmp_path: Path) -> None:
     engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
-    workers = Workers(live={"w0": 0, "w1": 1})
+    workers = ReportedWorkers(live={"w0": 0, "w1": 1})
     job = _running(tmp_path, workers=workers, wanted=(0, 1), told=(0, 1))
     engine._listener.report(job, [("resized", {"pause_s": 0.0, "gpus": (0, 1)})])
     job.state.told = (0,)
@@ -209,7 +211,7 @@ def test_a_job_that_shrinks_keeps_its_slots_until_it_goes_on_without_them(tmp_pa
 
 def test_a_report_that_was_not_listened_to_is_made_later(tmp_path: Path) -> None:
     engine = SupervisedEngine(LocalSite(tmp_path, slots=4))
-    workers = Workers(live={"w0": 0}, members={"w0"})
+    workers = ReportedWorkers(live={"w0": 0}, members={"w0"})
     job = _running(tmp_path, workers=workers, wanted=(0,), told=(0,), logged=(0, 1))
     job.allowance = Allowance(rate=0.0, _left=0.0)
     engine._listener.report(job, job.state.unlogged())
@@ -222,7 +224,7 @@ def test_a_report_that_was_not_listened_to_is_made_later(tmp_path: Path) -> None
 def test_a_job_that_can_use_one_worker_only_is_reported_as_it_says_so_and_when_it_is_taken_over(
     tmp_path: Path,
 ) -> None:
-    listener = Listener(lambda: Cluster.parse("1x4"), threading.Lock())
+    listener = JobListener(lambda: Cluster.parse("1x4"), threading.Lock())
     job = _running(tmp_path, wanted=(0,), told=(0,))
     reason = "three workers could not follow it (KeyError:\n  'x')"
     listener._take_event(job, {"event": "confined", "workers": 1, "reason": reason})
@@ -268,8 +270,8 @@ class _Line:
 
 
 def test_a_slow_worker_is_reported_with_its_own_slot_unless_it_leads(tmp_path: Path) -> None:
-    listener = Listener(lambda: Cluster.parse("1x4"), threading.Lock())
-    job = _running(tmp_path, workers=Workers(live={"w1": 2}))
+    listener = JobListener(lambda: Cluster.parse("1x4"), threading.Lock())
+    job = _running(tmp_path, workers=ReportedWorkers(live={"w1": 2}))
     slow = {"event": "straggler", "worker": "w1", "times": 2.0, "slot": 3}
     for event in (slow | {"leader": True}, slow | {"worker": "w9"}, slow):
         listener._take_event(job, event)
@@ -283,7 +285,7 @@ def test_a_slow_worker_is_reported_with_its_own_slot_unless_it_leads(tmp_path: P
 def test_a_job_that_waits_for_other_slots_leaves_those_that_services_want_at_once(tmp_path: Path) -> None:
     engine = SupervisedEngine(LocalSite(tmp_path, slots=8))
     engine._jobs["b"] = _running(tmp_path, "b", wanted=(6, 7), told=(6, 7))
-    workers = Workers(live={"w0": 0, "w1": 1, "w2": 2, "w3": 3})
+    workers = ReportedWorkers(live={"w0": 0, "w1": 1, "w2": 2, "w3": 3})
     workers.members = workers.former = set(workers.live)
     job = _running(tmp_path, workers=workers, wanted=(6, 7), told=(0, 1, 2, 3))
     assert _told_by(engine, job) == [], "it keeps its slots until the others are free"

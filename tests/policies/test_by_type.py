@@ -10,7 +10,7 @@ import pytest
 from swell.domain import Cluster, Event, overlapping
 from swell.perf.profiles import ProfileSet
 from swell.policies import make_policy
-from swell.policies.by_type import NOWHERE, ByType, Pools, TypeNodes, assign, by_type
+from swell.policies.by_type import NOWHERE, ByType, TypeNodes, TypePools, assign, by_type
 from swell.sim import NodeFailure, simulate
 from swell.sim.generate import generate_jobs
 
@@ -18,16 +18,16 @@ PROFILES = ProfileSet.load(None)
 MIXED = Cluster.parse("4x4:T4,2x4:A100")
 
 
-def pools(speed: list[list[float]], capacity: tuple[int, ...] = (8, 8)) -> Pools:
+def pools(speed: list[list[float]], capacity: tuple[int, ...] = (8, 8)) -> TypePools:
     """Jobs that scale perfectly; `speed` has each job's speed on one GPU of each type."""
     gpus = np.arange(max(capacity) + 1)
     rates = np.array(speed, dtype=float).T[:, :, None] * gpus
     most = np.full(rates.shape[:2], max(capacity))
-    return Pools(rates, most, np.array(capacity))
+    return TypePools(rates, most, np.array(capacity))
 
 
 def where(
-    found: Pools, on: list[int] | None = None, fixed: tuple[int, ...] = (), cost: float = 0.0
+    found: TypePools, on: list[int] | None = None, fixed: tuple[int, ...] = (), cost: float = 0.0
 ) -> list[int]:
     jobs = found.cap.shape[1]
     start = np.array(on if on is not None else [NOWHERE] * jobs)

@@ -8,12 +8,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swell.policies._shares import Memory
+from swell.policies._shares import JobMemory
 
 
 def test_a_newcomer_starts_with_the_default_and_the_others_keep_what_is_theirs(make_snapshot: Any) -> None:
     snapshot = make_snapshot(4)
-    memory = Memory(queue=0.0, seen_s=-1.0)
+    memory = JobMemory(queue=0.0, seen_s=-1.0)
     memory.follow(snapshot.with_rows(np.array([0, 2])))
     memory["queue"][:] = [5, 7]
     memory.follow(snapshot)
@@ -23,7 +23,7 @@ def test_a_newcomer_starts_with_the_default_and_the_others_keep_what_is_theirs(m
 
 def test_a_job_in_the_row_of_one_that_left_inherits_nothing(make_snapshot: Any) -> None:
     snapshot = make_snapshot(2)
-    memory = Memory(queue=0.0)
+    memory = JobMemory(queue=0.0)
     memory.follow(snapshot)
     memory["queue"][:] = [5, 7]
     snapshot.table.number[0] = 2
@@ -34,7 +34,7 @@ def test_a_job_in_the_row_of_one_that_left_inherits_nothing(make_snapshot: Any) 
 @given(st.lists(st.sets(st.integers(0, 30)), max_size=8))
 def test_what_is_remembered_is_what_a_dictionary_would_remember(make_snapshot: Any, moments: Any) -> None:
     snapshot = make_snapshot(31)
-    memory, expected = Memory(count=0.0), dict[int, float]()
+    memory, expected = JobMemory(count=0.0), dict[int, float]()
     for jobs in map(sorted, moments):
         memory.follow(snapshot.with_rows(np.array(jobs, dtype=np.int64)))
         expected = {job: expected.get(job, 0.0) for job in jobs}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swell.domain import Ahead, Cluster
+from swell.domain import Cluster, SlotsAhead
 from swell.placement import make_placer
 from swell.policies import Snapshot
 from swell.policies._plan_in_force import (
@@ -123,7 +123,7 @@ def test_a_plan_that_gives_a_gpu_back_later_counts_on_the_rest_from_then_on(make
     # A service has one of the two GPUs from 100 on. Half the way to there all is as planned.
     def look(now_s: float, left: float) -> Moment:
         one = make_snapshot(1, cluster="1x2", now_s=now_s, left=left, gpus=2, deadline_s=180)
-        ahead = Ahead(np.array([now_s, 100.0]), np.array([2, 1]))
+        ahead = SlotsAhead(np.array([now_s, 100.0]), np.array([2, 1]))
         return moment(one.part(np.arange(1), one.cluster, ahead))
 
     force = in_force(look(0.0, 250))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swell.domain import Ahead, Cluster, InputError
+from swell.domain import Cluster, InputError, SlotsAhead
 from swell.perf.profiles import ProfileSet
 from swell.perf.sharing import promised_part
 from swell.policies import Snapshot, make_policy
@@ -115,7 +115,7 @@ def test_without_length_the_work_left_changes_nothing(make_snapshot: Any) -> Non
 def test_a_gpu_that_is_lent_to_one_job_is_no_debt_of_the_other(make_snapshot: Any) -> None:
     # One of the two GPUs may be wanted back. Without it only job 0 could run; with it job 1 is better.
     snapshot = make_snapshot(2, cluster="1x2", rates=[[0, 1, 1.5], [0, 0, 1]], curve=[0, 1], left=[60, 30])
-    snapshot = snapshot.part(np.arange(2), snapshot.cluster, Ahead(np.array([0.0]), np.array([1])))
+    snapshot = snapshot.part(np.arange(2), snapshot.cluster, SlotsAhead(np.array([0.0]), np.array([1])))
     decision = make_policy("tide-fixed").allocate(snapshot)
     assert decision.gpus.tolist() == [0, 2]
     assert decision.lent is not None and decision.lent.tolist() == [0, 2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swell.cloud import Offer
+from swell.cloud import NodeOffer
 from swell.domain import Cluster, Event, EventKind, InputError, JobSpec
 from swell.perf.profiles import ProfileSet
 from swell.sim import parse_cloud, simulate
@@ -31,7 +31,7 @@ def job(name: str, submit_s: float, seconds: float, **more: float) -> JobSpec:
 
 
 def provider(**offer: float) -> SimulatedProvider:
-    return SimulatedProvider(CLUSTER, Offer(**{"gpus_per_node": 4, "start_s": 100.0} | offer))  # type: ignore[arg-type]
+    return SimulatedProvider(CLUSTER, NodeOffer(**{"gpus_per_node": 4, "start_s": 100.0} | offer))  # type: ignore[arg-type]
 
 
 def test_nodes_come_after_their_start_and_are_paid_from_the_request_on() -> None:

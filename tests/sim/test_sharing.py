@@ -13,7 +13,7 @@ from swell.domain import Cluster, Event, EventKind, InputError, JobSpec, Node, g
 from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.sim import NodeFailure, simulate
 from swell.sim.generate import generate_jobs
-from swell.sim.metrics import Result
+from swell.sim.metrics import SimulationResult
 from swell.sim.workload import SharedGpus, alone_speeds
 
 PROFILES = ProfileSet.load(None)
@@ -26,7 +26,9 @@ def job(name: str, work: float, fill: float = 1.0, submit_s: float = 0.0, **more
     return JobSpec(job_id=name, submit_s=submit_s, model="one", batch_size=1, work=work, fill=fill, **values)  # type: ignore[arg-type]
 
 
-def run(jobs: list[JobSpec], cluster: str = "1x1", per_gpu: int = 4, policy: str = "fifo") -> Result:
+def run(
+    jobs: list[JobSpec], cluster: str = "1x1", per_gpu: int = 4, policy: str = "fifo"
+) -> SimulationResult:
     return simulate(jobs, FLAT, Cluster.parse(cluster).shared_by(per_gpu), policy)
 
 

@@ -18,7 +18,7 @@ from swell.api.schemas import EventView
 from swell.control.model import JobRequest
 from swell.domain import Cluster, Placement
 from swell.domain.errors import SwellError
-from swell.engines import Report
+from swell.engines import EngineReport
 from swell.sweep import driver
 from swell.sweep.driver import Driver
 from swell.sweep.spec import Sweep
@@ -82,7 +82,9 @@ class Pretended(VirtualPlatform):
         number = int(job_id.split("-")[1])
         score = {"accuracy": (number * 7 % 24) / 24 + done / 1000}
         data = {"done": done, "of": float(EPOCHS), "epoch": int(done), "metrics": score, "batch_size": 1}
-        self.engine._reports.append(Report(job_id=job_id, time_s=self.now_s, kind="progress", data=data))
+        self.engine._reports.append(
+            EngineReport(job_id=job_id, time_s=self.now_s, kind="progress", data=data)
+        )
 
 
 def search(home: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SimpleNamespace:

@@ -4,36 +4,42 @@ from __future__ import annotations
 
 import random
 
-from swell.sweep.study import Standing, Verdict, verdicts
+from swell.sweep.study import TrialStanding, Verdict, verdicts
 
 GO, WAIT, GIVE_UP = Verdict.GO, Verdict.WAIT, Verdict.GIVE_UP
 
 
-def of(*trials: Standing, total: int | None = None, maximize: bool = True) -> dict[int, Verdict]:
+def of(*trials: TrialStanding, total: int | None = None, maximize: bool = True) -> dict[int, Verdict]:
     return verdicts(trials, total or len(trials), 1, maximize=maximize)
 
 
 def test_nobody_goes_on_before_the_last_has_arrived() -> None:
-    there, coming = Standing(0, {1: 0.5}), Standing(1, {})
+    there, coming = TrialStanding(0, {1: 0.5}), TrialStanding(1, {})
     assert of(there, coming, total=3) == {0: WAIT, 1: GO}
-    assert of(there, Standing(1, {1: 0.4}), total=3) == {0: WAIT, 1: WAIT}, "the third was not even started"
+    assert of(there, TrialStanding(1, {1: 0.4}), total=3) == {0: WAIT, 1: WAIT}, (
+        "the third was not even started"
+    )
 
 
 def test_the_best_third_goes_on_and_the_last_one_to_its_end() -> None:
-    trials = [Standing(i, {1: i / 10}) for i in range(9)]
+    trials = [TrialStanding(i, {1: i / 10}) for i in range(9)]
     assert of(*trials) == {i: GO if i >= 6 else GIVE_UP for i in range(9)}
     assert of(*trials, maximize=False) == {i: GO if i < 3 else GIVE_UP for i in range(9)}
-    ended = [Standing(i, {1: i / 10}, ended=True) for i in range(6)]
-    later = [Standing(6, {1: 0.6, 3: 0.9}), Standing(7, {1: 0.7, 4: 0.8}), Standing(8, {1: 0.8, 2: 0.9})]
+    ended = [TrialStanding(i, {1: i / 10}, ended=True) for i in range(6)]
+    later = [
+        TrialStanding(6, {1: 0.6, 3: 0.9}),
+        TrialStanding(7, {1: 0.7, 4: 0.8}),
+        TrialStanding(8, {1: 0.8, 2: 0.9}),
+    ]
     assert of(*ended, *later) == {6: WAIT, 7: WAIT, 8: GO}
-    later[2] = Standing(8, {1: 0.8, 3: 0.7})
+    later[2] = TrialStanding(8, {1: 0.8, 3: 0.7})
     assert of(*ended, *later) == {6: GO, 7: GIVE_UP, 8: GIVE_UP}
-    assert of(*ended, Standing(6, {1: 0.6, 3: 0.9, 9: 0.1})) == {6: GO}
+    assert of(*ended, TrialStanding(6, {1: 0.6, 3: 0.9, 9: 0.1})) == {6: GO}
 
 
 def test_failed_trials_keep_nobody_waiting_and_never_win() -> None:
-    broken = [Standing(i, ended=True, failed=True) for i in range(2)]
-    assert of(*broken, Standing(2, {1: 0.1})) == {2: GO}
+    broken = [TrialStanding(i, ended=True, failed=True) for i in range(2)]
+    assert of(*broken, TrialStanding(2, {1: 0.1})) == {2: GO}
     assert of(*broken) == {}
 
 
@@ -44,7 +50,7 @@ def test_whatever_the_values_one_survives_and_work_is_bounded() -> None:
         curves: dict[int, dict[int, float]] = {i: {} for i in range(total)}
         ended: set[int] = set()
         for _ in range(200):
-            standing = [Standing(i, curves[i], ended=i in ended) for i in range(total)]
+            standing = [TrialStanding(i, curves[i], ended=i in ended) for i in range(total)]
             found = verdicts(standing, total, 1, maximize=True)
             ended |= {i for i, verdict in found.items() if verdict is GIVE_UP}
             going = [i for i, verdict in found.items() if verdict is GO]

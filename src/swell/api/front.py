@@ -27,7 +27,7 @@ from swell.api.middleware import BodyLimit, Guard, error_response, from_swell_er
 from swell.api.refusals import LEADER_LOST, NOT_LEADING
 from swell.api.schemas import Health
 from swell.api.transport import client_options
-from swell.control.lease import Candidate, Tenure
+from swell.control.lease import LeaseCandidate, Tenure
 from swell.domain import SwellError
 
 FORWARDED = "x-swell-forwarded"
@@ -54,7 +54,7 @@ class Front:
 
     def __init__(
         self,
-        candidate: Candidate,
+        candidate: LeaseCandidate,
         tokens: Callable[[], TokenBook],
         *,
         tls: bool = False,

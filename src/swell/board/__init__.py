@@ -3,6 +3,6 @@
 One code for the simulator and for the control plane, so that a live cluster does what the simulator says.
 """
 
-from swell.board.board import Board, Held, Move, Rhythm, held_events, hold, with_reasons
+from swell.board.board import Board, DecisionRhythm, Held, Move, held_events, hold, with_reasons
 
-__all__ = ["Board", "Held", "Move", "Rhythm", "held_events", "hold", "with_reasons"]
+__all__ = ["Board", "DecisionRhythm", "Held", "Move", "held_events", "hold", "with_reasons"]

@@ -24,7 +24,6 @@ import numpy as np
 
 from swell.domain import (
     NO_RESERVATIONS,
-    Ahead,
     BoolArray,
     Calendar,
     Cluster,
@@ -35,6 +34,7 @@ from swell.domain import (
     JobSpec,
     Placement,
     Reservation,
+    SlotsAhead,
 )
 from swell.perf.curves import Curves
 from swell.placement import NoRoom, Placer, make_placer
@@ -49,7 +49,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(slots=True)
-class Rhythm:
+class DecisionRhythm:
     """The next moment at which the policy decides, kept as things happen."""
 
     policy: Policy
@@ -348,7 +348,7 @@ class Board:
         costs = (resize_cost_s, start_cost_s)
         return Snapshot(now_s, self.cluster, self.table, rows, curves, *costs, numbers, ahead)
 
-    def ahead(self, now_s: float) -> Ahead:
+    def ahead(self, now_s: float) -> SlotsAhead:
         """The GPUs that promises may count on, from now until all deadlines at least."""
         deadlines_s = self.table.deadline_s[self.active]
         last_s = float(deadlines_s[np.isfinite(deadlines_s)].max(initial=now_s))

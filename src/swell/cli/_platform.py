@@ -204,21 +204,21 @@ def serve(
 
 def make_plane(settings: Settings, store: Store, engine: SupervisedEngine) -> ControlPlane:
     """The control plane that the settings ask for, on a store and an engine."""
-    from swell.control.limits import Limits
+    from swell.control.limits import OwnerLimits
     from swell.control.plane import ControlPlane
     from swell.control.retention import Keep
-    from swell.engines.order import Fence
+    from swell.engines.order import LeaderFence
 
     engine.may_act = lambda: store.leads
     if store.fence:
-        engine.fence = Fence(store.identity, store.fence)
+        engine.fence = LeaderFence(store.identity, store.fence)
     return ControlPlane(
         store,
         engine,
         home=settings.home,
         interval_s=settings.interval_s,
         round_s=settings.round_s,
-        limits=Limits(
+        limits=OwnerLimits(
             jobs=settings.jobs_per_user,
             running=settings.running_per_user,
             slots=settings.slots_per_user,
@@ -621,7 +621,7 @@ def serve_beside_others(settings: Settings, ready: Ready, standby: Callable[[str
     """
     from swell.api.front import Front
     from swell.api.listener import Listener
-    from swell.control.lease import Candidate, Holder, Succession
+    from swell.control.lease import LeaseCandidate, LeaseHolder, Succession
     from swell.control.postgres import PostgresLease
     from swell.policies import DEFAULT
 
@@ -638,11 +638,11 @@ def serve_beside_others(settings: Settings, ready: Ready, standby: Callable[[str
             field="engine",
         )
     warm_up((settings.policy if leader is None else _policy_in_force(url)) or DEFAULT)
-    candidate = Candidate(table, Holder(folder.name, "", host))
+    candidate = LeaseCandidate(table, LeaseHolder(folder.name, "", host))
     ca = None if settings.cert is None else str(settings.cert)
     front = Front(candidate, lambda: _tokens(url), tls=settings.cert is not None, ca=ca)
     listener = listen(partial(Listener, front), settings, home=folder, closing=front.closing)
-    candidate.holder = Holder(folder.name, listener.url, host)
+    candidate.holder = LeaseHolder(folder.name, listener.url, host)
     # A policy that is given counts if no other control plane led at the start; else the one in force goes on.
     policy = settings.policy if leader is None else None
     prepared = [_prepared(settings)]

@@ -522,10 +522,10 @@ PHASES = {"running": "▶", "queued": "…", "paused": "‖", "finished": "✓",
 DRAW_S = 0.5
 
 
-class Lanes(Static):
+class LanesPanel(Static):
     """GPUs over time: all jobs on top of each other, then a lane for each, then the nodes."""
 
-    DEFAULT_CSS = "Lanes { height: auto; max-height: 62%; padding: 0 1; }"
+    DEFAULT_CSS = "LanesPanel { height: auto; max-height: 62%; padding: 0 1; }"
 
     def __init__(self, live: LiveCluster) -> None:
         super().__init__(markup=False)
@@ -622,7 +622,7 @@ class TopApp(App[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="head", markup=False)
-        yield Lanes(self.live)
+        yield LanesPanel(self.live)
         yield Input(placeholder="Part of a name, owner or id; Enter keeps it, Escape clears it", id="find")
         table: DataTable[Text] = DataTable(id="queue", cursor_type="row", zebra_stripes=True)
         yield table
@@ -665,7 +665,7 @@ class TopApp(App[None]):
             return
         self._dirty, self._drawn_s = False, time.monotonic()
         main.query_one("#head", Static).update(self._head())
-        lanes = main.query_one(Lanes)
+        lanes = main.query_one(LanesPanel)
         lanes.most_lanes = max(self.size.height // 2 - RIVER - 4, 2)
         lanes.draw()
         self._draw_queue()
@@ -726,7 +726,7 @@ class TopApp(App[None]):
     # -- keys --------------------------------------------------------------------------------------------
 
     def on_data_table_row_highlighted(self, _: DataTable.RowHighlighted) -> None:
-        lanes = self.screen_stack[0].query_one(Lanes)
+        lanes = self.screen_stack[0].query_one(LanesPanel)
         lanes.chosen = self._at_cursor() or ""
         lanes.draw()
 
@@ -762,12 +762,12 @@ class TopApp(App[None]):
     def action_ended(self) -> None:
         """Show or hide jobs that are over."""
         self._with_ended = not self._with_ended
-        self.screen_stack[0].query_one(Lanes).with_ended = self._with_ended
+        self.screen_stack[0].query_one(LanesPanel).with_ended = self._with_ended
         self.draw()
 
     def action_span(self, change: int) -> None:
         """Show a longer or a shorter time."""
-        lanes = self.screen_stack[0].query_one(Lanes)
+        lanes = self.screen_stack[0].query_one(LanesPanel)
         at = SPANS.index(lanes.span_s) + change
         lanes.span_s = SPANS[at % len(SPANS)]
         shown = "what fits" if lanes.span_s is None else f"the last {say_duration(lanes.span_s)}"

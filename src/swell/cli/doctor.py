@@ -262,9 +262,9 @@ def _gpus() -> Finding:
 def _wall(home: Path) -> Finding:
     from swell.cli._platform import running_pid
     from swell.engines.local import try_wall, wall_trouble
-    from swell.engines.wall import Setting
+    from swell.engines.wall import WallSetting
 
-    setting = Setting.read(home)
+    setting = WallSetting.read(home)
     trouble = wall_trouble(try_wall(setting.account), home)
     if not trouble and not setting.walled and running_pid(home) is not None:
         trouble = f"the control plane that runs walls no jobs off: {setting.why_not}"

@@ -174,7 +174,7 @@ class BadCheckpoints(SwellError):
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedBackup:
     """A backup that was written."""
 
     jobs: list[str]
@@ -196,7 +196,7 @@ class Restored:
     """Jobs of whose checkpoints something was not restored, and why."""
 
 
-def save(home: Path, file: Path, *, checkpoints: bool = True) -> Saved:
+def save(home: Path, file: Path, *, checkpoints: bool = True) -> SavedBackup:
     """Write a backup of a home, whether its control plane runs or not."""
     if not (home / _STORE).exists():
         raise SwellError(
@@ -226,7 +226,7 @@ def save(home: Path, file: Path, *, checkpoints: bool = True) -> Saved:
             partial.unlink(missing_ok=True)
             raise
     _sync_folder(file.parent)
-    return Saved(jobs, file.stat().st_size, bad)
+    return SavedBackup(jobs, file.stat().st_size, bad)
 
 
 class _Archive:

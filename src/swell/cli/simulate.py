@@ -209,7 +209,7 @@ def simulate(
         limits.check_fits(job)
     pairs = [(source, policy) for source in sources for policy in policies]
     runs = [
-        Run(
+        SimulatedRun(
             source=source,
             policy=policy,
             cluster_text=cluster,
@@ -236,7 +236,7 @@ def simulate(
         _write_json(records, json_path)
 
 
-def _named_apart(sources: dict[Path, Source]) -> list[Source]:
+def _named_apart(sources: dict[Path, TraceSource]) -> list[TraceSource]:
     """The traces, called by their paths if two have the same name."""
     if len({source.trace.name for source in sources.values()}) == len(sources):
         return list(sources.values())
@@ -244,7 +244,7 @@ def _named_apart(sources: dict[Path, Source]) -> list[Source]:
 
 
 def _run(
-    runs: list[Run], processes: int | None, html_path: Path | None, err: Any, *, keep_events: bool
+    runs: list[SimulatedRun], processes: int | None, html_path: Path | None, err: Any, *, keep_events: bool
 ) -> list[dict[str, Any]]:
     """Run all, with a display of how far they are, and write the report that is asked for."""
     from swell.cli._report import Display
@@ -284,7 +284,7 @@ def _load(
     cluster_id: str | None,
     skip_bad_rows: bool,
     limit: int | None,
-) -> Source:
+) -> TraceSource:
     """Read a trace with the profiles that go with it."""
     from swell.domain import ANY_GPU, Cluster
     from swell.perf.profiles import ProfileSet
@@ -306,7 +306,7 @@ def _load(
         skip_bad_rows=skip_bad_rows,
         limit=limit,
     )
-    return Source(
+    return TraceSource(
         trace=trace,
         profiles=profiles,
         profiles_from="built-in" if found is None else str(found),
@@ -323,7 +323,7 @@ def _with_known_types(cluster: Cluster, profiles: ProfileSet) -> Cluster:
     return replace(cluster, nodes=tuple(replace(n, gpu_type=kinds[n.gpu_type]) for n in cluster.nodes))
 
 
-def _announce(sources: list[Source], err: Any) -> None:
+def _announce(sources: list[TraceSource], err: Any) -> None:
     """Print which traces were read, and which profiles are used for them."""
     from swell.domain.words import many
 
@@ -340,7 +340,7 @@ def _announce(sources: list[Source], err: Any) -> None:
         )
 
 
-def _warn(runs: list[Run], records: list[dict[str, Any]], err: Any) -> None:
+def _warn(runs: list[SimulatedRun], records: list[dict[str, Any]], err: Any) -> None:
     """Print which runs ended with unfinished jobs."""
     for run, record in zip(runs, records):
         left = record["jobs"] - record["finished"] - record["rejected"]
@@ -353,7 +353,7 @@ def _warn(runs: list[Run], records: list[dict[str, Any]], err: Any) -> None:
 
 
 def _logs(
-    pairs: list[tuple[Source, str]], events_path: Path | None, html_path: Path | None
+    pairs: list[tuple[TraceSource, str]], events_path: Path | None, html_path: Path | None
 ) -> list[Path | None]:
     """The event log of each run; if only a page is wanted, a file beside the page until that is made."""
     wanted = events_path
@@ -362,7 +362,7 @@ def _logs(
     return [_events_path(wanted, source, policy, several=len(pairs) > 1) for source, policy in pairs]
 
 
-def _write_html(runs: list[Run], path: Path) -> None:
+def _write_html(runs: list[SimulatedRun], path: Path) -> None:
     """The report on all runs, those of one trace side by side."""
     from swell.cli.report import write_report
     from swell.domain import read_events
@@ -379,7 +379,7 @@ def _write_html(runs: list[Run], path: Path) -> None:
     write_report([], path, f"Simulated on {runs[0].cluster_text}", groups=list(groups.items()))
 
 
-def _events_path(path: Path | None, source: Source, policy: str, *, several: bool) -> Path | None:
+def _events_path(path: Path | None, source: TraceSource, policy: str, *, several: bool) -> Path | None:
     """The file for the events of one run."""
     if path is None or not several:
         return path
@@ -401,7 +401,7 @@ _REPORT_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TraceSource:
     """A trace, with the profiles and the cluster it runs on."""
 
     trace: Trace
@@ -412,10 +412,10 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class SimulatedRun:
     """One trace under one policy."""
 
-    source: Source
+    source: TraceSource
     policy: str
     cluster_text: str
     interval_s: float | None
@@ -477,7 +477,7 @@ class Run:
 
 
 def run_all(
-    runs: Sequence[Run], *, processes: int, on_start: Callable[[], None], on_progress: Progress
+    runs: Sequence[SimulatedRun], *, processes: int, on_start: Callable[[], None], on_progress: Progress
 ) -> list[dict[str, Any]]:
     """Do all runs, at most `processes` at a time, and return their records in the same order.
 
@@ -499,7 +499,7 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _one(run: Run, index: int, on_progress: Progress) -> dict[str, Any]:
+def _one(run: SimulatedRun, index: int, on_progress: Progress) -> dict[str, Any]:
     record = run.execute(_seldom(partial(on_progress, index)))
     _over(index, record, on_progress)
     return record
@@ -510,7 +510,7 @@ def _over(index: int, record: dict[str, Any], on_progress: Progress) -> None:
 
 
 def _in_workers(
-    runs: Sequence[Run], count: int, on_start: Callable[[], None], on_progress: Progress
+    runs: Sequence[SimulatedRun], count: int, on_start: Callable[[], None], on_progress: Progress
 ) -> list[dict[str, Any]]:
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     records: dict[int, dict[str, Any]] = {}
@@ -562,7 +562,7 @@ def _hand_out(pipe: Connection, waiting: Iterator[int], busy: dict[Connection, i
         busy[pipe] = index
 
 
-def _died(run: Run, exitcode: int | None) -> NoReturn:
+def _died(run: SimulatedRun, exitcode: int | None) -> NoReturn:
     from swell.domain import SwellError
 
     how = f"was killed by signal {-exitcode}" if exitcode is not None and exitcode < 0 else "ended early"
@@ -571,7 +571,7 @@ def _died(run: Run, exitcode: int | None) -> NoReturn:
     )
 
 
-def _work(pipe: Connection, runs: Sequence[Run]) -> None:
+def _work(pipe: Connection, runs: Sequence[SimulatedRun]) -> None:
     """The main function of a process: do the runs that the parent asks for, until the pipe is closed."""
     from swell.domain import InputError
 

@@ -187,7 +187,7 @@ def draw(study: Study, sweep: Sweep) -> str:
     from swell.report import svg
 
     drawn = [
-        svg.Line(f"trial {number}", list(curve), list(curve.values()))
+        svg.ChartLine(f"trial {number}", list(curve), list(curve.values()))
         for number, curve in study.curves().items()
         if curve
     ]

@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from swell.cloud.provider import Offer
+from swell.cloud.provider import NodeOffer
 from swell.domain import Cluster, FloatArray, InputError, IntArray, Node, many, nearest
 from swell.policies import Snapshot
 from swell.policies.elasticflow import ElasticFlow
@@ -92,7 +92,7 @@ class Terms:
         """The terms of an autoscaler that goes by the range of throughput, within the same bounds."""
         return replace(self, measure="throughput", least_gain=0.0, pace=None)
 
-    def affordable(self, offer: Offer) -> int:
+    def affordable(self, offer: NodeOffer) -> int:
         """The most nodes that the bound and the budget allow."""
         if offer.price_per_hour <= 0 or math.isinf(self.budget_per_hour):
             return self.most_nodes
@@ -112,7 +112,7 @@ class Autoscaler:
     """Decides how many nodes to have; remembers only since when there has been nothing to do."""
 
     terms: Terms
-    offer: Offer
+    offer: NodeOffer
     _idle_since_s: float | None = field(default=None, init=False)
     _rival: int = field(default=0, init=False)
     """With a pace: how many nodes a throughput-only autoscaler would have by now."""
@@ -138,7 +138,7 @@ class Autoscaler:
         return Wanted(nodes, "no jobs, but not for long")
 
 
-def worth_having(snapshot: Snapshot, nodes: int, terms: Terms, offer: Offer, rival: int = 0) -> Wanted:
+def worth_having(snapshot: Snapshot, nodes: int, terms: Terms, offer: NodeOffer, rival: int = 0) -> Wanted:
     """How many nodes the jobs of a snapshot are worth, if there are `nodes` now.
 
     `rival`: with a pace, how many nodes a throughput-only autoscaler would have.
@@ -178,7 +178,7 @@ def summed_speedups(each: list[FloatArray], most_nodes: int, gpus_per_node: int)
 
 
 def _best_number(
-    snapshot: Snapshot, jobs: IntArray, nodes: int, terms: Terms, offer: Offer, rival: int
+    snapshot: Snapshot, jobs: IntArray, nodes: int, terms: Terms, offer: NodeOffer, rival: int
 ) -> int:
     """How many nodes these jobs are worth, by the rule that the terms name."""
     most, width = terms.affordable(offer), offer.gpus_per_node
@@ -191,7 +191,7 @@ def _best_number(
     return _by_range(speedup, nodes, terms, offer)
 
 
-def _by_range(speedup: FloatArray, nodes: int, terms: Terms, offer: Offer) -> int:
+def _by_range(speedup: FloatArray, nodes: int, terms: Terms, offer: NodeOffer) -> int:
     """Pollux's rule: keep the utility in its range; and no node that adds hardly any speed."""
     gpus = np.arange(len(speedup)) * offer.gpus_per_node
     utility = np.divide(speedup, gpus, out=np.ones(len(gpus)), where=gpus > 0)
@@ -203,7 +203,7 @@ def _by_range(speedup: FloatArray, nodes: int, terms: Terms, offer: Offer) -> in
     return int(enough[-1]) + 1 if len(enough) else 0
 
 
-def _by_worth(speedup: FloatArray, nodes: int, jobs: int, hour_worth: float, offer: Offer) -> int:
+def _by_worth(speedup: FloatArray, nodes: int, jobs: int, hour_worth: float, offer: NodeOffer) -> int:
     """The number of nodes with the least cost of progress, where the waiting of jobs costs too."""
     cost = np.arange(len(speedup)) * offer.price_per_hour + hour_worth * jobs
     cost = np.divide(cost, speedup, out=np.full(len(cost), np.inf), where=speedup > 0)
@@ -211,7 +211,7 @@ def _by_worth(speedup: FloatArray, nodes: int, jobs: int, hour_worth: float, off
     return nodes if nodes and cost[nodes] <= cost[best] * (1 + TOLERANCE) else best
 
 
-def nodes_for_deadlines(snapshot: Snapshot, most: int, offer: Offer) -> int:
+def nodes_for_deadlines(snapshot: Snapshot, most: int, offer: NodeOffer) -> int:
     """The fewest nodes on which all deadlines can be kept that `most` nodes could keep."""
     if not np.isfinite(snapshot.deadline_s).any() or not most:
         return 0
@@ -231,7 +231,7 @@ def nodes_for_deadlines(snapshot: Snapshot, most: int, offer: Offer) -> int:
     return enough
 
 
-def _with_nodes(snapshot: Snapshot, nodes: int, offer: Offer) -> Snapshot:
+def _with_nodes(snapshot: Snapshot, nodes: int, offer: NodeOffer) -> Snapshot:
     """The same jobs on that many nodes, which may have to start first."""
     cluster = Cluster(tuple(Node(f"n{i}", offer.gpus_per_node) for i in range(nodes)))
     start_s = snapshot.start_cost_s + offer.start_s
@@ -269,7 +269,7 @@ def _concave(curve: FloatArray) -> FloatArray:
     return np.interp(np.arange(len(curve)), corners, curve[corners])
 
 
-def _lasting(snapshot: Snapshot, offer: Offer) -> IntArray:
+def _lasting(snapshot: Snapshot, offer: NodeOffer) -> IntArray:
     """The jobs that will still be there when a node requested now is ready."""
     rate = snapshot.rate_at(np.minimum(snapshot.gpus, snapshot.curves.max_gpus))
     left_s = np.divide(snapshot.remaining, rate, out=np.full(len(rate), np.inf), where=rate > 0)
@@ -300,7 +300,7 @@ OPTIONS = (*_OFFER, *_TERMS)
 
 def read_options(
     text: str, offer: dict[str, Any], terms: dict[str, Any], allowed: Sequence[str] = OPTIONS
-) -> tuple[Offer, Terms]:
+) -> tuple[NodeOffer, Terms]:
     """Offer and terms with what the text says of them; `spot` is in hours, other times in seconds."""
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -320,7 +320,7 @@ def read_options(
         else:
             terms = terms | {_TERMS[key]: given}
     try:
-        return Offer(**offer), Terms(**terms)
+        return NodeOffer(**offer), Terms(**terms)
     except InputError as error:
         raise InputError(f"autoscale: {error}", field="autoscale") from error
 
@@ -329,7 +329,7 @@ def read_options(
 class Rentable:
     """What a live platform may rent, and on which terms."""
 
-    offer: Offer
+    offer: NodeOffer
     terms: Terms
     gpu_type: str
     """GPU type of the nodes; empty if it was not said."""

@@ -14,7 +14,7 @@ from swell.domain import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class NodeOffer:
     """What a provider offers: equal nodes, at a price."""
 
     gpus_per_node: int
@@ -55,7 +55,7 @@ class Provider(Protocol):
     """Where nodes come from."""
 
     @property
-    def offer(self) -> Offer:
+    def offer(self) -> NodeOffer:
         """What it offers."""
         ...
 

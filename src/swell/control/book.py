@@ -124,7 +124,9 @@ class Book:
     ) -> tuple[JobRecord, list[lifecycle.Instruction]]:
         """Feed a job's state machine and write the new record; the caller carries out the instructions."""
         changed, instructions = lifecycle.step(record, given, now_s)
-        events = [self._with_figures(one.event) for one in instructions if isinstance(one, lifecycle.Log)]
+        events = [
+            self._with_figures(one.event) for one in instructions if isinstance(one, lifecycle.LogEvent)
+        ]
         if (changed != record and save) or events:
             self.write([changed], events)
         self.records[record.job_id] = changed

@@ -24,7 +24,7 @@ from swell.control import lifecycle, promises, teams, views
 from swell.control.book import Book
 from swell.control.errors import StoreUnavailable
 from swell.control.knowledge import Knowledge, Trials
-from swell.control.lifecycle import AskAgain, EndStray, Feed, Reconciler
+from swell.control.lifecycle import AskAgain, EndStray, FeedInput, Reconciler
 from swell.control.limits import NO_LIMITS
 from swell.control.model import JobRecord, Phase
 from swell.control.renting import Renting
@@ -34,7 +34,7 @@ from swell.control.slow_nodes import SlowNodes
 from swell.control.store import Store
 from swell.domain import Cluster, Event, EventKind, InputError, Node, SwellError
 from swell.domain.events import TIME_LIMIT
-from swell.engines import Engine, Launch, Observed, Report, RunState
+from swell.engines import Engine, EngineReport, Launch, Observed, RunState
 from swell.policies import DEFAULT, is_ours
 
 # Which of a job's progress reports go into the event log: a bounded number, evenly spread over its life.
@@ -126,7 +126,7 @@ _CURVES = ("epoch", "batch_size", "loss", "target_loss", "lr", "metrics")
 
 
 @dataclass(slots=True)
-class Figures:
+class TurnFigures:
     """Counters for monitoring."""
 
     decisions: int = 0
@@ -141,7 +141,7 @@ class Conductor:
     def __init__(self, book: Book, engine: Engine, home: Path) -> None:
         self.book = book
         self.engine = engine
-        self.figures = Figures()
+        self.figures = TurnFigures()
         self.drained: set[str] = set()
         """Names of the nodes that a person has drained: they get no jobs."""
         self.slow_nodes = SlowNodes()
@@ -221,7 +221,7 @@ class Conductor:
                 case AskAgain(job_id):
                     record = self.book.records[job_id]
                     self.engine.apply(self.launch(record), record.wanted)
-                case Feed(job_id, given):
+                case FeedInput(job_id, given):
                     with self._sparing_others(job_id):
                         self.feed(self.book.records[job_id], given, now_s)
         self._end_overdue(now_s)
@@ -260,7 +260,9 @@ class Conductor:
             self._progress.written(record.job_id, progress[record.job_id].time_s)
             self.book.remember(record, now_s)
 
-    def _hear(self, record: JobRecord, knowledge: Knowledge, report: Report, now_s: float) -> Event | None:
+    def _hear(
+        self, record: JobRecord, knowledge: Knowledge, report: EngineReport, now_s: float
+    ) -> Event | None:
         """Take in one report; returns the event of a progress report."""
         match report.kind:
             case "progress":
@@ -293,9 +295,9 @@ class Conductor:
             case "confined":
                 most, reason = int(report.data["workers"]), str(report.data["reason"])
                 self.scheduler.profiling.bound(record.job_id, most)
-                self.feed(record, lifecycle.Confined(most, reason), report.time_s)
+                self.feed(record, lifecycle.JobConfined(most, reason), report.time_s)
             case "checkpoint":
-                self.feed(record, lifecycle.Saved(int(report.data["step"])), report.time_s)
+                self.feed(record, lifecycle.CheckpointSaved(int(report.data["step"])), report.time_s)
         return None
 
     @contextlib.contextmanager
@@ -334,7 +336,9 @@ class Conductor:
             if record.started_s is not None and now_s - record.started_s > limit_s:
                 self.feed(record, lifecycle.CancelAsked(f"{TIME_LIMIT} of {limit_s:g} s"), now_s)
 
-    def _progressed(self, record: JobRecord, knowledge: Knowledge, report: Report, now_s: float) -> Event:
+    def _progressed(
+        self, record: JobRecord, knowledge: Knowledge, report: EngineReport, now_s: float
+    ) -> Event:
         data = report.data
         of = None if data.get("of") is None else float(data["of"])
         given = lifecycle.Progressed(float(data["done"]), of, data.get("batch_size"))
@@ -352,7 +356,7 @@ class Conductor:
         figures = {"done": given.done, "of": of, "workers": len(record.held)} | extra
         return Event(report.time_s, EventKind.PROGRESS, job_id=record.job_id, data=figures)
 
-    def _switched(self, record: JobRecord, knowledge: Knowledge, report: Report, now_s: float) -> None:
+    def _switched(self, record: JobRecord, knowledge: Knowledge, report: EngineReport, now_s: float) -> None:
         pause_s = float(report.data.get("pause_s", 0.0))
         if pause_s > 0:
             knowledge.pause_s = max(pause_s, 0.05)
@@ -360,7 +364,7 @@ class Conductor:
         if record.job_id not in self._starting:
             self.scheduler.roster.trains_from(record.job_id, until_s, now_s)
         gpus = tuple(int(slot) for slot in report.data.get("gpus", record.wanted))
-        self.feed(record, lifecycle.Switched(gpus, pause_s), report.time_s)
+        self.feed(record, lifecycle.JobSwitched(gpus, pause_s), report.time_s)
 
     # -- nodes -------------------------------------------------------------------------------------------
 
@@ -554,7 +558,7 @@ class Conductor:
             match one:
                 case lifecycle.Apply():
                     self.engine.apply(self.launch(changed), changed.wanted)
-                case lifecycle.End():
+                case lifecycle.EndJob():
                     self.engine.end(changed.job_id)
                 case lifecycle.Reschedule():
                     self.scheduler.rhythm.ask(now_s)

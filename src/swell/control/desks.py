@@ -18,12 +18,12 @@ from swell.control import lifecycle, promises, teams, views
 from swell.control.book import MAX_SCRIPT_BYTES
 from swell.control.conductor import NOT_BOTH, Conductor
 from swell.control.errors import Conflict, NotFound, TooMany
-from swell.control.limits import Gate, Limits
+from swell.control.limits import Gate, OwnerLimits
 from swell.control.model import Estimate, JobRecord, JobRequest, Phase, Promise
 from swell.control.renting import AutoscalerState
 from swell.control.reservations import ReservationState
 from swell.control.teams import TeamState
-from swell.control.views import NodeView
+from swell.control.views import NodeState
 from swell.domain import Event, EventKind, InputError, Reservation, Team
 from swell.domain.request import not_python
 from swell.engines.accounts import no_script
@@ -167,7 +167,7 @@ _Accepted = tuple[JobRecord, Sequence[int], Sequence[Event]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Submission:
+class _Accepting:
     request: JobRequest
     owner: str
     key: str | None
@@ -176,7 +176,7 @@ class _Submission:
 class JobDesk:
     """Takes jobs in, answers questions about them, and does what people ask. Methods are thread-safe."""
 
-    def __init__(self, access: Access, limits: Limits, trouble: Callable[[], str]) -> None:
+    def __init__(self, access: Access, limits: OwnerLimits, trouble: Callable[[], str]) -> None:
         """`trouble`: why the platform does not work; empty if all is well."""
         self._access = access
         self._conductor, self._lock, self._clock = access.conductor, access.lock, access.clock
@@ -185,14 +185,14 @@ class JobDesk:
         self._trouble = trouble
         self._estimates: tuple[float, dict[str, Estimate]] = (-math.inf, {})
         """When the estimates of active jobs were made last, and what they were."""
-        self._intake: Intake[_Submission, JobRecord] = Intake(self._take_in)
+        self._intake: Intake[_Accepting, JobRecord] = Intake(self._take_in)
 
     def submit(self, request: JobRequest, owner: str, idempotency_key: str | None = None) -> JobRecord:
         """Take a job in, or refuse its deadline. The returned record is on disk."""
         self._check(request, owner)
-        return self._intake(_Submission(request, owner, idempotency_key))
+        return self._intake(_Accepting(request, owner, idempotency_key))
 
-    def _take_in(self, tickets: Sequence[Ticket[_Submission, JobRecord]]) -> None:
+    def _take_in(self, tickets: Sequence[Ticket[_Accepting, JobRecord]]) -> None:
         """Serve submissions that came at about the same time, in one transaction."""
         accepted: list[_Accepted] = []
         quick = len(tickets) > FEW_SUBMISSIONS
@@ -216,7 +216,7 @@ class JobDesk:
 
     def _accept(
         self,
-        submission: _Submission,
+        submission: _Accepting,
         accepted: list[_Accepted],
         quick: bool,
     ) -> JobRecord:
@@ -408,7 +408,7 @@ class NodeDesk:
 
     _access: Access
 
-    def states(self) -> list[NodeView]:
+    def states(self) -> list[NodeState]:
         """The nodes and how many of their slots are in use."""
         conductor = self._access.conductor
         with self._access.lock:

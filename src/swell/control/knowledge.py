@@ -273,7 +273,7 @@ MOST_CLOSING_S = 60.0
 """Upper bound of `closing_s`: a script that goes on longer after its last step does other work."""
 
 
-class Reported(NamedTuple):
+class ProgressPoint(NamedTuple):
     """A progress report."""
 
     time_s: float
@@ -288,7 +288,7 @@ class Length:
     """Iterations that the job consists of; a prediction if the job trains until a target loss."""
     target: TargetLength | None = None
     """Set for a job that trains until its loss is low enough."""
-    latest: Reported | None = None
+    latest: ProgressPoint | None = None
     """The last progress report."""
     advanced_s: float | None = None
     """When a report last showed more progress than the one before it."""
@@ -305,7 +305,7 @@ class Length:
         """
         if self.latest is None or done > self.latest.done:
             self.advanced_s = time_s
-        self.latest = Reported(time_s, done)
+        self.latest = ProgressPoint(time_s, done)
         data, before = data or {}, self.of
         if data.get("target_loss") is not None:
             self._follow_target(done, data)
@@ -351,7 +351,7 @@ class GradientNoise:
     _since: float | None = None
     """Progress at the last report of settled figures."""
 
-    def take(self, sqr: float, var: float, updates: int | None, latest: Reported | None) -> bool:
+    def take(self, sqr: float, var: float, updates: int | None, latest: ProgressPoint | None) -> bool:
         """Take in a mean over `updates` steps; False if what is known is better.
 
         Settled figures, from history or from before a restart, are better than a mean over few steps.
@@ -380,7 +380,7 @@ class Timings:
     """Nodes, workers, local batch, step and sync seconds of the last report."""
     steady_with: set[int] = field(default_factory=set)
     """The numbers of workers that steady steps were reported with."""
-    _stretch_from: tuple[Reported, int] | None = None
+    _stretch_from: tuple[ProgressPoint, int] | None = None
     """How far the job was at the last report, and with how many workers."""
 
     def add(
@@ -400,7 +400,7 @@ class Timings:
         self.steady_with.add(workers)
         return True
 
-    def count_stretch(self, workers: int, latest: Reported | None) -> None:
+    def count_stretch(self, workers: int, latest: ProgressPoint | None) -> None:
         """Add the time since the last report to `ran`, if the number of workers is the same."""
         if latest is None:
             return

@@ -1,6 +1,6 @@
 """The lease: which of several control planes on one store leads.
 
-    candidate = Candidate(table, Holder(name="a", url="https://a:7373", host="a"))
+    candidate = LeaseCandidate(table, LeaseHolder(name="a", url="https://a:7373", host="a"))
     candidate.start()
     candidate.tenure        the right to lead, or None while another control plane leads
 
@@ -43,7 +43,7 @@ REST_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LeaseHolder:
     """A control plane, as the others see it."""
 
     name: str
@@ -58,13 +58,13 @@ class Leader:
 
     number: int
     """Its fencing number."""
-    holder: Holder
+    holder: LeaseHolder
 
 
 class LeaseTable(Protocol):
     """Where the lease is kept. Raises StoreUnavailable if that cannot be reached."""
 
-    def take(self, holder: Holder) -> int | None:
+    def take(self, holder: LeaseHolder) -> int | None:
         """Take the lease if it is free or has run out; returns the new fencing number, or None."""
 
     def renew(self, number: int) -> bool:
@@ -101,11 +101,16 @@ class Tenure:
         self._until_s = asked_s + LEASE_S - MARGIN_S
 
 
-class Candidate:
+class LeaseCandidate:
     """Takes the lease when it can, and renews it; a thread calls `step`."""
 
     def __init__(
-        self, table: LeaseTable, holder: Holder, *, clock: Callable[[], float] = elapsed_s, once: bool = False
+        self,
+        table: LeaseTable,
+        holder: LeaseHolder,
+        *,
+        clock: Callable[[], float] = elapsed_s,
+        once: bool = False,
     ) -> None:
         """`once`: after a lost lease do not try to get it again."""
         self.holder = holder
@@ -229,7 +234,7 @@ class Succession:
 
     def __init__(
         self,
-        candidate: Candidate,
+        candidate: LeaseCandidate,
         lead: Callable[[Tenure], StepDown],
         changed: Callable[[], None] = lambda: None,
     ) -> None:

@@ -43,7 +43,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class JobSeen:
     """The engine found the job in this state."""
 
     observed: Observed
@@ -64,7 +64,7 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
-class Switched:
+class JobSwitched:
     """The job goes on with workers on these slots, after this pause."""
 
     gpus: Placement
@@ -87,7 +87,7 @@ class Noticed:
 
 
 @dataclass(frozen=True, slots=True)
-class Confined:
+class JobConfined:
     """The job found out that it cannot use more than so many workers."""
 
     most: int
@@ -95,7 +95,7 @@ class Confined:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class CheckpointSaved:
     """The job saved a checkpoint after this many steps."""
 
     step: int
@@ -136,14 +136,14 @@ class BoundsAsked:
 Input = (
     Granted
     | Started
-    | Seen
+    | JobSeen
     | Vanished
     | Progressed
-    | Switched
+    | JobSwitched
     | WorkerLost
     | Noticed
-    | Confined
-    | Saved
+    | JobConfined
+    | CheckpointSaved
     | Answered
     | CancelAsked
     | PauseAsked
@@ -155,7 +155,7 @@ Input = (
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class LogEvent:
     """Append an event."""
 
     event: Event
@@ -167,7 +167,7 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndJob:
     """Have the engine end the job and clean up."""
 
 
@@ -176,7 +176,7 @@ class Reschedule:
     """Let the policy decide again: capacity or demand changed."""
 
 
-Instruction = Log | Apply | End | Reschedule
+Instruction = LogEvent | Apply | EndJob | Reschedule
 Step = tuple[JobRecord, list[Instruction]]
 
 
@@ -187,7 +187,7 @@ def step(record: JobRecord, given: Input, now_s: float) -> Step:
             return _granted(record, given, now_s)
         case Started(gpus, pause_s):
             return _started(record, gpus, pause_s, now_s)
-        case Seen(observed):
+        case JobSeen(observed):
             return _seen(record, observed, now_s)
         case Vanished():
             return _vanished(record, now_s)
@@ -199,15 +199,15 @@ def step(record: JobRecord, given: Input, now_s: float) -> Step:
                 batch_size=record.batch_size if batch_size is None else batch_size,
             )
             return changed, ([Reschedule()] if record.of != changed.of else [])
-        case Switched(gpus, pause_s):
+        case JobSwitched(gpus, pause_s):
             return _switched(record, gpus, pause_s, now_s)
         case WorkerLost(worker, reason):
             return record, [_log(record, EventKind.WORKER_LOST, now_s, worker=worker, reason=reason)]
         case Noticed(text):
             return record, [_log(record, EventKind.NOTICED, now_s, text=text)]
-        case Confined(most, reason):
+        case JobConfined(most, reason):
             return _confined(record, most, reason, now_s)
-        case Saved(step_number):
+        case CheckpointSaved(step_number):
             return record, [_log(record, EventKind.CHECKPOINT_SAVED, now_s, step=step_number)]
         case Answered(promise):
             return _answered(record, promise, now_s)
@@ -232,7 +232,7 @@ def _granted(record: JobRecord, given: Granted, now_s: float) -> Step:
         changed = replace(record, phase=Phase.QUEUED, wanted=(), held=(), reason=reason or NOT_REPORTED)
         log = _log(record, EventKind.PREEMPTED, now_s, before=before, reason=changed.reason)
         return changed, [log, Apply()]
-    # The start or the resize is logged once it has happened: see Started and Switched.
+    # The start or the resize is logged once it has happened: see Started and JobSwitched.
     started_s = record.started_s or now_s
     changed = replace(record, phase=Phase.RUNNING, wanted=placement, reason=reason, started_s=started_s)
     return changed, [Apply()]
@@ -260,20 +260,20 @@ def _switched(record: JobRecord, gpus: Placement, pause_s: float, now_s: float) 
 
 def _seen(record: JobRecord, observed: Observed, now_s: float) -> Step:
     if record.phase.over:
-        return record, ([] if observed.state in (RunState.FINISHED, RunState.FAILED) else [End()])
+        return record, ([] if observed.state in (RunState.FINISHED, RunState.FAILED) else [EndJob()])
     if observed.state is RunState.FINISHED:
         deadline_s = record.request.deadline_s
         met = None if deadline_s is None else now_s <= deadline_s
         changed = _over(record, Phase.FINISHED, now_s, "", exit_code=0, done=record.of or record.done)
         jct_s, work = now_s - record.submitted_s, changed.done
         log = _log(record, EventKind.FINISHED, now_s, jct_s=jct_s, met=met, work=work)
-        return changed, [log, End(), Reschedule()]
+        return changed, [log, EndJob(), Reschedule()]
     if observed.state is RunState.FAILED:
         reason = observed.reason or f"the script ended with exit code {observed.exit_code}"
         changed = _over(record, Phase.FAILED, now_s, reason, exit_code=observed.exit_code)
         code, work = observed.exit_code, record.done
         log = _log(record, EventKind.FAILED, now_s, reason=reason, exit_code=code, work=work)
-        return changed, [log, End(), Reschedule()]
+        return changed, [log, EndJob(), Reschedule()]
     if observed.target != record.wanted and observed.state is not RunState.STOPPING:
         return record, [Apply()]
     return record, []
@@ -298,7 +298,7 @@ def _vanished(record: JobRecord, now_s: float) -> Step:
         changed = _over(record, Phase.FAILED, now_s, reason)
         return changed, [
             _log(record, EventKind.FAILED, now_s, reason=reason, work=record.done),
-            End(),
+            EndJob(),
             Reschedule(),
         ]
     changed = replace(record, restarts=record.restarts + 1, held=())
@@ -327,7 +327,7 @@ def _answered(record: JobRecord, promise: Promise, now_s: float) -> Step:
     )
     instructions: list[Instruction] = [log]
     if record.wanted:
-        instructions += [End(), Reschedule()]
+        instructions += [EndJob(), Reschedule()]
     return changed, instructions
 
 
@@ -338,7 +338,7 @@ def _cancelled(record: JobRecord, by: str, now_s: float) -> Step:
         raise Conflict(f"job '{record.job_id}' is {record.phase.value}: there is nothing to cancel")
     changed = _over(record, Phase.CANCELLED, now_s, f"cancelled by {by}")
     log = _log(record, EventKind.CANCELLED, now_s, by=by, work=record.done)
-    return changed, [log, End(), Reschedule()]
+    return changed, [log, EndJob(), Reschedule()]
 
 
 def _paused(record: JobRecord, now_s: float) -> Step:
@@ -392,8 +392,8 @@ def _bounded(record: JobRecord, least: int, most: int | None) -> Step:
     return replace(record, request=request), [Reschedule()]
 
 
-def _log(record: JobRecord, kind: EventKind, now_s: float, **data: object) -> Log:
-    return Log(Event(now_s, kind, job_id=record.job_id, data=data))
+def _log(record: JobRecord, kind: EventKind, now_s: float, **data: object) -> LogEvent:
+    return LogEvent(Event(now_s, kind, job_id=record.job_id, data=data))
 
 
 # Compares what should run with what does run, and says what to do about each difference.
@@ -425,14 +425,14 @@ class AskAgain:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class FeedInput:
     """Feed this input to the job's state machine."""
 
     job_id: str
     given: Input
 
 
-Difference = EndStray | AskAgain | Feed
+Difference = EndStray | AskAgain | FeedInput
 
 
 @dataclass(slots=True)
@@ -467,7 +467,7 @@ class Reconciler:
     ) -> Iterator[Difference]:
         """The present differences. The caller may change `records` while it iterates."""
         for job_id, seen in observed.items():
-            yield Feed(job_id, Seen(seen)) if job_id in records else EndStray(job_id)
+            yield FeedInput(job_id, JobSeen(seen)) if job_id in records else EndStray(job_id)
         for job_id in list(records):
             record = records.get(job_id)
             if record is None:
@@ -481,7 +481,7 @@ class Reconciler:
                 if record.held or seen.state is not RunState.RUNNING or not seen.placement:
                     self._unheard_since_s.pop(job_id, None)
                 elif now_s - self._unheard_since_s.setdefault(job_id, now_s) >= UNHEARD_S:
-                    yield Feed(job_id, Started(seen.placement, 0.0))
+                    yield FeedInput(job_id, Started(seen.placement, 0.0))
                 if len(seen.placement) == len(record.wanted):
                     self._behind_since_s.pop(job_id, None)
                 elif now_s - self._behind_since_s.setdefault(job_id, now_s) >= BEHIND_S:
@@ -491,4 +491,4 @@ class Reconciler:
                 yield AskAgain(job_id)  # the control plane that decided it was killed before it could say so
             elif now_s - self._missing_since_s.setdefault(job_id, now_s) >= LOST_AFTER_S:
                 del self._missing_since_s[job_id]
-                yield Feed(job_id, Vanished())
+                yield FeedInput(job_id, Vanished())

@@ -14,7 +14,7 @@ MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class OwnerLimits:
     """What one user may have at a time; None for no limit."""
 
     jobs: int | None = None
@@ -33,10 +33,10 @@ class Limits:
         return UserLimits(slots=self.slots, running=self.running)
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = OwnerLimits()
 
 
-def left_by(promised: Sequence[JobRecord], limits: Limits, capacity: int) -> int:
+def left_by(promised: Sequence[JobRecord], limits: OwnerLimits, capacity: int) -> int:
     """The slots that a user's promised jobs leave of the user's limits."""
     if limits.running is not None and len(promised) >= limits.running:
         return 0
@@ -47,7 +47,7 @@ def left_by(promised: Sequence[JobRecord], limits: Limits, capacity: int) -> int
 class Gate:
     """Refuses submissions beyond the limits."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: OwnerLimits) -> None:
         self.limits = limits
         self._recent: dict[str, deque[float]] = {}
         """By user: when the submissions of the last minute came."""

@@ -23,10 +23,10 @@ from swell.control.book import Book, Recall, Subscriber
 from swell.control.conductor import Conductor
 from swell.control.desks import Access, JobDesk, NodeDesk, ReservationDesk, TeamDesk
 from swell.control.errors import NotLeading, StoreUnavailable
-from swell.control.limits import NO_LIMITS, Limits
+from swell.control.limits import NO_LIMITS, OwnerLimits
 from swell.control.renting import Renting
 from swell.control.reservations import YIELD_POLL_S
-from swell.control.retention import Done, Keep, Retention
+from swell.control.retention import Keep, Retained, Retention
 from swell.control.scheduler import Scheduler
 from swell.control.store import Store
 from swell.domain import Event, EventKind, SwellError
@@ -149,7 +149,7 @@ class ControlPlane:
         round_s: float | None = None,
         clock: Callable[[], float] = now_s,
         recall: Recall | None = None,
-        limits: Limits = NO_LIMITS,
+        limits: OwnerLimits = NO_LIMITS,
         keep: Keep = KEEP,
         end_unknown: bool = False,
         renting: Renting | None = None,
@@ -243,7 +243,7 @@ class ControlPlane:
                 self._retention.run(self.clock(), beat=lambda: self._housekeeper.beat(busy=True))
             next_s = time.monotonic() + HOUSEKEEPING_S
 
-    def collect(self, keep_s: float | None, keep_bytes: int | None, *, dry: bool) -> Done:
+    def collect(self, keep_s: float | None, keep_bytes: int | None, *, dry: bool) -> Retained:
         """Delete now what need not be kept, or say what (`dry`). None: as the platform was told to keep."""
         keep = self._retention.keep
         keep = replace(

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from swell.control.errors import Conflict, NotLeading, StoreLost, StoreUnavailable
-from swell.control.lease import LEASE_S, Candidate, Holder, Leader, Tenure
+from swell.control.lease import LEASE_S, Leader, LeaseCandidate, LeaseHolder, Tenure
 from swell.domain import InputError
 
 FAILED = "the store failed ({}); nothing was changed: check its disk or database, then try again"
@@ -55,7 +55,7 @@ def is_postgres(url: str) -> bool:
 
 def open_database(url: str) -> PostgresDatabase:
     """The database, with the lease of its one writer; waits for a control plane that was killed."""
-    candidate = Candidate(PostgresLease(url), Holder("alone", "", ""), once=True)
+    candidate = LeaseCandidate(PostgresLease(url), LeaseHolder("alone", "", ""), once=True)
     tenure = candidate.win(_WIN_S)
     if tenure is None:
         candidate.stop()
@@ -144,7 +144,7 @@ class PostgresLease:
         self._connection = _Connection(url, settings)
         self._prepared = not make
 
-    def take(self, holder: Holder) -> int | None:
+    def take(self, holder: LeaseHolder) -> int | None:
         """Take the lease if it is free or has run out; returns the new fencing number, or None."""
         free = "SELECT 1 FROM lease_term WHERE until <= clock_timestamp()"
         with self._asking() as connection:
@@ -186,7 +186,7 @@ class PostgresLease:
         )
         with self._asking() as connection:
             row = connection.execute(sql).fetchone()
-        return None if row is None else Leader(int(row[0]), Holder(*row[1:]))
+        return None if row is None else Leader(int(row[0]), LeaseHolder(*row[1:]))
 
     def close(self) -> None:
         """Close the connection."""

@@ -56,7 +56,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RetentionPlan:
     """What to do about jobs that are over."""
 
     forget: tuple[str, ...]
@@ -64,7 +64,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Done:
+class Retained:
     """What was done, or would be."""
 
     forgotten: list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Done:
     freed_bytes: int = 0
 
 
-def plan(ended: Sequence[Ended], keep: Keep, now_s: float) -> Plan:
+def plan(ended: Sequence[Ended], keep: Keep, now_s: float) -> RetentionPlan:
     """Which jobs to forget, because of their age or because of their size, and which to thin."""
     forget, thin, used = list[str](), list[str](), 0
     for job in sorted(ended, key=lambda job: job.ended_s, reverse=True):  # the newest are kept first
@@ -85,7 +85,7 @@ def plan(ended: Sequence[Ended], keep: Keep, now_s: float) -> Plan:
         used += job.bytes
         if keep.thin_after_s is not None and age_s > keep.thin_after_s and job.checkpoints > 1:
             thin.append(job.job_id)
-    return Plan(tuple(forget), tuple(thin))
+    return RetentionPlan(tuple(forget), tuple(thin))
 
 
 def needless(old: Sequence[tuple[int, Event]]) -> list[int]:
@@ -131,11 +131,11 @@ class Retention:
         *,
         dry: bool = False,
         beat: Callable[[], None] = lambda: None,
-    ) -> Done:
+    ) -> Retained:
         """Forget and thin; with `dry` only say what would be done. `beat` is called for every job."""
         ended = {job.job_id: job for job in self._ended(beat)}
         keep = keep or self.keep
-        todo, done = plan(list(ended.values()), keep, now_s), Done()
+        todo, done = plan(list(ended.values()), keep, now_s), Retained()
         for job_id in todo.forget:
             with _sparing_others(job_id):
                 if dry or self._forget(job_id, beat):

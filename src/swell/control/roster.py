@@ -15,7 +15,7 @@ from swell.board import Board
 from swell.control.book import Book
 from swell.control.knowledge import Knowledge, Speed
 from swell.control.model import JobRecord, Phase
-from swell.domain import Ahead, Calendar, Cluster, FloatArray, IntArray, JobSpec, Placement, Teams
+from swell.domain import Calendar, Cluster, FloatArray, IntArray, JobSpec, Placement, SlotsAhead, Teams
 from swell.perf.belief import JobBelief
 from swell.perf.curves import Curves, in_steps
 from swell.policies import JobTable
@@ -265,7 +265,7 @@ class Slots:
 
     cluster: Cluster
     """Those that can be given to jobs now."""
-    ahead: Ahead | None
+    ahead: SlotsAhead | None
     """How many there are over time; None if always those of `cluster`."""
     widest: int
     """The most slots that there are at any time: as far as curves have to answer."""

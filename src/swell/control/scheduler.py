@@ -18,11 +18,11 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from swell.board import Board, Move, Rhythm, with_reasons
+from swell.board import Board, DecisionRhythm, Move, with_reasons
 from swell.control.book import Book
 from swell.control.errors import StoreUnavailable
 from swell.control.knowledge import Knowledge
-from swell.control.limits import NO_LIMITS, Limits, left_by
+from swell.control.limits import NO_LIMITS, OwnerLimits, left_by
 from swell.control.model import JobRecord, Phase
 from swell.control.renting import Renting
 from swell.control.roster import (
@@ -281,7 +281,7 @@ class Scheduler:
         policy: str,
         cluster: Cluster,
         interval_s: float | None = None,
-        limits: Limits = NO_LIMITS,
+        limits: OwnerLimits = NO_LIMITS,
     ) -> None:
         """`interval_s` is the length of rounds, in place of the policy's own."""
         self.book = book
@@ -297,7 +297,7 @@ class Scheduler:
         """The policy as it obeys teams. It is asked through `limited`."""
         self.limited: ByUser
         """The same policy within the limits of each user."""
-        self.rhythm: Rhythm
+        self.rhythm: DecisionRhythm
         self._interval_s = interval_s
         self._begin_with(policy, cluster, NO_TEAMS)
         self.roster = Roster(book, cluster, self.policy.placer)
@@ -375,7 +375,7 @@ class Scheduler:
         self.policy_text = text
         self.limited = by_user(self.policy, self.limits.of_policy)
         own_s = self.policy.interval_s
-        self.rhythm = Rhythm(self.policy, own_s if self._interval_s is None else self._interval_s)
+        self.rhythm = DecisionRhythm(self.policy, own_s if self._interval_s is None else self._interval_s)
 
     def set_cluster(self, cluster: Cluster, now_s: float, reason: str = "") -> None:
         """Use this cluster from now on; `reason` says why jobs lose slots, if they do."""

@@ -26,7 +26,7 @@ _MOST_NOTICES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeState:
     """A node as people see it."""
 
     name: str
@@ -54,7 +54,7 @@ def nodes(
     renting: Renting | None = None,
     slow: Mapping[str, SlowNode] = MappingProxyType({}),
     avoided: Collection[str] = (),
-) -> list[NodeView]:
+) -> list[NodeState]:
     """The nodes, and how many of their slots are in use."""
     rentable = frozenset[str]()
     if renting is not None:
@@ -66,7 +66,7 @@ def nodes(
         for slot in record.wanted:
             used[int(cluster.node_of_gpu[slot])] += 1
     return [
-        NodeView(
+        NodeState(
             name=n.name,
             gpus=n.gpus,
             gpu_type=n.gpu_type,

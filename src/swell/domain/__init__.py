@@ -1,6 +1,6 @@
 """The basic types: jobs, nodes, clusters, placements, events. Imports no other part of swell."""
 
-from swell.domain.calendar import NO_RESERVATIONS, Ahead, Calendar, Reservation
+from swell.domain.calendar import NO_RESERVATIONS, Calendar, Reservation, SlotsAhead
 from swell.domain.cluster import (
     ANY_GPU,
     BoolArray,
@@ -29,7 +29,6 @@ __all__ = [
     "NO_TEAMS",
     "OTHERS",
     "PRIORITIES",
-    "Ahead",
     "BoolArray",
     "Calendar",
     "Cluster",
@@ -44,6 +43,7 @@ __all__ = [
     "Node",
     "Placement",
     "Reservation",
+    "SlotsAhead",
     "SwellError",
     "Team",
     "Teams",

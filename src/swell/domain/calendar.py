@@ -101,7 +101,7 @@ class Reservation:
         return self.start_s + math.floor((now_s - self.start_s + _ROUNDING_S) / self.every_s) * self.every_s
 
 
-class Ahead(NamedTuple):
+class SlotsAhead(NamedTuple):
     """GPUs that promises may count on: `gpus[i]` from `times[i]` to `times[i + 1]`, the last for ever."""
 
     times: FloatArray
@@ -158,7 +158,7 @@ class Calendar:
         wanting = [one for one in self.reservations if one.active(now_s) and (one.nodes or one.gpus)]
         return tuple(sorted(wanting, key=lambda one: not one.nodes))
 
-    def ahead(self, cluster: Cluster, now_s: float, until_s: float = 0.0) -> Ahead:
+    def ahead(self, cluster: Cluster, now_s: float, until_s: float = 0.0) -> SlotsAhead:
         """What promises may count on of this cluster from now on, written out until `until_s` at least.
 
         The reservations take their GPUs out of `cluster`. Of a service that is followed, the most that it may
@@ -180,7 +180,7 @@ class Calendar:
             times.append(last_s)
             gpus.append(self._left(cluster, rest))
         steps = [i for i in range(len(gpus)) if i == 0 or gpus[i] != gpus[i - 1]]
-        return Ahead(
+        return SlotsAhead(
             np.array([times[i] for i in steps], dtype=np.float64),
             np.array([gpus[i] for i in steps], dtype=np.int64),
         )

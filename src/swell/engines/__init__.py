@@ -1,5 +1,5 @@
 """Where workers live: each engine behind one small interface."""
 
-from swell.engines.base import Engine, Launch, Observed, Report, RunState
+from swell.engines.base import Engine, EngineReport, Launch, Observed, RunState
 
-__all__ = ["Engine", "Launch", "Observed", "Report", "RunState"]
+__all__ = ["Engine", "EngineReport", "Launch", "Observed", "RunState"]

@@ -70,7 +70,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class EngineReport:
     """Something that a job reported about itself, as it came in (docs/reference/wire-protocol.md)."""
 
     job_id: str
@@ -82,7 +82,7 @@ class Report:
     data: Mapping[str, Any]
 
 
-def drain(reports: deque[Report]) -> Iterator[Report]:
+def drain(reports: deque[EngineReport]) -> Iterator[EngineReport]:
     """Take reports off one by one, each only when the next is asked for.
 
     So a report that its reader could not note (the disk was full, say) is there again the next time.
@@ -135,7 +135,7 @@ class Engine(Protocol):
     def parts(self) -> Sequence[Part]:
         """The engine's threads, for whoever watches that none of them has ended."""
 
-    def reports(self) -> Iterator[Report]:
+    def reports(self) -> Iterator[EngineReport]:
         """What jobs reported since the last call. Never blocks. See `drain` for a reader that fails."""
 
     def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:

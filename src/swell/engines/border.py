@@ -36,7 +36,7 @@ class BadMessage(TrainError):
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class WorkerReport:
     """What a worker reported with a heartbeat."""
 
     rank: int
@@ -46,7 +46,7 @@ class Beat:
     noise: dict[str, Any] | None
 
 
-def read_beat(raw: object) -> Beat:
+def read_beat(raw: object) -> WorkerReport:
     """The report of a heartbeat; raises BadMessage."""
     report = _read(protocol.Report, raw)
     progress = {
@@ -63,7 +63,7 @@ def read_beat(raw: object) -> Beat:
     noise = None
     if report.sqr is not None and report.var is not None:
         noise = {"sqr": report.sqr, "var": report.var, "updates": report.noise_updates}
-    return Beat(report.rank, progress, _timing(report), noise)
+    return WorkerReport(report.rank, progress, _timing(report), noise)
 
 
 def _timing(report: protocol.Report) -> dict[str, Any] | None:

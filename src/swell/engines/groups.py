@@ -26,7 +26,7 @@ _LOOKS = 10
 _LOOK_S = 0.003
 
 
-class Group:
+class ControlGroup:
     """The group of one run of a job."""
 
     def __init__(self, path: Path) -> None:
@@ -92,10 +92,10 @@ def is_entered(beginning_: str) -> bool:
     return _own_path().rpartition("/")[2] == f"{beginning_}{os.getpid()}"
 
 
-def of(directory: Path) -> list[Group]:
+def of(directory: Path) -> list[ControlGroup]:
     """The groups of the job in this directory."""
     base = where()
-    return [] if base is None else [Group(path) for path in base.glob(f"{beginning(directory)}*")]
+    return [] if base is None else [ControlGroup(path) for path in base.glob(f"{beginning(directory)}*")]
 
 
 def end_orphans(directory: Path) -> bool:
@@ -114,7 +114,7 @@ def tidy() -> None:
     """Remove groups of jobs that have ended: no process is in them."""
     base = where()
     for path in [] if base is None else base.glob(f"{PREFIX}*"):
-        Group(path).remove()
+        ControlGroup(path).remove()
 
 
 @cache

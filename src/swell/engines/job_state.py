@@ -52,7 +52,7 @@ Said = tuple[str, dict[str, Any]]
 """The kind and the data of a `Report`."""
 
 
-class Stage(Enum):
+class JobStage(Enum):
     """Where a job's processes are in their life."""
 
     DOWN = "down"
@@ -66,7 +66,7 @@ class Stage(Enum):
     """Its supervisor was asked to end; it is killed at `kill_s`."""
 
 
-_SEEN_AS = {Stage.RUNNING: RunState.RUNNING, Stage.STOPPING: RunState.STOPPING}
+_SEEN_AS = {JobStage.RUNNING: RunState.RUNNING, JobStage.STOPPING: RunState.STOPPING}
 
 
 class Step(Enum):
@@ -98,7 +98,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Workers:
+class ReportedWorkers:
     """The workers of one run of a job, as it reports them."""
 
     live: dict[str, int | None] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class JobState:
     """When the control plane asked for them."""
     to_end: bool = False
     """Whether the job is to be ended for good."""
-    stage: Stage = Stage.DOWN
+    stage: JobStage = JobStage.DOWN
     kill_s: float = NEVER_S
     """When a job that stops or ends is killed."""
     started_s: float = NEVER_S
@@ -163,19 +163,19 @@ class JobState:
     """The slots that the event log was last told of."""
     kept_until_s: float = NEVER_S
     """Until when the slots of a job that has ended are still its own."""
-    workers: Workers = field(default_factory=Workers)
+    workers: ReportedWorkers = field(default_factory=ReportedWorkers)
 
     # -- what others see ---------------------------------------------------------------------------------
 
     @property
     def up(self) -> bool:
         """Whether the job has processes."""
-        return self.stage is not Stage.DOWN
+        return self.stage is not JobStage.DOWN
 
     @property
     def trains(self) -> bool:
         """Whether the job has processes and nobody asked it to stop or end."""
-        return self.stage in (Stage.STARTING, Stage.RUNNING)
+        return self.stage in (JobStage.STARTING, JobStage.RUNNING)
 
     @property
     def over(self) -> bool:
@@ -229,13 +229,13 @@ class JobState:
 
     def started(self, granted: Placement, now_s: float) -> list[Said]:
         """Note that the engine started a supervisor on the granted slots."""
-        self.stage, self.outcome, self.started_s = Stage.STARTING, None, now_s
-        self.told, self.logged, self.workers = granted, (), Workers()
+        self.stage, self.outcome, self.started_s = JobStage.STARTING, None, now_s
+        self.told, self.logged, self.workers = granted, (), ReportedWorkers()
         return [("started", {"gpus": granted})]
 
     def found_running(self) -> None:
         """Note that a supervisor runs which this engine did not start."""
-        self.stage, self.outcome, self.started_s = Stage.STARTING, None, NEVER_S
+        self.stage, self.outcome, self.started_s = JobStage.STARTING, None, NEVER_S
 
     def connected(self, status: protocol.JobStatus) -> None:
         """Take in what the coordinator answered to a new connection."""
@@ -248,8 +248,8 @@ class JobState:
 
     def progressed(self) -> None:
         """Note that the job reported progress."""
-        if self.stage is Stage.STARTING:
-            self.stage = Stage.RUNNING
+        if self.stage is JobStage.STARTING:
+            self.stage = JobStage.RUNNING
 
     def happened(self, event: Struct | None) -> list[Said]:
         """Take in an event of the job's own log; returned is what the control plane has to know of it."""
@@ -263,8 +263,8 @@ class JobState:
             case protocol.Switch(pause_s) | protocol.Recovery(pause_s) if pause_s is not None:
                 return [("resized", {"pause_s": pause_s, "gpus": gpus})]
             case protocol.Exited(worker, code):
-                if self.stage is Stage.RUNNING and not workers.members & workers.live.keys():
-                    self.stage = Stage.STARTING
+                if self.stage is JobStage.RUNNING and not workers.members & workers.live.keys():
+                    self.stage = JobStage.STARTING
                 if worker in members and code < 0 and self.trains:
                     return [("worker_lost", {"worker": worker, "reason": how_ended(code)})]
             case protocol.LeftOut(worker) if worker in members:
@@ -290,7 +290,9 @@ class JobState:
     def gone(self, outcome: Outcome | None, now_s: float) -> list[Said]:
         """Note that the supervisor has ended; `outcome`: what it wrote, None if it was killed."""
         said: list[Said] = []
-        if outcome is None and self.stage is Stage.STOPPING:  # before it had trained, or it was killed then
+        if (
+            outcome is None and self.stage is JobStage.STOPPING
+        ):  # before it had trained, or it was killed then
             outcome = Outcome(RunState.STOPPED, 0, STOPPED)
         if outcome is not None and outcome.state is RunState.STOPPED:
             if self.wanted:
@@ -302,7 +304,7 @@ class JobState:
             self.told = tuple(sorted({*self.told, *self.workers.slots(self.workers.live)}))
             self.kept_until_s = now_s + NOTE_END_S
             self.wanted = ()  # if the job is to run again, the control plane will say so
-        self.stage, self.outcome, self.workers = Stage.DOWN, outcome, Workers()
+        self.stage, self.outcome, self.workers = JobStage.DOWN, outcome, ReportedWorkers()
         return said
 
     # -- what to do --------------------------------------------------------------------------------------
@@ -316,18 +318,18 @@ class JobState:
             if self.wanted:
                 return (Step.START,) if now_s - self.started_s >= RESTART_S else ()
             return () if self.outcome else (Step.READ_OUTCOME,)
-        if self.stage is Stage.ENDING:
+        if self.stage is JobStage.ENDING:
             return (Step.KILL,) if overdue else ()
         if self.to_end:
-            self.stage, self.kill_s = Stage.ENDING, now_s + END_GRACE_S
+            self.stage, self.kill_s = JobStage.ENDING, now_s + END_GRACE_S
             return (Step.TERMINATE,)
         unborn = not silent and self._unborn(now_s)
-        if self.stage is Stage.STOPPING:
+        if self.stage is JobStage.STOPPING:
             if unborn and not self.wanted:
                 return (Step.KILL,) if overdue else ()
             return (Step.CONNECT, Step.KILL) if overdue else (Step.CONNECT,)
         if unborn and not self.wanted:  # it has no state to save, and others wait for its slots
-            self.stage, self.kill_s = Stage.STOPPING, now_s + END_GRACE_S
+            self.stage, self.kill_s = JobStage.STOPPING, now_s + END_GRACE_S
             return (Step.TERMINATE,)
         return Step.CONNECT, Step.SEND_TARGET
 
@@ -337,7 +339,7 @@ class JobState:
         Of a job that another engine started this is not known, because its reports went there.
         """
         young = now_s - self.started_s < UNBORN_S
-        return young and not self.workers.former and self.stage is not Stage.RUNNING
+        return young and not self.workers.former and self.stage is not JobStage.RUNNING
 
     def granted(
         self, usable: Placement, taken: Collection[int], reserved: Collection[int], now_s: float
@@ -366,7 +368,7 @@ class JobState:
         A newer target simply replaces an older one. `leaves`: the job has to stop for others (`give_way`).
         """
         if not self.wanted or leaves or self.stranded(granted, reserved, now_s):
-            self.stage, self.kill_s = Stage.STOPPING, now_s + STOP_GRACE_S
+            self.stage, self.kill_s = JobStage.STOPPING, now_s + STOP_GRACE_S
             return ()
         if not granted or (granted == self.told and not self.fresh):
             return None

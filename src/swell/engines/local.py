@@ -131,7 +131,7 @@ class LocalSite:
         groups.tidy()
         account = None if self._run_as == SUBMITTER else self._run_as
         why_not = "" if self._walled else "--no-wall"
-        wall.Setting(walled=self._walled, why_not=why_not, account=account).write(self.home)
+        wall.WallSetting(walled=self._walled, why_not=why_not, account=account).write(self.home)
         if self._walled:
             self._wall_trial = try_wall(account)
         self.prepare()

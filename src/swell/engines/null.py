@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swell.domain import Cluster, InputError, Placement
-from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, RunState, drain
+from swell.engines.base import NOTHING_HELD, EngineReport, Held, Launch, Observed, RunState, drain
 from swell.engines.parts import Part
 
 
@@ -113,7 +113,7 @@ class NullEngine:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._runs: dict[str, _Run] = {}
-        self._reports: deque[Report] = deque()
+        self._reports: deque[EngineReport] = deque()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self.most_used = 0
@@ -143,7 +143,7 @@ class NullEngine:
 
     def say(self, job_id: str, kind: str, data: Mapping[str, Any]) -> None:
         """Pretend that a job reported something."""
-        self._reports.append(Report(job_id=job_id, time_s=self._clock(), kind=kind, data=data))
+        self._reports.append(EngineReport(job_id=job_id, time_s=self._clock(), kind=kind, data=data))
 
     def check(self, launch: Launch) -> None:
         """Refuse nothing: this engine can pretend to run any job."""
@@ -167,10 +167,12 @@ class NullEngine:
             if placement:
                 kind = "resized" if before else "started"
                 change = {"gpus": placement, "pause_s": pause_s, "until_s": run.paused_until_s}
-                self._reports.append(Report(job_id=job_id, time_s=now_s, kind=kind, data=change))
+                self._reports.append(EngineReport(job_id=job_id, time_s=now_s, kind=kind, data=change))
             if not before and isinstance(self._truth, SameDuration):
                 progress = {"done": 0.0, "of": 100.0, "batch_size": 1}
-                self._reports.append(Report(job_id=job_id, time_s=now_s, kind="progress", data=progress))
+                self._reports.append(
+                    EngineReport(job_id=job_id, time_s=now_s, kind="progress", data=progress)
+                )
             self.most_used = max(self.most_used, sum(len(one.placement) for one in self._runs.values()))
 
     def reserve(self, slots: frozenset[int]) -> None:
@@ -204,7 +206,7 @@ class NullEngine:
         """None: its thread only ends jobs that pretend to run."""
         return []
 
-    def reports(self) -> Iterator[Report]:
+    def reports(self) -> Iterator[EngineReport]:
         """What jobs reported since the last call."""
         return drain(self._reports)
 

@@ -38,7 +38,7 @@ FENCE = "fence.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class LeaderFence:
     """Which leader a control plane is: numbers count within one store."""
 
     store: str
@@ -56,10 +56,10 @@ class Fence:
             write_json(home / FENCE, asdict(self))
 
     @staticmethod
-    def _read(home: Path) -> Fence | None:
+    def _read(home: Path) -> LeaderFence | None:
         try:
             content = json.loads(read_regular(home / FENCE, 1024))
-            return Fence(str(content["store"]), int(content["number"]))
+            return LeaderFence(str(content["store"]), int(content["number"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -71,7 +71,7 @@ class Fence:
 def order_outdated(extras: Any) -> bool:
     """Whether the order with these extras comes from a control plane that leads no longer."""
     fence = extras.get("fence")
-    return fence is not None and Fence(fence["store"], fence["number"]).outdated(Path(fence["home"]))
+    return fence is not None and LeaderFence(fence["store"], fence["number"]).outdated(Path(fence["home"]))
 
 
 FILE, LOCK, EXIT, LOG = "start.json", "lock", "exit.json", "supervisor.log"
@@ -97,7 +97,7 @@ def started(home: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class JobOrder:
     """What a supervisor is to run."""
 
     launch: Launch
@@ -128,7 +128,7 @@ class Order:
         write_json(make_folder(launch.job_dir) / FILE, content)
 
     @classmethod
-    def read(cls, job_dir: Path) -> Order:
+    def read(cls, job_dir: Path) -> JobOrder:
         """The order for the job in this directory; raises an exception of any kind if it is unusable."""
         content = json.loads(read_regular(folder_of(job_dir) / FILE))
         launch = Launch(

@@ -6,7 +6,7 @@ folder `orders` of the home (see `order`): a job whose lock is held is alive, a 
 and a job with neither has lost all its processes.
 
 No two workers use a slot at once: a job is told to grow only when the workers of other jobs have left the
-slots. `Site` is where the workers live. `job_state` decides what is to be done for a job, and `Listener`
+slots. `Site` is where the workers live. `job_state` decides what is to be done for a job, and `JobListener`
 takes in what jobs say.
 """
 
@@ -28,10 +28,10 @@ from typing import Any, Protocol
 from swell.domain import Cluster, Placement
 from swell.engines import groups, parts
 from swell.engines.accounts import Account
-from swell.engines.base import NOTHING_HELD, Held, Launch, Observed, Report, drain
+from swell.engines.base import NOTHING_HELD, EngineReport, Held, Launch, Observed, drain
 from swell.engines.border import BadMessage, confined, read_beat, read_event
-from swell.engines.job_state import NOTE_END_S, Outcome, Said, Stage, Step
-from swell.engines.order import EXIT, FILE, Fence, folder_of, make_folder, started
+from swell.engines.job_state import NOTE_END_S, JobStage, Outcome, Said, Step
+from swell.engines.order import EXIT, FILE, LeaderFence, folder_of, make_folder, started
 from swell.engines.parts import Part
 from swell.engines.processes import sweep
 from swell.engines.supervised_job import STOP, SupervisedJob
@@ -95,7 +95,7 @@ class SupervisedEngine:
         self.site = site
         self.may_act: Callable[[], bool] = lambda: True
         """Whether this control plane leads. If it does not, jobs are left to the one that does."""
-        self.fence: Fence | None = None
+        self.fence: LeaderFence | None = None
         """Which leader this control plane is; None if there can be no other."""
         self._jobs: dict[str, SupervisedJob] = {}
         self._reserved: frozenset[int] = frozenset()
@@ -104,7 +104,7 @@ class SupervisedEngine:
         """A job that gives way in this turn, because jobs wait for each other's slots, and what it keeps."""
         self._lock = threading.RLock()
         """Held for every change of `_jobs` and of a job's wanted slots; never held while waiting."""
-        self._listener = Listener(site.cluster, self._lock)
+        self._listener = JobListener(site.cluster, self._lock)
         self._part = Part("engine", self._loop)
         self._bell = Bell()
 
@@ -191,7 +191,7 @@ class SupervisedEngine:
         """The engine's thread."""
         return [self._part]
 
-    def reports(self) -> Iterator[Report]:
+    def reports(self) -> Iterator[EngineReport]:
         """What jobs reported since the last call."""
         return self._listener.reports()
 
@@ -344,7 +344,7 @@ class SupervisedEngine:
             return
         with self._lock:
             job.state.connected(status)
-        if job.state.stage is Stage.STOPPING:  # the coordinator may be a new one that was not told to stop
+        if job.state.stage is JobStage.STOPPING:  # the coordinator may be a new one that was not told to stop
             job.line.send(STOP)
         if status.confined:
             self._listener.report(job, [confined(max(status.maximum, 1), status.confined)])
@@ -485,17 +485,17 @@ def _helps(job: Exchanger, keeps: Placement, circle: Sequence[Exchanger]) -> boo
 # job and disturbs no other.
 
 
-class Listener:
+class JobListener:
     """Reads the messages of jobs, and keeps their reports until the control plane takes them."""
 
     def __init__(self, cluster: Callable[[], Cluster], lock: AbstractContextManager[object]) -> None:
         """`lock` is held for every change of a job's state."""
         self._cluster, self._lock = cluster, lock
-        self._reports: deque[Report] = deque(maxlen=100_000)
+        self._reports: deque[EngineReport] = deque(maxlen=100_000)
         self.wake: Callable[[], None] = lambda: None
         """Called when there is something new for the control plane."""
 
-    def reports(self) -> Iterator[Report]:
+    def reports(self) -> Iterator[EngineReport]:
         """What jobs reported since the last call."""
         return drain(self._reports)
 
@@ -543,7 +543,7 @@ class Listener:
     def _hand_on(self, job: SupervisedJob, kind: str, data: dict[str, Any]) -> None:
         if kind == "progress":
             job.progress = data
-        self._reports.append(Report(job_id=job.job_id, time_s=parts.now_s(), kind=kind, data=data))
+        self._reports.append(EngineReport(job_id=job.job_id, time_s=parts.now_s(), kind=kind, data=data))
         self.wake()
 
     def _take_event(self, job: SupervisedJob, message: Message) -> None:

@@ -24,7 +24,7 @@ from swell.engines.accounts import Account
 from swell.engines.base import Launch, RunState
 from swell.engines.border import BadMessage, read_status
 from swell.engines.job_state import JobState, Outcome
-from swell.engines.order import EXIT, LOG, Order, folder_of
+from swell.engines.order import EXIT, LOG, JobOrder, folder_of
 from swell.engines.processes import MARK, mark
 from swell.engines.supervisor import MOST_REASON, STOPPED, is_locked, signal_supervisor
 from swell.train.agent.children import Child
@@ -196,7 +196,7 @@ class SupervisedJob:
     state: JobState = field(default_factory=JobState)
     account: Account | None = None
     """The account that the job runs as; None for the platform's own."""
-    order: Order | None = None
+    order: JobOrder | None = None
     """The content of the job's start.json: what its supervisor was last told to run."""
     child: Child | None = None
     """The supervisor, if this engine started it."""
@@ -211,7 +211,7 @@ class SupervisedJob:
     @classmethod
     def found(cls, directory: Path) -> SupervisedJob:
         """A job that an earlier engine started; raises an exception of any kind if its order is unusable."""
-        order = Order.read(directory)
+        order = JobOrder.read(directory)
         job = cls(order.launch, order=order)
         if is_locked(directory):
             job.state.found_running()
@@ -278,7 +278,7 @@ class SupervisedJob:
         """Write start.json for the job's supervisor; `extras` is what the site adds."""
         launch = replace(self.launch, max_workers=max(self.launch.max_workers, most))
         account = None if self.account is None else self.account.name
-        self.order = Order(
+        self.order = JobOrder(
             launch=launch, slots=granted, placement=self.state.wanted, account=account, extras=extras
         )
         self.order.write()

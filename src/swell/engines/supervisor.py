@@ -40,7 +40,7 @@ from typing import IO, Any, TypeVar
 from swell.domain import gpu_of_slot
 from swell.engines import accounts, groups, wall
 from swell.engines.accounts import Account
-from swell.engines.order import EXIT, LOCK, Order, folder_of, order_outdated
+from swell.engines.order import EXIT, LOCK, JobOrder, folder_of, order_outdated
 from swell.engines.processes import descendants, end_descendants, memory_bytes, processes, sweep, write_json
 from swell.engines.wall import Wall
 from swell.train.agent import children
@@ -137,7 +137,7 @@ def supervise(directory: Path) -> int:
         if not sweep(directory, _SWEEP_S):
             return 1  # processes of an earlier supervisor cannot be killed; the engine will try again
         try:
-            order = Order.read(directory)
+            order = JobOrder.read(directory)
         except FileNotFoundError:
             return 0  # the job was ended before it began
         if order_outdated(order.extras):
@@ -155,7 +155,7 @@ def supervise(directory: Path) -> int:
         return int(outcome["code"])
 
 
-def _launch(directory: Path, order: Order) -> bytes:
+def _launch(directory: Path, order: JobOrder) -> bytes:
     """As the process inside: run the job; returns how it ended, as JSON."""
     run_dir = directory / "runs" / f"{len(list((directory / 'runs').glob('*'))):04d}"
     output = OutputFile(directory / FILE)
@@ -193,7 +193,7 @@ def _in_group() -> bool:
     return True
 
 
-def _wall(directory: Path, order: Order) -> Wall | None:
+def _wall(directory: Path, order: JobOrder) -> Wall | None:
     """What to hide from this job, if the engine asked for that.
 
     If it cannot be hidden this process ends, and the job is tried again: it never runs in the open.
@@ -235,7 +235,9 @@ def _take(lock: IO[bytes]) -> bool:
     return True
 
 
-def _run(order: Order, run_dir: Path, say: Callable[[str], None]) -> tuple[int, str | None, dict[str, Any]]:
+def _run(
+    order: JobOrder, run_dir: Path, say: Callable[[str], None]
+) -> tuple[int, str | None, dict[str, Any]]:
     """Run the job; its exit code, the reason of its end and its last report.
 
     There is no reason if it was ended from outside.
@@ -274,7 +276,7 @@ def _run(order: Order, run_dir: Path, say: Callable[[str], None]) -> tuple[int, 
     return code, (_first_error(run_dir, request.script) if code > 0 else "") or reason, launcher.last_report
 
 
-def _launcher(order: Order, config: RunConfig, say: Callable[[str], None]) -> Launcher:
+def _launcher(order: JobOrder, config: RunConfig, say: Callable[[str], None]) -> Launcher:
     """The launcher, for the place where the job's workers live."""
     if "ray" in order.extras:
         from swell.engines.ray.workers import RayWorkers

@@ -29,7 +29,7 @@ from pathlib import Path
 from swell.engines.processes import write_json
 
 FILE = "wall.json"
-"""File of a home in which a control plane says whether its jobs are to be walled off; see `Setting`."""
+"""File of a home in which a control plane says whether its jobs are to be walled off; see `WallSetting`."""
 VARIABLE = "SWELL_WALL"
 """Environment variable that tells a supervisor, as JSON, what to hide; see `swell.engines.local`."""
 OWN = frozenset(("tokens", "jobs", "orders", "gpus", "planes", "rented"))
@@ -85,7 +85,7 @@ class Wall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class WallSetting:
     """Whether the control plane that was started last in a home walls its jobs off."""
 
     walled: bool
@@ -99,13 +99,15 @@ class Setting:
             write_json(home / FILE, asdict(self))
 
     @staticmethod
-    def read(home: Path) -> Setting:
+    def read(home: Path) -> WallSetting:
         """The setting in this home; a platform that has not started yet will try to have a wall."""
         try:
             raw = json.loads((home / FILE).read_text())
-            return Setting(walled=bool(raw["walled"]), why_not=str(raw["why_not"]), account=raw["account"])
+            return WallSetting(
+                walled=bool(raw["walled"]), why_not=str(raw["why_not"]), account=raw["account"]
+            )
         except (OSError, ValueError, KeyError, TypeError):
-            return Setting(walled=True)
+            return WallSetting(walled=True)
 
 
 def _hide_home(home: Path, visible: Iterable[Path]) -> None:

@@ -7,10 +7,10 @@ placer.place({7: 0, 8: 4})      # job 7 ends, job 8 grows
 
 from swell.domain import Cluster, InputError, nearest
 from swell.placement.base import DOWN, FREE, NoRoom, Occupancy, Placer
-from swell.placement.buddy import Buddy, MigrationPlan, Move, plan
-from swell.placement.simple import FirstFit, MostFree, Packed
+from swell.placement.buddy import BlockMove, Buddy, MigrationPlan, plan
+from swell.placement.simple import FirstFit, MostFree, PackedPlacer
 
-PLACERS: dict[str, type[Placer]] = {cls.name: cls for cls in (Packed, Buddy, MostFree, FirstFit)}
+PLACERS: dict[str, type[Placer]] = {cls.name: cls for cls in (PackedPlacer, Buddy, MostFree, FirstFit)}
 
 
 def make_placer(name: str, cluster: Cluster) -> Placer:
@@ -27,14 +27,14 @@ __all__ = [
     "DOWN",
     "FREE",
     "PLACERS",
+    "BlockMove",
     "Buddy",
     "FirstFit",
     "MigrationPlan",
     "MostFree",
-    "Move",
     "NoRoom",
     "Occupancy",
-    "Packed",
+    "PackedPlacer",
     "Placer",
     "make_placer",
     "plan",

@@ -193,7 +193,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PoolShare:
     """The number of GPUs that one job gets from one pool."""
 
     job: int
@@ -308,7 +308,7 @@ class Placer(ABC):
             self.occupancy.release(job)
 
     @abstractmethod
-    def _place(self, shares: list[Share]) -> dict[int, Placement]:
+    def _place(self, shares: list[PoolShare]) -> dict[int, Placement]:
         """Place the shares. Enough GPUs are free, and the jobs' earlier GPUs have been released."""
 
     def _set_pools(self) -> None:
@@ -327,11 +327,11 @@ class Placer(ABC):
 
     def _shares(
         self, changes: Mapping[int, int], before: Mapping[int, Placement], gpu_types: Mapping[int, str]
-    ) -> list[Share]:
+    ) -> list[PoolShare]:
         """Split the changes into shares, each from one pool; raises NoRoom before anything is changed."""
         if len(self._pools) == 1 and not gpu_types:
             return [
-                Share(job, 0, int(changes[job]), held) for job, held in before.items() if changes[job] > 0
+                PoolShare(job, 0, int(changes[job]), held) for job, held in before.items() if changes[job] > 0
             ]
         index = {pool.gpu_type: i for i, pool in enumerate(self._pools)}
         room = [int(self.occupancy.free @ pool.nodes) for pool in self._pools]
@@ -340,7 +340,7 @@ class Placer(ABC):
             for node, count in self.occupancy.held_per_node(job).items():
                 home.setdefault(job, self._pool_of_node[node])
                 room[self._pool_of_node[node]] += count
-        shares: list[Share] = []
+        shares: list[PoolShare] = []
         open_jobs: list[int] = []
         for job, held in before.items():
             gpus = int(changes[job])
@@ -358,7 +358,7 @@ class Placer(ABC):
                 raise NoRoom(f"job {job} wants {gpus} GPUs of type '{kind}'; {room[index[kind]]} are free")
             if gpus:
                 room[index[kind]] -= gpus
-                shares.append(Share(job, index[kind], gpus, held))
+                shares.append(PoolShare(job, index[kind], gpus, held))
         for job in open_jobs:
             left = int(changes[job])
             most = sorted(range(len(room)), key=lambda i: (i != home.get(job), -room[i], i))
@@ -366,7 +366,7 @@ class Placer(ABC):
             for pool in whole[:1] or sorted(most, key=lambda i: -room[i]):
                 gpus = min(left, room[pool])
                 if gpus:
-                    shares.append(Share(job, pool, gpus, before[job]))
+                    shares.append(PoolShare(job, pool, gpus, before[job]))
                     room[pool] -= gpus
                     left -= gpus
         return shares

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swell.domain import Cluster, IntArray, Placement
-from swell.placement.base import Placer, Share
+from swell.placement.base import Placer, PoolShare
 
 # Aligned power-of-two blocks and the free lists of a buddy allocator.
 #
@@ -153,7 +153,7 @@ def round_up(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BlockLayout:
     """Where the GPUs of one type lie in their address space."""
 
     space: Space
@@ -162,7 +162,7 @@ class Layout:
     address_of: dict[int, int]
 
     @classmethod
-    def of(cls, cluster: Cluster, gpu_type: str) -> Layout:
+    def of(cls, cluster: Cluster, gpu_type: str) -> BlockLayout:
         """Lay out the GPUs of a type, lost nodes included."""
         by_size: dict[int, list[int]] = {}
         for index, node in enumerate(cluster.nodes):
@@ -238,7 +238,7 @@ class Buddy(Placer):
 
     def _lay_out(self) -> None:
         """Build the blocks of every pool again from the ledger."""
-        self._layouts = [Layout.of(self.cluster, pool.gpu_type) for pool in self._pools]
+        self._layouts = [BlockLayout.of(self.cluster, pool.gpu_type) for pool in self._pools]
         self._free: list[FreeBlocks] = []
         self._blocks: list[dict[int, tuple[Block, ...]]] = []
         owner = self.occupancy.owner
@@ -255,7 +255,7 @@ class Buddy(Placer):
                 for block in blocks.pop(job, ()):
                     free.give(block)
 
-    def _place(self, shares: list[Share]) -> dict[int, Placement]:
+    def _place(self, shares: list[PoolShare]) -> dict[int, Placement]:
         changed: dict[int, None] = {}
         for pool, (layout, held) in enumerate(zip(self._layouts, self._blocks)):
             mine = [share for share in shares if share.pool == pool]
@@ -375,7 +375,7 @@ def fewest_evictions(
     for level in range(1, highest + 1):
         if missing[level] > sum(known.count[kind] for kind in known.by_level[level]):
             return None
-    chosen = _Search(known, np.array(missing[: highest + 1], dtype=np.int64)).best()
+    chosen = _LiftSearch(known, np.array(missing[: highest + 1], dtype=np.int64)).best()
     return _blocks_in(known, chosen, blocks)
 
 
@@ -432,7 +432,7 @@ def _classify(
     return _SiteClasses(classes, count, of_site, by_level)
 
 
-class _Search:
+class _LiftSearch:
     """Depth-first branch and bound over how many sites of each class to clear, from the top level down."""
 
     def __init__(self, known: _SiteClasses, missing: IntArray) -> None:
@@ -538,7 +538,7 @@ _NEAR_LEVEL = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class BlockMove:
     """A block of a job that goes elsewhere."""
 
     job: int
@@ -550,7 +550,7 @@ class Move:
 class MigrationPlan:
     """What to do: first the moves, in this order (each finds its target free), then the wanted shares."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[BlockMove, ...]
     placed: Mapping[int, tuple[Block, ...]]
     """The blocks, ascending, of every job that wanted GPUs."""
     free: FreeBlocks
@@ -663,7 +663,7 @@ def _assign(
     everyone = [*items, *(_Item(block.level, job, block) for job, block in lifted)]
     everyone.sort(key=lambda item: -item.level)
     placed: dict[int, list[Block]] = {item.job: [] for item in items}
-    moves: list[Move] = []
+    moves: list[BlockMove] = []
     at = 0
     while at < len(everyone):
         level = everyone[at].level
@@ -692,7 +692,7 @@ def _assign(
             if item.source is None:
                 placed[item.job].append(site)
             else:
-                moves.append(Move(item.job, item.source, site))
+                moves.append(BlockMove(item.job, item.source, site))
     moves.reverse()  # smallest first: a larger block may move to where smaller ones were, never the reverse
     return MigrationPlan(tuple(moves), {job: tuple(sorted(own)) for job, own in placed.items()}, free)
 

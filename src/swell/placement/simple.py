@@ -15,7 +15,7 @@ import numpy as np
 
 from swell.domain import IntArray, Placement
 from swell.perf._compiled import compiled
-from swell.placement.base import Placer, Share
+from swell.placement.base import Placer, PoolShare
 
 # The choice of nodes for network packing. It is compiled because every resize of an elastic job needs it.
 
@@ -36,7 +36,7 @@ def fullest(free: IntArray, allowed: IntArray, gpus: int, mine: IntArray) -> int
 
 @compiled
 def pack(free: IntArray, crossing: IntArray, gpus: int, mine: IntArray) -> tuple[IntArray, IntArray]:
-    """Nodes for a share and how many GPUs on each; see `simple.Packed` for the rule."""
+    """Nodes for a share and how many GPUs on each; see `PackedPlacer` for the rule."""
     allowed = np.ones(len(free), dtype=np.int64)
     node = fullest(free, allowed, gpus, mine)
     if node >= 0:
@@ -85,7 +85,7 @@ class NodePlacer(Placer):
     largest_first: ClassVar[bool] = False
     """True to place the changes of one call largest first; else they are placed in the caller's order."""
 
-    def _place(self, shares: list[Share]) -> dict[int, Placement]:
+    def _place(self, shares: list[PoolShare]) -> dict[int, Placement]:
         occupancy, pools = self.occupancy, self._pools
         if self.largest_first and len(shares) > 1:
             shares = sorted(shares, key=lambda share: -share.gpus)
@@ -106,7 +106,7 @@ class NodePlacer(Placer):
         return out
 
     @abstractmethod
-    def _choose(self, share: Share, free: IntArray) -> list[tuple[int, int]]:
+    def _choose(self, share: PoolShare, free: IntArray) -> list[tuple[int, int]]:
         """Nodes for a share and how many GPUs on each, given the free GPUs per node (enough in total)."""
 
 
@@ -115,7 +115,7 @@ class MostFree(NodePlacer):
 
     name = "most-free"
 
-    def _choose(self, share: Share, free: IntArray) -> list[tuple[int, int]]:
+    def _choose(self, share: PoolShare, free: IntArray) -> list[tuple[int, int]]:
         node = int(free.argmax())
         if free[node] >= share.gpus:
             return [(node, share.gpus)]
@@ -127,14 +127,14 @@ class FirstFit(NodePlacer):
 
     name = "first-fit"
 
-    def _choose(self, share: Share, free: IntArray) -> list[tuple[int, int]]:
+    def _choose(self, share: PoolShare, free: IntArray) -> list[tuple[int, int]]:
         node = int((free >= share.gpus).argmax())
         if free[node] >= share.gpus:
             return [(node, share.gpus)]
         return fill(np.flatnonzero(free), free, share.gpus)
 
 
-class Packed(NodePlacer):
+class PackedPlacer(NodePlacer):
     """Inside the fullest node that has room; else on the fewest nodes, as few of them shared as possible.
 
     A node is shared if a job that spans nodes is on it already: two such jobs compete for its network. The
@@ -146,7 +146,7 @@ class Packed(NodePlacer):
     name = "packed"
     largest_first = True
 
-    def _choose(self, share: Share, free: IntArray) -> list[tuple[int, int]]:
+    def _choose(self, share: PoolShare, free: IntArray) -> list[tuple[int, int]]:
         mine = np.array(sorted(self.cluster.nodes_of(share.before)), dtype=np.int64)
         nodes, counts = pack(free, self.occupancy.crossing, share.gpus, mine)
         return list(zip(nodes.tolist(), counts.tolist(), strict=True))

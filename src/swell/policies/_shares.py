@@ -113,14 +113,14 @@ def grow(
 # What a policy remembers of each job from one decision to the next.
 #
 # Rows of the table come in any order and are used again, so a policy must not remember anything by row. A
-# `Memory` identifies jobs by their numbers. It forgets a job that is missing from a snapshot, so it never
+# `JobMemory` identifies jobs by their numbers. It forgets a job that is missing from a snapshot, so it never
 # holds more jobs than are active.
 
 
-class Memory:
+class JobMemory:
     """Named columns of numbers, each with one entry per job, in the order of the snapshot last followed.
 
-    memory = Memory(queue=0.0)          # a newcomer's queue is 0
+    memory = JobMemory(queue=0.0)          # a newcomer's queue is 0
     memory.follow(snapshot)
     memory["queue"][snapshot.gpus == 0] += 1
     """

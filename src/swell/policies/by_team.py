@@ -23,7 +23,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from swell.domain import NO_TEAMS, OTHERS, PRIORITIES, Ahead, BoolArray, IntArray, Placement, Teams, entitled
+from swell.domain import (
+    NO_TEAMS,
+    OTHERS,
+    PRIORITIES,
+    BoolArray,
+    IntArray,
+    Placement,
+    SlotsAhead,
+    Teams,
+    entitled,
+)
 from swell.policies.base import Admission, Decision, Policy, dressed_as, gives_promises
 from swell.policies.baselines import water_fill
 from swell.policies.by_type import ByType
@@ -254,7 +264,7 @@ class ByTeam(Policy):
             taken = sum(self.taken.values())
             own = [entitled(self.teams.quotas, int(gpus) + taken).get(team, 0) for gpus in seen.gpus]
             left = np.array(own, dtype=np.int64) - self.taken.get(team, 0)
-            ahead = Ahead(seen.times, np.maximum(left, 0))
+            ahead = SlotsAhead(seen.times, np.maximum(left, 0))
         part = snapshot.part(members, cluster, ahead)
         held = [snapshot.placements[i] for i in members.tolist()]
         kept = [_within(placement, mine) for placement in held]

@@ -45,7 +45,7 @@ _IMPOSSIBLE = -1e6
 """Logarithm of the speed of a job that cannot run on a type."""
 
 
-class Pools:
+class TypePools:
     """The speeds of jobs on each GPU type, in the form that the search needs."""
 
     def __init__(self, rates: FloatArray, most: IntArray, capacity: IntArray) -> None:
@@ -99,7 +99,9 @@ def _level(caps: FloatArray, capacity: float) -> float:
     return float(capacity)
 
 
-def assign(pools: Pools, on: IntArray, fixed: BoolArray, cost: FloatArray, weight: FloatArray) -> IntArray:
+def assign(
+    pools: TypePools, on: IntArray, fixed: BoolArray, cost: FloatArray, weight: FloatArray
+) -> IntArray:
     """The type of each job, from `on` (NOWHERE for newcomers); `fixed` jobs stay where they are.
 
     `cost` is what a move costs each job, as a logarithm of its speed. A job that can run on no type goes to
@@ -120,7 +122,7 @@ def assign(pools: Pools, on: IntArray, fixed: BoolArray, cost: FloatArray, weigh
 
 
 def _gains(
-    pools: Pools, on: IntArray, fixed: BoolArray, cost: FloatArray, weight: FloatArray
+    pools: TypePools, on: IntArray, fixed: BoolArray, cost: FloatArray, weight: FloatArray
 ) -> tuple[IntArray, FloatArray]:
     """The best other type of each job, and how much the logarithm of the product rises; newcomers first."""
     jobs = np.arange(len(on))
@@ -296,13 +298,13 @@ class ByType(Policy):
         to = assign(pools, on, fixed, self._move_cost(snapshot, pools, on), snapshot.weight)
         self._type_of = {number: types[kind].kind for number, kind in zip(numbers, to.tolist())}
 
-    def _pools(self, snapshot: Snapshot, types: list[TypeNodes], capacity: IntArray) -> Pools:
+    def _pools(self, snapshot: Snapshot, types: list[TypeNodes], capacity: IntArray) -> TypePools:
         rates = np.stack([snapshot.curves.on(nodes.kind).rates[snapshot.curve] for nodes in types])
         most = np.minimum(snapshot.table.max_gpus[snapshot.rows], capacity[:, None])
         most = np.where(snapshot.min_gpus > capacity[:, None], 0, most)
-        return Pools(rates, most, capacity)
+        return TypePools(rates, most, capacity)
 
-    def _move_cost(self, snapshot: Snapshot, pools: Pools, on: IntArray) -> np.ndarray[Any, Any]:
+    def _move_cost(self, snapshot: Snapshot, pools: TypePools, on: IntArray) -> np.ndarray[Any, Any]:
         """What a move to another type costs each job: the part of the time ahead that its pause takes."""
         speed = np.exp(pools.log_speed(pools.levels(on, 0))).max(axis=0)
         lasts_s = np.divide(snapshot.remaining, speed, out=np.full(len(on), LASTS_S), where=speed > 0)

@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
-from swell.policies._shares import Memory, fill
+from swell.policies._shares import JobMemory, fill
 from swell.policies.base import Decision, Policy
 from swell.policies.snapshot import Snapshot
 
@@ -40,10 +40,10 @@ class Gandiva(Policy):
     """Lend idle GPUs to running jobs."""
 
     _turn: float = field(init=False, repr=False, default=-1.0)
-    _jobs: Memory = field(
+    _jobs: JobMemory = field(
         init=False,
         repr=False,
-        default_factory=lambda: Memory(had_gpus_s=-1.0, before=np.inf, rate_before=0.0, enough=np.inf),
+        default_factory=lambda: JobMemory(had_gpus_s=-1.0, before=np.inf, rate_before=0.0, enough=np.inf),
     )
     """For each job: when it last held GPUs (negative for never), the share that it was last grown from, its
     rate at that share, and the share beyond which a trial showed no gain."""

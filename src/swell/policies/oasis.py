@@ -28,7 +28,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from swell.domain import Ahead, FloatArray, InputError, IntArray
+from swell.domain import FloatArray, InputError, IntArray, SlotsAhead
 from swell.perf._compiled import compiled
 from swell.perf.curves import powers_of_two
 from swell.policies.base import Admission, Decision, Knowledge, PlacerName, Policy
@@ -181,7 +181,7 @@ class PriceRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class BestSchedule:
     """The best schedule of a job and its payoff; without a schedule the payoff is minus infinity."""
 
     payoff: float = -math.inf
@@ -237,7 +237,7 @@ class Oasis(Policy):
 
     def accepted(self, snapshot: Snapshot, index: int, admission: Admission) -> None:
         """Keep the schedule that the job was admitted with, and the range of prices widened by the job."""
-        assert isinstance(admission.plan, Offer)
+        assert isinstance(admission.plan, BestSchedule)
         self._prices = admission.plan.prices
         self._keep(int(snapshot.numbers[index]), admission.plan)
 
@@ -322,9 +322,11 @@ class Oasis(Policy):
             run_s=work / float(rates[1]),
         )
 
-    def _best_offer(self, snapshot: Snapshot, index: int, job: Bidder | None, prices: PriceRange) -> Offer:
+    def _best_offer(
+        self, snapshot: Snapshot, index: int, job: Bidder | None, prices: PriceRange
+    ) -> BestSchedule:
         """The best schedule of a job on the GPUs that other schedules leave, at prices in this range."""
-        none = Offer(prices=prices)
+        none = BestSchedule(prices=prices)
         now_s, pause_s = snapshot.now_s, snapshot.resize_cost_s
         if job is None or not prices.most:
             return none
@@ -350,9 +352,9 @@ class Oasis(Policy):
         changes = np.append(True, gpus[1:] != gpus[:-1])
         kept_s = min(end_s + UNPLANNED * pause_s, float(edges[len(gpus)])) + SLACK_S
         schedule = Schedule(edges[: len(gpus)][changes], gpus[changes], kept_s)
-        return Offer(float(payoff), schedule, prices)
+        return BestSchedule(float(payoff), schedule, prices)
 
-    def _keep(self, number: int, offer: Offer) -> None:
+    def _keep(self, number: int, offer: BestSchedule) -> None:
         """Replace the job's schedule by the one of the offer."""
         self._schedules.pop(number, None)
         if offer.schedule is not None:
@@ -375,7 +377,7 @@ def _slots(now_s: float, until_s: float, first_s: float, count: int) -> FloatArr
     return np.asarray(now_s + span_s * parts, dtype=np.float64)
 
 
-def _least(ahead: Ahead, edges: FloatArray) -> IntArray:
+def _least(ahead: SlotsAhead, edges: FloatArray) -> IntArray:
     """The fewest GPUs that there are within each time slot."""
     first = np.searchsorted(ahead.times, edges[:-1], side="right") - 1
     last = np.searchsorted(ahead.times, edges[1:], side="left")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from swell.domain import Ahead, Cluster, FloatArray, IntArray, JobSpec, Placement, rank_of
+from swell.domain import Cluster, FloatArray, IntArray, JobSpec, Placement, SlotsAhead, rank_of
 from swell.perf.curves import Curves
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Snapshot:
         resize_cost_s: float = 0.0,
         start_cost_s: float | None = None,
         numbers: IntArray | None = None,
-        ahead: Ahead | None = None,
+        ahead: SlotsAhead | None = None,
     ) -> None:
         """`numbers` are the numbers of the jobs in these rows, for a caller that has them at hand. `ahead`:
         the GPUs that promises may count on over time, if these are not always those of `cluster`."""
@@ -180,15 +180,15 @@ class Snapshot:
         return len(self.rows)
 
     @column
-    def ahead(self) -> Ahead:
+    def ahead(self) -> SlotsAhead:
         """The GPUs that promises may count on, from now on; never more than there are now to begin with."""
         if self._ahead is None:
-            return Ahead(np.array([self.now_s]), np.array([self.capacity]))
+            return SlotsAhead(np.array([self.now_s]), np.array([self.capacity]))
         times, gpus = self._ahead.times.copy(), self._ahead.gpus.copy()
         times[0], gpus[0] = self.now_s, min(gpus[0], self.capacity)
-        return Ahead(times, gpus)
+        return SlotsAhead(times, gpus)
 
-    def ahead_on(self, nodes: Sequence[int]) -> Ahead | None:
+    def ahead_on(self, nodes: Sequence[int]) -> SlotsAhead | None:
         """What promises may count on of these nodes alone; None if nothing is reserved.
 
         Which GPUs a reservation will hold is not known, so each may want all of its GPUs on these nodes.
@@ -197,7 +197,7 @@ class Snapshot:
             return None
         sizes = np.array([node.gpus if node.up else 0 for node in self.cluster.nodes], dtype=np.int64)
         reserved = sizes.sum() - self.ahead.gpus
-        return Ahead(self.ahead.times, np.maximum(sizes[list(nodes)].sum() - reserved, 0))
+        return SlotsAhead(self.ahead.times, np.maximum(sizes[list(nodes)].sum() - reserved, 0))
 
     @property
     def lent(self) -> int:
@@ -341,11 +341,11 @@ class Snapshot:
         return rates
 
     @property
-    def given_ahead(self) -> Ahead | None:
+    def given_ahead(self) -> SlotsAhead | None:
         """What promises may count on over time, if that is not always what there is now."""
         return self._ahead
 
-    def part(self, members: IntArray, cluster: Cluster, ahead: Ahead | None) -> Snapshot:
+    def part(self, members: IntArray, cluster: Cluster, ahead: SlotsAhead | None) -> Snapshot:
         """The same moment with some of the jobs, by their indices, on a part of the cluster."""
         costs = (self.resize_cost_s, self.start_cost_s)
         rows, numbers = self.rows[members], self.numbers[members]

@@ -17,7 +17,7 @@ import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
 from swell.perf._compiled import compiled
-from swell.policies._shares import Memory, least_share
+from swell.policies._shares import JobMemory, least_share
 from swell.policies.base import Decision, Knowledge, Policy
 from swell.policies.snapshot import Snapshot
 
@@ -80,8 +80,8 @@ class Themis(Policy):
     """How long a job keeps its GPUs before they are offered again. Shorter is fairer but costs resizes: on
     the Pollux workloads the largest rho is 14 to 22 with 1200 s, as in the paper, and 3 to 4 with 120 s."""
 
-    _jobs: Memory = field(
-        init=False, repr=False, default_factory=lambda: Memory(total=-1.0, lease_end_s=-1.0)
+    _jobs: JobMemory = field(
+        init=False, repr=False, default_factory=lambda: JobMemory(total=-1.0, lease_end_s=-1.0)
     )
     """For each job its total work (what was left when it was first seen), and when its lease ends."""
 

@@ -47,7 +47,7 @@ from swell.policies._reservations import (
     spend_spare,
     take,
 )
-from swell.policies._shares import Memory
+from swell.policies._shares import JobMemory
 from swell.policies.base import Decision, Knowledge, PlacerName
 from swell.policies.elasticflow import ElasticFlow
 from swell.policies.snapshot import Snapshot
@@ -222,8 +222,8 @@ REMEMBERED = 200
 class Lengths:
     """Lengths of the jobs that have ended, by kind, and the progress of those that have not."""
 
-    _seen: Memory = field(
-        default_factory=lambda: Memory(at_first=-1.0, done=0.0, rate=0.0, one=0.0, kind=-1.0, at_s=0.0)
+    _seen: JobMemory = field(
+        default_factory=lambda: JobMemory(at_first=-1.0, done=0.0, rate=0.0, one=0.0, kind=-1.0, at_s=0.0)
     )
     """For each active job: the work left when it was first seen, and as of the last look its progress, its
     rate, its rate on one GPU, its kind and the moment."""

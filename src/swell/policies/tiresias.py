@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
-from swell.policies._shares import Memory, fill, grow
+from swell.policies._shares import JobMemory, fill, grow
 from swell.policies.base import Decision, Knowledge, PlacerName, Policy
 from swell.policies.snapshot import Snapshot
 
@@ -33,7 +33,7 @@ _HISTORY = 10_000
 """The Gittins index is computed from this many of the jobs that left last."""
 
 
-def _memory(**more: float) -> Memory:
+def _memory(**more: float) -> JobMemory:
     """The memory of a Tiresias policy. Its columns, one entry per job:
 
     - queue: the queue the job is in.
@@ -41,7 +41,7 @@ def _memory(**more: float) -> Memory:
     - forgiven_s, forgiven_gpu_s: run time and service that no longer count since the job was promoted.
     - last_ran_s: when the job last held GPUs, or was first seen.
     """
-    return Memory(queue=0.0, entered=0.0, forgiven_s=0.0, forgiven_gpu_s=0.0, last_ran_s=-1.0, **more)
+    return JobMemory(queue=0.0, entered=0.0, forgiven_s=0.0, forgiven_gpu_s=0.0, last_ran_s=-1.0, **more)
 
 
 @dataclass(kw_only=True)
@@ -63,7 +63,7 @@ class Tiresias(Policy):
     """A job that has waited this many times its run time goes back to the first queue; 0 for never."""
 
     _limits: FloatArray = field(init=False, repr=False)
-    _jobs: Memory = field(init=False, repr=False, default_factory=_memory)
+    _jobs: JobMemory = field(init=False, repr=False, default_factory=_memory)
     _demotions: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
@@ -172,7 +172,7 @@ class TiresiasGittins(Tiresias):
     learn: int = 20
     """The number of jobs that must have left before the history is used."""
 
-    _jobs: Memory = field(init=False, repr=False, default_factory=lambda: _memory(service=0.0, gpus=0.0))
+    _jobs: JobMemory = field(init=False, repr=False, default_factory=lambda: _memory(service=0.0, gpus=0.0))
     """The memory of Tiresias, plus each job's service at the last decision and the GPUs it got then."""
     _at_s: float = field(init=False, repr=False, default=0.0)
     """When the last decision was."""

@@ -184,7 +184,7 @@ def charts(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     use = []
     for run in runs:
         times, used = run.used()
-        use.append(svg.Line(run.label, (times - run.span[0]).tolist(), used.tolist()))
+        use.append(svg.ChartLine(run.label, (times - run.span[0]).tolist(), used.tolist()))
     counts = [(run.label, float(run.resizes)) for run in runs]
     found = [
         (
@@ -217,11 +217,11 @@ def charts(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     return found
 
 
-def _distribution(label: str, values: Any) -> svg.Line:
+def _distribution(label: str, values: Any) -> svg.ChartLine:
     """A cumulative distribution of at most 200 points."""
     count = len(values)
     keep = sorted({round(i * (count - 1) / 199) for i in range(200)}) if count > 200 else list(range(count))
-    return svg.Line(label, [float(values[i]) for i in keep], [(i + 1) / count for i in keep])
+    return svg.ChartLine(label, [float(values[i]) for i in keep], [(i + 1) / count for i in keep])
 
 
 def _group(name: str, runs: Sequence[Run], *, single: bool) -> str:

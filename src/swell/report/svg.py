@@ -31,7 +31,7 @@ LANES_SHARE = 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A line of a chart."""
 
     label: str
@@ -80,7 +80,7 @@ def _ticks(low: float, high: float, log: bool) -> list[float]:
 
 def lines(
     title: str,
-    drawn: Sequence[Line],
+    drawn: Sequence[ChartLine],
     *,
     say_x: Callable[[float], str],
     say_y: Callable[[float], str],

@@ -2,7 +2,7 @@
 
 from swell.sim.capacity import Cloud, DemandChange, NodeFailure, parse_cloud
 from swell.sim.engine import simulate
-from swell.sim.metrics import Result
+from swell.sim.metrics import SimulationResult
 from swell.sim.world import ConstantCost, ModelledCost, ResizeCost, parse_cost
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "ModelledCost",
     "NodeFailure",
     "ResizeCost",
-    "Result",
+    "SimulationResult",
     "parse_cloud",
     "parse_cost",
     "simulate",

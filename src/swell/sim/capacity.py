@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swell.board import Board, Move, held_events
-from swell.cloud import Autoscaler, Offer, Supply, Terms, read_options
+from swell.cloud import Autoscaler, NodeOffer, Supply, Terms, read_options
 from swell.domain import NORMAL, Calendar, Cluster, Event, EventKind, InputError, JobSpec
 from swell.policies import Snapshot
 
@@ -108,7 +108,7 @@ class _Rented:
 class SimulatedProvider:
     """Rents the nodes of a cluster in virtual time."""
 
-    def __init__(self, cluster: Cluster, offer: Offer, seed: int = 0) -> None:
+    def __init__(self, cluster: Cluster, offer: NodeOffer, seed: int = 0) -> None:
         self._names = [node.name for node in cluster.nodes]
         self._offer = offer
         self._rng = np.random.default_rng([seed, 11])
@@ -120,7 +120,7 @@ class SimulatedProvider:
         """How many nodes the provider took back."""
 
     @property
-    def offer(self) -> Offer:
+    def offer(self) -> NodeOffer:
         return self._offer
 
     def supply(self) -> Supply:
@@ -180,7 +180,7 @@ class SimulatedProvider:
 class Cloud:
     """The provider and the autoscaler of one simulation."""
 
-    def __init__(self, cluster: Cluster, offer: Offer, terms: Terms, seed: int = 0) -> None:
+    def __init__(self, cluster: Cluster, offer: NodeOffer, terms: Terms, seed: int = 0) -> None:
         if len({(node.gpus, node.gpu_type) for node in cluster.nodes}) > 1:
             raise InputError(
                 f"an autoscaler needs equal nodes, got the cluster '{cluster}'; give one such as 16x4",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from swell.board import Board, Move, Rhythm, with_reasons
+from swell.board import Board, DecisionRhythm, Move, with_reasons
 from swell.domain import (
     NO_RESERVATIONS,
     NO_TEAMS,
@@ -41,7 +41,7 @@ from swell.policies.by_type import ByType, by_type
 from swell.policies.by_user import NO_USER_LIMITS, ByUser, UserLimits, by_user
 from swell.sim.beliefs import Beliefs
 from swell.sim.capacity import Capacity, Cloud, DemandChange, EventSink, JobEvents, NodeFailure
-from swell.sim.metrics import Result
+from swell.sim.metrics import SimulationResult
 from swell.sim.workload import Workload
 from swell.sim.world import ConstantCost, ResizeCost, World
 
@@ -264,7 +264,7 @@ class RunningJobs:
 # Asks a simulated policy: shows it the active jobs, and takes down how long it thinks.
 
 
-class Scheduler:
+class SimulatedScheduler:
     """The policy of a run, and what it is shown."""
 
     def __init__(
@@ -342,8 +342,8 @@ class Simulation:
         self,
         board: Board,
         running: RunningJobs,
-        scheduler: Scheduler,
-        rhythm: Rhythm,
+        scheduler: SimulatedScheduler,
+        rhythm: DecisionRhythm,
         capacity: Capacity,
         events: JobEvents,
         explore: Exploration | None,
@@ -504,7 +504,7 @@ def simulate(
     user_limits: UserLimits = NO_USER_LIMITS,
     on_event: EventSink | None = None,
     on_progress: ProgressSink | None = None,
-) -> Result:
+) -> SimulationResult:
     """Run the jobs on the cluster under the policy, and report how each of them ended.
 
     Args:
@@ -548,10 +548,10 @@ def simulate(
     world = World(workload, cluster, board.table, beliefs.by_type, adaptive=adaptive)
     if belief_error:
         beliefs.mistake(belief_error, seed)
-    rhythm = Rhythm(chosen, chosen.interval_s if interval_s is None else interval_s)
+    rhythm = DecisionRhythm(chosen, chosen.interval_s if interval_s is None else interval_s)
     planned = cost if planned_cost is None else planned_cost
     costs_s = _planned_costs_s(planned, world.typical_state_bytes, rhythm.interval_s or 0.0)
-    scheduler = Scheduler(chosen, board, beliefs, costs_s, cloud)
+    scheduler = SimulatedScheduler(chosen, board, beliefs, costs_s, cloud)
     events = JobEvents(jobs, on_event)
     running = RunningJobs(board, world, events)
     capacity = Capacity(board, failures, calendar, demand, cloud, running.settle, on_event)
@@ -592,9 +592,9 @@ def _planned_costs_s(cost: ResizeCost, state_bytes: float, round_s: float) -> tu
     return cost.seconds(state_bytes, 1, 2) + round_s, cost.seconds(state_bytes, 0, 1) + round_s
 
 
-def _result(done: Simulation, world: World, belief: str) -> Result:
+def _result(done: Simulation, world: World, belief: str) -> SimulationResult:
     table, tally, cloud = done.board.table, done.tally, done.capacity.cloud
-    return Result(
+    return SimulationResult(
         policy=done.scheduler.policy.name,
         cluster=str(done.board.cluster),
         belief=belief,

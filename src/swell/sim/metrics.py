@@ -11,7 +11,7 @@ from swell.domain import FloatArray, IntArray
 
 
 @dataclass(kw_only=True)
-class Result:
+class SimulationResult:
     """The outcome of one run, job by job and in total. A time is NaN for a job that never came so far."""
 
     policy: str

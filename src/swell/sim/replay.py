@@ -38,7 +38,7 @@ from swell.perf.profiles import MeasuredCounts, ProfileSet
 from swell.policies import make_policy
 from swell.sim.capacity import DemandChange, NodeFailure
 from swell.sim.engine import Exploration, simulate
-from swell.sim.metrics import Result
+from swell.sim.metrics import SimulationResult
 from swell.sim.workload import SharedGpus
 
 # A cluster's event log, sorted by job and node, for replays.
@@ -336,7 +336,7 @@ _ROUNDS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class _Cost:
+class _PauseCost:
     """The true cost of changes. The start-up of each job is in its profile."""
 
     pause_s: float
@@ -504,7 +504,7 @@ def _profiles(log: Log, cluster: Cluster) -> ProfileSet:
     return ProfileSet(profiles, "the event log")
 
 
-def _costs(log: Log, cluster: Cluster) -> _Cost:
+def _costs(log: Log, cluster: Cluster) -> _PauseCost:
     """What changes cost beyond start-ups, by least squares from the work that jobs missed on their GPUs."""
     rows, missed, reported_s = [], [], []
     widest = max(
@@ -525,11 +525,11 @@ def _costs(log: Log, cluster: Cluster) -> _Cost:
             rows.append([start, resize])
             missed.append(max((possible - job.work) / rate - job.startup_s * start, 0.0))
     if not rows:
-        return _Cost(float(np.mean(reported_s)), 0.0)
+        return _PauseCost(float(np.mean(reported_s)), 0.0)
     (extra_s, pause_s), _ = nnls(np.array(rows), np.array(missed))
     if not any(resizes for _, resizes in rows):
         pause_s = np.mean(reported_s)
-    return _Cost(float(pause_s), float(extra_s))
+    return _PauseCost(float(pause_s), float(extra_s))
 
 
 def _believed(log: Log) -> _BelievedCost:
@@ -538,7 +538,7 @@ def _believed(log: Log) -> _BelievedCost:
     return _BelievedCost(float(np.median(startups_s)), float(np.median(pauses_s)))
 
 
-def _learn_s(log: Log, cost: _Cost) -> float:
+def _learn_s(log: Log, cost: _PauseCost) -> float:
     """The shortest time after which a job of unknown speed got more GPUs than it started with."""
     grown = [j for j in log.jobs if j.new and len(j.changes) > 1 and j.changes[1].gpus > j.changes[0].gpus]
     times_s = [job.changes[1].time_s - job.changes[0].time_s - job.startup_s - cost.extra_s for job in grown]
@@ -571,7 +571,7 @@ def _live_record(log: Log, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _record(log: Log, result: Result, policy: str, cluster: Cluster) -> dict[str, Any]:
+def _record(log: Log, result: SimulationResult, policy: str, cluster: Cluster) -> dict[str, Any]:
     ended_well = {
         job.job_id
         for job in log.jobs

@@ -40,7 +40,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TrialStanding:
     """How far a trial has come."""
 
     number: int
@@ -55,7 +55,9 @@ class Standing:
         return self.curve[min(reached)] if reached else None
 
 
-def verdicts(trials: Sequence[Standing], total: int, warmup: int, *, maximize: bool) -> dict[int, Verdict]:
+def verdicts(
+    trials: Sequence[TrialStanding], total: int, warmup: int, *, maximize: bool
+) -> dict[int, Verdict]:
     """What becomes of each trial that has not ended; `total` trials there will be in all."""
     found = {trial.number: Verdict.GO for trial in trials if not trial.ended}
     group, rung = list(trials), warmup
@@ -74,7 +76,7 @@ def verdicts(trials: Sequence[Standing], total: int, warmup: int, *, maximize: b
     return found
 
 
-def _score(trial: Standing, rung: int, maximize: bool) -> float:
+def _score(trial: TrialStanding, rung: int, maximize: bool) -> float:
     value = trial.at(rung)
     if value is None:  # it ended before this rung
         value = trial.curve[max(trial.curve)]
@@ -177,7 +179,7 @@ class Study:
         running = [t.number for t in self._stored() if t.state.name == "RUNNING"]
         if self._sweep.pruner == "halving":
             standing = [
-                Standing(
+                TrialStanding(
                     t.number, t.intermediate_values, t.state.is_finished(), failed=t.state.name == "FAIL"
                 )
                 for t in self._stored()

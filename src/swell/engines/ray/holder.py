@@ -177,7 +177,7 @@ class WarmWorker:
             return _LOST
 
 
-class Holder:
+class WorkerHolder:
     """Holds one worker. `run` lasts as long as the worker does."""
 
     def __init__(self, lifeline: tuple[str, int, str]) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swell.cloud import Offer, Supply
+from swell.cloud import NodeOffer, Supply
 from swell.domain import Cluster, InputError, Placement, SwellError
 from swell.engines.accounts import Account
 from swell.engines.base import Launch
@@ -28,7 +28,7 @@ from swell.engines.ray import claims, connection, head, holder, packaging, place
 from swell.engines.ray.places import Foreign, Place, RayNode, RentedNodes
 from swell.engines.supervised_job import SupervisedJob
 from swell.engines.supervisor import is_locked
-from swell.engines.wall import Setting
+from swell.engines.wall import WallSetting
 from swell.train.agent.children import Child
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class RaySite:
     def open(self, poke: Callable[[], None]) -> None:
         """Wait until the nodes of the Ray cluster are known."""
         self._scout.heard = poke
-        Setting(walled=False, why_not="jobs run on Ray, as the account of its nodes").write(self.home)
+        WallSetting(walled=False, why_not="jobs run on Ray, as the account of its nodes").write(self.home)
         # The scout of a control plane that stood by may have lost the cluster meanwhile. Such a plane must
         # not lead, blind, for as long as its link is cut: another one may see the cluster.
         self._scout.end_silent(time.monotonic())
@@ -400,7 +400,7 @@ class ScoutProcess:
 class LocalProvider:
     """Starts and ends Ray nodes on this machine, for tests and to try it. They outlive the control plane."""
 
-    def __init__(self, site: RaySite, offer: Offer) -> None:
+    def __init__(self, site: RaySite, offer: NodeOffer) -> None:
         self._site, self._offer, self._home = site, offer, site.home
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         """By name: the processes that this one has started."""
@@ -408,7 +408,7 @@ class LocalProvider:
         """Nodes that were told to end and still live."""
 
     @property
-    def offer(self) -> Offer:
+    def offer(self) -> NodeOffer:
         """Equal nodes of this machine."""
         return self._offer
 
@@ -479,12 +479,12 @@ class RayProvider:
     So a node that was let go is paid for until then.
     """
 
-    def __init__(self, site: RaySite, offer: Offer) -> None:
+    def __init__(self, site: RaySite, offer: NodeOffer) -> None:
         self._site, self._offer = site, offer
         self._requested: int | None = None
 
     @property
-    def offer(self) -> Offer:
+    def offer(self) -> NodeOffer:
         """What the nodes are, as the platform was told."""
         return self._offer
 

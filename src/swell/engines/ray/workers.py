@@ -1,4 +1,4 @@
-"""The workers of a job on Ray: each has a `Holder` actor on the node of its slot.
+"""The workers of a job on Ray: each has a `WorkerHolder` actor on the node of its slot.
 
 The job's launcher runs in its supervisor, which is a Ray driver: the holders end when it ends.
 """
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swell.engines.order import Order
+from swell.engines.order import JobOrder
 from swell.engines.processes import MARK
 from swell.engines.ray import packaging, places
 from swell.engines.ray.claims import HolderName
 from swell.engines.ray.connection import connect, is_loopback, own_address
-from swell.engines.ray.holder import Holder
+from swell.engines.ray.holder import WorkerHolder
 from swell.train.agent.protocol import Exited, Lost, Unstartable
 from swell.train.agent.run_config import PER_GPU, RunConfig
 from swell.train.agent.wire import MOST_STRANGERS, Connection, WireError, new_secret
@@ -76,7 +76,7 @@ class _Held:
 class RayWorkers:
     """Starts and ends workers through Ray (see `swell.train.agent.worker_processes.Workers`)."""
 
-    def __init__(self, config: RunConfig, order: Order) -> None:
+    def __init__(self, config: RunConfig, order: JobOrder) -> None:
         """Connect to Ray, and tell the job's settings where its coordinator can be reached."""
         settings, request = order.extras["ray"], order.launch.request
         self._ray = connect(settings["address"], _runtime_env(order))
@@ -93,7 +93,7 @@ class RayWorkers:
         if settings["address"].startswith("ray://"):
             self._host = own_address()
         config.settings |= {"host": self._host, "encrypt": settings.get("encrypt", True)}
-        self._holder = self._ray.remote(max_restarts=0, max_concurrency=4)(Holder)
+        self._holder = self._ray.remote(max_restarts=0, max_concurrency=4)(WorkerHolder)
         self._held: dict[str, _Held] = {}
         self._lifeline: _Lifeline | None = None
         self._answers = _Answers()
@@ -355,7 +355,7 @@ class _Lifeline:
             line.close()
 
 
-def _runtime_env(order: Order) -> dict[str, Any]:
+def _runtime_env(order: JobOrder) -> dict[str, Any]:
     """Ray's runtime environment for the job: its working directory and its requirements."""
     workdir, pip = order.launch.workdir, order.launch.request.pip
     env: dict[str, Any] = {
