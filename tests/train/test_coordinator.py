@@ -24,7 +24,7 @@ from swell.train.agent.errors import BROKEN, TrainError
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.membership import Membership
 from swell.train.agent.protocol import HEARD, StatusAnswer, plain
-from swell.train.agent.replicas.membership import Replicas
+from swell.train.agent.replicas import Replicas
 
 
 class Someone:

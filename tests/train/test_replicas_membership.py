@@ -11,8 +11,7 @@ from swell.train.agent.errors import RESPAWN
 from swell.train.agent.membership import SETTLE_S, Announce, Candidate, Check, Instruction, Say, Turn
 from swell.train.agent.membership_json import from_json, of_job, to_json
 from swell.train.agent.protocol import Finish, Kill, Parted, Spawn
-from swell.train.agent.replicas.membership import Replicas
-from swell.train.agent.replicas.names import replica_of, workers_of
+from swell.train.agent.replicas import Replicas, replica_of, workers_of
 from swell.train.data import plan
 from swell.train.replicas import cutting
 

@@ -15,7 +15,7 @@ from tests.train.test_mesh import together
 from tests.train.test_strangers import Running
 from tests.waiting import wait_until
 
-from swell.train.agent import door, wire
+from swell.train.agent import coordinator, wire
 from swell.train.agent.certificate import certificate
 from swell.train.agent.errors import PeerLost
 from swell.train.agent.protocol import Offer
@@ -55,7 +55,7 @@ class Tap:
 def between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """All connections count as connections between hosts."""
     monkeypatch.setattr(wire, "crosses_hosts", lambda own, other: True)
-    monkeypatch.setattr(door, "crosses_hosts", lambda own, other: True)
+    monkeypatch.setattr(coordinator, "crosses_hosts", lambda own, other: True)
 
 
 def connected(tap: Tap, *, encrypt: bool = True) -> tuple[Connection, Connection]:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.waiting import wait_until
 
-from swell.train.agent import door as module
+from swell.train.agent import coordinator as module
 from swell.train.agent.coordinator import Coordinator
 from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory

@@ -1,7 +1,7 @@
 """The job's master as a process: sockets, disk and clock around `membership`.
 
 From top to bottom: its life, what it receives (`protocol` has the messages), how it carries out what
-`membership` decides, and what it sends, shows and saves. `door` has the connections.
+`membership` decides, what it sends, shows and saves, and its port.
 
 The coordinator is small on purpose and does not import torch: it starts in a fraction of a second, so when it
 is killed the launcher just starts it again. All it knows is in `state.json` in the job's directory (replaced
@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import json
 import os
+import ssl
 import sys
 import time
 import traceback
@@ -30,9 +31,9 @@ from typing import Any
 from msgspec import Struct, structs
 
 from swell.train.agent import membership_json, protocol
-from swell.train.agent.door import Client, Door
 from swell.train.agent.errors import BROKEN, FENCED, RESPAWN, Refused
 from swell.train.agent.jobdir import JobDirectory
+from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.lines import Pace
 from swell.train.agent.membership import (
     STOPPED,
@@ -50,10 +51,11 @@ from swell.train.agent.membership import (
 )
 from swell.train.agent.notes import Notes
 from swell.train.agent.protocol import Finish, Kill, Spawn, Status
-from swell.train.agent.replicas.membership import Replicas
+from swell.train.agent.replicas import Replicas
 from swell.train.agent.restarts import ProgramGeneration, Restarts
+from swell.train.agent.sealed import Seal, crosses_hosts
 from swell.train.agent.stragglers import Stragglers
-from swell.train.agent.wire import Message
+from swell.train.agent.wire import HANDSHAKE_S, MOST_STRANGERS, Channel, Message, WireError
 
 TICK_S = 0.1
 LAST_WORDS_S = 1.0
@@ -528,6 +530,123 @@ class Coordinator:
             # A full disk must not end the training: what is not saved is needed only if this process is
             # killed before there is room again. Every later change and every tick tries again.
             self.door.grumble(f"state.json cannot be written: {error}")
+
+
+# ---------------------------------------------------------------------- the port
+
+
+class Client:
+    """One connection: a worker, the launcher ("agent"), or a tool."""
+
+    def __init__(self, secret: str, writer: asyncio.StreamWriter, *, encrypt: bool) -> None:
+        self.channel = Channel(secret, server=True)
+        self.writer = writer
+        own, other = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
+        self._seal = Seal(secret, server=True) if encrypt and crosses_hosts(own, other) else None
+        if self._seal is None:
+            writer.write(self.channel.opening())
+        self.role = ""
+        self.name = ""
+        self.fencing: int | None = None
+        """Of a control plane that is one of several: its fencing number."""
+
+    def send(self, message: Struct | Message) -> None:
+        """Queue a message; a broken connection is noticed by its reader."""
+        if self.writer.is_closing():
+            return
+        try:
+            frame = self.channel.encode(message)
+        except WireError as error:  # it is too long; the other messages of this connection are not
+            frame = self.channel.encode(protocol.Error(str(error)))
+        self._write(frame)
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take received bytes, answer a handshake, and return the messages that are complete."""
+        if self._seal is not None:
+            strange = not self._seal.established
+            self.writer.write(self._seal.feed(data))
+            if not self._seal.established:
+                return []
+            if strange:
+                self._write(self.channel.opening())
+            data = self._seal.read()
+        messages, reply = self.channel.feed(data)
+        self._write(reply)
+        return messages
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            self.writer.write(data if self._seal is None else self._seal.seal(data))
+
+
+class Door:
+    """Accepts connections, and passes on the messages of those that have proved to know the secret.
+
+    A stranger costs little and learns nothing: there are `MOST_STRANGERS` connections at a time that have
+    proved nothing yet, each for `HANDSHAKE_S` at most, and what they send is bounded (`wire`).
+    """
+
+    def __init__(
+        self,
+        secret: str,
+        receive: Callable[[Client, Message], None],
+        closed: Callable[[Client], None],
+        *,
+        encrypt: bool = True,
+    ) -> None:
+        self._secret = secret
+        self._encrypt = encrypt
+        self._receive = receive
+        self._closed = closed
+        self.strangers: set[Client] = set()
+        """Connections that have not proved yet that they know the job's secret."""
+        self._grumbled = 0
+
+    async def open(self, host: str, port: int) -> asyncio.Server:
+        """Listen at `port`, or at another one if that is taken: workers read it from the directory."""
+        try:
+            return await asyncio.start_server(self._serve, host, port, reuse_address=True)
+        except OSError:
+            return await asyncio.start_server(self._serve, host, 0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self.strangers) >= MOST_STRANGERS:
+            self.grumble("too many connections that prove nothing: closed one")
+            writer.close()
+            return
+        client = Client(self._secret, writer, encrypt=self._encrypt)
+        self.strangers.add(client)
+        keep_alive(writer.get_extra_info("socket"), every_s=1, probes=2)
+        late = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._give_up, client)
+        try:
+            while data := await reader.read(1 << 16):
+                messages = client.feed(data)
+                if client.channel.established:
+                    self.strangers.discard(client)
+                for message in messages:
+                    self._receive(client, message)
+        except (WireError, ssl.SSLError) as error:
+            self.grumble(f"refused a connection: {error}")
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            late.cancel()
+            self.strangers.discard(client)
+            self._closed(client)
+            writer.close()
+
+    def _give_up(self, client: Client) -> None:
+        """Hang up on a connection that has not proved in time that it knows the secret."""
+        if not client.channel.established:
+            client.writer.transport.abort()
+
+    def grumble(self, text: str) -> None:
+        """Write a line to the log; only some of many, because a stranger may cause as many as it likes."""
+        self._grumbled += 1
+        if self._grumbled <= 20 or self._grumbled % 1000 == 0:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"coordinator ({self._grumbled}): {text!s:.300}\n")
+                sys.stderr.flush()
 
 
 def main() -> None:

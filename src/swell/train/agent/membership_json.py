@@ -17,9 +17,7 @@ from swell.train.agent.membership import (
     place,
 )
 from swell.train.agent.protocol import Status
-from swell.train.agent.replicas.membership import Replicas
-from swell.train.agent.replicas.names import check_multiple
-from swell.train.agent.replicas.roll import Roll
+from swell.train.agent.replicas import Replicas, Roll, check_multiple
 from swell.train.agent.restarts import FINISH_S, SAVE_S, ProgramGeneration, Restarts
 
 AnyMembership = Membership | Replicas | Restarts

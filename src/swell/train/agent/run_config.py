@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swell.train.agent.jobdir import JobDirectory
-from swell.train.agent.replicas.names import check_multiple
+from swell.train.agent.replicas import check_multiple
 
 HASH_SEED = "PYTHONHASHSEED"
 """Python reads it when a process begins, so it is set for the processes that workers are forked from."""

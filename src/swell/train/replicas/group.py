@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from swell.train.agent.errors import UsageError
 from swell.train.agent.jobdir import JobDirectory, own_host
-from swell.train.agent.replicas.names import number_of, replica_of
+from swell.train.agent.replicas import number_of, replica_of
 from swell.train.sync.groups import gloo_group
 from swell.train.sync.notes import NoteStore
 
