@@ -99,7 +99,6 @@ class Calls:
         return await self._server.get(PromiseView, call)
 
     async def job(self, job: str | JobView) -> JobView:
-        """A job as it is now."""
         return await self._server.get(JobView, Call("GET", _job(job)))
 
     async def jobs(self, *, phase: Phase | str | None = None, limit: int | None = None) -> list[JobView]:
@@ -349,7 +348,6 @@ class Calls:
         return await self._server.get(Health, Call("GET", "/healthz"))
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._server.close()
 
 

@@ -81,7 +81,6 @@ def error_response(
 
 
 def answer_errors(app: FastAPI) -> None:
-    """Have the app answer every error in the one form."""
 
     @app.exception_handler(SwellError)
     async def _swell_error(_: Request, error: SwellError) -> JSONResponse:

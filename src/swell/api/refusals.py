@@ -58,7 +58,6 @@ STATUSES: tuple[tuple[type[SwellError], int, str], ...] = (
 
 
 def from_answer(status: int, body: Any) -> SwellError:
-    """The error to raise for an answer with an error status."""
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict):
         return ServerFailed(f"the server answered {status} in an unknown form; is it a swell server?")

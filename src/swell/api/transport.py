@@ -57,8 +57,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request."""
-
     method: str
     path: str
     query: Mapping[str, str | int | float] | None = None
@@ -132,11 +130,9 @@ class BlockingTransport:
                     yield part
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
         time.sleep(seconds)
 
     async def close(self) -> None:
-        """Close all connections."""
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -171,11 +167,9 @@ class AsyncTransport:
                         yield part
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        """Close all connections."""
         for client in self._clients.values():
             await client.aclose()
         self._clients.clear()

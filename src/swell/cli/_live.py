@@ -60,7 +60,6 @@ class LiveCluster:
 
     @property
     def slots(self) -> int:
-        """Slots in service."""
         return sum(node.gpus - node.held for node in self.nodes if node.up)
 
     @property

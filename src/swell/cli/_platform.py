@@ -203,7 +203,6 @@ def serve(
 
 
 def make_plane(settings: Settings, store: Store, engine: SupervisedEngine) -> ControlPlane:
-    """The control plane that the settings ask for, on a store and an engine."""
     from swell.control.limits import OwnerLimits
     from swell.control.plane import ControlPlane
     from swell.control.retention import Keep
@@ -257,7 +256,6 @@ def keep_from_debuggers() -> None:
 
 
 def make_engine(settings: Settings) -> SupervisedEngine:
-    """The engine that the settings ask for."""
     from swell.engines.supervised import SupervisedEngine
 
     if settings.engine == "local":

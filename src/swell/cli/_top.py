@@ -323,8 +323,6 @@ def _by_workers(told: dict[str, Any]) -> str:
 
 
 class JobScreen(Screen[None]):
-    """One job, live."""
-
     CSS = """
     #facts { height: auto; padding: 0 1; background: $panel; }
     #curves { grid-size: 3; grid-rows: 8; height: auto; padding: 0 1; }
@@ -456,7 +454,6 @@ class JobScreen(Screen[None]):
             self._ask(question, "Pause", lambda: self._client.pause(job))
 
     def action_cancel(self) -> None:
-        """End the job."""
         job = self.job
         if job is not None and not job.over:
             self._ask(
@@ -506,7 +503,6 @@ class Confirm(ModalScreen[bool]):
         self.dismiss(event.button.id == "yes")
 
     def action_answer(self, yes: bool) -> None:
-        """Close with an answer."""
         self.dismiss(yes)
 
 
@@ -638,7 +634,6 @@ class TopApp(App[None]):
 
     @property
     def queue(self) -> DataTable[Text]:
-        """The table of jobs."""
         return self.screen_stack[0].query_one("#queue", DataTable)
 
     async def _follow(self) -> None:
@@ -812,8 +807,6 @@ class EventsScreen(Screen[None]):
 
 
 class HelpScreen(ModalScreen[None]):
-    """The keys."""
-
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "app.pop_screen", "Back")]
     KEYS = (
         ("↑ ↓", "choose a job in the queue; its lane is marked"),

@@ -99,8 +99,6 @@ def examples() -> Path:
 
 @dataclass
 class Demo:
-    """One run of it."""
-
     home: Path
     console: Console
     began_s: float
@@ -110,7 +108,6 @@ class Demo:
     shown: str = ""
 
     def run(self) -> int:
-        """The story."""
         say = self.console.print
         say("[bold]swell[/bold] on this machine: 4 CPU slots, jobs that share them, nobody says how many.\n")
         self.swell("up", "-d", "--slots", str(SLOTS))

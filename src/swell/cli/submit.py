@@ -303,7 +303,7 @@ def submit(ctx: click.Context, /, detach: bool, as_json: bool, home: str | None,
 
     Ctrl-C stops watching; the job goes on.
     """
-    from swell.cli.jobs import REFUSED, outcome, promise_lines
+    from swell.cli._common import REFUSED, outcome, promise_lines
 
     flags = launched(flags)
     note_misplaced(ctx, flags["script"], flags["arguments"])
@@ -344,7 +344,7 @@ def submit(ctx: click.Context, /, detach: bool, as_json: bool, home: str | None,
 @click.pass_context
 def quote(ctx: click.Context, /, as_json: bool, home: str | None, **flags: Any) -> None:
     """Show what would be promised for a SCRIPT or a job file, without submitting it."""
-    from swell.cli.jobs import REFUSED, promise_lines
+    from swell.cli._common import REFUSED, promise_lines
 
     flags = launched(flags)
     note_misplaced(ctx, flags["script"], flags["arguments"])
@@ -467,7 +467,7 @@ def _show_events(home: str | None, job: JobView) -> None:
 
 
 def _code(job: JobView, detach: bool) -> int:
-    from swell.cli.jobs import REFUSED
+    from swell.cli._common import REFUSED
 
     if job.phase.value == "refused":
         return REFUSED

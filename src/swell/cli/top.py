@@ -66,7 +66,6 @@ def top(once: bool, plain: bool, every: float, as_json: bool, home: str | None) 
 
 
 def _screen(home: str | None) -> None:
-    """The live screen."""
     import asyncio
 
     from swell.api.client import AsyncClient
@@ -134,7 +133,6 @@ class View:
 
     @property
     def slots(self) -> int:
-        """Slots in service."""
         return sum(node.gpus - node.held for node in self.nodes if node.up)
 
     @property
@@ -190,7 +188,6 @@ class Watcher:
 
 
 def draw(view: View) -> Group:
-    """The view for a terminal."""
     from rich.console import Group
     from rich.text import Text
 

@@ -47,7 +47,6 @@ class Supply:
 
     @property
     def nodes(self) -> int:
-        """All nodes that are paid for."""
         return len(self.ready) + self.coming
 
 
@@ -55,9 +54,7 @@ class Provider(Protocol):
     """Where nodes come from."""
 
     @property
-    def offer(self) -> NodeOffer:
-        """What it offers."""
-        ...
+    def offer(self) -> NodeOffer: ...
 
     def supply(self) -> Supply:
         """Which nodes there are, and how many are coming."""

@@ -109,7 +109,6 @@ class ProgressLog:
             kept.spacing_s *= 2
 
     def forget(self, job_id: str) -> None:
-        """Forget a job that is over."""
         self._jobs.pop(job_id, None)
         self._newest.pop(job_id, None)
 

@@ -296,7 +296,6 @@ class JobDesk:
         return found
 
     def get(self, job_id: str) -> JobRecord:
-        """One job."""
         with self._lock:
             record = self._book.records.get(job_id) or self._store.job(job_id)
         if record is None:
@@ -304,7 +303,6 @@ class JobDesk:
         return record
 
     def cancel(self, job_id: str, by: str = "its owner") -> JobRecord:
-        """End a job."""
         return self._ask(job_id, lifecycle.CancelAsked(by))
 
     def pause(self, job_id: str) -> JobRecord:
@@ -472,7 +470,6 @@ class ReservationDesk:
             return made
 
     def remove(self, name: str, by: str) -> ReservationState:
-        """Remove a reservation."""
         with self._access.changing() as now_s:
             return self._access.conductor.reservations.remove(name, now_s, by=by)
 

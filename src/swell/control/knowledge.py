@@ -274,8 +274,6 @@ MOST_CLOSING_S = 60.0
 
 
 class ProgressPoint(NamedTuple):
-    """A progress report."""
-
     time_s: float
     done: float
 

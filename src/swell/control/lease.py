@@ -203,7 +203,6 @@ class LeaseCandidate:
         self.part.start()
 
     def stop(self) -> None:
-        """Release the lease and stop."""
         self.part.stop(10.0)
         self.give_up()
         self._table.close()

@@ -156,8 +156,6 @@ Input = (
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """Append an event."""
-
     event: Event
 
 

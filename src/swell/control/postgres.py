@@ -89,7 +89,6 @@ class _Connection:
 
     @property
     def raw(self) -> Any:
-        """The connection of psycopg."""
         if self._connection is None or self._connection.closed:
             try:
                 connection = self._psycopg.connect(self._url, autocommit=True, connect_timeout=5, **_NETWORK)
@@ -127,7 +126,6 @@ class _Connection:
             raise StoreUnavailable(FAILED.format(text)) from error
 
     def close(self) -> None:
-        """Close it."""
         if self._connection is not None:
             with suppress(self._psycopg.Error):
                 self._connection.close()
@@ -189,7 +187,6 @@ class PostgresLease:
         return None if row is None else Leader(int(row[0]), LeaseHolder(*row[1:]))
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     @contextmanager
@@ -259,7 +256,6 @@ class PostgresDatabase:
             self._run(sql, parameters)
 
     def query(self, sql: str, parameters: Any = ()) -> list[tuple[Any, ...]]:
-        """Rows of a query."""
         with self._lock:
             return list(self._run(sql, parameters).fetchall())
 

@@ -87,7 +87,6 @@ class Reservations:
 
     @property
     def slots(self) -> frozenset[int]:
-        """All slots that reservations hold."""
         return frozenset().union(*self._held.values())
 
     def follow(self, now_s: float) -> None:
@@ -173,14 +172,12 @@ class Reservations:
         return self._state(found, now_s)
 
     def get(self, name: str) -> Reservation:
-        """One reservation."""
         found = self.calendar.get(name)
         if found is None:
             raise NotFound(f"there is no reservation '{name}'; 'swell reserve list' shows them")
         return found
 
     def states(self, now_s: float) -> list[ReservationState]:
-        """All reservations."""
         return [self._state(one, now_s) for one in self.calendar.reservations]
 
     def _state(self, one: Reservation, now_s: float, endangered: tuple[str, ...] = ()) -> ReservationState:

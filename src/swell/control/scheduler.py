@@ -65,8 +65,6 @@ nodes are rented, the time that they take to start comes on top."""
 
 @dataclass(slots=True)
 class ProfilingRun:
-    """One job's profiling run."""
-
     replica: int
     """Workers of a replica: sizes are multiples of it."""
     least: int
@@ -184,7 +182,6 @@ class Profiling:
         return shares
 
     def slots_by_team(self, records: Mapping[str, JobRecord], teams: Teams) -> dict[str, int]:
-        """By team: the slots of its runs."""
         taken: dict[str, int] = {}
         for job_id, run in self.begun(records):
             team = teams.of(records[job_id].owner)
@@ -315,7 +312,6 @@ class Scheduler:
         return self.policy.teams
 
     def set_teams(self, teams: Teams, now_s: float) -> None:
-        """Have these teams from now on."""
         self.policy.set_teams(teams)
         self.rhythm.ask(now_s, urgent=True)
 

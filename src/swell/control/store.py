@@ -120,12 +120,10 @@ class SqliteDatabase:
             self._run(sql, parameters)
 
     def query(self, sql: str, parameters: Parameters = ()) -> list[Row]:
-        """Rows of a query."""
         with self._lock:
             return self._run(sql, parameters).fetchall()
 
     def close(self) -> None:
-        """Close the connection."""
         with self._lock:
             self._connection.close()
 
@@ -223,7 +221,6 @@ class Store:
                 db.execute("UPDATE schema_version SET version = ?", (len(MIGRATIONS),))
 
     def close(self) -> None:
-        """Close the database."""
         self._database.close()
 
     def transaction(self) -> Any:
@@ -266,7 +263,6 @@ class Store:
         ]
 
     def job(self, job_id: str) -> JobRecord | None:
-        """A job by its id."""
         rows = self._database.query("SELECT job_id, owner, record FROM jobs WHERE job_id = ?", (job_id,))
         return self._read(*rows[0]) if rows else None
 
@@ -473,7 +469,6 @@ class Store:
         return str(rows[0][0]) if rows else None
 
     def set_setting(self, name: str, value: str) -> None:
-        """Keep a setting."""
         self._put("settings", ("name", "value"), (name, value))
 
     def _put(self, table: str, columns: Sequence[str], values: Sequence[Any]) -> None:
@@ -496,7 +491,6 @@ def _event(seq: int, line: str) -> Event | None:
 
 
 def record_to_json(record: JobRecord) -> str:
-    """A record as JSON text."""
     return json.dumps(record, separators=(",", ":"), default=_plain)
 
 

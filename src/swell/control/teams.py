@@ -36,7 +36,6 @@ class TeamState:
 
 
 def stored(store: Store) -> Teams:
-    """The teams in the store."""
     return Teams.from_json(json.loads(store.setting(SETTING) or "[]"))
 
 
@@ -48,7 +47,6 @@ def states(scheduler: Scheduler) -> list[TeamState]:
 
 
 def state(team: Team, scheduler: Scheduler, endangered: tuple[str, ...] = ()) -> TeamState:
-    """One team."""
     mine = [r for r in scheduler.book.records.values() if scheduler.teams.of(r.owner) == team.name]
     running = sum(bool(record.wanted) for record in mine)
     waiting = sum(r.phase is Phase.QUEUED and not r.wanted for r in mine)

@@ -184,7 +184,6 @@ class Cluster:
         return tuple(counts.values())
 
     def nodes_of(self, placement: Placement) -> set[int]:
-        """The nodes a placement touches."""
         return {self._node_of_gpu_list[gpu] for gpu in placement}
 
     def types_of(self, placement: Placement) -> tuple[str, ...]:

@@ -104,7 +104,6 @@ class Event:
             raise InputError(f"event '{self.kind}' needs a {what}")
 
     def to_json(self) -> str:
-        """The event as one line of JSON."""
         out: dict[str, Any] = {"v": VERSION, "time_s": self.time_s, "kind": str(self.kind)}
         if self.job_id is not None:
             out["job_id"] = self.job_id

@@ -30,8 +30,6 @@ def rank_of(priority: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Team:
-    """One team."""
-
     name: str
     slots: int
     """Its quota."""
@@ -81,7 +79,6 @@ class Teams:
 
     @property
     def quotas(self) -> dict[str, int]:
-        """The quota of each team by name."""
         return {team.name: team.slots for team in self.teams}
 
     def of(self, user: str) -> str:
@@ -90,7 +87,6 @@ class Teams:
         return found.get(user, OTHERS)
 
     def get(self, name: str) -> Team | None:
-        """The team of this name."""
         return next((team for team in self.teams if team.name == name), None)
 
     def having(self, changed: Team) -> Teams:

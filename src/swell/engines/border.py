@@ -37,8 +37,6 @@ class BadMessage(TrainError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What a worker reported with a heartbeat."""
-
     rank: int
     progress: dict[str, Any]
     timing: dict[str, Any] | None

@@ -33,7 +33,6 @@ class ControlGroup:
         self.path = path
 
     def members(self) -> set[int]:
-        """The processes in the group."""
         try:
             return set(map(int, (self.path / "cgroup.procs").read_text().split()))
         except OSError:

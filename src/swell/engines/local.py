@@ -154,11 +154,9 @@ class LocalSite:
         return self._cluster
 
     def usable(self, slots: Placement) -> Placement:
-        """All of them."""
         return slots
 
     def retired(self) -> frozenset[int]:
-        """None."""
         return frozenset()
 
     # -- the jobs ----------------------------------------------------------------------------------------

@@ -47,7 +47,6 @@ class SameDuration:
     duration_s: float
 
     def work(self, job_id: str) -> float:
-        """Seconds."""
         return self.duration_s
 
     def speed(self, job_id: str, placement: Placement) -> float:
@@ -179,7 +178,6 @@ class NullEngine:
         """Jobs leave slots at once here, so it does not matter who wants them."""
 
     def end(self, job_id: str) -> None:
-        """Forget a job."""
         with self._lock:
             if self._runs.pop(job_id, None) is not None:
                 self._tell_neighbours(job_id, (), self._clock())
@@ -211,7 +209,6 @@ class NullEngine:
         return drain(self._reports)
 
     def logs(self, job_id: str, job_dir: Path, *, offset: int = 0, limit: int = 65536) -> tuple[bytes, int]:
-        """A log of one line."""
         part = f"{job_id} pretends to train\n".encode()[offset : offset + limit]
         return part, offset + len(part)
 

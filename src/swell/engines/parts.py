@@ -92,7 +92,6 @@ class Part:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Begin."""
         self.beat()
         with self._lock:
             self._thread = threading.Thread(target=self._run, name=f"swell-{self.name}", daemon=True)

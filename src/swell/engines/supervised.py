@@ -173,7 +173,6 @@ class SupervisedEngine:
             self._bell.ring()
 
     def end(self, job_id: str) -> None:
-        """End a job and all its processes."""
         with self._lock:
             job = self._jobs.get(job_id)
             if job is None:
@@ -188,7 +187,6 @@ class SupervisedEngine:
         return {job_id: one for job_id, one in seen.items() if one is not None}
 
     def parts(self) -> list[Part]:
-        """The engine's thread."""
         return [self._part]
 
     def reports(self) -> Iterator[EngineReport]:

@@ -222,12 +222,10 @@ class SupervisedJob:
 
     @property
     def job_id(self) -> str:
-        """The job's id."""
         return self.launch.job_id
 
     @property
     def directory(self) -> Path:
-        """The job's directory."""
         return self.launch.job_dir
 
     @property

@@ -39,7 +39,6 @@ class Curves:
         return self.rates.shape[1] - 1
 
     def on(self, gpu_type: str) -> Curves:
-        """The curves on GPUs of one type."""
         return self.by_type.get(gpu_type, self)
 
     @cached_property

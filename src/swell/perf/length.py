@@ -49,7 +49,6 @@ class Convergence:
     """Root mean squared error of the fit, as a share of the largest loss."""
 
     def loss(self, step: npt.ArrayLike) -> FloatArray:
-        """The loss expected at a step."""
         return self.largest * (1.0 / (self.b0 * np.asarray(step, dtype=np.float64) + self.b1) + self.b2)
 
     @property

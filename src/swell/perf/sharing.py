@@ -22,8 +22,6 @@ together what one of them makes alone, so where the GPU's time is used up, conte
 
 
 class OnGpu(NamedTuple):
-    """A job on one GPU."""
-
     fill: float
     """The part of a GPU's time that one worker of the job uses alone."""
     workers: int = 1

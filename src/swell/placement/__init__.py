@@ -14,7 +14,6 @@ PLACERS: dict[str, type[Placer]] = {cls.name: cls for cls in (PackedPlacer, Budd
 
 
 def make_placer(name: str, cluster: Cluster) -> Placer:
-    """The placer of that name on an empty cluster."""
     if name not in PLACERS:
         names = list(PLACERS)
         raise InputError(

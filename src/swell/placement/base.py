@@ -216,7 +216,6 @@ class Placer(ABC):
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster as the placer knows it."""
         return self.occupancy.cluster
 
     def place(

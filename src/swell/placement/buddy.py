@@ -76,14 +76,12 @@ class FreeBlocks:
             self._starts[block.level].add(block.start)
 
     def copy(self) -> FreeBlocks:
-        """An independent copy."""
         other = FreeBlocks.__new__(FreeBlocks)
         other.top = self.top
         other._starts = [starts.copy() for starts in self._starts]
         return other
 
     def blocks(self) -> list[Block]:
-        """The maximal free blocks."""
         return [Block(start, level) for level, starts in enumerate(self._starts) for start in sorted(starts)]
 
     def sites(self) -> list[int]:
@@ -112,7 +110,6 @@ class FreeBlocks:
         return None
 
     def take(self, block: Block) -> None:
-        """Remove a block that is free."""
         start, level = block
         for up in range(level, self.top + 1):
             base = start >> up << up
@@ -197,7 +194,6 @@ class BlockLayout:
         return aligned_blocks(sorted(address_of[gpu] for gpu in placement if gpu in address_of))
 
     def gpus(self, blocks: Sequence[Block]) -> list[int]:
-        """The GPUs in these blocks."""
         return [gpu for block in blocks for gpu in self.gpu_at[block.start : block.end]]
 
 

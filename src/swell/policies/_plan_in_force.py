@@ -112,8 +112,6 @@ LATE_WAKEUP_S = 0.01
 
 @dataclass(frozen=True)
 class Moment:
-    """What there is to plan for."""
-
     snapshot: Snapshot
     jobs: Jobs
     alone_s: FloatArray
@@ -140,7 +138,6 @@ class Moment:
 
     @cached_property
     def empty(self) -> Plan:
-        """The plan of nobody."""
         return nothing_reserved(*self.snapshot.ahead, self.jobs)
 
     def spend(self, plan: Plan, give: Callable[[Jobs, Plan], tuple[Plan, IntArray]]) -> tuple[Plan, Decision]:

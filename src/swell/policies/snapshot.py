@@ -255,12 +255,10 @@ class Snapshot:
 
     @column
     def user(self) -> list[str]:
-        """The user of each job."""
         return [self.table.user[row] for row in self.rows]
 
     @column
     def team(self) -> list[str]:
-        """The team of each job."""
         return [self.table.team[row] for row in self.rows]
 
     @column

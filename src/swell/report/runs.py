@@ -25,7 +25,6 @@ class Run:
 
     @classmethod
     def read(cls, label: str, events: Iterable[Event]) -> Run:
-        """The run of a log."""
         return cls(label, lanes(events))
 
     @cached_property
@@ -89,7 +88,6 @@ class Run:
 
     @property
     def resizes(self) -> int:
-        """All resizes together."""
         return sum(job.resizes for job in self.jobs)
 
     @cached_property

@@ -32,8 +32,6 @@ LANES_SHARE = 0.98
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A line of a chart."""
-
     label: str
     x: Sequence[float]
     y: Sequence[float]
@@ -48,7 +46,6 @@ def seconds(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share."""
     return f"{100 * value:.0f} %"
 
 

@@ -32,7 +32,6 @@ class JobEvents:
         return self._sink is not None
 
     def write(self, now_s: float, kind: EventKind, row: int, **data: Any) -> None:
-        """Write one event of a job."""
         if self._sink is not None:
             values = {k: (float(v) if isinstance(v, np.floating) else v) for k, v in data.items()}
             self._sink(Event(now_s, kind, job_id=self._jobs[row].job_id, data=values))

@@ -53,8 +53,6 @@ CHANGES = (EventKind.ALLOCATED, EventKind.RESIZED, EventKind.PREEMPTED)
 
 
 class GpuChange(NamedTuple):
-    """A change of a job's GPUs."""
-
     time_s: float
     placement: Placement
     """The job's GPUs from then on."""

@@ -110,7 +110,6 @@ class Ledger:
         return name.platform == self._platform
 
     def node_of(self, claim: Claim) -> str:
-        """The node that a holder is on or is to be on."""
         name = HolderName.read(claim.name)
         return claim.node_id if name is None else name.node_id
 

@@ -163,7 +163,6 @@ def _make_token(home: Path) -> None:
 
 
 def free_port() -> int:
-    """A free port of the loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

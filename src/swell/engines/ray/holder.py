@@ -247,7 +247,6 @@ class WorkerHolder:
                 remove_tree(home)
 
     def end(self) -> None:
-        """End the worker."""
         self._doomed = True
         if self._worker is not None:
             with contextlib.suppress(OSError):

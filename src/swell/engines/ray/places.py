@@ -216,7 +216,6 @@ def first_slots(places: Iterable[Place]) -> list[int]:
 
 
 def slot_map(places: list[Place]) -> dict[int, Place]:
-    """The place of every slot."""
     return {first + i: place for first, place in zip(first_slots(places), places) for i in range(place.slots)}
 
 

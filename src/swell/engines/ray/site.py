@@ -164,7 +164,6 @@ class RaySite:
         }
 
     def start_supervisor(self, job: SupervisedJob) -> Child:
-        """Start the supervisor, which is to connect to Ray."""
         base = connection.environment(self._address, self._access(), self._pass_env)
         return job.spawn_supervisor(job.environment(base))
 
@@ -192,7 +191,6 @@ class RaySite:
 
     @property
     def resource(self) -> str:
-        """What a slot is."""
         return self._book.kind.resource
 
     def access(self) -> dict[str, str]:
@@ -296,7 +294,6 @@ class ScoutProcess:
 
     @property
     def runs(self) -> bool:
-        """Whether there is a scout."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, asked: Mapping[str, Any], env: Mapping[str, str]) -> None:
@@ -528,7 +525,6 @@ class SlotKind:
 
     @property
     def resource(self) -> str:
-        """The resource."""
         return self._resource or "CPU"
 
     def see(self, found: Sequence[Mapping[str, Any]], *, busy: bool) -> None:

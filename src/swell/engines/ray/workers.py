@@ -55,8 +55,6 @@ may train on meanwhile: whether it does is the coordinator's business."""
 
 @dataclass(slots=True)
 class _Held:
-    """One worker's holder."""
-
     actor: Any
     slot: int
     asked_s: float
