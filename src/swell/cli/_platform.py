@@ -181,7 +181,7 @@ def serve(
         accounts.check(settings.run_as)
     prepare(settings.home, pass_through=settings.run_as is not None)
     if settings.ha:
-        serve(settings, ready, standby)
+        serve_beside_others(settings, ready, standby)
         return
     with only_one(settings.home) as lock:
         # This descriptor is never closed, so the lock is free only once the process has ended.
