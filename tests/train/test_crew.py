@@ -13,7 +13,7 @@ from torch import nn
 from swell.train.agent.errors import Misfit, OutOfStep, PeerLost, UsageError
 from swell.train.job import Job
 from swell.train.options import Options
-from swell.train.sync.entering import RollCall
+from swell.train.sync.generation import RollCall
 from swell.train.sync.mesh import Mesh
 
 

@@ -15,9 +15,9 @@ from swell.train.agent.errors import PeerLost
 from swell.train.data import plan
 from swell.train.modes.ranks import PartialSums
 from swell.train.sync import pieces
-from swell.train.sync.adding import Norms
-from swell.train.sync.flat import FlatModel, Layout
+from swell.train.sync.memory import FlatModel, Layout
 from swell.train.sync.mesh import PIECE
+from swell.train.sync.pieces import Norms
 from swell.train.sync.reducer import Reducer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -37,7 +37,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(layout: Layout, most: int, smallest_bytes: int = 64) -> list[pieces.Piece]:
         return real(layout, max(most, 4), smallest_bytes)
 
-    monkeypatch.setattr("swell.train.sync.reduction.cut", cut)
+    monkeypatch.setattr("swell.train.sync.reducer.cut", cut)
 
 
 class Toy(nn.Module):

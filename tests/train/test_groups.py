@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swell.train.agent.errors import UsageError
-from swell.train.sync.groups import Grouping
+from swell.train.sync.reducer import Grouping
 
 sys.path.insert(0, str(Path(__file__).parent))
 from scripts import LINEAR

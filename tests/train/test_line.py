@@ -16,7 +16,7 @@ from swell.train.agent.errors import RESPAWN
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.polling import writable
 from swell.train.agent.wire import Connection
-from swell.train.sync.link import Link
+from swell.train.sync.control import Link
 
 CONFIG = {"name": "a", "secret": "s", "host": "127.0.0.1", "silent_after_s": 600.0}
 
@@ -121,8 +121,8 @@ def test_a_refusal_of_the_coordinator_is_in_the_workers_log(
 BROKEN = """
 import pathlib, sys, time
 from swell.train.agent.jobdir import JobDirectory
-from swell.train.sync.link import Link
-from swell.train.sync.standing import Standing
+from swell.train.sync.control import Link
+from swell.train.sync.control import Standing
 def hear(self, message):
     raise KeyError("w7")
 Standing.hear = hear

@@ -15,7 +15,7 @@ from torch import nn
 
 from swell.train.agent.errors import OutOfStep, PeerLost, UsageError
 from swell.train.data.plan import balanced
-from swell.train.sync.flat import FlatModel
+from swell.train.sync.memory import FlatModel
 from swell.train.sync.mesh import READY, VOTE, Mesh, Peer
 from swell.train.sync.reducer import Norms, Reducer
 
@@ -260,7 +260,7 @@ def test_memory_mapped_beforehand_is_what_a_switch_uses(monkeypatch: pytest.Monk
     def opened_in_the_pause(_: object) -> None:
         raise AssertionError("mapped while everybody waits")
 
-    monkeypatch.setattr("swell.train.sync.memory.Segment.open", opened_in_the_pause)
+    monkeypatch.setattr("swell.train.sync.reducer.Segment.open", opened_in_the_pause)
     reducer.connect(mesh, set(reducer.memory.readable(mesh)))
     assert 1 not in reducer.memory.far
     flats[1].inputs[0].fill_(7.0)

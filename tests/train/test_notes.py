@@ -17,8 +17,7 @@ from tests.waiting import wait_until
 from torch.distributed import DistStoreError
 
 from swell.train.agent.jobdir import JobDirectory
-from swell.train.sync.groups import gloo_group
-from swell.train.sync.notes import NoteStore
+from swell.train.sync.reducer import NoteStore, gloo_group
 
 SOON = timedelta(seconds=30)
 

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import swell
 from swell.train.modes import adaptation
 from swell.train.modes.adaptation import Packed
-from swell.train.sync.flat import FlatModel
+from swell.train.sync.memory import FlatModel
 
 LAYERS = 40
 STEPS = 36

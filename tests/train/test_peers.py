@@ -16,10 +16,9 @@ from swell.train.agent.errors import RESPAWN, PeerLost
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.protocol import Welcome
-from swell.train.sync import link as links
-from swell.train.sync.link import Link
+from swell.train.sync import control
+from swell.train.sync.control import Link, is_cut, unreachable
 from swell.train.sync.mesh import READY, solo
-from swell.train.sync.peers import is_cut, unreachable
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def test_without_a_coordinator_a_worker_on_another_host_stops_before_others_are_
 def test_a_worker_that_waits_in_vain_asks_to_be_started_again(
     link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(links, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(control, "PATIENCE_S", 0.05)
     with pytest.raises(SystemExit) as end:
         link.welcome()
     assert end.value.code == RESPAWN, "which is no failure of the script"

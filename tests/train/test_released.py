@@ -19,11 +19,11 @@ from tests.train.test_mesh import meshes, together, wide
 from tests.waiting import wait_until
 
 from swell.train.agent.errors import PeerLost
+from swell.train.sync import memory
 from swell.train.sync import mesh as meshing
-from swell.train.sync import transfer
-from swell.train.sync.flat import FlatModel
-from swell.train.sync.memory import MemberMemory
+from swell.train.sync.memory import FlatModel
 from swell.train.sync.mesh import Mesh
+from swell.train.sync.reducer import MemberMemory
 
 __all__ = ["_small"]
 """The fixture by which tiny models count as large."""
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory files of
 @pytest.fixture(autouse=True)
 def no_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What only the collector would free stays; what is let go is gone soon."""
-    monkeypatch.setattr(transfer, "_LET_GO_AFTER_S", 0.05)
+    monkeypatch.setattr(memory, "_LET_GO_AFTER_S", 0.05)
     gc.disable()
     yield
     gc.enable()
@@ -84,7 +84,7 @@ def test_whoever_was_met_and_never_joined_is_unmapped_later_and_whoever_comes_ne
 
 
 def test_a_newcomer_keeps_no_memory_of_the_state_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swell.train.sync.handover._KEEP_STAGING_BYTES", 0)
+    monkeypatch.setattr("swell.train.sync.generation._KEEP_STAGING_BYTES", 0)
     old, new = job(2.0), job(5.0)
     old._crew.enter(meshes(1)[0], {})
     abouts = [{"segment": one._learner.flat.describe()} for one in (old, new)]

@@ -26,7 +26,7 @@ from swell.train.replicas import group
 from swell.train.replicas.form import form_of
 from swell.train.replicas.group import Replica
 from swell.train.state.checkpoint import Checkpointer, list_checkpoints, load
-from swell.train.sync.transfer import local
+from swell.train.sync.memory import local
 
 
 def plain(folder: Path, epochs: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from swell.train.agent.protocol import Offer
 from swell.train.agent.records import RecordSocket
 from swell.train.agent.sealed import MOST_HELLO_BYTES, Seal, SealedSocket, crosses_hosts
 from swell.train.agent.wire import Connection
-from swell.train.sync import peers
+from swell.train.sync import control
 from swell.train.sync.mesh import PIECE, READY, Mesh, Peer
 
 SECRET = "3f" * 32
@@ -132,14 +132,14 @@ def test_a_changed_byte_ends_that_connection_and_no_other(between_hosts: None) -
 def test_workers_leave_tls_for_records_if_both_can(
     between_hosts: None, monkeypatch: pytest.MonkeyPatch, lacks: str
 ) -> None:
-    real = peers.fresh_token
+    real = control.fresh_token
     made = {
-        name: peers.Peers(name, "127.0.0.1", {"secret": SECRET}, threading.Condition(), lambda other: None)
+        name: control.Peers(name, "127.0.0.1", {"secret": SECRET}, threading.Condition(), lambda other: None)
         for name in ("w0", "w1")
     }
     # The worker that connects has the younger name, and asks for its token in the thread of its `connect`.
     monkeypatch.setattr(
-        peers,
+        control,
         "fresh_token",
         lambda sock: (
             "" if lacks == {"swell-peer": "w0"}.get(threading.current_thread().name, "w1") else real(sock)

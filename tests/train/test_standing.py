@@ -27,8 +27,7 @@ from swell.train.agent.protocol import (
     Welcome,
 )
 from swell.train.agent.wire import Connection
-from swell.train.sync.link import STOP, Link
-from swell.train.sync.standing import Abandon, Connect, End, Send, Standing, Try
+from swell.train.sync.control import STOP, Abandon, Connect, End, Link, Send, Standing, Try
 
 
 def candidate(number: int, members: str, *, recovery: bool = False, epoch: int = 0) -> NextGeneration:

@@ -14,7 +14,7 @@ from torch import nn
 from swell.train.agent.errors import PeerLost, UsageError
 from swell.train.job import Job
 from swell.train.member import Change, Stage
-from swell.train.sync.link import STOP, Link
+from swell.train.sync.control import STOP, Link
 from swell.train.sync.mesh import Mesh
 
 DATA = [(torch.tensor([float(i), 1.0]), torch.tensor([float(i % 3)])) for i in range(12)]

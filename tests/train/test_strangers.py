@@ -22,7 +22,7 @@ from swell.train.agent.errors import TrainError
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.polling import readable
 from swell.train.agent.wire import MAX_HELLO_BYTES, MOST_STRANGERS, VERSION, Channel, Connection, WireError
-from swell.train.sync.link import Link
+from swell.train.sync.control import Link
 
 
 class Running:

@@ -28,7 +28,7 @@ from swell.train.agent.errors import LEFT, PeerLost, UsageError
 from swell.train.agent.jobdir import JobDirectory, own_host
 from swell.train.agent.lines import Pace
 from swell.train.agent.regular import replace_synced
-from swell.train.sync.link import STOP, Link
+from swell.train.sync.control import STOP, Link
 from swell.train.sync.mesh import ENTER, READY, STATE, Mesh, solo
 
 log = logging.getLogger(__name__)

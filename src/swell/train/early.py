@@ -10,10 +10,10 @@ from swell.train.data.loader import Share
 from swell.train.data.plan import Tree
 from swell.train.learner import Learner
 from swell.train.shares import Shares
-from swell.train.sync.adding import Norms
-from swell.train.sync.crew import Crew
+from swell.train.sync.generation import Crew
 from swell.train.sync.mesh import Header, Mesh
-from swell.train.sync.reduction import Reduction
+from swell.train.sync.pieces import Norms
+from swell.train.sync.reducer import Reduction
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from swell.train.agent.jobdir import JobDirectory
 from swell.train.job import Job
 from swell.train.optimizers import Several
 from swell.train.options import Options
-from swell.train.sync.link import Link
+from swell.train.sync.control import Link
 
 taken: set[str] = set()
 """Directories of the jobs that this process is a worker of: one at most."""

@@ -10,9 +10,9 @@ from swell.train import reporting
 from swell.train.data.loader import ElasticLoader
 from swell.train.learner import Learner
 from swell.train.progress import Progress
-from swell.train.sync.crew import Crew
-from swell.train.sync.link import Link
-from swell.train.sync.reduction import Reduced
+from swell.train.sync.control import Link
+from swell.train.sync.generation import Crew
+from swell.train.sync.reducer import Reduced
 
 
 class Reporter:

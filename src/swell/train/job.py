@@ -35,7 +35,7 @@ from swell.train.options import AdaptiveOptions, Options
 from swell.train.progress import Progress
 from swell.train.replicas.group import Replica
 from swell.train.stepping import Stepper
-from swell.train.sync.link import Link
+from swell.train.sync.control import Link
 from swell.train.travelling import TrainingState
 from swell.train.updating import Loss
 from swell.train.worker import Worker, keeper_of

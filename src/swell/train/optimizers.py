@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from swell.train.sync import transfer as states
+from swell.train.sync.memory import load_optimizer
 
 
 class Several(torch.optim.Optimizer):
@@ -47,7 +47,7 @@ class Several(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` gave."""
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
-            states.load_optimizer(part, state)
+            load_optimizer(part, state)
 
     def __repr__(self) -> str:
         return f"Several({self.parts!r})"

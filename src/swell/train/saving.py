@@ -5,8 +5,8 @@ from __future__ import annotations
 from swell.train.progress import Progress
 from swell.train.replicas.group import Replica
 from swell.train.state.keeper import Keeper
-from swell.train.sync.crew import Crew
-from swell.train.sync.link import Link
+from swell.train.sync.control import Link
+from swell.train.sync.generation import Crew
 from swell.train.sync.mesh import Header
 from swell.train.travelling import TrainingState
 

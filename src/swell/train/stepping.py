@@ -28,10 +28,10 @@ from swell.train.progress import Progress
 from swell.train.replicas import cutting
 from swell.train.saving import Saver
 from swell.train.shares import Shares
-from swell.train.sync.adding import Norms
-from swell.train.sync.crew import Crew
+from swell.train.sync.generation import Crew
 from swell.train.sync.mesh import Header
-from swell.train.sync.reduction import Reduced
+from swell.train.sync.pieces import Norms
+from swell.train.sync.reducer import Reduced
 from swell.train.updating import Loss
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from swell.train.learner import Learner
 from swell.train.progress import Progress
 from swell.train.state import statetree
 from swell.train.state.keeper import Keeper
-from swell.train.sync import transfer as states
 from swell.train.sync.level import Optimized
+from swell.train.sync.memory import load_model, load_optimizer, model_tensors
 
 
 class TrainingState:
@@ -69,7 +69,7 @@ class TrainingState:
         """The state as the model and the optimizer hold it."""
         learner, progress = self._learner, self._progress
         state: dict[str, Any] = {
-            "model": states.model_tensors(learner.model),
+            "model": model_tensors(learner.model),
             "optimizer": learner.optimizer.state_dict(),
             "objects": {name: value.state_dict() for name, value in self._objects.items()},
             "loaders": {name: ld.state() for name, ld in self.loaders.items()} | self._positions,
@@ -87,8 +87,8 @@ class TrainingState:
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a captured state."""
         learner, progress = self._learner, self._progress
-        states.load_model(learner.model, state["model"])
-        states.load_optimizer(learner.optimizer, learner.form.for_optimizer(state["optimizer"]))
+        load_model(learner.model, state["model"])
+        load_optimizer(learner.optimizer, learner.form.for_optimizer(state["optimizer"]))
         learner.updater.load(state)
         for name, value in self._objects.items():
             if name in state["objects"]:

@@ -15,8 +15,8 @@ from swell.train.progress import Progress
 from swell.train.saving import Saver
 from swell.train.shares import Shares
 from swell.train.state.keeper import Keeper
-from swell.train.sync.crew import Crew
-from swell.train.sync.link import Link
+from swell.train.sync.control import Link
+from swell.train.sync.generation import Crew
 from swell.train.sync.mesh import Header
 from swell.train.travelling import TrainingState
 

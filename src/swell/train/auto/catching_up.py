@@ -28,8 +28,8 @@ from swell.train.auto.packing import Packed, Packer, Unpacker
 from swell.train.auto.passes import Pass, Readings, StreamPass
 from swell.train.auto.position import Position, Rhythm
 from swell.train.auto.trained import Trained, is_stale, is_that_of_members
-from swell.train.sync.link import Link
-from swell.train.sync.transfer import _cloned as cloned
+from swell.train.sync.control import Link
+from swell.train.sync.memory import _cloned as cloned
 
 _TRIES = 3
 """So many times gradients are computed after all, to see what the script uses them for."""

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.saying import first_to_say
 from swell.train.auto.job import ScriptJob
-from swell.train.sync.link import Link
+from swell.train.sync.control import Link
 from swell.train.sync.mesh import Header
 
 _MOST_LEAVES = 1_000

@@ -34,12 +34,12 @@ from swell.train.options import Options
 from swell.train.progress import Progress
 from swell.train.replicas.group import Replica
 from swell.train.state.keeper import Keeper
-from swell.train.sync.flat import FlatModel
+from swell.train.sync.control import STOP, Link
 from swell.train.sync.level import Optimized
-from swell.train.sync.link import STOP, Link
+from swell.train.sync.memory import FlatModel
+from swell.train.sync.memory import _cloned as cloned
 from swell.train.sync.mesh import Header
 from swell.train.sync.reducer import Reduced
-from swell.train.sync.transfer import _cloned as cloned
 from swell.train.travelling import TrainingState
 from swell.train.worker import Worker, keeper_of
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from swell.train.auto.job import ScriptJob
 from swell.train.optimizers import Several
-from swell.train.sync.link import Link
+from swell.train.sync.control import Link
 
 if TYPE_CHECKING:
     from swell.train.auto.job import ScriptJob

@@ -36,7 +36,7 @@ from swell.train.auto.observer import Observer
 from swell.train.auto.processes import Processes
 from swell.train.auto.randomness import job_seed
 from swell.train.auto.trackers import Trackers
-from swell.train.sync.link import Link
+from swell.train.sync.control import Link
 
 _LOOK_S = 0.1
 _PATIENCE_S = 60.0

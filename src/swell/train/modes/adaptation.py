@@ -27,7 +27,7 @@ from swell.train.modes.adaptive_mode import AdaptiveMode
 from swell.train.modes.agreed import AgreedBatch, Header
 from swell.train.modes.meter import NoiseMeter, StepGradient
 from swell.train.modes.noise import AdamPreconditioner, NoiseScale
-from swell.train.sync.flat import FlatModel
+from swell.train.sync.memory import FlatModel
 from swell.train.sync.reducer import Norms, Reduced
 
 _EVERY = ((64_000_000, 16), (1_000_000, 4), (0, 1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from swell.train.replicas.group import Replica
-from swell.train.sync.flat import FlatModel
+from swell.train.sync.memory import FlatModel
 
 if TYPE_CHECKING:
     from swell.train.state.checkpoint import Allocate

@@ -20,8 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from swell.train.agent.errors import UsageError
 from swell.train.agent.jobdir import JobDirectory, own_host
 from swell.train.agent.replicas import number_of, replica_of
-from swell.train.sync.groups import gloo_group
-from swell.train.sync.notes import NoteStore
+from swell.train.sync.reducer import NoteStore, gloo_group
 
 distributed: Any = dist
 """Torch exports its stores without saying so."""

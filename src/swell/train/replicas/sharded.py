@@ -19,8 +19,7 @@ from torch.distributed.tensor import DTensor
 from swell.train.agent.errors import UsageError
 from swell.train.replicas.form import Whole
 from swell.train.replicas.group import Replica
-from swell.train.sync.flat import FlatModel, Layout
-from swell.train.sync.transfer import local
+from swell.train.sync.memory import FlatModel, Layout, local
 
 
 def sum_gradients(model: nn.Module) -> None:

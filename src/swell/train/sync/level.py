@@ -26,8 +26,8 @@ from torch import Tensor
 
 from swell.train.agent.errors import PeerLost
 from swell.train.state import statetree
+from swell.train.sync.memory import HostBytes, describe, let_go
 from swell.train.sync.mesh import LEVEL, Header, Mesh
-from swell.train.sync.transfer import HostBytes, describe, let_go
 
 LEAST_BYTES = 2 << 20
 """Gradients of at least this size are worth it; below, a hand-over in the pause takes milliseconds."""
