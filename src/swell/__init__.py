@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swell.api.client import AsyncClient, Client
-    from swell.train.entry import elastic
-    from swell.train.job import Job
+    from swell.train.job import Job, elastic
     from swell.train.replicas.group import replica_mesh
 
 __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "Job", "__version__", "elastic", "replica_mesh"]
 
 _DOORS = {
-    "elastic": "swell.train.entry",
+    "elastic": "swell.train.job",
     "Job": "swell.train.job",
     "replica_mesh": "swell.train.replicas.group",
     "Client": "swell.api.client",

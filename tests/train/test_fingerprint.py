@@ -24,7 +24,7 @@ from swell.train.auto.fingerprint import (
     rough,
     settings,
 )
-from swell.train.optimizers import Several
+from swell.train.learner import Several
 
 
 def _model() -> nn.Module:

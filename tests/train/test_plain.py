@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from swell.train import entry
+from swell.train import job
 from swell.train.start import plain
 
 
@@ -21,7 +21,7 @@ def test_a_script_is_ended_at_its_first_step_only_if_it_has_no_elastic_job(
     script = tmp_path / "train.py"
     script.write_text("import torch")
     (tmp_path / "logs").mkdir()
-    monkeypatch.setattr(entry, "taken", {str(tmp_path)} if elastic else set())
+    monkeypatch.setattr(job, "taken", {str(tmp_path)} if elastic else set())
     monkeypatch.delenv("SWELL_ERROR_FILE", raising=False)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     with plain.recognised(script, tmp_path):

@@ -13,9 +13,9 @@ from torch import nn
 
 from swell.train.agent.errors import PeerLost, UsageError
 from swell.train.job import Job
-from swell.train.member import Change, Stage
 from swell.train.sync.control import STOP, Link
 from swell.train.sync.mesh import Mesh
+from swell.train.worker import Change, Stage
 
 DATA = [(torch.tensor([float(i), 1.0]), torch.tensor([float(i % 3)])) for i in range(12)]
 

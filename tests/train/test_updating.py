@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from swell.train.agent.errors import UsageError
-from swell.train.optimizers import Several
-from swell.train.updating import Updater
+from swell.train.learner import Several, Updater
 
 
 def weight(value: float) -> Tensor:

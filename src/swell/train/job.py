@@ -14,35 +14,71 @@ makes the steps. Without `swell run` a job has one worker.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from swell.train import checks
 from swell.train.agent.errors import UsageError
+from swell.train.agent.jobdir import JobDirectory
 from swell.train.data import room
 from swell.train.data.loader import ElasticLoader
 from swell.train.data.room import Room
 from swell.train.data.samples import MapDataset
 from swell.train.data.sampling import SampleLoader
-from swell.train.learner import Learner
-from swell.train.member import Stage
+from swell.train.learner import Learner, Loss, Several
 from swell.train.options import AdaptiveOptions, Options
-from swell.train.progress import Progress
 from swell.train.replicas.group import Replica
-from swell.train.stepping import Stepper
+from swell.train.reporting import Progress
+from swell.train.step import Stepper
 from swell.train.sync.control import Link
-from swell.train.travelling import TrainingState
-from swell.train.updating import Loss
-from swell.train.worker import Worker, keeper_of
+from swell.train.worker import Stage, TrainingState, Worker, keeper_of
 
 if TYPE_CHECKING:
     from swell.train.data.stream import StreamLoader
     from swell.train.modes.adaptation import Adaptation
+
+taken: set[str] = set()
+"""Directories of the jobs that this process is a worker of: one at most."""
+
+
+def elastic(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    **options: Any,
+) -> Job:
+    """Make a training loop elastic: under `swell run` a member of a job, otherwise a job of one.
+
+    Several models and optimizers are given as lists: `swell.elastic([maker, critic], [optimizer_m,
+    optimizer_c])`. The options (scheduler, mode, clip_norm, ...) are those of `swell.train.options`.
+    """
+    if not isinstance(model, nn.Module):
+        model = nn.ModuleList(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = Several(optimizer)
+    directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
+    if not directory or not worker:
+        return Job(model, optimizer, Options.of(options))
+    if directory in taken:
+        raise UsageError(
+            "swell.elastic: this script calls it twice, and one worker belongs to one elastic job; give all "
+            "models and optimizers to one call: swell.elastic([maker, critic], [optimizer_m, optimizer_c])"
+        )
+    if JobDirectory(Path(directory)).config().get("auto"):
+        raise UsageError("swell.elastic: this script is elastic by itself; start it without --auto")
+    taken.add(directory)
+    gc.collect()
+    gc.freeze()  # later collections, in the middle of a step, leave alone what is here for good
+    return Job(model, optimizer, Options.of(options), Link(JobDirectory(Path(directory)), worker))
+
+
+# ---------------------------------------------------------------------- the loop
 
 
 Loader = TypeVar("Loader", bound=ElasticLoader)
@@ -59,8 +95,8 @@ class Job(Worker):
         link: Link | None = None,
     ) -> None:
         options = options or Options()
-        checks.device(model, options.device)
-        checks.optimizer(model, optimizer)
+        refuse_elsewhere(model, options.device)
+        refuse_strangers(model, optimizer)
         replica = Replica(1, 0) if link is None else Replica.of(link.config, link.name)
         learner = Learner(model, optimizer, options, replica)
         progress = Progress(by="progress" if options.mode == "adaptive" else "data")
@@ -351,3 +387,32 @@ class Job(Worker):
             self._reporter.ended_at(progress.epoch)
         elif self._link is not None:
             self._link.at_epoch(progress.epoch)
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def refuse_elsewhere(model: nn.Module, device: torch.device | str | None) -> None:
+    """Refuse a model that is not on the device that the script names."""
+    if device is None:
+        return
+    wanted = torch.device(device)
+    for name, parameter in model.named_parameters():
+        here = parameter.device
+        if here.type != wanted.type or (wanted.index is not None and here.index != wanted.index):
+            raise UsageError(
+                f"model: {name} is on {here}, but the script says device={str(wanted)!r}; call "
+                f"model.to({str(wanted)!r}) before building the optimizer"
+            )
+
+
+def refuse_strangers(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that updates parameters of anything but the model."""
+    own = {id(p) for p in model.parameters()}
+    strangers = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in own]
+    if strangers:
+        raise UsageError(
+            f"optimizer: {len(strangers)} of its parameters are not the model's (the first has shape "
+            f"{tuple(strangers[0].shape)}); build the optimizer from model.parameters(), after "
+            "moving the model"
+        )

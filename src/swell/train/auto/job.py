@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor, nn
 
-from swell.train import checks, reporting
+from swell.train import reporting
 from swell.train.agent.client import JobClient
 from swell.train.agent.errors import LEFT, RESPAWN, OutOfStep, PeerLost
 from swell.train.agent.saying import first_to_say
@@ -28,11 +28,11 @@ from swell.train.auto import held
 from swell.train.auto.randomness import Randomness
 from swell.train.data import plan
 from swell.train.data.plan import Tree
+from swell.train.job import refuse_strangers
 from swell.train.learner import Learner
-from swell.train.member import Stage
 from swell.train.options import Options
-from swell.train.progress import Progress
 from swell.train.replicas.group import Replica
+from swell.train.reporting import Progress
 from swell.train.state.keeper import Keeper
 from swell.train.sync.control import STOP, Link
 from swell.train.sync.level import Optimized
@@ -40,8 +40,7 @@ from swell.train.sync.memory import FlatModel
 from swell.train.sync.memory import _cloned as cloned
 from swell.train.sync.mesh import Header
 from swell.train.sync.reducer import Reduced
-from swell.train.travelling import TrainingState
-from swell.train.worker import Worker, keeper_of
+from swell.train.worker import Stage, TrainingState, Worker, keeper_of
 
 TRIES = 3
 """After so many workers in a row that could not follow, the job goes on with those it has."""
@@ -298,7 +297,7 @@ class ScriptJob(Worker):
     def __init__(
         self, script: Script, model: nn.Module, optimizer: torch.optim.Optimizer, link: Link, seed: int
     ) -> None:
-        checks.optimizer(model, optimizer)
+        refuse_strangers(model, optimizer)
         options, progress = Options(seed=seed), Progress()
         learner = ScriptLearner(model, optimizer, options, Replica.of(link.config, link.name))
         learner.flat = FlatModel(model, averaged_buffers(model))

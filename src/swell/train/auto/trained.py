@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from swell.train.auto.job import ScriptJob
-from swell.train.optimizers import Several
+from swell.train.learner import Several
 from swell.train.sync.control import Link
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ def _uses_torch(script: Path) -> bool:
 
 def _has_job() -> bool:
     """Whether the script has called `swell.elastic`."""
-    entry = sys.modules.get("swell.train.entry")
+    entry = sys.modules.get("swell.train.job")
     return entry is not None and bool(entry.taken)
 
 

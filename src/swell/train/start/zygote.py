@@ -32,7 +32,6 @@ def prepare() -> None:
     import torch
 
     import swell.train.data.pool
-    import swell.train.entry
     import swell.train.job
     import swell.train.state.checkpoint
 

@@ -32,7 +32,7 @@ from swell.train.sync.mesh import Mesh, Peer
 if TYPE_CHECKING:
     from swell.train.sync.mesh import Mesh, Waits
 
-# ---------------------------------------------------------------------- what a worker knows of its place (pure)
+# ---------------------------------------------------------------------- its place in the job (pure)
 # What a worker knows of its place in the job: a pure state machine, events in, instructions out.
 #
 # The events are the coordinator's messages, meshes that were connected, and what the worker's main thread

@@ -28,7 +28,7 @@ from swell.train.sync.memory import FlatModel, Segment
 from swell.train.sync.mesh import ENTER, PIECE, READY, STATE, VOTE, Header, Mesh, solo
 from swell.train.sync.reducer import Grouping, MemberMemory, Norms, Reduced, Reducer, Reduction
 
-# ---------------------------------------------------------------------- what all conclude as they enter (pure)
+# ---------------------------------------------------------------------- the roll call (pure)
 # What the members of a new generation conclude from what each of them said as it entered.
 #
 # Pure: all members have the same headers, so all of them conclude the same.

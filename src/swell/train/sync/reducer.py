@@ -498,7 +498,7 @@ class Reducer:
         return result
 
 
-# ---------------------------------------------------------------------- how the workers of a process group find each other
+# ---------------------------------------------------------------------- where a process group's workers meet
 # How the workers of one of torch's process groups find each other: by notes that the coordinator keeps.
 #
 # Torch asks for a *store* in which each worker of a group says where it listens. `NoteStore` is one that
@@ -599,7 +599,7 @@ class NoteStore(Store):
         return self._connection
 
 
-# ---------------------------------------------------------------------- process groups that add on the devices
+# ---------------------------------------------------------------------- sums by process groups
 # Sums on the workers' own devices, by torch.distributed: NCCL between GPUs.
 #
 # The mesh of sockets and shared memory works everywhere and at once, so every generation begins with it. If
