@@ -34,7 +34,7 @@ def test_the_four_things_are_there_and_each_has_a_test() -> None:
         ("src/swell/domain/request.py", ["JobRequest", "JobOptions", "_about", "for_runtime"]),
         ("src/swell/train/agent/protocol.py", ["Waiting", "FromWorker", "ToWorker"]),
         ("src/swell/train/agent/coordinator.py", ["_from_worker", "protocol.Waiting"]),
-        ("src/swell/train/sync/standing.py", ["Send", "protocol.Waiting"]),
+        ("src/swell/train/sync/control.py", ["Send", "protocol.Waiting"]),
         ("src/swell/control/views.py", ["def stats"]),
         ("src/swell/control/conductor.py", ["def stats"]),
     ],

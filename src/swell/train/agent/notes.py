@@ -3,7 +3,7 @@
 Each worker of the group leaves its notes with the coordinator (where it listens, say) and reads those of the
 others, over connections of their own (role "notes"). The notes of a group are kept while one of its workers
 is connected. A worker that connects again repeats its notes, so a coordinator that was started again has
-them soon. This is the coordinator's side; `sync/notes` is the workers'.
+them soon. This is the coordinator's side; `sync/reducer` is the workers'.
 """
 
 from __future__ import annotations

@@ -22,10 +22,9 @@ from swell.train.agent.errors import FENCED, RESPAWN, PeerLost, Refused
 from swell.train.agent.jobdir import JobDirectory, own_host
 from swell.train.agent.keepalive import keep_alive
 from swell.train.agent.polling import readable, writable
-from swell.train.agent.protocol import Address, Joined, Joining, Met, Offer, Pulse, Status, read
+from swell.train.agent.protocol import Address, Joined, Joining, Met, Offer, Pulse, Status, age, read
 from swell.train.agent.records import fresh_token, use_records
 from swell.train.agent.sealed import Stream
-from swell.train.agent.protocol import age
 from swell.train.agent.wire import MOST_STRANGERS, Connection, Message, WireError
 from swell.train.sync.mesh import Mesh, Peer
 
