@@ -2,8 +2,8 @@
 
 The group is made when the script asks for the mesh, before the worker is part of the job, and lives as long
 as the replica. Its workers, which may be on several hosts, find each other by notes that the coordinator
-keeps (`sync/reducer`). Inside a replica torch's own collectives gather parameters and sum gradients; swell uses
-the group only for what all workers of a replica must decide alike.
+keeps (`sync/reducer`). Inside a replica torch's own collectives gather parameters and sum gradients; swell
+uses the group only for what all workers of a replica must decide alike.
 """
 
 from __future__ import annotations
