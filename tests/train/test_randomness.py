@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from swell.train.auto.randomness import Notes, Randomness, job_seed, states
+from swell.train.auto.randomness import Randomness, StateNotes, job_seed, states
 from swell.train.state import statetree
 
 # ruff: noqa: NPY002 - the legacy generator is what scripts use
@@ -214,7 +214,7 @@ def test_another_process_of_the_script_has_randomness_of_its_own() -> None:
 
 def test_notes_of_several_leaders_are_read_as_they_come_and_without_what_was_cut_off(tmp_path: Path) -> None:
     random.gauss(0.0, 1.0)  # so that Python has another normal number in store
-    first, reader = Notes(tmp_path / "passes"), Notes(tmp_path / "passes")
+    first, reader = StateNotes(tmp_path / "passes"), StateNotes(tmp_path / "passes")
     assert reader.take(0) == {}
     noted = states()
     first.leave(0, noted)
@@ -231,10 +231,10 @@ def test_notes_of_several_leaders_are_read_as_they_come_and_without_what_was_cut
     longer = file.read_bytes()
     for cut in (len(whole) + 5, len(longer) - 1):  # it died while it wrote
         file.write_bytes(longer[:cut])
-        assert reader.take(3) == {} == Notes(tmp_path / "passes").take(3)
-    second = Notes(tmp_path / "passes")  # the next leader makes passes 2 and 3 again
+        assert reader.take(3) == {} == StateNotes(tmp_path / "passes").take(3)
+    second = StateNotes(tmp_path / "passes")  # the next leader makes passes 2 and 3 again
     random.random()
     second.leave(2, {"python": random.getstate()})
     second.leave(3, {"python": random.getstate()})
-    for anybody in (reader, Notes(tmp_path / "passes")):
+    for anybody in (reader, StateNotes(tmp_path / "passes")):
         assert anybody.take(2) == anybody.take(3) == {"python": random.getstate()}

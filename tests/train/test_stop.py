@@ -5,7 +5,7 @@ from __future__ import annotations
 from swell.train.agent.membership import STOPPED, Generation, Membership, Scale, Stop, Worker
 from swell.train.agent.membership_json import from_json, to_json
 from swell.train.agent.protocol import Finish, Status
-from swell.train.reporting import Pace
+from swell.train.reporting import StepTimes
 
 
 def _running(*names: str) -> Membership:
@@ -43,7 +43,7 @@ def test_the_wish_to_stop_survives_a_restart_of_the_coordinator() -> None:
 
 
 def test_step_times_are_means_that_leave_out_the_step_of_a_change() -> None:
-    pace = Pace()
+    pace = StepTimes()
     assert not pace.add((1, 64), 9.0, 9.0)
     for step_s in (0.1, 0.3):
         assert pace.add((1, 64), step_s, 0.01)

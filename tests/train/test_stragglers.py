@@ -15,7 +15,7 @@ from tests.train.test_membership import Play, announced, spawned
 from swell.train.agent.membership import SETTLE_S, Instruction, Say
 from swell.train.agent.protocol import record
 from swell.train.agent.stragglers import LINK_SLOWER, PERSISTS_S, REST_S, SLOWER, Stragglers, slow_hosts
-from swell.train.reporting import LEAST_LINK_BYTES, MOST_OWN, LinkTimes, Pace
+from swell.train.reporting import LEAST_LINK_BYTES, MOST_OWN, LinkTimes, StepTimes
 
 
 class Watched:
@@ -206,7 +206,7 @@ def test_whatever_a_heartbeat_says_it_does_no_harm(report: dict[str, Any]) -> No
 
 
 def test_the_mean_of_a_workers_own_time_follows_soon_and_one_long_step_is_no_pace() -> None:
-    pace = Pace()
+    pace = StepTimes()
     for _ in range(200):
         pace.add((1,), 0.01, 0.001, 0.009)
     pace.add((1,), 5.0, 0.001, 4.999)

@@ -38,7 +38,7 @@ MOST_OWN = 3.0
 """A step counts for at most so many times the mean: what is done now and then (evaluate, save) is no pace."""
 
 
-class Pace:
+class StepTimes:
     """Mean time of a step and of its exchange, for the present workers and batch."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ def step_loss(headers: Sequence[Mapping[str, Any]], size: int) -> float | None:
 
 
 def timing(
-    pace: Pace, batch_size: int, largest_piece: int | None, workers: int, nodes: int
+    pace: StepTimes, batch_size: int, largest_piece: int | None, workers: int, nodes: int
 ) -> dict[str, Any]:
     """How fast a job that keeps its batch is, how it splits the batch, and within which limits.
 
@@ -221,7 +221,7 @@ class Reporter:
         self._crew = crew
         self._link = link
         self._last_s = time.perf_counter()
-        self.pace = Pace()
+        self.pace = StepTimes()
         self._links = LinkTimes()
         self.metrics: dict[str, float] = {}
         """What the script gave to `job.log`. Replaced, never changed: the link's thread may be sending it."""

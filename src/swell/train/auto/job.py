@@ -582,7 +582,7 @@ class Count:
 
     def __init__(self) -> None:
         self._steps = 0
-        self._pace = reporting.Pace()
+        self._pace = reporting.StepTimes()
         self._last_s: float | None = None
 
     def step(self, link: Link) -> None:

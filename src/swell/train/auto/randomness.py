@@ -179,7 +179,7 @@ def _unpacked(packed: dict[str, Any]) -> States:
     return found
 
 
-class Notes:
+class StateNotes:
     """The states of generators at the ends of passes: leaders leave them, and newcomers take them.
 
     Each leader appends to a file of its own, because a short pass takes no longer than making a file would:
@@ -280,14 +280,14 @@ class Randomness:
         """The number of the present stretch of the script: a pass, or what is between two of them."""
         self._ended = 0
         """How many passes have come to their end."""
-        self._notes: Notes | None = None
+        self._notes: StateNotes | None = None
         """The states of generators at the ends of passes."""
         self._made: Counter[str] = Counter()
         """By place in the script: generators that were made there without a seed in this stretch."""
 
     def begin(self, seed: int, notes: Path | None = None) -> None:
         """Give the script the job's randomness, before its first line."""
-        self.seed, self._notes = seed, None if notes is None else Notes(notes)
+        self.seed, self._notes = seed, None if notes is None else StateNotes(notes)
         seed_all(seed)
 
     # ------------------------------------------------------------------ a worker's own
