@@ -32,13 +32,6 @@ from swell.train.sync.pieces import Norms
 from swell.train.sync.reducer import Reduced, Reduction
 from swell.train.worker import Member, Saver, Stage
 
-# ---------------------------------------------------------------------- the stepper
-# One step of all workers: each computes its part, the parts are summed, and all update or none does.
-#
-# `batches` hands out this worker's part, `backward` adds its gradients, `commit` sums them with those of
-# the other workers and updates. See docs/how/runtime.md ("The story of a step").
-
-
 log = logging.getLogger(__name__)
 
 GPU_LOSS_EVERY = 10

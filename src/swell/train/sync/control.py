@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 # What a worker knows of its place in the job: a pure state machine, events in, instructions out.
 #
 # The events are the coordinator's messages, meshes that were connected, and what the worker's main thread
-# does; `line` carries out the instructions. It has the sockets, threads and clocks; meshes are only handed
+# does; `Line` carries out the instructions. It has the sockets, threads and clocks; meshes are only handed
 # on.
 #
-#     starting --ready--> ready --(enter)--> member --(leave)--> leaving                           |
-# |                         (turn)             (done)--> done
+#     starting --ready--> ready --(enter)--> member --(leave)--> leaving
+#                           |                  |
+#                         (turn)             (done)--> done
 
 
 STOP = -1
@@ -604,13 +605,13 @@ def close(sock: Stream) -> None:
 
 
 # ---------------------------------------------------------------------- the control thread
-# A worker's control thread: it talks to the coordinator and carries out what `standing` says.
+# A worker's control thread: it talks to the coordinator and carries out what `Standing` returns.
 #
 # The thread sends heartbeats with the latest report. Meshes of candidates are connected in further threads,
 # while the main thread trains.
 #
 # A lost connection is made again. A malformed message is logged, and ends the connection too; the next ones
-# come after growing pauses. Any other exception is an error of ours that leaves `standing` half changed: it
+# come after growing pauses. Any other exception is an error of ours that leaves `Standing` half changed: it
 # is logged, and the process ends to be started again.
 
 
@@ -818,8 +819,8 @@ class Line:
 # A worker's side of the control plane, for its main thread.
 #
 # At a step boundary the main thread only asks cheap questions (`offer`, `take`). It waits only when it has
-# no generation to train in (`wait_join`, `wait_recovery`). `line` has the thread that talks to the
-# coordinator, `standing` what is known of the job: events in, instructions out.
+# no generation to train in (`wait_join`, `wait_recovery`). `Line` has the thread that talks to the
+# coordinator, `Standing` what is known of the job: events in, instructions out.
 
 
 PATIENCE_S = 120.0

@@ -125,7 +125,7 @@ def _address(mapping: mmap.mmap) -> int:
 # ---------------------------------------------------------------------- memory on a device
 # Memory of a GPU that processes on one host share: the handles of the CUDA driver, for torch's tensors.
 #
-# A process describes its memory (`describe`), another one maps it (`Mapping.open`) and reads it at the
+# A process describes its memory (`handle_of`), another one maps it (`Mapping.open`) and reads it at the
 # speed of the device. This needs no copy through the host and no collective library, and it works for
 # several processes on one GPU, where NCCL does not. Handles name whole allocations of the driver; torch
 # puts several tensors into one, so a description says where in the allocation the memory begins. Where the
