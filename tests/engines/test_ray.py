@@ -28,7 +28,7 @@ from swell.engines.nursery import Nursery
 from swell.engines.processes import descendants, processes_of
 from swell.engines.ray import places
 from swell.engines.ray.connection import environment
-from swell.engines.ray.site import RayOptions, RaySite
+from swell.engines.ray.site import SETTLE_S, RayOptions, RaySite
 from swell.engines.supervised import SupervisedEngine
 from swell.train.agent.client import JobClient
 from swell.train.agent.jobdir import JobDirectory
@@ -330,7 +330,7 @@ def test_slots_of_another_ray_user_are_left_alone_and_used_once_free(ray: Ray, t
         all_there_s = time.monotonic()
         assert isinstance(engine.site, RaySite)
         scout = engine.site._scout
-        until(lambda: scout.heard_s > all_there_s + places.SETTLE_S + 0.5)
+        until(lambda: scout.heard_s > all_there_s + SETTLE_S + 0.5)
         assert engine.cluster().held == theirs
     finally:
         foreign.terminate()
