@@ -70,8 +70,8 @@ ROOMS = {
         ),
     ),
     "control": Room(
-        _files("control/{}.py", "lifecycle reconcile"),
-        _files("tests/control/test_{}.py", "lifecycle reconcile loop strays confined pause"),
+        ("control/lifecycle.py",),
+        _files("tests/control/test_{}.py", "lifecycle reconcile plane strays confined pause"),
     ),
     "engines": Room(("engines/job_state.py",), _files("tests/engines/test_{}.py", "job_state parts")),
     "agent": Room(

@@ -8,11 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swell.domain import Cluster, InputError, SlotsAhead
+from swell.domain import Cluster, InputError, IntArray, SlotsAhead
+from swell.perf.belief import JobBelief
+from swell.perf.goodput import BatchLimits
 from swell.perf.profiles import ProfileSet
 from swell.perf.sharing import promised_part
 from swell.policies import Snapshot, make_policy
-from swell.policies.tide import PATIENCE, SpeedErrors, legal_sizes, prices
+from swell.policies.tide import (
+    EXPLORE,
+    FIRST_SHARE,
+    KINDS_REMEMBERED,
+    PATIENCE,
+    Lengths,
+    SeenModels,
+    SpeedErrors,
+    gittins,
+    legal_sizes,
+    prices,
+)
 from swell.sim import simulate
 from swell.sim.generate import generate_jobs
 
@@ -259,3 +272,133 @@ def test_a_negative_error_of_beliefs_is_refused() -> None:
     jobs = generate_jobs(profiles, jobs=2, hours=1.0)
     with pytest.raises(InputError, match=r"belief_error must be at least 0, got -0\.1"):
         simulate(jobs, profiles, Cluster.parse("1x4"), "fifo", belief_error=-0.1)
+
+
+# Lengths that nobody says: learnt from the jobs of the same kind that have ended.
+
+
+def index(lengths: list[float], done: float) -> float:
+    whole = np.array(sorted(lengths))
+    first, last = (np.array([k], dtype=np.int64) for k in (0, len(whole)))
+    return float(gittins(whole, first, last, np.array([done]))[0])
+
+
+def test_if_all_of_a_kind_are_equally_long_the_rest_is_known() -> None:
+    assert index([100.0], 0.0) == 100.0
+    assert index([100.0, 100.0, 100.0], 30.0) == pytest.approx(70.0)
+
+
+def test_if_most_are_short_a_new_job_is_probably_short_and_an_old_one_is_not() -> None:
+    lengths = [10.0] * 9 + [1000.0]
+    assert index(lengths, 0.0) == pytest.approx((9 * 10 + 10) / 9)
+    assert index(lengths, 20.0) == pytest.approx(980.0)
+    assert index(lengths, 1000.0) == np.inf
+
+
+def looks(make_snapshot: Any, lefts: list[list[float]], numbers: list[list[int]]) -> tuple[Lengths, Any]:
+    """Looks 10 s apart at jobs of one kind; the work left of each, and their numbers."""
+    lengths, found = Lengths(), None
+    for k, (left, number) in enumerate(zip(lefts, numbers, strict=True)):
+        snapshot: Snapshot = make_snapshot(len(left), cluster="2x4", now_s=10.0 * k, left=left, gpus=1)
+        snapshot.table.number[:] = number
+        one: IntArray = np.ones(len(left))
+        found = lengths.left_s(snapshot.with_rows(snapshot.rows), one)
+    return lengths, found
+
+
+def test_what_an_ended_job_took_is_expected_of_the_next_one(make_snapshot: Any) -> None:
+    # Job 0 is seen at 25 and 15 to go, and gone 10 s later: its length was 20. Job 1 has done 5.
+    _, left = looks(make_snapshot, [[25.0, 500.0], [15.0, 498.0], [495.0]], [[0, 1], [0, 1], [1]])
+    assert left.tolist() == [15.0]
+
+
+def test_the_work_left_is_never_looked_at_itself(make_snapshot: Any) -> None:
+    for much in (0.0, 1e6):
+        start = [25.0 + much, 500.0]
+        _, left = looks(make_snapshot, [start, [start[0] - 10, 498.0], [495.0 - 0.0]], [[0, 1], [0, 1], [1]])
+        assert left.tolist() == [15.0]
+
+
+def test_before_the_first_end_a_kind_is_twice_as_long_as_its_furthest_job(
+    make_snapshot: Any,
+) -> None:
+    _, left = looks(make_snapshot, [[100.0, 900.0], [92.0, 880.0]], [[0, 1], [0, 1]])
+    assert left.tolist() == [2 * 20.0 - 8.0, 20.0]
+
+
+def test_kinds_are_trusted_only_while_they_predict_lengths(make_snapshot: Any) -> None:
+    """Jobs that end one after the other, each in the 10 s after it was seen with so much done."""
+    for spread, trusted in ((1.0, True), (3.0, False)):
+        lengths = Lengths()
+        assert not lengths.trusted
+        for k in range(8):
+            done = 100.0 * spread ** (k % 3)
+            for left, now_s in ((done + 10, 20.0 * k), (10.0, 20.0 * k + 10)):
+                snapshot = make_snapshot(1, cluster="1x4", now_s=now_s, left=left, gpus=1)
+                snapshot.table.number[:] = k
+                lengths.left_s(snapshot.with_rows(snapshot.rows), np.ones(1))
+        assert lengths.trusted is trusted
+
+
+# What a job that has not run yet is taken to be like: the jobs of its model that ran before it.
+
+
+LIMITS = BatchLimits(32, 1024, 8, 64)
+FLAT, STEEP = [0.0, 1.0, 1.1, 1.2, 1.3] + [1.3] * 12, [float(k) for k in range(17)]
+
+
+def seen_on(gpus: int, fixed_batch: int | None = None) -> JobBelief:
+    """The belief about a job that has run on that many GPUs; on none for 0."""
+    belief = JobBelief(LIMITS, fixed_batch)
+    if gpus:
+        belief.observe(1, gpus, 32, 0.1, 0.01)
+    return belief
+
+
+def moment(make_snapshot: Any, beliefs: list[JobBelief | None], **columns: Any) -> Snapshot:
+    snapshot: Snapshot = make_snapshot(len(beliefs), cluster="4x4", rates=[FLAT, STEEP], **columns)
+    snapshot.table.belief[:] = beliefs
+    return snapshot
+
+
+def test_a_job_of_an_unknown_kind_starts_small(make_snapshot: Any) -> None:
+    found = SeenModels().believed(moment(make_snapshot, [seen_on(0), None]))
+    assert found.unseen.tolist() == [True, False]
+    assert found.most.tolist() == [FIRST_SHARE, 16]
+
+
+def test_a_new_job_is_taken_to_be_like_the_one_of_its_kind_seen_on_the_most_gpus(make_snapshot: Any) -> None:
+    models = SeenModels()
+    now = moment(make_snapshot, [seen_on(1), seen_on(2), seen_on(0)], curve=[1, 0, 1])
+    found = models.believed(now)
+    assert not found.unseen.any()
+    assert found.rates[found.curve[2]].tolist() == FLAT
+    assert found.most.tolist() == [16, 16, 16], "jobs explore from where their kind was seen"
+    assert EXPLORE * 2 == 16
+    # The same job with another curve later: what counts is how it was when it was first seen there.
+    later = moment(make_snapshot, [seen_on(2), seen_on(0)], curve=[1, 1])
+    found = models.believed(later)
+    assert found.rates[found.curve[1]].tolist() == FLAT
+    assert found.rates[found.curve[0]].tolist() == STEEP, "a job that has run is judged by itself"
+
+
+def test_jobs_that_keep_different_batch_sizes_are_of_different_kinds(make_snapshot: Any) -> None:
+    now = moment(make_snapshot, [seen_on(4, 32), seen_on(0), seen_on(0, 32)], curve=0)
+    assert SeenModels().believed(now).unseen.tolist() == [False, True, False]
+
+
+def test_the_oldest_kind_is_forgotten(make_snapshot: Any) -> None:
+    models = SeenModels()
+    for number in range(KINDS_REMEMBERED + 1):
+        models._observe((f"model-{number}", 0), 1, np.array(STEEP))
+    assert len(models._seen) == KINDS_REMEMBERED
+    assert ("model-0", 0) not in models._seen
+
+
+def test_a_new_job_of_a_known_model_starts_on_the_share_that_suits_it(make_snapshot: Any) -> None:
+    def first_share(others: int) -> int:
+        now = moment(make_snapshot, [seen_on(others), seen_on(0)], curve=1, left=1000.0, max_gpus=[1, 8])
+        return int(make_policy("tide").allocate(now).gpus[1])
+
+    assert first_share(0) == FIRST_SHARE
+    assert first_share(4) == 8

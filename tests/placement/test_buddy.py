@@ -1,5 +1,7 @@
 """Migration plans against brute force on address spaces small enough to try every set of movers."""
 
+from __future__ import annotations
+
 from functools import cache
 from itertools import combinations
 

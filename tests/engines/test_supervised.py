@@ -1,5 +1,6 @@
 """Jobs that exchange slots: each gets those that it is to have, also in a circle, and no slot is ever in two
-hands."""
+hands.
+"""
 
 from __future__ import annotations
 
