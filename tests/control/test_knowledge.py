@@ -19,7 +19,7 @@ from swell.control.knowledge import HISTORY_VERSION, RETRY_S, Knowledge
 from swell.domain import JobRequest, JobSpec
 from swell.perf.goodput import BatchLimits, best_goodput
 from swell.perf.throughput import ThroughputParams, iteration_s, step_times
-from swell.train.reporting import Pace, timing
+from swell.train.reporting import StepTimes, timing
 
 TRUE = ThroughputParams(0.02, 0.001, 0.1, 0.004, 0.01, 0.001, 1.6)
 LIMITS = BatchLimits(64, 2048, 1, 256)
@@ -291,7 +291,7 @@ def _slow_start(
     knowledge: Knowledge, workers: int, steps: int, *, slow: int = 4, step_s: float = 0.16
 ) -> None:
     """The reports of a job whose first steps take ten times as long as those that follow."""
-    pace, since_s = Pace(), 0.0
+    pace, since_s = StepTimes(), 0.0
     for number in range(steps + 1):
         took_s = 10 * step_s if number <= slow else step_s
         since_s += took_s
