@@ -27,6 +27,7 @@ from swell.engines.supervised import JobListener
 from swell.engines.supervised_job import SupervisedJob
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.polling import readable
+from swell.train.agent.protocol import JobFile
 from swell.train.agent.wire import Connection
 
 GOOD = {
@@ -248,7 +249,7 @@ def test_a_coordinator_that_never_answers_is_tried_ever_less_often(
 
 
 def test_a_connection_begins_with_what_runs_and_ends_where_an_event_is_missing(tmp_path: Path) -> None:
-    facts = {"name": "a", "secret": "s"}
+    facts = JobFile(name="a", secret="s")
     run, told = JobDirectory.create(tmp_path / "runs" / "0000", facts), threading.Event()
     status = {"workers": {}, "members": [], "target": 1}
 

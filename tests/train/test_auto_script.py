@@ -23,6 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from swell.train.agent.protocol import JobFile
 from swell.train.auto import trained
 from swell.train.auto.files import LeaderOnly
 from swell.train.auto.job import ALONE, REPORT_S, ScriptJob, ScriptRun, ScriptStage
@@ -193,7 +194,7 @@ def test_a_single_worker_asks_for_newcomers_after_a_step_and_lets_go_of_what_it_
 def _reporting_job(tmp_path: Path) -> Any:
     """A job of one worker, whose link only keeps what it is told."""
     link = Mock(report={})
-    link.config, link.name, link.directory.path = {}, "w0", tmp_path
+    link.config, link.name, link.directory.path = JobFile(), "w0", tmp_path
     model = nn.Linear(2, 1)
     return ScriptJob(Mock(), model, torch.optim.SGD(model.parameters(), lr=1.0), link, 0)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from swell.train.agent.errors import UsageError
+from swell.train.agent.protocol import JobFile
 from swell.train.sync.reducer import Grouping
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -71,10 +72,10 @@ def test_the_noise_of_gradients_is_measured_by_a_group_too(stage: Any) -> None:
 def test_groups_are_for_gpus_of_ones_own_or_whoever_asks(
     config: dict[str, Any], mode: str, expected: str | None, tmp_path: Path
 ) -> None:
-    made = Grouping.of(config, tmp_path, torch.device("cpu"), mode)
+    made = Grouping.of(JobFile(**config), tmp_path, torch.device("cpu"), mode)
     assert (made.backend if made else None) == expected
 
 
 def test_an_unknown_way_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="collectives: got 'mpi', must be one of auto, mesh, nccl, gloo"):
-        Grouping.of({"collectives": "mpi"}, tmp_path, torch.device("cpu"), "fixed")
+        Grouping.of(JobFile(collectives="mpi"), tmp_path, torch.device("cpu"), "fixed")

@@ -15,10 +15,11 @@ import pytest
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.jobdir import JobDirectory
 from swell.train.agent.polling import writable
+from swell.train.agent.protocol import JobFile
 from swell.train.agent.wire import Connection
 from swell.train.sync.control import Link
 
-CONFIG = {"name": "a", "secret": "s", "host": "127.0.0.1", "silent_after_s": 600.0}
+CONFIG = JobFile(name="a", secret="s", host="127.0.0.1", silent_after_s=600.0)
 
 
 @pytest.fixture

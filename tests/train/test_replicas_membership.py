@@ -10,7 +10,7 @@ import pytest
 from swell.train.agent.errors import RESPAWN
 from swell.train.agent.membership import SETTLE_S, Announce, Candidate, Check, Instruction, Say, Turn
 from swell.train.agent.membership_json import from_json, of_job, to_json
-from swell.train.agent.protocol import Finish, Kill, Parted, Spawn
+from swell.train.agent.protocol import Finish, JobFile, Kill, Parted, Spawn
 from swell.train.agent.replicas import Replicas, replica_of, workers_of
 from swell.train.data import plan
 from swell.train.replicas import cutting
@@ -34,7 +34,7 @@ class Play:
 
     def __init__(self, workers: int = 2, **config: Any) -> None:
         base = {"minimum": 2, "maximum": 8, "target": workers, "workers_per_replica": 2, "gather_s": 0.0}
-        made = of_job({**base, **config}, None, 0.0)
+        made = of_job(JobFile(**{**base, **config}), None, 0.0)
         assert isinstance(made, Replicas)
         self.m = made
         self.now = 0.0

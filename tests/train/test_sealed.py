@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 from swell.train.agent import coordinator, wire
 from swell.train.agent.certificate import certificate
 from swell.train.agent.errors import PeerLost
-from swell.train.agent.protocol import Offer
+from swell.train.agent.protocol import JobFile, Offer
 from swell.train.agent.records import RecordSocket
 from swell.train.agent.sealed import MOST_HELLO_BYTES, Seal, SealedSocket, crosses_hosts
 from swell.train.agent.wire import Connection
@@ -134,7 +134,9 @@ def test_workers_leave_tls_for_records_if_both_can(
 ) -> None:
     real = control.fresh_token
     made = {
-        name: control.Peers(name, "127.0.0.1", {"secret": SECRET}, threading.Condition(), lambda other: None)
+        name: control.Peers(
+            name, "127.0.0.1", JobFile(secret=SECRET), threading.Condition(), lambda other: None
+        )
         for name in ("w0", "w1")
     }
     # The worker that connects has the younger name, and asks for its token in the thread of its `connect`.

@@ -173,8 +173,8 @@ class _Training:
         if not directory or not worker:
             return
         self._link = link = Link(JobDirectory(Path(directory)), worker)
-        self._every_s = float(link.config.get("checkpoint_s", 60.0))
-        self._state = Path(link.config.get("checkpoints") or Path(directory, "checkpoints"))
+        self._every_s = 60.0 if link.config.checkpoint_s is None else link.config.checkpoint_s
+        self._state = Path(link.config.checkpoints or Path(directory, "checkpoints"))
         link.welcome()
         link.announce_ready(0)
         while True:

@@ -70,7 +70,7 @@ def elastic(
             "swell.elastic: this script calls it twice, and one worker belongs to one elastic job; give all "
             "models and optimizers to one call: swell.elastic([maker, critic], [optimizer_m, optimizer_c])"
         )
-    if JobDirectory(Path(directory)).config().get("auto"):
+    if JobDirectory(Path(directory)).config().auto:
         raise UsageError("swell.elastic: this script is elastic by itself; start it without --auto")
     taken.add(directory)
     gc.collect()

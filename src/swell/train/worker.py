@@ -131,9 +131,9 @@ def keeper_of(options: CheckpointOptions, link: Link | None) -> Keeper:
     """Where and when a worker saves: as the script says, else as the job's settings do."""
     directory, every_s = options.checkpoint_dir, options.checkpoint_every_s
     if link is not None:
-        directory = directory or link.config.get("checkpoints") or link.directory.path / "checkpoints"
+        directory = directory or link.config.checkpoints or link.directory.path / "checkpoints"
         if every_s == DEFAULT_CHECKPOINT_S:  # the script left it to the job's settings
-            every_s = link.config.get("checkpoint_s", every_s)
+            every_s = every_s if link.config.checkpoint_s is None else link.config.checkpoint_s
     return Keeper(directory, every_s, options.checkpoint_every_steps, options.keep_checkpoints)
 
 
@@ -450,7 +450,7 @@ class Member:
     def _leave(self, number: int) -> NoReturn:
         """Leave the job, because candidate `number` was agreed on without this worker."""
         assert self._link is not None
-        if number != STOP and self._link.config.get("slots") is None:  # nobody waits for this worker's slot
+        if number != STOP and self._link.config.slots is None:  # nobody waits for this worker's slot
             step_aside()
         self._link.leaving(number)
         self._end_here()

@@ -74,9 +74,7 @@ class Coordinator:
         self.fresh = saved is None
         before = None if saved is None else saved["membership"]
         self.membership = membership_json.of_job(self.config, before, now)
-        self.door = Door(
-            self.config["secret"], self._receive, self._closed, encrypt=self.config.get("encrypt", True)
-        )
+        self.door = Door(self.config.secret, self._receive, self._closed, encrypt=self.config.encrypt)
         self.pace = Pace()
         self.stragglers = Stragglers()
         self.notes = Notes()
@@ -113,7 +111,7 @@ class Coordinator:
         if self.over.is_set():
             return
         self.job.lock("coordinator", 5.0)
-        host = self.config.get("host", "127.0.0.1")
+        host = self.config.listens_at
         server = await self.door.open(host, self.port)
         self.port = server.sockets[0].getsockname()[1]
         self.save()
@@ -177,7 +175,7 @@ class Coordinator:
             gone = os.read(descriptor, 1) == b""  # a pipe that never had a writer does not report its end
         except BlockingIOError:
             gone = False
-        if gone or self.job.config().get("launch") != self.config.get("launch"):
+        if gone or self.job.config().launch != self.config.launch:
             self.over.set()
 
     @property
@@ -497,7 +495,7 @@ class Coordinator:
         m = self.membership
         generation, scale, workers = m.generation, m.scale, m.workers  # a job of replicas makes each of them
         return kind(
-            job=self.config["name"],
+            job=self.config.name,
             generation=generation.number,
             members=tuple(generation.members),
             target=scale.target,
@@ -652,7 +650,7 @@ class Door:
 def main() -> None:
     """Run the coordinator of the job whose directory (and launch) is given."""
     coordinator = Coordinator(Path(sys.argv[1]))
-    if len(sys.argv) < 3 or coordinator.config.get("launch") == sys.argv[2]:
+    if len(sys.argv) < 3 or coordinator.config.launch == sys.argv[2]:
         asyncio.run(coordinator.run())
         if coordinator.failure is not None:
             raise SystemExit(BROKEN)

@@ -18,10 +18,12 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from swell.train.agent.errors import TrainError
+from swell.train.agent.protocol import JobFile, plain, read
 from swell.train.agent.regular import read_regular
 
 MOST_HISTORY_BYTES = 32 << 20
@@ -32,9 +34,9 @@ def home() -> Path:
     return Path(os.environ.get("SWELL_HOME", Path.home() / ".swell"))
 
 
-def own_host(config: dict[str, Any]) -> str:
+def own_host(config: JobFile) -> str:
     """The address of this process's own host, which may be another than the coordinator's."""
-    return os.environ.get("SWELL_HOST") or str(config.get("host", "127.0.0.1"))
+    return os.environ.get("SWELL_HOST") or config.listens_at
 
 
 class JobDirectory:
@@ -45,14 +47,14 @@ class JobDirectory:
         self._events = path / "events.jsonl"
 
     @classmethod
-    def create(cls, path: Path, config: dict[str, Any]) -> JobDirectory:
+    def create(cls, path: Path, config: JobFile | Mapping[str, Any]) -> JobDirectory:
         """Make the directory ready for a run with these settings; checkpoints of earlier runs stay."""
         path.mkdir(parents=True, exist_ok=True)
         (path / "logs").mkdir(exist_ok=True)
         self = cls(path)
         launcher = self.lock("launcher", 0.5)
         try:
-            self._begin(config)
+            self._begin(plain(config))
         except BaseException:
             os.close(launcher)  # whoever tries again takes it again
             raise
@@ -97,10 +99,9 @@ class JobDirectory:
                     ) from None
                 time.sleep(0.02)
 
-    def config(self) -> dict[str, Any]:
-        """The job's settings."""
-        data: dict[str, Any] = json.loads(read_regular(self.path / "job.json"))
-        return data
+    def config(self) -> JobFile:
+        """The job's settings; Refused (a ValueError) if they are none."""
+        return read(JobFile, json.loads(read_regular(self.path / "job.json")))
 
     def write_address(self, host: str, port: int, pid: int) -> None:
         """Write down where the coordinator listens."""

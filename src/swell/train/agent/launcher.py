@@ -47,20 +47,20 @@ class Launcher:
         self._launch = secrets.token_hex(8)
         self.job = JobDirectory.create(
             config.directory or home() / "jobs" / self.name,
-            {
-                "name": self.name,
-                "launch": self._launch,
-                "secret": new_secret(),
-                "script": str(config.path),
-                "minimum": config.minimum,
-                "maximum": config.maximum,
-                "target": config.workers or config.maximum,
-                "slots": config.slots,
-                "spares": config.spares,
-                "silent_after_s": config.silent_after_s,
-                "gather_s": config.gather_s,
+            protocol.JobFile(
+                name=self.name,
+                launch=self._launch,
+                secret=new_secret(),
+                script=str(config.path),
+                minimum=config.minimum,
+                maximum=config.maximum,
+                target=config.workers or config.maximum,
+                slots=config.slots,
+                spares=config.spares,
+                silent_after_s=config.silent_after_s,
+                gather_s=config.gather_s,
                 **config.settings,
-            },
+            ),
         )
         lifeline = self.job.path / "lifeline"
         lifeline.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from swell.train.agent.membership import (
     Worker,
     place,
 )
-from swell.train.agent.protocol import Status
+from swell.train.agent.protocol import JobFile, Status
 from swell.train.agent.replicas import Replicas, Roll, check_multiple
 from swell.train.agent.restarts import FINISH_S, SAVE_S, ProgramGeneration, Restarts
 
@@ -133,22 +133,21 @@ def _scale(data: dict[str, Any]) -> Scale:
     return Scale(**data | {"slots": None if data["slots"] is None else tuple(data["slots"])})
 
 
-def of_job(config: dict[str, Any], saved: dict[str, Any] | None, now_s: float) -> AnyMembership:
+def of_job(config: JobFile, saved: dict[str, Any] | None, now_s: float) -> AnyMembership:
     """The membership of a job: as it was saved, or of one that begins."""
     if saved is not None:
         return from_json(saved, now_s)
-    slots = place(config["target"], config.get("slots"))
-    if config.get("command"):
-        return Restarts(Scale(config["minimum"], config["maximum"], config["target"], slots))
-    size = int(config.get("workers_per_replica", 1))
+    slots, size = place(config.target, config.slots), config.workers_per_replica
+    if config.command:
+        return Restarts(Scale(config.minimum, config.maximum, config.target, slots))
     scale = Scale(
-        minimum=check_multiple(config["minimum"], size),
-        maximum=check_multiple(config["maximum"], size),
-        target=check_multiple(config["target"], size),
+        minimum=check_multiple(config.minimum, size),
+        maximum=check_multiple(config.maximum, size),
+        target=check_multiple(config.target, size),
         slots=slots if size == 1 else None,
     )
-    told = {rule.name: config[rule.name] for rule in fields(Rules) if rule.name in config}
-    rules = Rules(**told | {"spares": check_multiple(config.get("spares", 0), size, "spares")})
+    told = {rule.name: getattr(config, rule.name) for rule in fields(Rules)}
+    rules = Rules(**told | {"spares": check_multiple(config.spares, size, "spares")})
     if size == 1:
         return Membership(scale, rules)
     replicas = Replicas(size, Membership(scale, rules, names=Names("r")))

@@ -740,6 +740,59 @@ class NotesFound(Struct, frozen=True, tag="notes"):
 FromNotes = WriteNotes | ReadNotes
 
 
+# ---------------------------------------------------------------------- job.json
+
+
+class JobFile(Struct, frozen=True):
+    """The settings of a job, in `job.json` in its directory: what its processes know before they connect."""
+
+    name: Text = ""
+    launch: Text = ""
+    """This run of the job; processes of an earlier one end."""
+    secret: Text = ""
+    script: Text = ""
+    minimum: Positive = 1
+    maximum: Positive = 1
+    target: Positive = 1
+    """Workers to begin with."""
+    slots: list[Count] | None = None
+    """Their slots, one for each; null for a job without slots."""
+    spares: Count = 0
+    """Prepared workers that are kept waiting beyond those that train."""
+    silent_after_s: Amount = 5.0
+    """A member that says nothing for so long is given up."""
+    kill_silent: bool = True
+    """Whether its process is killed then; if not, it is only fenced."""
+    gather_s: Amount = 1.0
+    """How long a prepared newcomer waits for others that are being prepared, to join in one switch."""
+    host: Text = ""
+    """Where the coordinator listens; empty for the loopback."""
+    away_s: Amount = 60.0
+    """How long a coordinator that hears nobody on other hosts waits, because its own link may be down."""
+    encrypt: bool = True
+    """Whether connections between hosts are encrypted."""
+    command: bool = False
+    """Whether the script is any program, which is resized by save and restart."""
+    auto: bool = False
+    """Whether the script is unmodified."""
+    workers_per_replica: Positive = 1
+    checkpoints: Text = ""
+    """The folder for checkpoints; empty for the one in the job's directory."""
+    checkpoint_s: Amount | None = None
+    """Seconds between checkpoints; null if the script or the default says."""
+    track: list[str] = []
+    """The experiment trackers that the job reports to."""
+    shared_memory: bool = True
+    """Whether workers on one host share memory."""
+    collectives: Text = "auto"
+    """Who adds gradients: `mesh`, `nccl`, `gloo` or `auto`."""
+
+    @property
+    def listens_at(self) -> str:
+        """The address where the coordinator listens."""
+        return self.host or "127.0.0.1"
+
+
 # ---------------------------------------------------------------------- between workers
 
 

@@ -21,13 +21,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from swell.train.agent.errors import TrainError
-from swell.train.agent.protocol import plain
+from swell.train.agent.protocol import JobFile, plain
 from swell.train.agent.sealed import SealedSocket, Stream, crosses_hosts, holds
 
 VERSION = 1
@@ -69,6 +68,8 @@ class Channel:
     """
 
     def __init__(self, secret: str, *, server: bool) -> None:
+        if not secret:
+            raise WireError("job.json has no secret")
         self._secret = secret.encode()
         self._server = server
         self._nonce = os.urandom(16).hex()
@@ -244,21 +245,20 @@ class Connection:
     def to_job(
         cls,
         address: tuple[str, int],
-        config: Mapping[str, Any],
+        config: JobFile,
         *,
         timeout_s: float = 5.0,
         connect_s: float | None = None,
     ) -> Connection:
         """Connect to `address` as the settings of the job (job.json) say."""
-        encrypt = bool(config.get("encrypt", True))
         return cls.open(
-            address, str(config["secret"]), timeout_s=timeout_s, connect_s=connect_s, encrypt=encrypt
+            address, config.secret, timeout_s=timeout_s, connect_s=connect_s, encrypt=config.encrypt
         )
 
     @classmethod
-    def accepted(cls, sock: socket.socket, config: Mapping[str, Any]) -> Connection:
+    def accepted(cls, sock: socket.socket, config: JobFile) -> Connection:
         """The other end of `to_job`."""
-        return cls(sock, str(config["secret"]), server=True, encrypt=bool(config.get("encrypt", True)))
+        return cls(sock, config.secret, server=True, encrypt=config.encrypt)
 
     def fileno(self) -> int:
         """The socket's descriptor, for selectors."""

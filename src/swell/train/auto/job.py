@@ -647,7 +647,7 @@ def _cannot(reason: str) -> str:
 
 
 def _say(link: Link, reason: str, more: str = "") -> None:
-    if int(link.config["minimum"]) > 1:
+    if link.config.minimum > 1:
         fail(f"{_cannot(reason)}; run it with --workers 1, or {NEXT[reason]}")
     if first_to_say(link.directory.path, reason):  # a worker before this one may have died
         sys.__stderr__.write(f"{_cannot(reason)}; it runs on one worker{more}. To share it: {NEXT[reason]}\n")  # type: ignore[union-attr]

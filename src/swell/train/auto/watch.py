@@ -123,7 +123,7 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
     """Within this context the script that runs is one worker of the job in `directory`."""
     link = Link(JobDirectory(directory), worker)
     first = not link.welcome().live and goes_first(link)
-    checkpoints = Path(link.config.get("checkpoints") or directory / "checkpoints")
+    checkpoints = Path(link.config.checkpoints or directory / "checkpoints")
     resumes = first and checkpoints.is_dir() and any(checkpoints.iterdir())
     iterations = Iterations()
     run = ScriptRun(link, leads=first and not resumes, processes=processes.asked())
@@ -141,7 +141,7 @@ def watched(script: Path, directory: Path, worker: str) -> Iterator[None]:
     run.files = files
     if first and not resumes:
         files.journal.begin_anew()
-    launch = str(link.config.get("launch", ""))
+    launch = link.config.launch
     observer.readings.home = seeded / "passes" / "streams"
     run.randomness.begin(job_seed(seeded, launch, anew=first and not resumes), seeded / "passes")
     private = directory / "private"

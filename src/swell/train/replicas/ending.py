@@ -23,7 +23,7 @@ def lost_a_mate(error: BaseException) -> bool:
     directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
     if not directory or not worker:
         return False
-    if int(JobDirectory(Path(directory)).config().get("workers_per_replica", 1)) == 1:
+    if JobDirectory(Path(directory)).config().workers_per_replica == 1:
         return False
     return any(_of_a_collective(one) for one in _chain(error))
 

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from swell.train.agent.errors import UsageError
 from swell.train.agent.jobdir import JobDirectory, own_host
+from swell.train.agent.protocol import JobFile
 from swell.train.agent.replicas import number_of, replica_of
 from swell.train.sync.reducer import NoteStore, gloo_group
 
@@ -37,9 +38,9 @@ class Replica:
         self.position = position
 
     @classmethod
-    def of(cls, config: dict[str, Any], worker: str) -> Replica:
+    def of(cls, config: JobFile, worker: str) -> Replica:
         """The place of a worker in a job with these settings."""
-        size = int(config.get("workers_per_replica", 1))
+        size = config.workers_per_replica
         return cls(size, number_of(worker) % size if size > 1 else 0)
 
     def first(self, *values: int) -> list[int]:

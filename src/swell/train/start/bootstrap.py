@@ -135,7 +135,7 @@ def _watched(script: str) -> AbstractContextManager[None]:
     directory, worker = os.environ.get("SWELL_JOB_DIR"), os.environ.get("SWELL_WORKER")
     if not directory or not worker:
         return nullcontext()
-    if not JobDirectory(Path(directory)).config().get("auto"):
+    if not JobDirectory(Path(directory)).config().auto:
         return plain.recognised(Path(script), Path(directory))
     from swell.train.auto import watch as auto
 

@@ -100,9 +100,9 @@ def main() -> int:
     children.set_name(f"swell-{worker}")
     config = job.config()
     number, members = job.current_generation()
-    if config.get("launch") != os.environ.get("SWELL_LAUNCH") or worker not in members:
+    if config.launch != os.environ.get("SWELL_LAUNCH") or worker not in members:
         return FENCED  # the job has gone on without this worker
-    rank, state = members.index(worker), Path(config.get("checkpoints") or job.path / "checkpoints")
+    rank, state = members.index(worker), Path(config.checkpoints or job.path / "checkpoints")
     state.mkdir(parents=True, exist_ok=True)
     host = own_host(config)
     try:
@@ -113,7 +113,7 @@ def main() -> int:
     env = environment(
         os.environ, rank=rank, workers=len(members), generation=number, meet=meet, state=state, save=save
     )
-    env["SWELL_SAVE_EVERY_S"] = f"{float(config.get('checkpoint_s', 60.0)):g}"
+    env["SWELL_SAVE_EVERY_S"] = f"{60.0 if config.checkpoint_s is None else config.checkpoint_s:g}"
     try:
         code = run(sys.argv[1:], env, save)
     except OSError as error:

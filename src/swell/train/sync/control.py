@@ -328,7 +328,7 @@ class Peers:
         self,
         name: str,
         host: str,
-        config: Message,
+        config: protocol.JobFile,
         changed: threading.Condition,
         suspect: Callable[[str], None],
     ) -> None:
@@ -628,7 +628,7 @@ class Line:
     def __init__(
         self,
         directory: JobDirectory,
-        config: Message,
+        config: protocol.JobFile,
         name: str,
         progress: Callable[[], tuple[int, Message]],
     ) -> None:
@@ -636,11 +636,9 @@ class Line:
         self._progress = progress
         """The worker's step and its latest report."""
         self._host = own_host(config)
-        self._far = self._host != config.get("host", "127.0.0.1")
-        self._beat_s = min(0.5, float(config.get("silent_after_s", 5.0)) / 6)
-        self.standing = Standing(
-            name, lease_s=_LEASE * float(config.get("away_s", 60.0)) if self._far else None
-        )
+        self._far = self._host != config.listens_at
+        self._beat_s = min(0.5, config.silent_after_s / 6)
+        self.standing = Standing(name, lease_s=_LEASE * config.away_s if self._far else None)
         self.changed = threading.Condition()
         """Guards `standing` and the outbox, and is notified when either changes."""
         self.peers = Peers(name, self._host, config, self.changed, self._suspect)
@@ -832,7 +830,7 @@ class Link:
 
     def __init__(self, directory: JobDirectory, name: str) -> None:
         config = directory.config()
-        if os.environ.get("SWELL_LAUNCH", config.get("launch")) != config.get("launch"):
+        if os.environ.get("SWELL_LAUNCH", config.launch) != config.launch:
             os._exit(FENCED)  # started for an earlier run of this job
         self.name = name
         self.directory = directory

@@ -489,7 +489,7 @@ class Crew:
     def _introduce(self, newcomer: bool) -> Header:
         """What a peer learns of this worker when it connects; a thread calls this while others train."""
         assert self.link is not None
-        shares = self.link.config.get("shared_memory", True)
+        shares = self.link.config.shared_memory
         segment = self.flat.describe() if shares else None
         about: Header = {"segment": segment, "position": self.flat.position, **self._facts}
         if self._grouping is not None:

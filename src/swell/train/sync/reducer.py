@@ -27,7 +27,7 @@ from torch.distributed import DistStoreError
 
 from swell.train.agent.errors import PeerLost, TrainError, UsageError
 from swell.train.agent.jobdir import JobDirectory, own_host
-from swell.train.agent.protocol import NotesFound, NotesHello, ReadNotes, WriteNotes, read
+from swell.train.agent.protocol import JobFile, NotesFound, NotesHello, ReadNotes, WriteNotes, read
 from swell.train.agent.wire import Connection, Message, WireError
 from swell.train.data.plan import Tree
 from swell.train.sync.memory import DeviceSegment, FlatModel, Segment, let_go
@@ -525,7 +525,7 @@ class NoteStore(Store):
         os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
         self._directory = JobDirectory(directory)
         self._config = self._directory.config()
-        launch = os.environ.get("SWELL_LAUNCH") or str(self._config.get("launch"))
+        launch = os.environ.get("SWELL_LAUNCH") or self._config.launch
         self._hello = NotesHello(f"{launch}/{group}")
         self._own: dict[str, str] = {}
         self._connection: Connection | None = None
@@ -633,9 +633,9 @@ class Grouping:
     failures: int = 0
 
     @classmethod
-    def of(cls, config: Header, directory: Path, device: torch.device, mode: str) -> Grouping | None:
+    def of(cls, config: JobFile, directory: Path, device: torch.device, mode: str) -> Grouping | None:
         """The grouping of a job with these settings; None if the job always sums through the mesh."""
-        backend = os.environ.get("SWELL_COLLECTIVES") or str(config.get("collectives", "auto"))
+        backend = os.environ.get("SWELL_COLLECTIVES") or config.collectives
         if backend not in BACKENDS:
             raise UsageError(f"collectives: got {backend!r}, must be one of {', '.join(BACKENDS)}")
         if backend == "mesh" or mode == "consistent":  # consistent mode needs one order of additions

@@ -144,13 +144,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's business
     parent, job = os.getppid(), JobDirectory(Path(sys.argv[1]))
     config = job.config()
-    home = Path(config["checkpoints"]).parent if config.get("checkpoints") else job.path
+    home = Path(config.checkpoints).parent if config.checkpoints else job.path
 
     def say(line: str) -> None:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    tracking = Tracking(list(config["track"]), str(config["name"]), home / FILE, say)
+    tracking = Tracking(list(config.track), config.name, home / FILE, say)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the launcher was told to end the job
     outcome = "failed"
     try:
