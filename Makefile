@@ -40,11 +40,12 @@ test-gallery: $(STAMP)  ## What --auto must run as plain Python does: a third of
 test-long: $(STAMP)  ## Wider forms of some tests: the same on every engine (30 minutes)
 	$(BIN)/python -m pytest -m long
 
-lint: $(STAMP)  ## Style, types and the import contract
+lint: $(STAMP)  ## Style, types, the import contract, plain words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/words.py --ratchet
 
 bench: $(STAMP)  ## Fidelity, speed and decision-time benchmarks (needs ../shared/data)
 	$(BIN)/python -m benchmarks.all

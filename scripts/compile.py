@@ -1,4 +1,4 @@
-"""Compile what numba compiles in swell, so that whoever needs it next finds it in the cache.
+"""Compile what numba compiles in swell, so that the next process finds it in the cache.
 
 python scripts/compile.py
 """

@@ -63,7 +63,7 @@ def build() -> int:
 
 
 def search_from_disk(site: Path) -> None:
-    """Have the search load our own stand-in for workers instead of one from the network."""
+    """Make the search load our own stand-in for workers, not one from the network."""
     shutil.copy(ROOT / "scripts" / "docs_worker.js", site / "assets" / "worker.js")
     for page in site.rglob("*.html"):
         up = "../" * (len(page.relative_to(site).parts) - 1)

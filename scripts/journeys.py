@@ -169,7 +169,7 @@ for _ in job.epochs(1000):
 
 @dataclass
 class Process:
-    """What one process of a run has recorded."""
+    """The records of one process of a run."""
 
     pid: int
     names: list[str]
@@ -186,7 +186,7 @@ class Process:
 
 @dataclass
 class Journey:
-    """What one journey goes through."""
+    """The files, calls, processes and messages of one journey."""
 
     name: str
     files: list[str]
@@ -242,7 +242,7 @@ class Run:
         return (self.traces / f"{pid}.names").read_text()
 
     def processes(self) -> list[Process]:
-        """What all processes have recorded so far."""
+        """The records of all processes so far."""
         return [_read(path) for path in sorted(self.traces.glob("*.names"))]
 
 
@@ -270,7 +270,7 @@ def _role(words: list[str]) -> str:
 
 
 def _between(name: str, processes: list[Process], begin: int, end: int) -> Journey:
-    """What the processes do from `begin` to `end`, without what they did in the idle seconds before it."""
+    """The journey from `begin` to `end`, without what the processes did in the idle seconds before."""
     entered, jumps, sent, anyway = [], set(), [], set()
     for process in processes:
         at = process.records["ns"]
