@@ -14,7 +14,7 @@ from tests.control.virtual import VirtualPlatform, make_trace
 from swell.control import promises
 from swell.control.plane import ControlPlane
 from swell.policies import Policy
-from swell.policies._shares import JobMemory
+from swell.policies.memory import JobMemory
 
 TRACE = make_trace(5, 16, "2x4", 0.2)
 QUOTES = 1000

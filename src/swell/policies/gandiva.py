@@ -19,8 +19,9 @@ from typing import ClassVar
 import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
-from swell.policies._shares import JobMemory, fill
+from swell.policies._shares import fill
 from swell.policies.base import Decision, Policy
+from swell.policies.memory import JobMemory
 from swell.policies.snapshot import Snapshot
 
 

@@ -17,8 +17,9 @@ import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
 from swell.perf._compiled import compiled
-from swell.policies._shares import JobMemory, least_share
+from swell.policies._shares import least_share
 from swell.policies.base import Decision, Knowledge, Policy
+from swell.policies.memory import JobMemory
 from swell.policies.snapshot import Snapshot
 
 

@@ -47,9 +47,9 @@ from swell.policies._reservations import (
     spend_spare,
     take,
 )
-from swell.policies._shares import JobMemory
 from swell.policies.base import Decision, Knowledge, PlacerName
 from swell.policies.elasticflow import ElasticFlow
+from swell.policies.memory import JobMemory
 from swell.policies.snapshot import Snapshot
 
 # How fast a job is taken to be before it has run: as fast as the jobs of its model that ran before it.

@@ -21,8 +21,9 @@ from typing import ClassVar
 import numpy as np
 
 from swell.domain import FloatArray, InputError, IntArray
-from swell.policies._shares import JobMemory, fill, grow
+from swell.policies._shares import fill, grow
 from swell.policies.base import Decision, Knowledge, PlacerName, Policy
+from swell.policies.memory import JobMemory
 from swell.policies.snapshot import Snapshot
 
 _SLACK_GPU_S = 1e-3

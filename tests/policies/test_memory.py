@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swell.policies._shares import JobMemory
+from swell.policies.memory import JobMemory
 
 
 def test_a_newcomer_starts_with_the_default_and_the_others_keep_what_is_theirs(make_snapshot: Any) -> None:
