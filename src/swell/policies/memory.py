@@ -1,4 +1,4 @@
-"""What a policy remembers of each job from one decision to the next.
+"""A policy's memory: columns of numbers about each job, kept from one decision to the next.
 
 Rows of the table come in any order and are used again, so a policy must not remember anything by row. A
 `JobMemory` identifies jobs by their numbers. It forgets a job that is missing from a snapshot, so it never
